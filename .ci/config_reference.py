@@ -18,7 +18,7 @@ import yaml
 from pydantic_core import PydanticUndefined
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.keys import Key, dotted, keys, plain
+from compaction_proxy.config.keys import ConfigKey, format_key_path, iter_keys, to_plain_value
 from compaction_proxy.config.sections import ModelSection, PricesSection, SurchargeSection, TriggerRow
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,38 +29,40 @@ LONG = 80
 
 def yaml_value(value: object) -> str:
     """A default as the file writes it."""
-    return '""' if value == "" else yaml.safe_dump(plain(value)).partition("\n")[0]
+    return '""' if value == "" else yaml.safe_dump(to_plain_value(value)).partition("\n")[0]
 
 
 def strategies() -> Iterator[str]:
     """The lines of config.yaml below `strategies:`."""
-    ours = (key for key in keys() if key.place[:2] == STRATEGIES)
-    for name, fields in groupby(ours, lambda key: str(key.place[2])):
+    ours = (key for key in iter_keys() if key.path[:2] == STRATEGIES)
+    for name, fields in groupby(ours, lambda key: str(key.path[2])):
         yield f"    {name}:"
         for key in fields:
             yield f"      # {key.description}"
-            yield f"      {key.place[-1]}: {yaml_value(key.default)}"
+            yield f"      {key.path[-1]}: {yaml_value(key.default)}"
 
 
-def table_row(key: Key) -> str:
+def table_row(key: ConfigKey) -> str:
     """A key's line in the documentation."""
     if key.default is PydanticUndefined:
-        return f"| `{dotted(key.place)}` | required | {key.description} |"
-    value = plain(key.default)
+        return f"| `{format_key_path(key.path)}` | required | {key.description} |"
+    value = to_plain_value(key.default)
     default = json.dumps(value, ensure_ascii=False)
     shown = f"`{default}`"
     if isinstance(value, list | tuple) and len(default) > LONG:
         shown = f"{len(value)} headers, see config.yaml"
-    return f"| `{dotted(key.place)}`{'' if key.works else ' †'} | {shown} | {key.description} |"
+    return (
+        f"| `{format_key_path(key.path)}`{'' if key.is_supported else ' †'} | {shown} | {key.description} |"
+    )
 
 
 def tables() -> dict[str, list[str]]:
     """The rows of each table, by its heading."""
-    by_section = {name: [key for key in keys() if key.place[0] == name] for name in Config.model_fields}
-    by_section["rows of compaction.trigger"] = list(keys(TriggerRow))
-    by_section["entries of models"] = list(keys(ModelSection))
-    by_section["prices of a model"] = list(keys(PricesSection))
-    by_section["surcharge on prices"] = list(keys(SurchargeSection))
+    by_section = {name: [key for key in iter_keys() if key.path[0] == name] for name in Config.model_fields}
+    by_section["rows of compaction.trigger"] = list(iter_keys(TriggerRow))
+    by_section["entries of models"] = list(iter_keys(ModelSection))
+    by_section["prices of a model"] = list(iter_keys(PricesSection))
+    by_section["surcharge on prices"] = list(iter_keys(SurchargeSection))
     return {heading: [table_row(key) for key in found] for heading, found in by_section.items()}
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from compaction_proxy.cli.client_config import FILES
-from compaction_proxy.cli.connect import CLIENTS, Client, filled
+from compaction_proxy.cli.connect import CLIENTS, ClientGuide, fill_placeholders
 from compaction_proxy.config.reload import AT_START
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,17 +107,17 @@ class Page(NamedTuple):
     file: str
 
 
-def language(client: Client) -> str:
+def language(client: ClientGuide) -> str:
     """What a client's lines are written in."""
     return next((name for word, name in LANGUAGES.items() if word in client.where), "text")
 
 
-def client_chapter(name: str, client: Client) -> Iterator[str]:
+def client_chapter(name: str, client: ClientGuide) -> Iterator[str]:
     """A client's lines in docs/clients.md."""
     yield f"\n## {client.title}\n\n`{name}`. Into {client.where}:\n"
     if name not in RUN and language(client) != "text":
         yield "<!-- block: only read, it belongs to another program -->\n"
-    yield f"```{language(client)}\n{filled(client.lines, URL, MODEL)}\n```"
+    yield f"```{language(client)}\n{fill_placeholders(client.lines, URL, MODEL)}\n```"
     if client.note:
         yield f"\n{client.note}"
 

@@ -33,10 +33,10 @@ import httpx
 from PIL import Image
 from playwright.async_api import Browser, Page, async_playwright
 
-from compaction_proxy.cli.demo.agent import opening, tool_message
+from compaction_proxy.cli.demo.agent import build_opening, build_tool_message
 from compaction_proxy.cli.demo.faults import Fault
-from compaction_proxy.cli.demo.provider import Settings, create_provider
-from compaction_proxy.cli.demo.script import load
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.script import load_script
 from compaction_proxy.gateway.server import served
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
@@ -150,15 +150,15 @@ def recorded(folder: Path, played: Played) -> JsonObject:
     """The conversation as it was recorded; where there is none, the demo's."""
     path = folder / f"{played.file}.jsonl"
     if not path.is_file():
-        return {"messages": list(_demo()), "tools": load().tools}
+        return {"messages": list(_demo()), "tools": load_script().tools}
     with path.open(encoding="utf-8") as lines:
         row: JsonObject = json.loads(next(line for number, line in enumerate(lines) if number == played.row))
     return row
 
 
 def _demo() -> Iterator[JsonObject]:
-    script = load()
-    yield from opening(script)
+    script = load_script()
+    yield from build_opening(script)
     for turn in script.turns:
         yield {"role": "user", "content": turn.user}
         for step in turn.steps:
@@ -167,7 +167,7 @@ def _demo() -> Iterator[JsonObject]:
                 for c in step.calls
             ]
             yield {"role": "assistant", "content": step.text} | ({"tool_calls": made} if made else {})
-            yield from (tool_message(call.id, script) for call in step.calls)
+            yield from (build_tool_message(call.id, script) for call in step.calls)
 
 
 def asked(messages: Sequence[JsonObject]) -> list[int]:
@@ -346,7 +346,7 @@ def heavy(folder: Path) -> list[str]:
 async def main(conversations: Path, to: Path, only: Sequence[str], *, hold: bool) -> int:
     """Exit code 1 if a picture is too heavy."""
     counter = TiktokenCounter(lambda line: print(line, file=sys.stderr))  # noqa: T201 - a script prints
-    provider = create_provider(Settings(counter, PROVIDER_WINDOW_TOKENS, MODELS, FAULTS))
+    provider = create_provider(DemoProviderSettings(counter, PROVIDER_WINDOW_TOKENS, MODELS, FAULTS))
     with tempfile.TemporaryDirectory() as scratch:
         async with served(provider) as upstream, proxied(Path(scratch), upstream) as proxy:
             async with httpx.AsyncClient(base_url=proxy.url, timeout=60, trust_env=False) as client:

@@ -19,7 +19,7 @@ from typing import Any
 
 from genai_prices.data import providers
 
-from compaction_proxy.providers.windows import FALLBACK_WINDOW, plain_name, tabled
+from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_by_prefix, normalize_name
 
 TARGET = Path(__file__).resolve().parents[1] / "proxy" / "compaction_proxy" / "providers" / "window_table.py"
 # Who makes the models, by litellm's and by genai-prices' names: they know best.
@@ -84,10 +84,10 @@ def litellm_rows() -> Iterator[tuple[str, str, int]]:
     """Provider, plain name and window of each chat model that litellm lists."""
     path = distribution("litellm").locate_file("litellm/model_prices_and_context_window_backup.json")
     for name, row in json.loads(Path(str(path)).read_text("utf-8")).items():
-        if row.get("mode") in {"chat", "responses"} and not OTHER.search(plain_name(name)):
+        if row.get("mode") in {"chat", "responses"} and not OTHER.search(normalize_name(name)):
             window = _window(row)
             if window >= LEAST_WINDOW:
-                yield row.get("litellm_provider", ""), plain_name(name), window
+                yield row.get("litellm_provider", ""), normalize_name(name), window
 
 
 def _window(row: Mapping[str, Any]) -> int:
@@ -101,7 +101,7 @@ def genai_rows() -> Iterator[tuple[str, int]]:
     for provider in providers:
         if provider.id in OTHER_MAKERS:
             for model in provider.models:
-                name = plain_name(model.id)
+                name = normalize_name(model.id)
                 if model.context_window and not OTHER.search(name):
                     yield name, model.context_window
 
@@ -131,7 +131,7 @@ def shortest(windows: Mapping[str, int]) -> dict[str, int]:
     """The same table without names that a shorter one, or the fallback, speaks for."""
     kept: dict[str, int] = {}
     for name in sorted(windows):
-        if (tabled(name, kept) or FALLBACK_WINDOW) != windows[name]:
+        if (find_by_prefix(name, kept) or FALLBACK_WINDOW) != windows[name]:
             kept[name] = windows[name]
     return kept
 

@@ -31,7 +31,7 @@ from upstream import whole_answer
 
 from compaction_proxy import app
 from compaction_proxy import runtime as parts
-from compaction_proxy.cli.serve import settle
+from compaction_proxy.cli.serve import tune_interpreter
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest
 from compaction_proxy.gateway.client_stream import DEPARTURE, NOTICE
@@ -253,7 +253,7 @@ async def _held(caller: Caller, tokens: int, turns: int, mode: str) -> dict[str,
 
 async def _measured(mode: str, turns: int, lengths: Sequence[int], folder: Path) -> None:
     engine = Engine()
-    parts.opened_engine = engine.opened
+    parts.create_engine = engine.opened
     called = app.create_app(
         Config.model_validate(
             {
@@ -265,7 +265,7 @@ async def _measured(mode: str, turns: int, lengths: Sequence[int], folder: Path)
     )
     caller = Caller(called, engine)
     async with _living(called):
-        settle()
+        tune_interpreter()
         for turn in _turns("warming", WARM_TOKENS, WARM_TURNS, mode):
             await caller.turn(turn)
         fast = "toktok" in sys.modules
@@ -275,7 +275,7 @@ async def _measured(mode: str, turns: int, lengths: Sequence[int], folder: Path)
 
 
 def main() -> None:
-    logs.configure("json")
+    logs.configure_logging("json")
     mode, turns, *lengths = sys.argv[1:]
     with TemporaryDirectory() as name:
         uvloop.run(_measured(mode, int(turns), [int(tokens) for tokens in lengths], Path(name)))

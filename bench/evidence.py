@@ -28,7 +28,7 @@ from retention import Provider
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 
 JsonObject = dict[str, Any]
 
@@ -124,7 +124,7 @@ async def share(strategy: str, row: JsonObject, trigger_share: float) -> Share:
     """What became of the evidence of one conversation."""
     provider = Provider()
     tokens = sum(len(_text(each)) for each in row["messages"]) / CHARACTERS_A_TOKEN
-    async with served(provider) as upstream:
+    async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
             {
                 "upstream": {"base_url": f"{upstream}/v1"},
@@ -133,7 +133,10 @@ async def share(strategy: str, row: JsonObject, trigger_share: float) -> Share:
                 "summary": {"model": SUMMARY_MODEL},
             }
         )
-        async with served(create_app(config)) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        async with (
+            serve_embedded(create_app(config)) as url,
+            httpx.AsyncClient(base_url=url, timeout=60) as client,
+        ):
             return await _share(client, provider, row)
 
 

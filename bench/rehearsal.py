@@ -11,11 +11,11 @@ import logging
 import time
 from pathlib import Path
 
-from compaction_proxy.cli.replay_worker import staged
+from compaction_proxy.cli.replay_worker import open_stage
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.replay.recordings import Recording, recordings
-from compaction_proxy.replay.runner import Wanted, play
+from compaction_proxy.replay.recordings import Recording, read_recordings
+from compaction_proxy.replay.runner import ReplayOptions, replay_recording
 from compaction_proxy.telemetry import logs
 
 TITLES = ("CPU s", "requests", "rounds", "sent tokens", "forwarded", "failed")
@@ -26,14 +26,14 @@ def _size(recording: Recording) -> int:
     return sum(map(len, recording.messages))
 
 
-async def measured(file: Path, names: list[str], wanted: Wanted) -> None:
+async def measured(file: Path, names: list[str], wanted: ReplayOptions) -> None:
     """Print a line for each strategy."""
-    largest = max(recordings(file), key=_size)
+    largest = max(read_recordings(file), key=_size)
     print(f"{largest.name}: {len(largest.messages)} messages, {_size(largest):,} bytes\n{HEAD}")
     for name in names:
-        async with staged(Config()) as stage:
+        async with open_stage(Config()) as stage:
             before = time.process_time()
-            told = await play(stage, largest, name, wanted)
+            told = await replay_recording(stage, largest, name, wanted)
             spent_s = time.process_time() - before
         figures = (told.requests, told.rounds, told.sent_tokens, told.forwarded_tokens, told.failed)
         print(f"{name:<12}{spent_s:>13.2f}" + "".join(f"{figure:>13,}" for figure in figures), flush=True)
@@ -49,8 +49,8 @@ def main() -> None:
     parser.add_argument("--window", type=int)
     parser.add_argument("--trigger-tokens", type=int)
     asked = parser.parse_args()
-    logs.configure("console", logging.CRITICAL)
-    wanted = Wanted(window=asked.window, trigger_tokens=asked.trigger_tokens)
+    logs.configure_logging("console", logging.CRITICAL)
+    wanted = ReplayOptions(window=asked.window, trigger_tokens=asked.trigger_tokens)
     asyncio.run(measured(asked.file, asked.strategy or list(STRATEGIES), wanted))
 
 

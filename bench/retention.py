@@ -34,7 +34,7 @@ from starlette.types import Receive, Scope, Send
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 
 JsonObject = dict[str, Any]
 
@@ -189,7 +189,7 @@ async def proxied(provider: Provider, strategy: str, mode: str) -> AsyncIterator
     wait_s = SHORT_WAIT_S if mode in {"failing", "hanging"} else WAIT_S
     shape = STRATEGIES[strategy].summary
     provider.headings = [each.heading for each in shape.sections] if shape else []
-    async with served(provider) as upstream:
+    async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
             {
                 "upstream": {"base_url": f"{upstream}/v1"},
@@ -203,7 +203,10 @@ async def proxied(provider: Provider, strategy: str, mode: str) -> AsyncIterator
                 "summary": {"model": SUMMARY_MODEL, "timeout_s": wait_s},
             }
         )
-        async with served(create_app(config)) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        async with (
+            serve_embedded(create_app(config)) as url,
+            httpx.AsyncClient(base_url=url, timeout=60) as client,
+        ):
             yield client
 
 

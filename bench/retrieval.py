@@ -23,9 +23,9 @@ from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
 
-from compaction_proxy.recall.fulltext import Passage, SqliteFullText
-from compaction_proxy.recall.ranking import Ranking
-from compaction_proxy.recall.stems import stem
+from compaction_proxy.recall.fulltext import SearchDocument, SqliteTextIndexBuilder
+from compaction_proxy.recall.ranking import RankingParameters
+from compaction_proxy.recall.stems import stem_word
 
 JsonObject = dict[str, Any]
 Search = Callable[[str], Sequence[int]]
@@ -34,13 +34,13 @@ HITS = 5
 WARM_QUERIES = 1_000
 PLANTED = 100
 CHOSEN_BY = ("locomo-conv-26", "locomo-conv-41", "bfcl-memory-customer")
-DEFAULT = Ranking()
-ABLATIONS: Mapping[str, Ranking] = {
+DEFAULT = RankingParameters()
+ABLATIONS: Mapping[str, RankingParameters] = {
     "as it is": DEFAULT,
     "without neighbours": replace(DEFAULT, near=()),
     "one neighbour": replace(DEFAULT, near=(0.5,)),
     "two neighbours": replace(DEFAULT, near=(0.5, 0.25)),
-    "without irregular forms": replace(DEFAULT, root=stem),
+    "without irregular forms": replace(DEFAULT, root=stem_word),
     "without stems": replace(DEFAULT, root=str),
     "without stop words": replace(DEFAULT, stop_words=frozenset()),
     "length 0.75": replace(DEFAULT, length=0.75),
@@ -89,29 +89,29 @@ def rows(file: Path) -> list[JsonObject]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def passages(row: JsonObject) -> list[Passage]:
+def passages(row: JsonObject) -> list[SearchDocument]:
     """The messages that an archive would hold; their ids are their indexes in the conversation."""
     return [
-        Passage(str(index), message.get("content") or "", message["role"])
+        SearchDocument(str(index), message.get("content") or "", message["role"])
         for index, message in enumerate(row["messages"])
         if message["role"] not in {"system", "developer"}
     ]
 
 
-def ranked(ranking: Ranking) -> Callable[[Sequence[Passage]], Search]:
+def ranked(ranking: RankingParameters) -> Callable[[Sequence[SearchDocument]], Search]:
     """Our index with a ranking."""
 
-    def build(held: Sequence[Passage]) -> Search:
-        index = SqliteFullText(ranking).build(held)
-        return lambda query: [found.place for found in index.search(query, HITS)]
+    def build(held: Sequence[SearchDocument]) -> Search:
+        index = SqliteTextIndexBuilder(ranking).build(held)
+        return lambda query: [found.document_index for found in index.search(query, HITS)]
 
     return build
 
 
-def plain(reach: int) -> Callable[[Sequence[Passage]], Search]:
+def plain(reach: int) -> Callable[[Sequence[SearchDocument]], Search]:
     """FTS5 with its own stems and its own BM25, each message with so many neighbours as one text."""
 
-    def build(held: Sequence[Passage]) -> Search:
+    def build(held: Sequence[SearchDocument]) -> Search:
         database = sqlite3.connect(":memory:")
         database.execute("CREATE VIRTUAL TABLE told USING fts5(text, tokenize='porter unicode61')")
         for place in range(len(held)):
@@ -130,7 +130,7 @@ def _any(query: str) -> str:
     return " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))
 
 
-def questions(file: Path, build: Callable[[Sequence[Passage]], Search]) -> Iterator[Asked]:
+def questions(file: Path, build: Callable[[Sequence[SearchDocument]], Search]) -> Iterator[Asked]:
     """Every question whose evidence is known, asked of the conversation that it is about."""
     for row in rows(file):
         held = passages(row)
@@ -154,7 +154,7 @@ def recall(asked: Sequence[Asked], kind: str, **wanted: bool) -> float:
     )
 
 
-def longest(folder: Path) -> list[Passage]:
+def longest(folder: Path) -> list[SearchDocument]:
     """The longest conversation of a developer, of about 265,000 tokens in the file this was written for."""
     return max(
         (passages(row) for row in rows(folder / "coding_aider.jsonl")),
@@ -162,10 +162,10 @@ def longest(folder: Path) -> list[Passage]:
     )
 
 
-def speed(held: Sequence[Passage], queries: int = WARM_QUERIES) -> Speed:
+def speed(held: Sequence[SearchDocument], queries: int = WARM_QUERIES) -> Speed:
     """What it costs to make an index and to search it, once for each query, by words of the texts."""
     began = time.process_time()
-    index = SqliteFullText().build(held)
+    index = SqliteTextIndexBuilder().build(held)
     built = time.process_time() - began
     words = re.findall(r"\S+", " ".join(passage.text for passage in held))
     rng = random.Random(1)
@@ -178,7 +178,7 @@ def speed(held: Sequence[Passage], queries: int = WARM_QUERIES) -> Speed:
     return Speed(sum(len(passage.text) for passage in held), built, index.size_bytes, warm)
 
 
-def planted(held: Sequence[Passage], number: int = PLANTED) -> Mapping[str, float]:
+def planted(held: Sequence[SearchDocument], number: int = PLANTED) -> Mapping[str, float]:
     """Share of names of each kind that are the first hit where they were put, one message each."""
     rng = random.Random(2)
     kinds: Mapping[str, Callable[[], str]] = {
@@ -193,7 +193,7 @@ def planted(held: Sequence[Passage], number: int = PLANTED) -> Mapping[str, floa
     names = {kind: {made(): rng.randrange(len(texts)) for _ in range(number)} for kind, made in kinds.items()}
     for name, place in (each for put in names.values() for each in put.items()):
         texts[place].insert(rng.randint(0, len(texts[place])), name)
-    search = ranked(DEFAULT)([Passage("", " ".join(words), "user") for words in texts])
+    search = ranked(DEFAULT)([SearchDocument("", " ".join(words), "user") for words in texts])
     return {
         kind: mean(search(name)[:1] == [place] for name, place in put.items()) for kind, put in names.items()
     }

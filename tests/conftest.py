@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, settings
 
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.redis.store import RedisStore
-from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.redis.url import parse_redis_url
 from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Store
 from tests.redis_servers import RedisServer
@@ -140,7 +140,7 @@ def proxied() -> Proxied:
         )
         limits = httpx.Limits(max_connections=8)
         async with (
-            served(create_app(config, store=store)) as url,
+            serve_embedded(create_app(config, store=store)) as url,
             httpx.AsyncClient(base_url=url, timeout=60, limits=limits, trust_env=False) as client,
         ):
             client.headers["authorization"] = "Bearer sk-test"
@@ -154,7 +154,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     """A store of each kind, empty."""
     if request.param == "redis":
         with RedisServer(tmp_path) as server:
-            made: Store = RedisStore(parse(server.url))
+            made: Store = RedisStore(parse_redis_url(server.url))
             yield made
             await made.close()
         return

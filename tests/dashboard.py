@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from compaction_proxy.admin.auth import Access
-from compaction_proxy.admin.ui.app import with_pages
-from compaction_proxy.core.errors import RequestRefused, openai_error
-from compaction_proxy.gateway.server import served
+from compaction_proxy.admin.auth import AccessPolicy
+from compaction_proxy.admin.ui.app import mount_pages
+from compaction_proxy.core.errors import RequestRefusedError, format_openai_error
+from compaction_proxy.gateway.server import serve_embedded
 
 PLACE = "ab" * 64
 NAME = "c_0123456789abcdef"
@@ -49,8 +49,8 @@ class FakeApi:
         if found is None:
             error = {"error": {"message": "There is no such conversation.", "code": "conversation_not_found"}}
             await JSONResponse(error, 404)(scope, receive, send)
-        elif isinstance(found, RequestRefused):
-            await Response(openai_error(found), found.status)(scope, receive, send)
+        elif isinstance(found, RequestRefusedError):
+            await Response(format_openai_error(found), found.status)(scope, receive, send)
         else:
             await Response(json.dumps(found), media_type="application/json")(scope, receive, send)
 
@@ -60,8 +60,8 @@ async def pages(
     api: FakeApi, key: str = "", base_path: str = "", **client: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the pages over what answers the API."""
-    app = with_pages(api, Access("127.0.0.1", key), base_path)
-    async with served(app) as url, httpx.AsyncClient(base_url=url, **client) as asking:
+    app = mount_pages(api, AccessPolicy("127.0.0.1", key), base_path)
+    async with serve_embedded(app) as url, httpx.AsyncClient(base_url=url, **client) as asking:
         yield asking
 
 

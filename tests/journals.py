@@ -4,39 +4,39 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from compaction_proxy.core.cost.price import Price, Tier
-from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
+from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
-from compaction_proxy.telemetry.conversation_registry import Owners
-from compaction_proxy.telemetry.exchange_log import Journal
-from compaction_proxy.telemetry.live_feed import Feed
+from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
+from compaction_proxy.telemetry.exchange_log import ExchangeLog
+from compaction_proxy.telemetry.live_feed import LiveFeed
 from compaction_proxy.telemetry.statistics import Statistics
-from compaction_proxy.telemetry.usage import Accounts
+from compaction_proxy.telemetry.usage import UsageStore
 
 DAY_S = 86_400.0
 MONTH_S = 30 * DAY_S
 TENANT = "t"
 ORIGIN = "https://upstream.example:443"
 # A dollar for a million input tokens, half of it where they were cached, four for a million of output.
-PRICE = Price((Tier(0, 1.0, 0.5, 1.0, 4.0),), "configuration")
+PRICE = ModelPrice((PriceTier(0, 1.0, 0.5, 1.0, 4.0),), "configuration")
 
 
-def ignored(_: StoreUnavailable) -> None:
+def ignored(_: StoreUnavailableError) -> None:
     """Failures of a store that the test makes fail on purpose."""
 
 
 class Priced:
     """Knows one price; of the model `unknown` none."""
 
-    def of(self, model: str, origin: str) -> Price | None:
+    def get_price(self, model: str, origin: str) -> ModelPrice | None:
         return None if model == "unknown" else PRICE
 
-    def settled(self, model: str, origin: str) -> bool:
+    def is_resolved(self, model: str, origin: str) -> bool:
         return True
 
-    async def ready(self, names: Iterable[tuple[str, str]]) -> None:
+    async def wait_for_prices(self, names: Iterable[tuple[str, str]]) -> None:
         """It always is."""
 
 
@@ -54,12 +54,14 @@ class Process:
     """One worker over a store, that may be shared."""
 
     def __init__(self, store: Store, now: Callable[[], float] = time.time) -> None:
-        self.records = Records(store, ignored, probe_every_s=0.005, deadline_s=5.0)
-        self.accounts = Accounts(self.records, DAY_S)
+        self.records = RecordStore(store, ignored, probe_every_s=0.005, deadline_s=5.0)
+        self.accounts = UsageStore(self.records, DAY_S)
         self.statistics = Statistics(self.records, MONTH_S, now)
-        self.feed = Feed(self.records, DAY_S, now)
-        self.owners = Owners(self.records, MONTH_S, now=now)
-        self.journal = Journal(self.accounts, self.statistics, self.feed, self.records.outdated, Priced())
+        self.feed = LiveFeed(self.records, DAY_S, now)
+        self.owners = ConversationRegistry(self.records, MONTH_S, now=now)
+        self.journal = ExchangeLog(
+            self.accounts, self.statistics, self.feed, self.records.deletion_fence, Priced()
+        )
 
 
 def exchange(at: float, **told: object) -> Exchange:

@@ -5,24 +5,30 @@ from collections.abc import Sequence
 
 import pytest
 
-from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.providers import usage_baseline as module
-from compaction_proxy.providers.usage_baseline import ANCHORS_PER_ROOT, KEPT_S, LOOK_EVERY_S, Anchor, Anchors
-from compaction_proxy.storage.keys import anchors_key
+from compaction_proxy.providers.usage_baseline import (
+    ANCHORS_PER_ROOT,
+    KEPT_S,
+    LOOK_EVERY_S,
+    UsageBaseline,
+    UsageBaselineStore,
+)
+from compaction_proxy.storage.keys import usage_baselines_key
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
-from compaction_proxy.storage.store import Entry, Record, Store
+from compaction_proxy.storage.records import RecordStore
+from compaction_proxy.storage.store import ListEntry, Record, Store
 
 TENANT, ROOT, PLACE = "t", b"\x07" * 32, b"\x08" * 16
 PREFIXES = [bytes([number]) * 32 for number in range(1, 12)]
 
 
-def ignored(_: StoreUnavailable) -> None:
+def ignored(_: StoreUnavailableError) -> None:
     """What a broken store says is not the subject."""
 
 
-def anchor(length: int, actual: int = 1_200) -> Anchor:
-    return Anchor(PREFIXES[length - 1], length, PLACE, 1_000, actual)
+def anchor(length: int, actual: int = 1_200) -> UsageBaseline:
+    return UsageBaseline(PREFIXES[length - 1], length, PLACE, 1_000, actual)
 
 
 class Counted(MemoryStore):
@@ -40,7 +46,7 @@ class Counted(MemoryStore):
         await self.open.wait()
         return await super().read(keys)
 
-    async def write(self, items: Sequence[Record | Entry]) -> None:
+    async def write(self, items: Sequence[Record | ListEntry]) -> None:
         self.written += [item.key for item in items]
         await super().write(items)
 
@@ -50,18 +56,18 @@ class Replica:
 
     def __init__(self, store: Store) -> None:
         self.time = 1_000.0
-        self.records = Records(store, ignored)
-        self.anchors = Anchors(self.records, clock=lambda: self.time)
+        self.records = RecordStore(store, ignored)
+        self.anchors = UsageBaselineStore(self.records, clock=lambda: self.time)
 
-    async def found(self, length: int = 11, root: bytes = ROOT) -> Anchor | None:
-        return await self.anchors.find(TENANT, root, PREFIXES[:length], PLACE)
+    async def found(self, length: int = 11, root: bytes = ROOT) -> UsageBaseline | None:
+        return await self.anchors.find_deepest(TENANT, root, PREFIXES[:length], PLACE)
 
-    def note(self, *anchors: Anchor) -> None:
+    def note(self, *anchors: UsageBaseline) -> None:
         for each in anchors:
-            self.anchors.note(TENANT, ROOT, each)
+            self.anchors.record_baseline(TENANT, ROOT, each)
 
     async def settled(self) -> None:
-        while self.records.behind.busy:  # noqa: ASYNC110 - nobody is told
+        while self.records.background_tasks.is_busy:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
 
 
@@ -76,7 +82,7 @@ async def test_the_deepest_anchor_of_a_conversation_is_found() -> None:
 async def test_another_tenant_and_another_root_find_nothing() -> None:
     replica = Replica(MemoryStore())
     replica.note(anchor(4))
-    assert await replica.anchors.find("other", ROOT, PREFIXES, PLACE) is None
+    assert await replica.anchors.find_deepest("other", ROOT, PREFIXES, PLACE) is None
     assert await replica.found(root=b"\x09" * 32) is None
 
 
@@ -98,8 +104,8 @@ async def test_no_more_roots_are_held_than_a_bound(monkeypatch: pytest.MonkeyPat
     anchors = Replica(MemoryStore()).anchors
     for number in range(10):
         root = bytes([number]) * 32
-        await anchors.find(TENANT, root, PREFIXES, PLACE)
-        anchors.note(TENANT, root, anchor(4))
+        await anchors.find_deepest(TENANT, root, PREFIXES, PLACE)
+        anchors.record_baseline(TENANT, root, anchor(4))
     assert (len(anchors._known), len(anchors._looked), len(anchors._unwritten)) == (3, 3, 3)
 
 
@@ -109,7 +115,7 @@ async def test_an_anchor_outlives_the_process_for_a_day() -> None:
     before.note(anchor(4))
     await before.anchors.close()
     assert await Replica(store).found() == anchor(4)
-    [_] = await store.read([anchors_key(TENANT, ROOT)])
+    [_] = await store.read([usage_baselines_key(TENANT, ROOT)])
     assert KEPT_S == 86_400
 
 
@@ -161,7 +167,7 @@ async def test_many_counts_of_a_conversation_are_written_once() -> None:
     replica.note(*map(anchor, range(1, 9)))
     await replica.anchors.flush()
     await replica.anchors.flush()
-    assert store.written == [anchors_key(TENANT, ROOT)]
+    assert store.written == [usage_baselines_key(TENANT, ROOT)]
 
 
 async def test_what_is_noted_is_written_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,16 +184,16 @@ async def test_what_is_noted_is_written_behind(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_what_stands_in_the_store_and_is_no_record_of_ours_does_no_harm() -> None:
-    records = Records(MemoryStore(), ignored)
-    await records.keep(anchors_key(TENANT, ROOT), {"anchors": [[1, 2]]}, ttl_s=60)
-    anchors = Anchors(records)
-    assert await anchors.find(TENANT, ROOT, PREFIXES, PLACE) is None
+    records = RecordStore(MemoryStore(), ignored)
+    await records.overwrite(usage_baselines_key(TENANT, ROOT), {"anchors": [[1, 2]]}, ttl_s=60)
+    anchors = UsageBaselineStore(records)
+    assert await anchors.find_deepest(TENANT, ROOT, PREFIXES, PLACE) is None
 
 
 async def test_what_is_forgotten_is_not_written_again() -> None:
     store = Counted()
     replica = Replica(store)
     replica.note(anchor(4))
-    await replica.records.forget(anchors_key(TENANT, ROOT))
+    await replica.records.delete_prefix(usage_baselines_key(TENANT, ROOT))
     await replica.anchors.flush()
     assert (store.written, await replica.found()) == ([], None)

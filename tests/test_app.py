@@ -10,13 +10,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.config.config import Config
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.gateway.server import served
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.store import Entry, Record
+from compaction_proxy.storage.store import ListEntry, Record
 
 SCRIPT = """
 import sys
@@ -62,7 +62,7 @@ async def test_a_store_that_cannot_be_opened_is_down_and_one_line_says_so_whatev
         }
     )
     with capture_logs() as logged:
-        async with served(create_app(config)) as url, httpx.AsyncClient(base_url=url) as client:
+        async with serve_embedded(create_app(config)) as url, httpx.AsyncClient(base_url=url) as client:
             seen = []
             for _ in range(4):
                 ready = await client.get("/readyz")
@@ -77,15 +77,15 @@ async def test_a_store_that_cannot_be_opened_is_down_and_one_line_says_so_whatev
 
 async def test_a_store_that_takes_no_write_is_told_of_once_and_is_not_down() -> None:
     class Full(MemoryStore):
-        async def write(self, items: Sequence[Record | Entry]) -> None:
-            raise StoreUnavailable("store-full")
+        async def write(self, items: Sequence[Record | ListEntry]) -> None:
+            raise StoreUnavailableError("store-full")
 
-    provider = create_provider(Settings(CharacterCounter()))
+    provider = create_provider(DemoProviderSettings(CharacterCounter()))
     with capture_logs() as logged:
-        async with served(provider) as upstream:
+        async with serve_embedded(provider) as upstream:
             config = Config.model_validate({"upstream": {"base_url": f"{upstream}/v1"}})
             app = create_app(config, store=Full())
-            async with served(app) as url, httpx.AsyncClient(base_url=url) as client:
+            async with serve_embedded(app) as url, httpx.AsyncClient(base_url=url) as client:
                 for n in range(10):
                     body = {"model": "demo-agent", "messages": [{"role": "user", "content": "hello"}]}
                     answer = await client.post(

@@ -6,83 +6,90 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.message import Call, Message, Part
+from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.recall import archive
 from compaction_proxy.recall.archive import (
-    Archived,
-    Original,
-    Piece,
-    Pieces,
-    Round,
-    archived,
-    messages_of,
-    pieces_of,
-    readable,
-    round_of,
-    shortened,
-    text_of,
+    ArchiveContents,
+    ArchivedRound,
+    ArchivePiece,
+    OriginalMessage,
+    RemovedMessage,
+    build_archive,
+    format_message_text,
+    parse_contents,
+    parse_messages,
+    parse_piece_text,
+    parse_round,
+    shorten_text,
 )
 from compaction_proxy.storage.envelope import pack, unpack
-from compaction_proxy.storage.keys import archive_key, archives_key, hash_tag, piece_key
-from compaction_proxy.storage.records import Fields, Item, Line
+from compaction_proxy.storage.keys import archive_key, archive_piece_key, parse_hash_tag, root_archives_key
+from compaction_proxy.storage.records import Fields, ListItem, RecordItem
 
 ROOT = bytes(32)
-ROUND = Round("c_1", "chained", bytes(range(64)), 2, 5.5)
+ROUND = ArchivedRound("c_1", "chained", bytes(range(64)), 2, 5.5)
 
 
-def originals(*messages: Message, first: int = 0) -> list[Original]:
+def originals(*messages: Message, first: int = 0) -> list[OriginalMessage]:
     """Messages from this index on, all of one turn."""
-    return [Original(first + k, f"m_{first + k}", 1, each) for k, each in enumerate(messages)]
+    return [OriginalMessage(first + k, f"m_{first + k}", 1, each) for k, each in enumerate(messages)]
 
 
-def stored(items: Iterable[Item]) -> dict[str, Fields]:
+def stored(items: Iterable[RecordItem]) -> dict[str, Fields]:
     """What a store gives back of these, by key."""
     return {item.key: unpack(pack(item.fields)) or {} for item in items}
 
 
-def archive_of(*messages: Message) -> list[Archived]:
+def archive_of(*messages: Message) -> list[RemovedMessage]:
     """What a store gives back of the archive of these messages."""
-    items = archived("t_1", ROOT, ROUND, originals(*messages), 60.0).items
+    items = build_archive("t_1", ROOT, ROUND, originals(*messages), 60.0).items
     held = stored(items)
-    pieces = pieces_of(held[items[0].key])
-    texts = {name: text_of(held[piece_key("t_1", ROOT, name)]) or "" for name, _ in pieces.texts}
-    stretches = [held[piece_key("t_1", ROOT, name)] for name, _ in pieces.stretches]
-    return [each for stretch in stretches for each in messages_of(stretch, texts)]
+    pieces = parse_contents(held[items[0].key])
+    texts = {
+        name: parse_piece_text(held[archive_piece_key("t_1", ROOT, name)]) or "" for name, _ in pieces.texts
+    }
+    stretches = [held[archive_piece_key("t_1", ROOT, name)] for name, _ in pieces.stretches]
+    return [each for stretch in stretches for each in parse_messages(stretch, texts)]
 
 
 def test_a_message_is_archived_as_text_with_its_calls_and_parts() -> None:
-    call = Call("call_1", "read_file", '{"path": "a.py"}')
+    call = MessageToolCall("call_1", "read_file", '{"path": "a.py"}')
     messages = [
-        Message("user", "Look:", parts=(Part("image_url", b"x", 5),)),
-        Message("assistant", "", calls=(call, Call("", "ls", ""))),
+        Message("user", "Look:", parts=(ContentPart("image_url", b"x", 5),)),
+        Message("assistant", "", calls=(call, MessageToolCall("", "ls", ""))),
         Message("tool", "print(1)", answers=("call_1",)),
         Message("assistant", refusal="I cannot."),
     ]
     assert archive_of(*messages) == [
-        Archived("m_0", 0, "user", "Look:\n[image_url]", 1),
-        Archived("m_1", 1, "assistant", 'read_file({"path": "a.py"})\nls()', 1),
-        Archived("m_2", 2, "tool", "print(1)", 1),
-        Archived("m_3", 3, "assistant", "I cannot.", 1),
+        RemovedMessage("m_0", 0, "user", "Look:\n[image_url]", 1),
+        RemovedMessage("m_1", 1, "assistant", 'read_file({"path": "a.py"})\nls()', 1),
+        RemovedMessage("m_2", 2, "tool", "print(1)", 1),
+        RemovedMessage("m_3", 3, "assistant", "I cannot.", 1),
     ]
 
 
 def test_the_record_and_its_line_name_the_round_and_are_committed_in_its_scope() -> None:
-    (item,), line, pieces = archived("t_1", ROOT, ROUND, [], 60.0)
+    (item,), line, pieces = build_archive("t_1", ROOT, ROUND, [], 60.0)
     key = archive_key("t_1", ROOT, "chained", ROUND.place)
-    assert (item.key, item.ttl_s, round_of(item.fields), pieces) == (key, 60.0, ROUND, Pieces((), ()))
-    assert line == Line(archives_key("t_1", ROOT), line.fields, 60.0, archive.KEPT_ARCHIVES)
-    assert (round_of(line.fields), line.fields["bytes"]) == (ROUND, 0)
-    assert hash_tag(item.key) == hash_tag(line.key)
+    assert (item.key, item.ttl_s, parse_round(item.fields), pieces) == (
+        key,
+        60.0,
+        ROUND,
+        ArchiveContents((), ()),
+    )
+    assert line == ListItem(root_archives_key("t_1", ROOT), line.fields, 60.0, archive.KEPT_ARCHIVES)
+    assert (parse_round(line.fields), line.fields["bytes"]) == (ROUND, 0)
+    assert parse_hash_tag(item.key) == parse_hash_tag(line.key)
 
 
 def test_a_text_that_comes_again_is_one_piece_and_so_is_what_a_branch_has_in_common() -> None:
     file = "x" * 150_000
     before = [Message("user", f"Step {k} of many.") for k in range(70)]
     read = Message("tool", file, answers=("1",))
-    one = archived("t_1", ROOT, ROUND, originals(*before, read, read), 60.0)
+    one = build_archive("t_1", ROOT, ROUND, originals(*before, read, read), 60.0)
     other = replace(ROUND, place=bytes(64), strategy="full")
-    branch = archived("t_1", ROOT, other, originals(*before, Message("user", "Else."), read), 60.0)
-    assert one.pieces.texts == branch.pieces.texts == (Piece(one.pieces.texts[0].name, 150_000),)
+    branch = build_archive("t_1", ROOT, other, originals(*before, Message("user", "Else."), read), 60.0)
+    assert one.pieces.texts == branch.pieces.texts == (ArchivePiece(one.pieces.texts[0].name, 150_000),)
     assert [len(one.pieces.stretches), len({*one.pieces.stretches, *branch.pieces.stretches})] == [3, 4]
     assert len(stored((*one.items, *branch.items))) == 2 + 4 + 1
     assert one.line.fields["bytes"] == 150_000 + sum(len(each.text) for each in before)
@@ -111,7 +118,7 @@ def test_of_too_many_messages_the_newest_are_archived() -> None:
 
 @given(st.text(max_size=60), st.integers(2, 40))
 def test_a_shortened_text_is_the_text_or_its_two_ends(text: str, limit: int) -> None:
-    found = shortened(text, limit)
+    found = shorten_text(text, limit)
     if len(text) <= limit:
         assert found == text
     else:
@@ -128,21 +135,23 @@ def test_any_text_comes_back_as_it_was(texts: list[str]) -> None:
 
 
 def test_an_empty_message_is_no_text() -> None:
-    assert readable(Message("assistant")) == ""
+    assert format_message_text(Message("assistant")) == ""
 
 
 def test_what_is_no_archive_is_empty_and_what_is_no_message_is_passed_over() -> None:
     rows = [["m_1", 0, "user", "good"], ["m_2", "0", "user", "bad"], 5, None, ["m_3"]]
     rows += [["m_4", 4, "tool", {"piece": "a"}, 1], ["m_5", 5, "tool", {"piece": "b"}, None]]
-    assert list(messages_of({"messages": rows}, {"b": "text"})) == [
-        Archived("m_1", 0, "user", "good"),
-        Archived("m_5", 5, "tool", "text"),
+    assert list(parse_messages({"messages": rows}, {"b": "text"})) == [
+        RemovedMessage("m_1", 0, "user", "good"),
+        RemovedMessage("m_5", 5, "tool", "text"),
     ]
-    assert list(messages_of({"messages": "none"})) == list(messages_of({})) == []
-    assert round_of({"conversation": "c_1", "place": 5}) is None
-    assert text_of({"text": 5}) is None
+    assert list(parse_messages({"messages": "none"})) == list(parse_messages({})) == []
+    assert parse_round({"conversation": "c_1", "place": 5}) is None
+    assert parse_piece_text({"text": 5}) is None
 
 
 def test_what_a_version_before_wrote_counts_with_its_size() -> None:
-    assert pieces_of({"messages": [["m_1", 0, "user", "größe"]]}) == Pieces((), (), 7)
-    assert pieces_of({"stretches": [["a", 1], ["b"], 5], "texts": None}) == Pieces((Piece("a", 1),), ())
+    assert parse_contents({"messages": [["m_1", 0, "user", "größe"]]}) == ArchiveContents((), (), 7)
+    assert parse_contents({"stretches": [["a", 1], ["b"], 5], "texts": None}) == ArchiveContents(
+        (ArchivePiece("a", 1),), ()
+    )

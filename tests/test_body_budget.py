@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from compaction_proxy.core.errors import Overloaded
+from compaction_proxy.core.errors import OverloadedError
 from compaction_proxy.gateway import body_budget as module
 from compaction_proxy.gateway.body_budget import (
     COST_FACTOR,
@@ -15,7 +15,7 @@ from compaction_proxy.gateway.body_budget import (
     RETRY_AFTER_S,
     SMALL_BYTES,
     BodyBudget,
-    default_budget,
+    compute_default_budget,
 )
 
 ROOM = 10 * SMALL_BYTES
@@ -25,12 +25,12 @@ MIB = 1024 * 1024
 
 async def test_small_bodies_pass_while_the_budget_is_used_up_and_a_large_one_waits() -> None:
     budget = BodyBudget(ROOM, wait_s=NEVER_S)
-    budget.open().add(ROOM + SMALL_BYTES + 1)
-    waiting = budget.open()
-    assert not waiting.add(SMALL_BYTES + 1)
-    wait = asyncio.create_task(waiting.wait(1))
+    budget.open_hold().add_bytes(ROOM + SMALL_BYTES + 1)
+    waiting = budget.open_hold()
+    assert not waiting.add_bytes(SMALL_BYTES + 1)
+    wait = asyncio.create_task(waiting.wait_for_room(1))
     await asyncio.sleep(0)
-    assert budget.open().add(SMALL_BYTES)
+    assert budget.open_hold().add_bytes(SMALL_BYTES)
     assert not wait.done()
     wait.cancel()
 
@@ -41,12 +41,12 @@ async def test_room_set_aside_for_a_body_that_does_not_come_is_given_back(
 ) -> None:
     monkeypatch.setattr(module, "ASIDE_S", 0.001)
     budget = BodyBudget(ROOM, wait_s=NEVER_S)
-    slow = budget.open()
-    slow.add(SMALL_BYTES + 1)
+    slow = budget.open_hold()
+    slow.add_bytes(SMALL_BYTES + 1)
     await slow.wait_for_rest(declared, ROOM + SMALL_BYTES)
     assert budget.used_bytes > SMALL_BYTES + 1
-    waiting = budget.open()
-    waiting.add(ROOM)
+    waiting = budget.open_hold()
+    waiting.add_bytes(ROOM)
     await waiting.wait_for_rest(ROOM, ROOM + SMALL_BYTES)
     assert slow.counted_bytes == SMALL_BYTES + 1
 
@@ -55,8 +55,8 @@ async def test_room_stays_set_aside_for_a_body_that_goes_on_coming(monkeypatch: 
     monkeypatch.setattr(module, "ASIDE_S", 0.001)
     monkeypatch.setattr(module, "LEAST_PROGRESS_BYTES", 0)
     budget = BodyBudget(ROOM, wait_s=NEVER_S)
-    steady = budget.open()
-    steady.add(SMALL_BYTES + 1)
+    steady = budget.open_hold()
+    steady.add_bytes(SMALL_BYTES + 1)
     await steady.wait_for_rest(ROOM, ROOM)
     await asyncio.sleep(0.01)
     assert steady.counted_bytes == ROOM
@@ -65,23 +65,23 @@ async def test_room_stays_set_aside_for_a_body_that_goes_on_coming(monkeypatch: 
 
 def test_what_is_declared_and_not_sent_holds_nothing() -> None:
     budget = BodyBudget(ROOM)
-    idle = [budget.open() for _ in range(100)]
-    assert budget.open().add(ROOM)
+    idle = [budget.open_hold() for _ in range(100)]
+    assert budget.open_hold().add_bytes(ROOM)
     assert sum(each.counted_bytes for each in idle) == 0
 
 
 async def test_a_body_that_has_waited_has_room_for_all_of_its_rest() -> None:
     budget = BodyBudget(ROOM, wait_s=NEVER_S)
-    first, second = budget.open(), budget.open()
-    first.add(ROOM + SMALL_BYTES + 1)
-    second.add(SMALL_BYTES * 2)
-    wait = asyncio.create_task(second.wait(SMALL_BYTES * 4))
+    first, second = budget.open_hold(), budget.open_hold()
+    first.add_bytes(ROOM + SMALL_BYTES + 1)
+    second.add_bytes(SMALL_BYTES * 2)
+    wait = asyncio.create_task(second.wait_for_room(SMALL_BYTES * 4))
     await asyncio.sleep(0)
     first.release()
     await wait
     assert budget.used_bytes == 6 * SMALL_BYTES
-    assert not budget.open().add(ROOM)  # uses up what is left
-    assert second.add(SMALL_BYTES * 4)
+    assert not budget.open_hold().add_bytes(ROOM)  # uses up what is left
+    assert second.add_bytes(SMALL_BYTES * 4)
     second.release()
     assert second.counted_bytes == 0
 
@@ -89,19 +89,19 @@ async def test_a_body_that_has_waited_has_room_for_all_of_its_rest() -> None:
 async def test_of_bodies_that_are_all_half_way_as_many_end_as_the_budget_has_room_for() -> None:
     budget = BodyBudget(ROOM, wait_s=0.01)
     whole, half = 6 * SMALL_BYTES, 3 * SMALL_BYTES
-    holds = [budget.open() for _ in range(6)]
+    holds = [budget.open_hold() for _ in range(6)]
     refused = 0
 
     async def upload(number: int) -> None:
         nonlocal refused
         hold = holds[number]
         try:
-            hold.add(half)
+            hold.add_bytes(half)
             await asyncio.sleep(0)
-            if not hold.add(1):
-                await hold.wait(whole - half - 1)
-            assert hold.add(whole - half - 1)
-        except Overloaded:
+            if not hold.add_bytes(1):
+                await hold.wait_for_room(whole - half - 1)
+            assert hold.add_bytes(whole - half - 1)
+        except OverloadedError:
             refused += 1
         finally:
             hold.release()
@@ -113,25 +113,27 @@ async def test_of_bodies_that_are_all_half_way_as_many_end_as_the_budget_has_roo
 
 async def test_a_refused_body_gives_its_room_to_the_next_before_that_one_is_refused() -> None:
     budget = BodyBudget(ROOM, wait_s=0.01)
-    first, second = budget.open(), budget.open()
-    first.add(ROOM)
-    second.add(2 * SMALL_BYTES)
-    second.add(1)
-    waits = [asyncio.create_task(hold.wait(ROOM // 2)) for hold in (first, second)]
+    first, second = budget.open_hold(), budget.open_hold()
+    first.add_bytes(ROOM)
+    second.add_bytes(2 * SMALL_BYTES)
+    second.add_bytes(1)
+    waits = [asyncio.create_task(hold.wait_for_room(ROOM // 2)) for hold in (first, second)]
     done, _ = await asyncio.wait(waits)
     assert done == set(waits)
-    assert isinstance(waits[0].exception(), Overloaded)
+    assert isinstance(waits[0].exception(), OverloadedError)
     assert waits[1].exception() is None
     assert budget.used_bytes == second.counted_bytes
 
 
 async def test_no_more_bodies_wait_than_memory_is_reckoned_for() -> None:
     budget = BodyBudget(ROOM, wait_s=NEVER_S)
-    budget.open().add(2 * ROOM)
-    waits = [asyncio.create_task(budget.open().wait(SMALL_BYTES + 1)) for _ in range(MAX_WAITING)]
+    budget.open_hold().add_bytes(2 * ROOM)
+    waits = [
+        asyncio.create_task(budget.open_hold().wait_for_room(SMALL_BYTES + 1)) for _ in range(MAX_WAITING)
+    ]
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded) as refused:
-        await budget.open().wait(SMALL_BYTES + 1)
+    with pytest.raises(OverloadedError) as refused:
+        await budget.open_hold().wait_for_room(SMALL_BYTES + 1)
     assert (refused.value.status, refused.value.retry_after_s) == (503, RETRY_AFTER_S)
     for each in waits:
         each.cancel()
@@ -141,13 +143,13 @@ async def test_no_more_bodies_wait_than_memory_is_reckoned_for() -> None:
 @pytest.mark.parametrize("moment", ["while it waits", "as it gets its room"])
 async def test_room_is_not_lost_with_who_is_cancelled(moment: str) -> None:
     budget = BodyBudget(ROOM, wait_s=NEVER_S)
-    other, hold = budget.open(), budget.open()
-    other.add(2 * ROOM)
-    hold.add(SMALL_BYTES + 1)
+    other, hold = budget.open_hold(), budget.open_hold()
+    other.add_bytes(2 * ROOM)
+    hold.add_bytes(SMALL_BYTES + 1)
 
     async def read() -> None:
         try:
-            await hold.wait(SMALL_BYTES)
+            await hold.wait_for_room(SMALL_BYTES)
         finally:
             hold.release()
 
@@ -165,9 +167,9 @@ async def test_room_is_not_lost_with_who_is_cancelled(moment: str) -> None:
 
 def test_a_body_released_twice_is_counted_off_once() -> None:
     budget = BodyBudget()
-    kept, hold = budget.open(), budget.open()
-    kept.add(5)
-    hold.add(7)
+    kept, hold = budget.open_hold(), budget.open_hold()
+    kept.add_bytes(5)
+    hold.add_bytes(7)
     hold.release()
     hold.release()
     assert budget.used_bytes == 5
@@ -186,4 +188,4 @@ def test_a_body_released_twice_is_counted_off_once() -> None:
 def test_the_default_follows_the_smallest_limit_and_is_shared_by_workers(
     memory_bytes: int | None, address_bytes: int | None, workers: int, expected: int
 ) -> None:
-    assert default_budget(memory_bytes, address_bytes, workers) == expected
+    assert compute_default_budget(memory_bytes, address_bytes, workers) == expected

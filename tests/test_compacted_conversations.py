@@ -4,16 +4,16 @@ import pytest
 
 from compaction_proxy.compaction import compacted_conversations as module
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.storage.keys import compacted_key
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.storage.keys import compacted_conversations_key
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
 TTL_S = 4 * DAY_S
 
 
-def _ignored(error: StoreUnavailable) -> None:
+def _ignored(error: StoreUnavailableError) -> None:
     """What a test says is what counts."""
 
 
@@ -24,7 +24,7 @@ class Faulty(MemoryStore):
 
     async def write(self, items: Any) -> None:
         if self.fails:
-            raise StoreUnavailable("store-full")
+            raise StoreUnavailableError("store-full")
         await super().write(items)
 
 
@@ -35,8 +35,8 @@ class Scene:
         self.time = 1_700_000_000.0
         self.store = Faulty(clock=lambda: self.time)
 
-    def records(self) -> Records:
-        return Records(self.store, _ignored)
+    def records(self) -> RecordStore:
+        return RecordStore(self.store, _ignored)
 
     def process(self) -> CompactedConversations:
         return CompactedConversations(self.records(), TTL_S, now=lambda: self.time)
@@ -47,7 +47,7 @@ class Scene:
         return compacted
 
     async def lines(self, tenant: str) -> int:
-        return len(await self.store.tail(compacted_key(tenant), 10**6))
+        return len(await self.store.read_tail(compacted_conversations_key(tenant), 10**6))
 
 
 async def test_a_conversation_in_use_is_listed_once_a_day() -> None:
@@ -63,11 +63,11 @@ async def test_a_conversation_is_forgotten_with_its_rounds() -> None:
     scene = Scene()
     await scene.process().add("t", "c_1")
     scene.time += TTL_S - DAY_S
-    assert (await scene.restarted()).has("t", "c_1")
+    assert (await scene.restarted()).has_rounds("t", "c_1")
     await scene.process().add("t", "c_2")  # the list lives on
     scene.time += DAY_S + 1
     restarted = await scene.restarted()
-    assert (restarted.has("t", "c_1"), restarted.has("t", "c_2")) == (False, True)
+    assert (restarted.has_rounds("t", "c_1"), restarted.has_rounds("t", "c_2")) == (False, True)
 
 
 async def test_a_tenant_drives_out_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +81,10 @@ async def test_a_tenant_drives_out_only_its_own(monkeypatch: pytest.MonkeyPatch)
         for number in range(20):
             await compacted.add(tenant, f"c_{number}")
     for known in (compacted, await scene.restarted()):
-        assert known.has("quiet", "c_1")
-        assert known.has("quiet", "c_2")
-        assert known.has("louder", "c_19")
-        assert not known.has("loud", "c_1")
+        assert known.has_rounds("quiet", "c_1")
+        assert known.has_rounds("quiet", "c_2")
+        assert known.has_rounds("louder", "c_19")
+        assert not known.has_rounds("loud", "c_1")
     assert await scene.lines("loud") == 5
 
 
@@ -93,17 +93,17 @@ async def test_what_the_store_did_not_take_is_listed_later() -> None:
     compacted = scene.process()
     scene.store.fails = True
     await compacted.add("t", "c_1")
-    assert compacted.has("t", "c_1")
+    assert compacted.has_rounds("t", "c_1")
     scene.store.fails = False
     await compacted.add("t", "c_1")
-    assert (await scene.restarted()).has("t", "c_1")
+    assert (await scene.restarted()).has_rounds("t", "c_1")
 
 
 async def test_what_need_not_be_known_elsewhere_is_not_written() -> None:
     scene = Scene()
     compacted = scene.process()
-    await compacted.add("t", "c_1", listed=False)
-    assert compacted.has("t", "c_1")
+    await compacted.add("t", "c_1", is_listed=False)
+    assert compacted.has_rounds("t", "c_1")
     assert await scene.lines("t") == 0
     await compacted.add("t", "c_1")  # it has become small
     assert await scene.lines("t") == 1
@@ -115,6 +115,6 @@ async def test_what_need_not_be_known_elsewhere_is_not_written() -> None:
 async def test_a_line_that_is_none_of_ours_is_left_out(line: dict[str, Any]) -> None:
     scene = Scene()
     await scene.process().add("t", "c_2")
-    await scene.records().append(compacted_key("t"), line, ttl_s=DAY_S, keep=9)
+    await scene.records().append_line(compacted_conversations_key("t"), line, ttl_s=DAY_S, max_lines=9)
     restarted = await scene.restarted()
-    assert (restarted.has("t", "c_1"), restarted.has("t", "c_2")) == (False, True)
+    assert (restarted.has_rounds("t", "c_1"), restarted.has_rounds("t", "c_2")) == (False, True)

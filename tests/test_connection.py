@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 import structlog
 
-from compaction_proxy.gateway.server import Deadlines, served
+from compaction_proxy.gateway.server import Deadlines, serve_embedded
 from compaction_proxy.gateway.server.connection import DROPPED_BYTES, MAX_WAITING
-from compaction_proxy.gateway.server.cycle import head_lines
+from compaction_proxy.gateway.server.cycle import encode_header_lines
 from compaction_proxy.gateway.server.parser import FIELDS, FRAMING_BYTES, HEAD_BYTES
 
 GET = b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -44,7 +44,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 async def said(answer: Answering, *pieces: bytes, pause_s: float = 0.01) -> list[bytes]:
     """The lines that come back until the connection is closed, without dates."""
-    async with served(application(answer)) as url:
+    async with serve_embedded(application(answer)) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
         for piece in pieces:
             writer.write(piece)
@@ -118,7 +118,7 @@ async def test_a_head_goes_out_as_soon_as_the_application_waits() -> None:
         await go_on.wait()
         await send({"type": "http.response.body", "body": b"ok"})
 
-    async with served(application(late)) as url:
+    async with serve_embedded(application(late)) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
         writer.write(GET % b"/")
         async with asyncio.timeout(30):
@@ -274,7 +274,7 @@ async def test_a_client_that_reads_nothing_is_cut_off() -> None:
             await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
         over.set()
 
-    async with served(application(endless), deadlines=Deadlines(send_s=0.3)) as url:
+    async with serve_embedded(application(endless), deadlines=Deadlines(send_s=0.3)) as url:
         _, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port, limit=1)
         writer.write(GET % b"/")
         async with asyncio.timeout(30):
@@ -309,7 +309,7 @@ async def test_a_body_of_another_length_than_announced_is_cut(announced: bytes, 
 @pytest.mark.parametrize("field", [(b"x", b"a\r\nb: c"), (b"x", b"a\nb"), (b"x\r", b"a\n"), (b"x", b"a\0")])
 def test_no_field_of_an_answer_ends_its_line_early(field: tuple[bytes, bytes]) -> None:
     with pytest.raises(ValueError, match="would end its line"):
-        head_lines([(b"y", b"z"), field])
+        encode_header_lines([(b"y", b"z"), field])
 
 
 async def test_an_application_may_ask_whether_the_client_is_still_there() -> None:
@@ -319,7 +319,7 @@ async def test_an_application_may_ask_whether_the_client_is_still_there() -> Non
         for _ in range(2):
             seen.put_nowait((await receive())["type"])
 
-    async with served(application(asking)) as url:
+    async with serve_embedded(application(asking)) as url:
         _, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
         writer.write(GET % b"/")
         assert await seen.get() == "http.request"

@@ -8,25 +8,25 @@ from collections.abc import AsyncIterator
 import pytest
 
 from compaction_proxy.compaction.conversation_index import KEPT_HEADS, ConversationIndex
-from compaction_proxy.core.digest import message_digest, prefix_digests
-from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.digest import compute_message_digest, compute_prefix_digests
+from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 
 
 def said(*texts: str) -> list[Message]:
     """A conversation that begins with the user."""
     made = [Message(("user", "assistant")[at % 2], text) for at, text in enumerate(texts)]
-    return [each.known(message_digest(each), 1) for each in made]
+    return [each.with_digest_and_tokens(compute_message_digest(each), 1) for each in made]
 
 
 def worked(task: str, *results: str) -> list[Message]:
     """An agent's task and calls, whose ids many models number, with what tools said to each."""
     made = [Message("user", task)]
     for step, result in enumerate(results):
-        call = Call(f"functions.ls:{step}", "ls", "{}")
+        call = MessageToolCall(f"functions.ls:{step}", "ls", "{}")
         made += [Message("assistant", calls=(call,)), Message("tool", result, answers=(call.id,))]
-    return [each.known(message_digest(each), 1) for each in made]
+    return [each.with_digest_and_tokens(compute_message_digest(each), 1) for each in made]
 
 
 def mint(tenant: str, made_of: bytes) -> str:
@@ -37,14 +37,16 @@ def mint(tenant: str, made_of: bytes) -> str:
 async def replicas() -> AsyncIterator[tuple[ConversationIndex, ConversationIndex]]:
     """Two on one store."""
     store = MemoryStore()
-    one, other = (ConversationIndex(Records(store, print), mint, 3_600) for _ in range(2))
+    one, other = (ConversationIndex(RecordStore(store, print), mint, 3_600) for _ in range(2))
     yield one, other
     await one.close()
     await other.close()
 
 
 async def find(index: ConversationIndex, messages: list[Message], *, has_tools: bool = True) -> str | None:
-    found = await index.find("t", messages, prefix_digests(messages), has_tools=has_tools)
+    found = await index.find_conversation(
+        "t", messages, compute_prefix_digests(messages), has_tools=has_tools
+    )
     await index.close()
     return found
 
@@ -306,10 +308,10 @@ async def test_a_long_request_is_compared_once_with_however_many_conversations(r
     for number in range(KEPT_HEADS):
         await find(one, said(*EXAMPLES, f"Question {number}"))
     messages = said(*EXAMPLES, *(f"Message {number}" for number in range(20_000)))
-    prefixes = prefix_digests(messages)
+    prefixes = compute_prefix_digests(messages)
     start = time.process_time()
-    prefix_digests(messages)
+    compute_prefix_digests(messages)
     once = time.process_time() - start
     start = time.process_time()
-    await one.find("t", messages, prefixes, has_tools=True)
+    await one.find_conversation("t", messages, prefixes, has_tools=True)
     assert time.process_time() - start < 100 * once

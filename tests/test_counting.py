@@ -13,7 +13,7 @@ from compaction_proxy.providers.token_counting import (
     AT_ONCE_CHARACTERS,
     LITTLE_CHARACTERS,
     SLICE_CHARACTERS,
-    Counting,
+    TokenScheduler,
 )
 from compaction_proxy.providers.tokenizers import CharacterCounter, TiktokenCounter
 from compaction_proxy.providers.types import TokenCounter
@@ -69,13 +69,13 @@ class Gated:
 @pytest.fixture(scope="module")
 def tiktoken_counter() -> TokenCounter:
     counter = TiktokenCounter(silent)
-    counter.warm()
+    counter.warm_up()
     return counter
 
 
 @pytest.fixture
-async def real(tiktoken_counter: TokenCounter) -> AsyncIterator[Counting]:
-    made = Counting(tiktoken_counter)
+async def real(tiktoken_counter: TokenCounter) -> AsyncIterator[TokenScheduler]:
+    made = TokenScheduler(tiktoken_counter)
     yield made
     made.close()
 
@@ -84,25 +84,25 @@ PIECES = ["", "a", TEXT, TEXT * 200, "x" * 150_000, "", "bc"]
 
 
 async def test_counts_come_in_order_and_equal_the_counters(
-    real: Counting, tiktoken_counter: TokenCounter
+    real: TokenScheduler, tiktoken_counter: TokenCounter
 ) -> None:
     assert await real.count(PIECES, "gpt-5") == [tiktoken_counter.count(text, "gpt-5") for text in PIECES]
 
 
 async def test_slicing_leaves_the_character_rule_exact() -> None:
-    made = Counting(CharacterCounter())
+    made = TokenScheduler(CharacterCounter())
     assert await made.count(PIECES, "any") == [-(-len(text) // 4) for text in PIECES]
     made.close()
 
 
 @pytest.mark.parametrize("pieces", [[], [""]])
-async def test_nothing_counts_nothing(real: Counting, pieces: Sequence[str]) -> None:
+async def test_nothing_counts_nothing(real: TokenScheduler, pieces: Sequence[str]) -> None:
     assert await real.count(pieces, "gpt-5") == [0] * len(pieces)
 
 
 async def test_little_text_is_counted_on_the_loop_and_much_beside_it() -> None:
     watched = Watched()
-    made = Counting(watched)
+    made = TokenScheduler(watched)
     await made.count(["first"], "m")
     await made.count(["a" * AT_ONCE_CHARACTERS, "b"], "m")
     await made.count(["c", "d" * (AT_ONCE_CHARACTERS + 1), "e"], "m")
@@ -122,15 +122,15 @@ async def test_little_text_is_counted_on_the_loop_and_much_beside_it() -> None:
 
 async def test_a_counter_is_prepared_on_a_thread_that_counts_with_it() -> None:
     seen: list[str] = []
-    made = Counting(Watched())
-    await made.prepare(lambda: seen.append(threading.current_thread().name))
+    made = TokenScheduler(Watched())
+    await made.run_in_worker(lambda: seen.append(threading.current_thread().name))
     made.close()
     assert seen == ["counting_0"]
 
 
 async def test_no_text_is_begun_on_the_loop_once_others_have_waited_long_enough() -> None:
     slow = Slow()
-    made = Counting(slow)
+    made = TokenScheduler(slow)
     await made.count(["first"], "m")
     assert await made.count(["a", "b", "c"], "m") == [1, 1, 1]
     made.close()
@@ -139,7 +139,7 @@ async def test_no_text_is_begun_on_the_loop_once_others_have_waited_long_enough(
 
 async def test_requests_take_turns() -> None:
     watched = Watched()
-    made = Counting(watched, workers=1, turn_s=0.0)
+    made = TokenScheduler(watched, workers=1, turn_s=0.0)
     large = made.count(["x" * SLICE_CHARACTERS * 20], "large")
     small = made.count(["y" * SLICE_CHARACTERS], "small")
     await asyncio.gather(large, small)
@@ -151,7 +151,7 @@ async def test_requests_take_turns() -> None:
 
 async def test_a_turn_is_as_long_as_it_may_be() -> None:
     watched = Watched()
-    made = Counting(watched, workers=1, turn_s=60.0)
+    made = TokenScheduler(watched, workers=1, turn_s=60.0)
     large = made.count(["x" * SLICE_CHARACTERS * 20], "large")
     small = made.count(["y" * SLICE_CHARACTERS], "small")
     await asyncio.gather(large, small)
@@ -161,7 +161,7 @@ async def test_a_turn_is_as_long_as_it_may_be() -> None:
 
 async def test_a_cancelled_request_ends_after_the_step_under_way() -> None:
     gated = Gated()
-    made = Counting(gated, workers=1)
+    made = TokenScheduler(gated, workers=1)
     task = asyncio.create_task(made.count(["x" * SLICE_CHARACTERS * 10], "m"))
     assert await asyncio.to_thread(gated.started.acquire, timeout=30)
     task.cancel()
@@ -175,7 +175,7 @@ async def test_a_cancelled_request_ends_after_the_step_under_way() -> None:
 
 
 async def test_after_closing_nothing_is_counted_beside_the_loop() -> None:
-    made = Counting(CharacterCounter())
+    made = TokenScheduler(CharacterCounter())
     made.close()
     made.close()
     with pytest.raises(RuntimeError):
@@ -184,7 +184,7 @@ async def test_after_closing_nothing_is_counted_beside_the_loop() -> None:
 
 async def test_beyond_the_budget_counts_are_extrapolated() -> None:
     watched = Watched()
-    made = Counting(watched)
+    made = TokenScheduler(watched)
     pieces = ["x" * 400_000] * 50
     counts = await made.count(pieces, "m")
     made.close()
@@ -193,14 +193,14 @@ async def test_beyond_the_budget_counts_are_extrapolated() -> None:
 
 
 async def test_known_models_are_remembered_within_bounds() -> None:
-    made = Counting(CharacterCounter())
+    made = TokenScheduler(CharacterCounter())
     for number in range(600):
         await made.count(["a"], f"m{number}")
     made.close()
     assert len(made._known) <= token_counting._KNOWN_MODELS
 
 
-async def test_the_loop_goes_on_while_four_megabytes_are_counted(real: Counting) -> None:
+async def test_the_loop_goes_on_while_four_megabytes_are_counted(real: TokenScheduler) -> None:
     gaps: list[float] = []  # seconds of the processor that the loop's thread took between two turns
 
     async def beat() -> None:

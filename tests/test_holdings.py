@@ -5,16 +5,16 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from compaction_proxy.core.message import Message
-from compaction_proxy.recall.archive import Archive, Original, Place, Round, archived
-from compaction_proxy.recall.fulltext import SqliteFullText
-from compaction_proxy.recall.retention import TENANT_EVERY_S, Bounds, Holdings
-from compaction_proxy.recall.search import Recall
+from compaction_proxy.recall.archive import Archive, ArchivedRound, ArchiveRef, OriginalMessage, build_archive
+from compaction_proxy.recall.fulltext import SqliteTextIndexBuilder
+from compaction_proxy.recall.retention import TENANT_EVERY_S, ArchiveBounds, ArchiveRetention
+from compaction_proxy.recall.search import ArchiveSearch
 from compaction_proxy.storage import envelope
-from compaction_proxy.storage.keys import archived_key
+from compaction_proxy.storage.keys import tenant_archives_key
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
-from compaction_proxy.storage.store import Entry, Record, Store
-from compaction_proxy.telemetry.event_history import History
+from compaction_proxy.storage.records import RecordStore
+from compaction_proxy.storage.store import ListEntry, Record, Store
+from compaction_proxy.telemetry.event_history import EventHistory
 
 DAY_S = 86_400.0
 NOW = 1_000.0
@@ -35,42 +35,42 @@ class Shelf:
 
     def __init__(self, store: Store, conversation: int = 0, tenant: int = 0) -> None:
         self.time = NOW
-        self.records = Records(store, ignored)
-        self.history = History(self.records, DAY_S)
-        self.holdings = Holdings(
+        self.records = RecordStore(store, ignored)
+        self.history = EventHistory(self.records, DAY_S)
+        self.holdings = ArchiveRetention(
             self.records,
             DAY_S,
-            Bounds(conversation, tenant),
+            ArchiveBounds(conversation, tenant),
             clock=lambda: self.time,
             now=lambda: self.time,
         )
-        self.recall = Recall(self.records, self.history, self.holdings, SqliteFullText())
+        self.recall = ArchiveSearch(self.records, self.history, self.holdings, SqliteTextIndexBuilder())
 
     async def put(self, number: int, *texts: str, root: bytes = ROOTS[0]) -> Archive:
         """The archive of a round; the ids of its messages go on from `10 * number`."""
         conversation = f"c_{root[0]}"
-        made = Round(conversation, "chained", number.to_bytes(64, "big"), number, NOW + number)
+        made = ArchivedRound(conversation, "chained", number.to_bytes(64, "big"), number, NOW + number)
         ids = range(10 * number, 10 * number + len(texts))
         messages = [
-            Original(k, f"m_{k}", 1, Message("tool", text)) for k, text in zip(ids, texts, strict=True)
+            OriginalMessage(k, f"m_{k}", 1, Message("tool", text)) for k, text in zip(ids, texts, strict=True)
         ]
-        archive = archived("t_1", root, made, messages, DAY_S)
-        await self.history.rooted("t_1", conversation, root)
+        archive = build_archive("t_1", root, made, messages, DAY_S)
+        await self.history.record_root("t_1", conversation, root)
         key = archive.items[0].key
-        await self.records.save(f"{key}:x", {}, ttl_s=DAY_S, also=[*archive.items, archive.line])
-        await self.holdings.added("t_1", Place(root, made), archive)
-        await self.records.behind.close()
-        await self.holdings.settle("t_1", root)
+        await self.records.save_if_absent(f"{key}:x", {}, ttl_s=DAY_S, also=[*archive.items, archive.line])
+        await self.holdings.add_archive("t_1", ArchiveRef(root, made), archive)
+        await self.records.background_tasks.close()
+        await self.holdings.enforce_bounds("t_1", root)
         return archive
 
     async def kept(self, root: bytes = ROOTS[0]) -> list[tuple[str, int]]:
         """Which messages are there, and how many characters of each."""
-        found = await self.recall.everything("t_1", f"c_{root[0]}")
+        found = await self.recall.list_removed_messages("t_1", f"c_{root[0]}")
         return [(each.message.id, len(each.message.text)) for each in found]
 
     async def listed(self) -> list[tuple[int, int]]:
         """The rounds in the tenant's list, and what each has added, in bytes."""
-        return [(each.place.made.number, each.size) for each in await self.holdings.of("t_1")]
+        return [(each.ref.round.number, each.size_bytes) for each in await self.holdings.list_archives("t_1")]
 
 
 async def test_the_oldest_archives_of_a_conversation_go_first_and_the_newest_stays(store: Store) -> None:
@@ -123,7 +123,7 @@ async def test_what_is_gone_expired_or_cannot_be_read_is_not_in_the_list_of_a_te
     shelf = Shelf(store)
     for number, root in ((1, ROOTS[0]), (2, ROOTS[1]), (3, ROOTS[1])):
         await shelf.put(number, "x" * 10, root=root)
-    await shelf.holdings.forgotten("t_1", [ROOTS[0]])
+    await shelf.holdings.record_deleted_roots("t_1", [ROOTS[0]])
     assert await shelf.listed() == [(2, 10), (3, 10)]
     shelf.time = NOW + DAY_S + 2.5
     assert await shelf.listed() == [(3, 10)]
@@ -134,7 +134,7 @@ async def test_a_line_that_names_no_root_is_passed_over(root: object) -> None:
     shelf = Shelf(MemoryStore())
     archive = await shelf.put(1, "x")
     line = {**archive.line.fields, "root": root}
-    assert await shelf.records.append(archived_key("t_1"), line, ttl_s=DAY_S, keep=10)
+    assert await shelf.records.append_line(tenant_archives_key("t_1"), line, ttl_s=DAY_S, max_lines=10)
     assert await shelf.listed() == [(1, 1)]
 
 
@@ -143,7 +143,7 @@ class Meanwhile(MemoryStore):
 
     somebody: Callable[[], Awaitable[object]] | None = None
 
-    async def write(self, items: Sequence[Record | Entry]) -> None:
+    async def write(self, items: Sequence[Record | ListEntry]) -> None:
         somebody = self.somebody
         if somebody is not None and not any(envelope.unpack(each.value) for each in items):
             self.somebody = None

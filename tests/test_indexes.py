@@ -5,11 +5,17 @@ import threading
 from collections.abc import Sequence
 
 from compaction_proxy.core.message import Message
-from compaction_proxy.recall.archive import ARCHIVES_AT_ONCE, Original, Place, Round, archived
-from compaction_proxy.recall.fulltext import Found, Passage
-from compaction_proxy.recall.index_cache import READ_AT_ONCE, Indexes
+from compaction_proxy.recall.archive import (
+    ARCHIVES_AT_ONCE,
+    ArchivedRound,
+    ArchiveRef,
+    OriginalMessage,
+    build_archive,
+)
+from compaction_proxy.recall.fulltext import SearchDocument, TextMatch
+from compaction_proxy.recall.index_cache import READ_AT_ONCE, SearchIndexCache
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 
 DAY_S = 86_400.0
 LIMIT_S = 60.0
@@ -43,17 +49,17 @@ class Slow:
         self.busy = False
         self._lock = threading.Lock()
 
-    def build(self, _passages: Sequence[Passage]) -> "Slow":
+    def build(self, _passages: Sequence[SearchDocument]) -> "Slow":
         self.begun.set()
         assert self.go.wait(LIMIT_S)
         self.built += 1
         return self
 
-    def search(self, _query: str, _limit: int) -> list[Found]:
+    def search(self, _query: str, _limit: int) -> list[TextMatch]:
         with self._lock:
             self.searched.set()
             assert self.go.wait(LIMIT_S)
-            return [Found(0, 1.0, 0)]
+            return [TextMatch(0, 1.0, 0)]
 
     def close(self) -> None:
         self.busy = self._lock.locked()
@@ -61,19 +67,21 @@ class Slow:
         self.ended.set()
 
 
-async def archive(records: Records, number: int) -> Place:
+async def archive(records: RecordStore, number: int) -> ArchiveRef:
     """Where an archive of one message is."""
-    made = Round("c_1", "chained", number.to_bytes(64, "big"), number, float(number))
+    made = ArchivedRound("c_1", "chained", number.to_bytes(64, "big"), number, float(number))
     root = number.to_bytes(32, "big")
-    written = archived("t_1", root, made, [Original(0, f"m_{number}", 1, Message("user", "word"))], DAY_S)
+    written = build_archive(
+        "t_1", root, made, [OriginalMessage(0, f"m_{number}", 1, Message("user", "word"))], DAY_S
+    )
     assert await records.write([*written.items, written.line])
-    return Place(root, made)
+    return ArchiveRef(root, made)
 
 
 async def test_an_index_is_made_once_though_whoever_asked_first_has_left() -> None:
-    records, slow = Records(MemoryStore(), ignored), Slow()
-    indexes = Indexes(records, slow)
-    indexed = await indexes.of("t_1", [await archive(records, 1)])
+    records, slow = RecordStore(MemoryStore(), ignored), Slow()
+    indexes = SearchIndexCache(records, slow)
+    indexed = await indexes.get_or_load("t_1", [await archive(records, 1)])
     first = asyncio.create_task(indexed.search("word", 1))
     assert await asyncio.to_thread(slow.begun.wait, LIMIT_S)
     first.cancel()
@@ -88,9 +96,9 @@ async def test_an_index_is_made_once_though_whoever_asked_first_has_left() -> No
 
 
 async def test_an_index_is_closed_only_when_its_search_has_ended_though_nobody_waits_for_it() -> None:
-    records, slow = Records(MemoryStore(), ignored), Slow()
-    indexes = Indexes(records, slow)
-    indexed = await indexes.of("t_1", [await archive(records, 1)])
+    records, slow = RecordStore(MemoryStore(), ignored), Slow()
+    indexes = SearchIndexCache(records, slow)
+    indexed = await indexes.get_or_load("t_1", [await archive(records, 1)])
     slow.go.set()
     await indexed.search("word", 1)
     slow.go.clear()
@@ -99,7 +107,7 @@ async def test_an_index_is_closed_only_when_its_search_has_ended_though_nobody_w
     assert await asyncio.to_thread(slow.searched.wait, LIMIT_S)
     leaving.cancel()
     await asyncio.wait([leaving])
-    await records.forget("")
+    await records.delete_prefix("")
     assert slow.closed == 0
     slow.go.set()
     assert await asyncio.to_thread(slow.ended.wait, LIMIT_S)
@@ -108,9 +116,9 @@ async def test_an_index_is_closed_only_when_its_search_has_ended_though_nobody_w
 
 
 async def test_however_many_search_at_once_others_find_a_free_thread() -> None:
-    records, slow = Records(MemoryStore(), ignored), Slow()
-    indexes = Indexes(records, slow)
-    indexed = [await indexes.of("t_1", [await archive(records, number)]) for number in range(MANY)]
+    records, slow = RecordStore(MemoryStore(), ignored), Slow()
+    indexes = SearchIndexCache(records, slow)
+    indexed = [await indexes.get_or_load("t_1", [await archive(records, number)]) for number in range(MANY)]
     searches = [asyncio.create_task(each.search("word", 1)) for each in indexed]
     await asyncio.sleep(0.01)
     async with asyncio.timeout(LIMIT_S / 2):
@@ -135,10 +143,10 @@ class Crowded(MemoryStore):
 
 async def test_the_archives_of_two_at_once_are_read_and_no_more() -> None:
     store = Crowded()
-    records = Records(store, ignored)
-    indexes = Indexes(records, Slow())
+    records = RecordStore(store, ignored)
+    indexes = SearchIndexCache(records, Slow())
     places = [await archive(records, number) for number in range(6)]
-    read = await asyncio.gather(*(indexes.of("t_1", [place]) for place in places))
+    read = await asyncio.gather(*(indexes.get_or_load("t_1", [place]) for place in places))
     assert ([len(each) for each in read], store.most) == ([1] * 6, READ_AT_ONCE)
     await indexes.close()
 
@@ -157,10 +165,10 @@ class Faltering(MemoryStore):
 
 async def test_what_was_read_in_part_is_not_held() -> None:
     store = Faltering()
-    records = Records(store, ignored)
-    indexes = Indexes(records, Slow())
+    records = RecordStore(store, ignored)
+    indexes = SearchIndexCache(records, Slow())
     places = [await archive(records, number) for number in range(ARCHIVES_AT_ONCE + 1)]
     store.fails_at = 2  # the record of the last archive, after those of the others
-    assert len(await indexes.of("t_1", places)) == ARCHIVES_AT_ONCE
-    assert len(await indexes.of("t_1", places)) == ARCHIVES_AT_ONCE + 1
+    assert len(await indexes.get_or_load("t_1", places)) == ARCHIVES_AT_ONCE
+    assert len(await indexes.get_or_load("t_1", places)) == ARCHIVES_AT_ONCE + 1
     await indexes.close()

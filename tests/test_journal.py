@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, MEASURED, Event
-from compaction_proxy.core.exchange import Unread
+from compaction_proxy.core.exchange import UnreadExchange
 from compaction_proxy.storage.keys import conversation_key, exchanges_key, scope_prefix
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.redis.store import RedisStore
-from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.redis.url import parse_redis_url
 from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Store
 from compaction_proxy.telemetry import exchange_log as module
 from compaction_proxy.telemetry import usage as accounts_module
-from compaction_proxy.telemetry.exchange_batch import Entry
+from compaction_proxy.telemetry.exchange_batch import ExchangeEntry
 from compaction_proxy.telemetry.totals import Totals
-from compaction_proxy.telemetry.usage import Kept
+from compaction_proxy.telemetry.usage import StoredExchange
 from tests.journals import DAY_S, ORIGIN, TENANT, Process, exchange, noted
 from tests.redis_servers import RedisServer
 
@@ -45,7 +45,7 @@ class Faulty(MemoryStore):
 
 async def totals(store: Store, conversation: str = "c_1", tenant: str = TENANT) -> Totals:
     """What a process that has just started would read."""
-    [found] = await Process(store).accounts.totals([(tenant, conversation)])
+    [found] = await Process(store).accounts.read_totals([(tenant, conversation)])
     return found
 
 
@@ -62,10 +62,10 @@ READ: dict[str, Any] = {"tokens_before": 100, "tokens_after": 100}
 async def test_what_was_read_and_what_was_not_stay_in_their_order() -> None:
     process = Process(MemoryStore())
     for at, tokens in ((1.0, None), (2.0, None), (3.0, 100), (4.0, None), (5.0, 100)):
-        process.journal.note(*noted(at, tokens_before=tokens, tokens_after=tokens))
+        process.journal.record_exchange(*noted(at, tokens_before=tokens, tokens_after=tokens))
     await process.journal.flush()
 
-    kept = await process.journal.exchanges(TENANT, "c_1")
+    kept = await process.journal.list_exchanges(TENANT, "c_1")
     assert [each.exchange.at for each in kept] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
@@ -75,7 +75,7 @@ async def test_an_exchange_is_in_its_account_with_its_price() -> None:
     first = exchange(1.0, tokens_before=90, tokens_after=90, window=1_000, trigger=700)
     second = exchange(2.0, model="", prompt_tokens=None, completion_tokens=None, cached_tokens=None)
     for each in (first, second):
-        process.journal.note(*noted(0.0)._replace(exchange=each))
+        process.journal.record_exchange(*noted(0.0)._replace(exchange=each))
     await process.journal.flush()
     found = await totals(store)
     assert found == Totals(
@@ -84,17 +84,17 @@ async def test_an_exchange_is_in_its_account_with_its_price() -> None:
         priced=1, cost_usd=COST, tokens_before=90, tokens_after=90,
         trigger=700, window=1_000, last_at=2.0,
     )  # fmt: skip
-    kept = await process.journal.exchanges(TENANT, "c_1")
-    assert kept == [Kept(first, Saving(COST)), Kept(second, None)]
+    kept = await process.journal.list_exchanges(TENANT, "c_1")
+    assert kept == [StoredExchange(first, Saving(COST)), StoredExchange(second, None)]
 
 
 async def test_rounds_and_what_summaries_cost_are_in_the_account() -> None:
     store = MemoryStore()
     process = Process(store)
     for kind, cost in ((COMPACTED, 0.5), (FAILED, 0.25), (MEASURED, 1.0)):
-        process.accounts.heard(TENANT, Event(kind, 1.0, "c_1", cost_usd=cost))
-    process.accounts.heard(TENANT, Event(COMPACTED, 1.0, "c_1"))
-    process.journal.note(*noted(1.0))
+        process.accounts.on_event(TENANT, Event(kind, 1.0, "c_1", cost_usd=cost))
+    process.accounts.on_event(TENANT, Event(COMPACTED, 1.0, "c_1"))
+    process.journal.record_exchange(*noted(1.0))
     await process.journal.flush()
     found = await totals(store)
     assert (found.rounds, found.summary_usd, found.net_usd, found.requests) == (2, 0.75, -0.75, 1)
@@ -104,8 +104,8 @@ async def test_a_record_of_an_earlier_version_is_added_to() -> None:
     store = MemoryStore()
     process = Process(store)
     earlier = {"requests": 3, "prompt_tokens": 5, "completion_tokens": "many", "model": "old", "last_at": 9.0}
-    await process.records.keep(conversation_key(TENANT, "c_1"), earlier, ttl_s=DAY_S)
-    process.journal.note(*noted(1.0, request_bytes=0))
+    await process.records.overwrite(conversation_key(TENANT, "c_1"), earlier, ttl_s=DAY_S)
+    process.journal.record_exchange(*noted(1.0, request_bytes=0))
     await process.journal.flush()
     assert await totals(store) == Totals(
         model="old", status="none", requests=4, prompt_tokens=105, completion_tokens=10, cached_tokens=60,
@@ -115,7 +115,7 @@ async def test_a_record_of_an_earlier_version_is_added_to() -> None:
 
 async def test_what_has_no_conversation_or_no_price_counts_all_the_same() -> None:
     process = Process(MemoryStore())
-    heard: list[Entry] = []
+    heard: list[ExchangeEntry] = []
     process.journal.listeners.append(lambda entries, _: heard.extend(entries))
     some = [
         noted(5.0, None, **READ),
@@ -126,11 +126,11 @@ async def test_what_has_no_conversation_or_no_price_counts_all_the_same() -> Non
         noted(5.0, "c_1", **READ),
     ]
     for each in some:
-        process.journal.note(*each)
+        process.journal.record_exchange(*each)
     await process.journal.flush()
     savings = [Saving(COST), Saving(0.0), None, None, heard[4].saving, Saving(COST)]
     told = zip(some, savings, strict=True)
-    assert heard == [Entry(TENANT, each.conversation, each.exchange, saving) for each, saving in told]
+    assert heard == [ExchangeEntry(TENANT, each.conversation, each.exchange, saving) for each, saving in told]
     assert heard[4].saving is not None
     assert heard[4].saving.net > 0
 
@@ -142,22 +142,24 @@ async def test_what_was_not_read_is_added_up_as_if_it_came_one_by_one(conversati
     process.journal.listeners.append(
         lambda _, alike: heard.extend((each.code, len(each.exchanges), each.priced) for each in alike)
     )
-    some = [(code, Unread(5.0, "r", 500, 100, 10, 60, 0.002, 0.1, 0.2)) for code in (200, 200, 500, 200)]
-    some.append((200, Unread(6.0, "r", 7, None, None, None, 0.002, 0.1, 0.2)))
+    some = [
+        (code, UnreadExchange(5.0, "r", 500, 100, 10, 60, 0.002, 0.1, 0.2)) for code in (200, 200, 500, 200)
+    ]
+    some.append((200, UnreadExchange(6.0, "r", 7, None, None, None, 0.002, 0.1, 0.2)))
     for each in some:
-        process.journal.note_unread(TENANT, conversation, ORIGIN, "m", *each)
-        other.journal.note_unread(TENANT, conversation, ORIGIN, "m", *each)
+        process.journal.record_unread(TENANT, conversation, ORIGIN, "m", *each)
+        other.journal.record_unread(TENANT, conversation, ORIGIN, "m", *each)
         await other.journal.flush()  # each by itself
     await process.journal.flush()
     assert heard == [(200, 4, 3), (500, 1, 1)]
-    [[row], [one_by_one]] = [await each.statistics.rows(0, 10, "total") for each in (process, other)]
+    [[row], [one_by_one]] = [await each.statistics.list_rows(0, 10, "total") for each in (process, other)]
     assert replace(row.counters, cost_usd=0) == replace(one_by_one.counters, cost_usd=0)
     assert row.counters.cost_usd == pytest.approx(one_by_one.counters.cost_usd, rel=1e-12)
     if conversation:
         names = [(TENANT, conversation)]
-        [[totals], [single]] = [await each.accounts.totals(names) for each in (process, other)]
+        [[totals], [single]] = [await each.accounts.read_totals(names) for each in (process, other)]
         assert replace(totals, cost_usd=0) == replace(single, cost_usd=0)
-        lines = [await each.journal.exchanges(TENANT, conversation) for each in (process, other)]
+        lines = [await each.journal.list_exchanges(TENANT, conversation) for each in (process, other)]
         assert sorted(lines[0], key=lambda each: each.exchange) == sorted(
             lines[1], key=lambda each: each.exchange
         )
@@ -169,11 +171,11 @@ def failing(*_: object) -> None:
 
 async def test_a_listener_that_fails_keeps_nobody_from_hearing(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[BaseException] = []
-    monkeypatch.setattr(module, "_not_written", reported.append)
+    monkeypatch.setattr(module, "_log_write_failure", reported.append)
     process = Process(MemoryStore())
-    heard: list[Entry] = []
+    heard: list[ExchangeEntry] = []
     process.journal.listeners += [failing, lambda entries, _: heard.extend(entries)]
-    process.journal.note(*noted(1.0, **READ))
+    process.journal.record_exchange(*noted(1.0, **READ))
     await process.journal.flush()
     assert (len(heard), [type(each) for each in reported]) == (1, [ZeroDivisionError])
 
@@ -194,7 +196,7 @@ async def test_totals_add_up_across_flushes_restarts_and_replicas(steps: list[tu
     count = {"a": 0, "b": 0}
     for step, index, conversation in [*steps, ("restart", 0, ""), ("restart", 1, "")]:
         if step == "note":
-            processes[index].journal.note(*noted(1.0, conversation))
+            processes[index].journal.record_exchange(*noted(1.0, conversation))
             count[conversation] += 1
         elif step == "flush":
             await processes[index].journal.flush()
@@ -206,7 +208,7 @@ async def test_totals_add_up_across_flushes_restarts_and_replicas(steps: list[tu
         assert (found.requests, found.prompt_tokens, found.cached_tokens) == (
             requests, 100 * requests, 60 * requests,
         )  # fmt: skip
-        assert len(await processes[0].journal.exchanges(TENANT, conversation)) == requests
+        assert len(await processes[0].journal.list_exchanges(TENANT, conversation)) == requests
 
 
 async def figures_of_four(stores: Sequence[Store]) -> None:
@@ -217,33 +219,33 @@ async def figures_of_four(stores: Sequence[Store]) -> None:
     async def relay(process: Process) -> None:
         for turn in range(10):
             for conversation in ("c_1", "c_2", None):
-                process.journal.note(*noted(at + turn, conversation, model=f"m-{turn % 2}"))
-            process.accounts.heard(TENANT, Event(COMPACTED, at, "c_1", cost_usd=0.25))
-            process.statistics.heard(TENANT, Event(COMPACTED, at, "c_1", cost_usd=0.25, asked="m-0"))
+                process.journal.record_exchange(*noted(at + turn, conversation, model=f"m-{turn % 2}"))
+            process.accounts.on_event(TENANT, Event(COMPACTED, at, "c_1", cost_usd=0.25))
+            process.statistics.on_event(TENANT, Event(COMPACTED, at, "c_1", cost_usd=0.25, asked="m-0"))
             await process.journal.flush()
 
     await asyncio.gather(*map(relay, processes))
     for process in processes:  # what another was writing
         await process.journal.flush()
     for process in processes:
-        [row] = await process.statistics.rows(at, at + 1, "total")
+        [row] = await process.statistics.list_rows(at, at + 1, "total")
         counters = row.counters
         assert (counters.requests, counters.prompt_tokens, counters.rounds) == (120, 12_000, 40)
         assert counters.cost_usd == pytest.approx(120 * COST)
         assert counters.summary_usd == 10.0
-        one, two = await process.accounts.totals([(TENANT, "c_1"), (TENANT, "c_2")])
+        one, two = await process.accounts.read_totals([(TENANT, "c_1"), (TENANT, "c_2")])
         assert [(each.requests, each.priced, each.rounds) for each in (one, two)] == [
             (40, 40, 40),
             (40, 40, 0),
         ]
-        assert len(await process.journal.exchanges(TENANT, "c_1")) == 40
+        assert len(await process.journal.list_exchanges(TENANT, "c_1")) == 40
     for process in processes:
         await process.records.close()
 
 
 async def test_figures_of_four_replicas_on_one_redis_sum_exactly(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
-        await figures_of_four([RedisStore(parse(server.url)) for _ in range(4)])
+        await figures_of_four([RedisStore(parse_redis_url(server.url)) for _ in range(4)])
 
 
 async def test_figures_of_four_workers_on_one_file_sum_exactly(tmp_path: Path) -> None:
@@ -253,18 +255,18 @@ async def test_figures_of_four_workers_on_one_file_sum_exactly(tmp_path: Path) -
 async def test_what_waits_while_the_store_is_away_is_written_when_it_is_back() -> None:
     store = Faulty()
     process = Process(store)
-    process.journal.note(*noted(1.0))
+    process.journal.record_exchange(*noted(1.0))
     await process.journal.flush()
     store.fault = OSError("gone")
-    while process.records.in_use:
-        await process.records.find(["v1:{x}:y"])
+    while process.records.is_in_use:
+        await process.records.get_many(["v1:{x}:y"])
     for _ in range(3):
-        process.journal.note(*noted(1.0))
-        process.journal.note(*noted(1.0, "c_2"))
+        process.journal.record_exchange(*noted(1.0))
+        process.journal.record_exchange(*noted(1.0, "c_2"))
         await process.journal.flush()
     store.fault = None
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2")] == [1, 0]
-    await eventually(lambda: process.records.in_use)
+    await eventually(lambda: process.records.is_in_use)
     await process.journal.flush()
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2")] == [4, 3]
     await process.records.close()
@@ -275,15 +277,15 @@ async def test_a_fault_of_ours_neither_ends_the_writing_nor_loses_anything(
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_S", 0.005)
     reported: list[BaseException] = []
-    monkeypatch.setattr(module, "_not_written", reported.append)
+    monkeypatch.setattr(module, "_log_write_failure", reported.append)
     store = Faulty()
     store.fault = ZeroDivisionError()
     process = Process(store)
     process.journal.start()
-    process.journal.note(*noted(1.0))
+    process.journal.record_exchange(*noted(1.0))
     await eventually(lambda: len(reported) >= 2)
     store.fault = None
-    process.journal.note(*noted(1.0))
+    process.journal.record_exchange(*noted(1.0))
     await process.journal.close()
     assert (await totals(store)).requests == 2
 
@@ -294,9 +296,9 @@ async def test_no_more_waits_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
     store = MemoryStore()
     process = Process(store)
     for name in ("c_1", "c_2", "c_3", "c_1", "c_1"):
-        process.journal.note(*noted(1.0, name))
+        process.journal.record_exchange(*noted(1.0, name))
     await process.journal.flush()
-    process.journal.note(*noted(1.0, "c_3"))
+    process.journal.record_exchange(*noted(1.0, "c_3"))
     await process.journal.flush()
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2", "c_3")] == [2, 1, 1]
     assert process.journal.lost == 1
@@ -305,15 +307,15 @@ async def test_no_more_waits_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_nothing_is_written_of_what_was_forgotten_since_its_request_began() -> None:
     store = MemoryStore()
     process = Process(store)
-    with process.records.outdated.beginning():
-        process.journal.note(*noted(1.0))
-        process.journal.note(*noted(1.0, "c_2"))
-        await process.records.forget(scope_prefix(TENANT, "c_1"))
-        process.journal.note(*noted(1.0))  # of a request from before
-        process.accounts.heard(TENANT, Event(COMPACTED, 1.0, "c_1", cost_usd=1.0))
+    with process.records.deletion_fence.use_start_mark():
+        process.journal.record_exchange(*noted(1.0))
+        process.journal.record_exchange(*noted(1.0, "c_2"))
+        await process.records.delete_prefix(scope_prefix(TENANT, "c_1"))
+        process.journal.record_exchange(*noted(1.0))  # of a request from before
+        process.accounts.on_event(TENANT, Event(COMPACTED, 1.0, "c_1", cost_usd=1.0))
     await process.journal.flush()
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2")] == [0, 1]
-    assert await process.journal.exchanges(TENANT, "c_1") == []
+    assert await process.journal.list_exchanges(TENANT, "c_1") == []
 
 
 async def test_what_is_forgotten_while_it_is_written_does_not_come_back() -> None:
@@ -324,30 +326,30 @@ async def test_what_is_forgotten_while_it_is_written_does_not_come_back() -> Non
             found = await super().read(keys)
             if self.forgets:
                 self.forgets = False
-                await process.records.forget(scope_prefix(TENANT, "c_1"))
-                with process.records.outdated.beginning():  # a new request
-                    process.journal.note(*noted(1.0, request_bytes=7))
+                await process.records.delete_prefix(scope_prefix(TENANT, "c_1"))
+                with process.records.deletion_fence.use_start_mark():  # a new request
+                    process.journal.record_exchange(*noted(1.0, request_bytes=7))
             return found
 
     store = Slow()
     process = Process(store)
     for store.forgets in (False, True, False):
-        process.journal.note(*noted(1.0, request_bytes=1))
+        process.journal.record_exchange(*noted(1.0, request_bytes=1))
         await process.journal.flush()
     found = await totals(store)
     assert (found.requests, found.request_bytes) == (2, 8)
-    assert len(await process.journal.exchanges(TENANT, "c_1")) == 2
+    assert len(await process.journal.list_exchanges(TENANT, "c_1")) == 2
 
 
 async def test_what_another_process_is_writing_waits() -> None:
     store = MemoryStore()
     ours, other = Process(store), Process(store)
-    lease = await other.records.acquire(f"{conversation_key(TENANT, 'c_1')}:lease", 10.0)
+    lease = await other.records.acquire_lease(f"{conversation_key(TENANT, 'c_1')}:lease", 10.0)
     assert lease is not None
-    ours.journal.note(*noted(1.0))
+    ours.journal.record_exchange(*noted(1.0))
     await ours.journal.flush()
     assert (await totals(store)).requests == 0
-    await other.records.release(lease)
+    await other.records.release_lease(lease)
     await ours.journal.flush()
     assert (await totals(store)).requests == 1
 
@@ -356,6 +358,6 @@ async def test_a_line_that_says_nothing_is_passed_over() -> None:
     process = Process(MemoryStore())
     key = exchanges_key(TENANT, "c_1")
     for line in ({"model": "m"}, {"at": 1.0, "saving": {"cost": "much"}}, {"at": 2.0, "saving": [1]}):
-        await process.records.append(key, line, ttl_s=DAY_S, keep=9)
-    kept = await process.journal.exchanges(TENANT, "c_1", 2)
+        await process.records.append_line(key, line, ttl_s=DAY_S, max_lines=9)
+    kept = await process.journal.list_exchanges(TENANT, "c_1", 2)
     assert [(each.exchange.at, each.saving) for each in kept] == [(1.0, None), (2.0, None)]

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compaction_proxy
-from compaction_proxy.telemetry.logs import CONTROL, escape, scrub
+from compaction_proxy.telemetry.logs import CONTROL, escape_control_characters, scrub_event
 
 
 def logged(code: str, style: str = "json") -> list[str]:
     """Lines on stderr of a program that has set logging up."""
     start = "import logging\nfrom compaction_proxy.support import log_events\n"
     start += "from compaction_proxy.telemetry import logs\n"
-    start += f"logs.configure({style!r})\nlog = logs.logger('compaction_proxy.x')\n"
+    start += f"logs.configure_logging({style!r})\nlog = logs.get_logger('compaction_proxy.x')\n"
     environ = {"PYTHONPATH": str(Path(compaction_proxy.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, "-c", start + code],
@@ -52,7 +52,7 @@ log.debug("hidden")
 
 
 def test_setting_up_twice_does_not_log_twice() -> None:
-    assert len(logged("logs.configure('json'); log.info('x')")) == 1
+    assert len(logged("logs.configure_logging('json'); log.info('x')")) == 1
 
 
 def test_no_credential_gets_into_a_line() -> None:
@@ -81,9 +81,9 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
 
 @given(st.text())
 def test_an_escaped_text_has_no_control_character(text: str) -> None:
-    assert not CONTROL.search(escape(None, "", {"event": text})["event"])
+    assert not CONTROL.search(escape_control_characters(None, "", {"event": text})["event"])
 
 
 @pytest.mark.parametrize("text", ["tokens: 12", "task-1", "the basics", "https://host/path?a=b@c"])
 def test_what_is_no_credential_stays(text: str) -> None:
-    assert scrub(None, "", {"event": text, "tokens": 5}) == {"event": text, "tokens": 5}
+    assert scrub_event(None, "", {"event": text, "tokens": 5}) == {"event": text, "tokens": 5}

@@ -7,14 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.search_tool import ABSENT, LINES_WANTED, NOTHING
-from compaction_proxy.recall.archive import Archived, Round
-from compaction_proxy.recall.search import Hit, Recall, Recalled
-from compaction_proxy.recall.tool import AWAY, MAX_QUERY_CHARACTERS, WANTED, Asker, Memory
+from compaction_proxy.core.search_tool import LINE_RANGE_HELP, NO_HITS_TEXT, UNKNOWN_ID_TEXT
+from compaction_proxy.recall.archive import ArchivedRound, RemovedMessage
+from compaction_proxy.recall.search import ArchiveSearch, Hit, RecalledMessage
+from compaction_proxy.recall.tool import (
+    MAX_QUERY_CHARACTERS,
+    STORE_UNAVAILABLE_TEXT,
+    USAGE_TEXT,
+    RecallContext,
+    RecallTool,
+)
 
-OURS = Asker("t", "c_1")
-MADE = Round(conversation="c_1", strategy="anchored", place=b"p", number=1, at=0.0)
-MESSAGE = Recalled(Archived("m_1", 4, "tool", "one\ntwo\nthree"), MADE)
+OURS = RecallContext("t", "c_1")
+MADE = ArchivedRound(conversation="c_1", strategy="anchored", place=b"p", number=1, at=0.0)
+MESSAGE = RecalledMessage(RemovedMessage("m_1", 4, "tool", "one\ntwo\nthree"), MADE)
 
 
 def hit(conversation: str = "c_1") -> Hit:
@@ -32,7 +38,7 @@ class Scripted:
         snippet_characters: Size of snippets in the last search.
     """
 
-    def __init__(self, hits: list[Hit], messages: dict[str | None, Recalled]) -> None:
+    def __init__(self, hits: list[Hit], messages: dict[str | None, RecalledMessage]) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.snippet_characters = 0
         self._hits = hits
@@ -52,9 +58,9 @@ class Scripted:
         self.snippet_characters = snippet_characters
         return self._hits
 
-    async def message(
+    async def find_message(
         self, tenant: str, conversation: str | None, message_id: str, *, known: Any
-    ) -> Recalled | None:
+    ) -> RecalledMessage | None:
         self.asked.append((tenant, conversation, message_id))
         return self._messages.get(conversation)
 
@@ -69,15 +75,19 @@ class Bench:
     """
 
     def __init__(
-        self, hits: list[Hit], messages: dict[str | None, Recalled] | None = None, *, away: bool = False
+        self,
+        hits: list[Hit],
+        messages: dict[str | None, RecalledMessage] | None = None,
+        *,
+        away: bool = False,
     ) -> None:
         self.recall = Scripted(hits, messages or {})
         self.counted: list[tuple[str, str]] = []
-        self.memory = Memory(
-            cast("Recall", self.recall),
+        self.memory = RecallTool(
+            cast("ArchiveSearch", self.recall),
             len,
-            reachable=lambda: not away,
-            searched=lambda *told: self.counted.append(told),
+            is_store_reachable=lambda: not away,
+            on_search=lambda *told: self.counted.append(told),
         )
 
 
@@ -101,22 +111,25 @@ async def test_few_hits_are_shown_with_more_of_what_stands_around_them() -> None
 
 async def test_who_asks_about_no_conversation_finds_nothing_in_it() -> None:
     bench = Bench([hit()], {None: MESSAGE})
-    nobody = Asker("t", None)
-    assert await bench.memory.search(nobody, "q") == NOTHING
-    assert await bench.memory.get(nobody, "m_1") == ABSENT
+    nobody = RecallContext("t", None)
+    assert await bench.memory.search(nobody, "q") == NO_HITS_TEXT
+    assert await bench.memory.read_message(nobody, "m_1") == UNKNOWN_ID_TEXT
     assert (bench.recall.asked, bench.counted) == ([], [("model", "nothing")])
 
 
 async def test_a_message_is_looked_for_in_the_conversation_first() -> None:
     bench = Bench([], {None: MESSAGE})
-    assert await bench.memory.get(OURS, "m_1") == ABSENT
-    assert "\ntwo\n</" in await bench.memory.get(OURS, " m_1 ", "2", scope="tenant")
+    assert await bench.memory.read_message(OURS, "m_1") == UNKNOWN_ID_TEXT
+    assert "\ntwo\n</" in await bench.memory.read_message(OURS, " m_1 ", "2", scope="tenant")
     assert bench.recall.asked == [("t", "c_1", "m_1"), ("t", "c_1", "m_1"), ("t", None, "m_1")]
 
 
 async def test_a_store_that_is_away_is_told_of_where_nothing_is_found() -> None:
     bench = Bench([], away=True)
-    assert [await bench.memory.search(OURS, "q"), await bench.memory.get(OURS, "m_1")] == [AWAY, AWAY]
+    assert [await bench.memory.search(OURS, "q"), await bench.memory.read_message(OURS, "m_1")] == [
+        STORE_UNAVAILABLE_TEXT,
+        STORE_UNAVAILABLE_TEXT,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -126,16 +139,18 @@ async def test_a_store_that_is_away_is_told_of_where_nothing_is_found() -> None:
 )  # fmt: skip
 async def test_arguments_that_cannot_be_used_are_answered_with_what_is_wanted(arguments: str) -> None:
     bench = Bench([hit()])
-    assert await bench.memory.answer(OURS, arguments) == WANTED
+    assert await bench.memory.answer_call(OURS, arguments) == USAGE_TEXT
     assert bench.recall.asked == []
 
 
 async def test_a_call_asks_for_a_message_where_it_names_one() -> None:
     bench = Bench([hit()], {"c_1": MESSAGE})
-    assert "\none\ntwo\n</" in await bench.memory.answer(OURS, '{"query": "q", "id": "m_1", "lines": "1-2"}')
-    assert "\nthree\n</" in await bench.memory.answer(OURS, '{"id": "m_1", "lines": 3}')
-    assert await bench.memory.answer(OURS, '{"id": "m_1", "lines": "last"}') == LINES_WANTED
-    assert "\ntwo\n</" in await bench.memory.answer(OURS, '{"query": 4141, "id": ""}')
+    assert "\none\ntwo\n</" in await bench.memory.answer_call(
+        OURS, '{"query": "q", "id": "m_1", "lines": "1-2"}'
+    )
+    assert "\nthree\n</" in await bench.memory.answer_call(OURS, '{"id": "m_1", "lines": 3}')
+    assert await bench.memory.answer_call(OURS, '{"id": "m_1", "lines": "last"}') == LINE_RANGE_HELP
+    assert "\ntwo\n</" in await bench.memory.answer_call(OURS, '{"query": 4141, "id": ""}')
     assert bench.recall.asked[-1] == ("t", "c_1", "4141", 5)
 
 
@@ -151,4 +166,4 @@ _CALLS = st.dictionaries(st.sampled_from(["query", "id", "lines", "limit"]), _VA
 @given(_CALLS | st.text())
 async def test_no_call_raises(arguments: str) -> None:
     bench = Bench([hit()], {"c_1": MESSAGE})
-    assert await bench.memory.answer(OURS, arguments)
+    assert await bench.memory.answer_call(OURS, arguments)

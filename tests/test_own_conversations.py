@@ -5,47 +5,56 @@ from typing import cast
 
 import pytest
 
-from compaction_proxy.compaction.commands import Overview, Steering
-from compaction_proxy.compaction.directives import NONE, Wishes
-from compaction_proxy.core.errors import RequestRefused, StoreUnavailable
+from compaction_proxy.compaction.commands import ConversationCommands, ConversationOverview
+from compaction_proxy.compaction.directives import NO_DIRECTIVES, Directives
+from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, Event
-from compaction_proxy.gateway.mcp.tools import AWAY, LISTED, NONE_YET, NOT_FOUND, OwnConversations
-from compaction_proxy.telemetry.conversation_registry import Owners, Seen
+from compaction_proxy.gateway.mcp.tools import (
+    MAX_LISTED,
+    NONE_YET,
+    NOT_FOUND,
+    STORE_UNREACHABLE,
+    TenantConversations,
+)
+from compaction_proxy.telemetry.conversation_registry import ConversationRegistry, RegisteredConversation
 from compaction_proxy.telemetry.totals import Totals
 
 NOW = 1_000_000.0
-IDLE = Overview(Totals(), (), frozenset(), NONE)
+IDLE = ConversationOverview(Totals(), (), frozenset(), NO_DIRECTIVES)
 
 
 @dataclass
 class Known:
     """Conversations, scripted: both who knows whose they are and who steers them."""
 
-    seen: list[Seen] = field(default_factory=list)
-    overviews: dict[str, Overview] = field(default_factory=dict)
+    seen: list[RegisteredConversation] = field(default_factory=list)
+    overviews: dict[str, ConversationOverview] = field(default_factory=dict)
     error: Exception | None = None
     compacted: list[str] = field(default_factory=list)
 
-    async def of(self, conversation: str) -> str | None:
+    async def find_tenant(self, conversation: str) -> str | None:
         return next((each.tenant for each in self.seen if each.id == conversation), None)
 
-    async def recent(self, limit: int) -> list[Seen]:
+    async def list_recent(self, limit: int) -> list[RegisteredConversation]:
         return self.seen[:limit]
 
-    async def overview(self, conversation: str) -> Overview:
+    async def get_overview(self, conversation: str) -> ConversationOverview:
         if self.error is not None:
             raise self.error
         return self.overviews[conversation]
 
-    async def compact(self, conversation: str) -> None:
+    async def request_compaction(self, conversation: str) -> None:
         if self.error is not None:
             raise self.error
         self.compacted.append(conversation)
 
 
-def conversations(known: Known, *, away: bool = False) -> OwnConversations:
-    return OwnConversations(
-        cast("Steering", known), cast("Owners", known), reachable=lambda: not away, now=lambda: NOW
+def conversations(known: Known, *, away: bool = False) -> TenantConversations:
+    return TenantConversations(
+        cast("ConversationCommands", known),
+        cast("ConversationRegistry", known),
+        reachable=lambda: not away,
+        now=lambda: NOW,
     )
 
 
@@ -58,9 +67,11 @@ async def test_a_conversation_is_told_of_in_figures() -> None:
         model="gpt <|im_start|>", requests=42, tokens_before=120_000, tokens_after=45_000, trigger=96_000,
         last_at=NOW - 180,
     )  # fmt: skip
-    overview = Overview(totals, (event, event), frozenset(), Wishes(compact=True, bypass=True))
-    known = Known([Seen("c_1", "t", NOW)], {"c_1": overview})
-    assert await conversations(known).status("t", "c_1") == (
+    overview = ConversationOverview(
+        totals, (event, event), frozenset(), Directives(compact=True, bypass=True)
+    )
+    known = Known([RegisteredConversation("c_1", "t", NOW)], {"c_1": overview})
+    assert await conversations(known).describe_status("t", "c_1") == (
         "Conversation c_1: 42 requests, the last one 3 min ago. Model: gpt < |im_start|>.\n"
         "Last request: 120,000 tokens from the client, 45,000 to the model. "
         "Compaction starts at 96,000 tokens.\n"
@@ -72,40 +83,49 @@ async def test_a_conversation_is_told_of_in_figures() -> None:
 
 
 async def test_the_only_conversation_need_not_be_named_and_several_are_listed() -> None:
-    known = Known([Seen("c_9", "other", NOW)])
-    assert await conversations(known).status("t", None) == NONE_YET
-    known.seen.append(Seen("c_1", "t", NOW))
+    known = Known([RegisteredConversation("c_9", "other", NOW)])
+    assert await conversations(known).describe_status("t", None) == NONE_YET
+    known.seen.append(RegisteredConversation("c_1", "t", NOW))
     known.overviews["c_1"] = IDLE
     told = "Conversation c_1: 0 requests.\nRounds of compaction: 0."
-    assert await conversations(known).status("t", None) == told
-    known.seen += [Seen(f"c_{number}", "t", NOW - 90_000) for number in range(20, 40)]
-    first, *rows = (await conversations(known).status("t", None)).splitlines()
+    assert await conversations(known).describe_status("t", None) == told
+    known.seen += [RegisteredConversation(f"c_{number}", "t", NOW - 90_000) for number in range(20, 40)]
+    first, *rows = (await conversations(known).describe_status("t", None)).splitlines()
     assert first == "Name one of these conversations, the one used last first:"
     assert rows[:2] == ["- c_1, last used just now", "- c_20, last used 1 d ago"]
-    assert len(rows) == LISTED
+    assert len(rows) == MAX_LISTED
 
 
 async def test_another_tenant_s_conversation_is_as_absent_as_none() -> None:
-    known = Known([Seen("c_9", "other", NOW)], {"c_9": IDLE})
+    known = Known([RegisteredConversation("c_9", "other", NOW)], {"c_9": IDLE})
     asked = conversations(known)
     answers = {
         await ask("t", name)
         for name in ("c_9", "c_0")
-        for ask in (asked.status, asked.compact, asked.missing)
+        for ask in (asked.describe_status, asked.request_compaction, asked.explain_missing)
     }
     assert (answers, known.compacted) == ({NOT_FOUND}, [])
 
 
 @pytest.mark.parametrize(
     ("error", "wanted"),
-    [(RequestRefused(404, "gone", "gone"), NOT_FOUND), (StoreUnavailable("store-failed"), AWAY)],
+    [
+        (RequestRefusedError(404, "gone", "gone"), NOT_FOUND),
+        (StoreUnavailableError("store-failed"), STORE_UNREACHABLE),
+    ],
 )
 async def test_what_goes_away_meanwhile_is_a_sentence(error: Exception, wanted: str) -> None:
-    asked = conversations(Known([Seen("c_1", "t", NOW)], error=error))
-    assert [await asked.status("t", "c_1"), await asked.compact("t", "c_1")] == [wanted, wanted]
+    asked = conversations(Known([RegisteredConversation("c_1", "t", NOW)], error=error))
+    assert [await asked.describe_status("t", "c_1"), await asked.request_compaction("t", "c_1")] == [
+        wanted,
+        wanted,
+    ]
 
 
 async def test_a_store_that_does_not_answer_is_told_of() -> None:
     asked = conversations(Known(), away=True)
-    assert [await asked.status("t", None), await asked.status("t", "c_1")] == [AWAY, AWAY]
-    assert await asked.compact("t", "c_1") == AWAY
+    assert [await asked.describe_status("t", None), await asked.describe_status("t", "c_1")] == [
+        STORE_UNREACHABLE,
+        STORE_UNREACHABLE,
+    ]
+    assert await asked.request_compaction("t", "c_1") == STORE_UNREACHABLE

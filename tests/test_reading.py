@@ -7,14 +7,14 @@ import pytest
 
 from compaction_proxy.compaction import message_reader
 from compaction_proxy.compaction import message_reader as reading_module
-from compaction_proxy.compaction.message_reader import HOLDING_BYTES, Gauge, Reading
-from compaction_proxy.core.digest import prefix_digests
-from compaction_proxy.providers.token_counting import Counting
-from compaction_proxy.wires.body import read
+from compaction_proxy.compaction.message_reader import HOLDING_BYTES, CountingOptions, MessageReader
+from compaction_proxy.core.digest import compute_prefix_digests
+from compaction_proxy.providers.token_counting import TokenScheduler
+from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.chat.wire import CHAT
-from compaction_proxy.wires.incremental_reader import KEY_BYTES, Reader
+from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 
-GAUGE = Gauge("gpt-x", "tiktoken", CHAT)
+GAUGE = CountingOptions("gpt-x", "tiktoken", CHAT)
 
 
 class Words:
@@ -37,9 +37,9 @@ def said(*texts: str) -> list[bytes]:
 
 async def asked_for(max_held: int, requests: Sequence[list[bytes]]) -> list[str]:
     words = Words()
-    reading = Reading({"tiktoken": Counting(words)}, max_held_bytes=max_held)
+    reading = MessageReader({"tiktoken": TokenScheduler(words)}, max_held_bytes=max_held)
     for request in requests:
-        await reading.messages(request, GAUGE)
+        await reading.decode_messages(request, GAUGE)
     reading.close()
     return words.asked
 
@@ -68,7 +68,7 @@ def talk(*texts: str) -> bytes:
 
 
 TEXTS = ("one", "two", "three", "four")
-OTHER = Gauge("gpt-y", "tiktoken", CHAT)
+OTHER = CountingOptions("gpt-y", "tiktoken", CHAT)
 
 
 @pytest.mark.parametrize(
@@ -77,30 +77,32 @@ OTHER = Gauge("gpt-y", "tiktoken", CHAT)
     ids=["grown", "counted-otherwise-in-between", "forgotten"],
 )
 async def test_a_grown_list_is_what_it_would_be_read_from_its_first_message(
-    max_listed: int, gauges: Sequence[Gauge]
+    max_listed: int, gauges: Sequence[CountingOptions]
 ) -> None:
-    reader = Reader(bytes(KEY_BYTES), CHAT)
-    reading = Reading({"tiktoken": Counting(Words())}, max_listed_bytes=max_listed)
-    fresh = Reading({"tiktoken": Counting(Words())})
+    reader = IncrementalReader(bytes(KEY_BYTES), CHAT)
+    reading = MessageReader({"tiktoken": TokenScheduler(Words())}, max_listed_bytes=max_listed)
+    fresh = MessageReader({"tiktoken": TokenScheduler(Words())})
     texts = ["be brief", "one", "two words", "a b c", "now", "so"]
     for size, gauge in zip((2, 4, 6), gauges, strict=True):
         raw = talk(*texts[:size])
         body = reader.read(raw, "t")
-        listed = await reading.listed(body, gauge)
-        assert listed == await fresh.listed(read(raw, CHAT), gauge)
-        assert listed.prefixes == tuple(prefix_digests(listed.body))
+        listed = await reading.read_request(body, gauge)
+        assert listed == await fresh.read_request(parse_body(raw, CHAT), gauge)
+        assert listed.prefixes == tuple(compute_prefix_digests(listed.body))
         assert listed.tokens == sum(message.tokens for message in listed.messages)
-        assert [message.raw for message in listed.messages] == list(read(raw, CHAT).messages)
-        assert await reading.listed(body, gauge) == listed
+        assert [message.raw for message in listed.messages] == list(parse_body(raw, CHAT).messages)
+        assert await reading.read_request(body, gauge) == listed
     reading.close()
     fresh.close()
 
 
 async def test_of_a_grown_list_only_what_is_new_is_looked_at() -> None:
-    reader, words = Reader(bytes(KEY_BYTES), CHAT), Words()
-    reading = Reading({"tiktoken": Counting(words)}, max_held_bytes=0)  # single messages are not remembered
+    reader, words = IncrementalReader(bytes(KEY_BYTES), CHAT), Words()
+    reading = MessageReader(
+        {"tiktoken": TokenScheduler(words)}, max_held_bytes=0
+    )  # single messages are not remembered
     for size in (2, 3, 3, 4):
-        await reading.listed(reader.read(talk(*TEXTS[:size]), "t"), GAUGE)
+        await reading.read_request(reader.read(talk(*TEXTS[:size]), "t"), GAUGE)
     reading.close()
     assert words.asked == list(TEXTS)
 
@@ -111,22 +113,24 @@ async def test_large_messages_and_definitions_are_read_as_little_ones(
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "a b"}, image]}, {"role": "system"}]
     tools = [{"name": "é", "n": [1.0, {}]}, 2, "x"]
-    body = read(json.dumps({"messages": messages, "tools": tools, "functions": {"a": 1}}).encode(), CHAT)
+    body = parse_body(
+        json.dumps({"messages": messages, "tools": tools, "functions": {"a": 1}}).encode(), CHAT
+    )
     found = []
     for at_once in (message_reader.AT_ONCE_BYTES, 1):
         for module in (reading_module, message_reader):
             monkeypatch.setattr(module, "AT_ONCE_BYTES", at_once)
         words = Words()
-        reading = Reading({"tiktoken": Counting(words)})
-        overhead = await reading.overhead(body.prompt_members, GAUGE)
-        found.append((await reading.listed(body, GAUGE), overhead, sorted(words.asked)))
+        reading = MessageReader({"tiktoken": TokenScheduler(words)})
+        overhead = await reading.count_overhead(body.prompt_members, GAUGE)
+        found.append((await reading.read_request(body, GAUGE), overhead, sorted(words.asked)))
         reading.close()
     assert found[0] == found[1]
 
 
 async def test_definitions_are_counted_once() -> None:
     words = Words()
-    reading = Reading({"tiktoken": Counting(words)})
-    sizes = [await reading.overhead(['{"a": 1}', "[2]"], GAUGE) for _ in range(2)]
+    reading = MessageReader({"tiktoken": TokenScheduler(words)})
+    sizes = [await reading.count_overhead(['{"a": 1}', "[2]"], GAUGE) for _ in range(2)]
     reading.close()
     assert (sizes[0] == sizes[1], words.asked) == (True, ['{"a":1}', "[2]"])

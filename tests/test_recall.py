@@ -8,16 +8,28 @@ from typing import Any, cast
 import pytest
 
 from compaction_proxy.core.message import Message
-from compaction_proxy.recall.archive import Archived, Original, Place, Round, archived
-from compaction_proxy.recall.fulltext import SqliteFullText
-from compaction_proxy.recall.index_cache import Indexes
-from compaction_proxy.recall.retention import Bounds, Holdings
-from compaction_proxy.recall.search import SNIPPET_CHARACTERS, Hit, Recall, Recalled, _snippet
+from compaction_proxy.recall.archive import (
+    ArchivedRound,
+    ArchiveRef,
+    OriginalMessage,
+    RemovedMessage,
+    build_archive,
+)
+from compaction_proxy.recall.fulltext import SqliteTextIndexBuilder
+from compaction_proxy.recall.index_cache import SearchIndexCache
+from compaction_proxy.recall.retention import ArchiveBounds, ArchiveRetention
+from compaction_proxy.recall.search import (
+    SNIPPET_CHARACTERS,
+    ArchiveSearch,
+    Hit,
+    RecalledMessage,
+    _extract_snippet,
+)
 from compaction_proxy.storage.keys import archive_key, scope_prefix, tenant_prefix
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
-from compaction_proxy.telemetry.event_history import History
+from compaction_proxy.telemetry.event_history import EventHistory
 
 DAY_S = 86_400.0
 WHO = ("t_1", "c_1")
@@ -28,14 +40,14 @@ def ignored(_: object) -> None:
     """Nothing fails here."""
 
 
-def recall(store: Store) -> Recall:
+def recall(store: Store) -> ArchiveSearch:
     """That of a process that has just started."""
-    records = Records(store, ignored)
-    return Recall(records, History(records, DAY_S), holdings(records), SqliteFullText())
+    records = RecordStore(store, ignored)
+    return ArchiveSearch(records, EventHistory(records, DAY_S), holdings(records), SqliteTextIndexBuilder())
 
 
-def holdings(records: Records) -> Holdings:
-    return Holdings(records, DAY_S, Bounds(), now=lambda: 100.0)
+def holdings(records: RecordStore) -> ArchiveRetention:
+    return ArchiveRetention(records, DAY_S, ArchiveBounds(), now=lambda: 100.0)
 
 
 async def taken(
@@ -46,20 +58,20 @@ async def taken(
     conversation: str = "c_1",
     strategy: str = "chained",
     tenant: str = "t_1",
-) -> Round:
+) -> ArchivedRound:
     """A round that takes user messages out; their indices and ids go on from `10 * number`."""
-    records = Records(store, ignored)
-    await History(records, DAY_S).rooted(tenant, conversation, root)
-    made = Round(conversation, strategy, number.to_bytes(64, "big"), number, float(number))
+    records = RecordStore(store, ignored)
+    await EventHistory(records, DAY_S).record_root(tenant, conversation, root)
+    made = ArchivedRound(conversation, strategy, number.to_bytes(64, "big"), number, float(number))
     messages = [
-        Original(10 * number + index, f"m_{10 * number + index}", number, Message("user", text))
+        OriginalMessage(10 * number + index, f"m_{10 * number + index}", number, Message("user", text))
         for index, text in enumerate(texts)
     ]
-    archive = archived(tenant, root, made, messages, DAY_S)
+    archive = build_archive(tenant, root, made, messages, DAY_S)
     key = archive.items[0].key
-    await records.save(f"{key}:x", {}, ttl_s=DAY_S, also=[*archive.items, archive.line])
-    await holdings(records).added(tenant, Place(root, made), archive)
-    await records.behind.close()
+    await records.save_if_absent(f"{key}:x", {}, ttl_s=DAY_S, also=[*archive.items, archive.line])
+    await holdings(records).add_archive(tenant, ArchiveRef(root, made), archive)
+    await records.background_tasks.close()
     return made
 
 
@@ -144,7 +156,7 @@ async def test_a_conversation_that_begins_alike_finds_nothing_of_another_s() -> 
     await taken(store, 1, "shared beginning")
     await taken(store, 2, "secret of another", conversation="c_2")
     assert await ids(store, "secret") == []
-    assert await recall(store).message(*WHO, "m_20") is None
+    assert await recall(store).find_message(*WHO, "m_20") is None
     assert await recall(store).search("t_2", "c_2", "secret", 5) == []
 
 
@@ -155,8 +167,8 @@ async def test_a_branch_finds_what_another_archived_of_messages_that_are_its_own
     known = frozenset({"m_10"})
     hits = await recall(store).search(*WHO, "word", 2, known=known)
     assert sorted((hit.message_id, hit.conversation) for hit in hits) == [("m_10", "c_2"), ("m_20", "c_1")]
-    assert await recall(store).message(*WHO, "m_11", known=known) is None
-    assert await recall(store).message(*WHO, "m_10", known=known) is not None
+    assert await recall(store).find_message(*WHO, "m_11", known=known) is None
+    assert await recall(store).find_message(*WHO, "m_10", known=known) is not None
 
 
 async def test_a_message_that_a_branch_archived_too_stays_the_conversation_s_own() -> None:
@@ -170,8 +182,10 @@ async def test_a_message_that_a_branch_archived_too_stays_the_conversation_s_own
 async def test_a_message_is_given_whole(store: Store) -> None:
     text = "line\n" * 10_000
     made = await taken(store, 1, "first", text)
-    assert await recall(store).message(*WHO, "m_11") == Recalled(Archived("m_11", 11, "user", text, 1), made)
-    assert await recall(store).message(*WHO, "m_99") is None
+    assert await recall(store).find_message(*WHO, "m_11") == RecalledMessage(
+        RemovedMessage("m_11", 11, "user", text, 1), made
+    )
+    assert await recall(store).find_message(*WHO, "m_99") is None
 
 
 async def test_all_of_a_tenant_is_searched_and_nothing_of_another(store: Store) -> None:
@@ -180,22 +194,22 @@ async def test_all_of_a_tenant_is_searched_and_nothing_of_another(store: Store) 
     await taken(store, 3, "a port of theirs", conversation="c_3", tenant="t_2")
     hits = await recall(store).search("t_1", None, "port")
     assert sorted((hit.message_id, hit.conversation) for hit in hits) == [("m_10", "c_1"), ("m_20", "c_2")]
-    assert await recall(store).message("t_1", None, "m_30") is None
-    assert await recall(store).message("t_1", None, "m_20") is not None
+    assert await recall(store).find_message("t_1", None, "m_30") is None
+    assert await recall(store).find_message("t_1", None, "m_20") is not None
 
 
 async def test_an_archive_of_a_version_before_is_still_found() -> None:
     store = MemoryStore()
     await taken(store, 1, "new words")
-    records = Records(store, ignored)
-    made = Round("c_1", "chained", (2).to_bytes(64, "big"), 2, 2.0)
-    _, line, _ = archived("t_1", ROOTS[0], made, [], DAY_S)
+    records = RecordStore(store, ignored)
+    made = ArchivedRound("c_1", "chained", (2).to_bytes(64, "big"), 2, 2.0)
+    _, line, _ = build_archive("t_1", ROOTS[0], made, [], DAY_S)
     before = {name: value for name, value in line.fields.items() if name != "bytes"}
     key = archive_key("t_1", ROOTS[0], "chained", made.place)
     rows = {"messages": [["m_20", 20, "user", "old words"]]}
-    await records.save(key, before | rows, ttl_s=DAY_S, also=[replace(line, fields=before)])
+    await records.save_if_absent(key, before | rows, ttl_s=DAY_S, also=[replace(line, fields=before)])
     assert sorted(await ids(store, "words")) == ["m_10", "m_20"]
-    assert [each.message.turn for each in await recall(store).everything(*WHO)] == [1, None]
+    assert [each.message.turn for each in await recall(store).list_removed_messages(*WHO)] == [1, None]
 
 
 class Reads:
@@ -217,8 +231,8 @@ async def test_asked_again_only_lists_are_read_until_there_is_another_archive() 
     await found.search(*WHO, "word")
     store.asked.clear()
     await found.search(*WHO, "another word")
-    await found.message(*WHO, "m_10")
-    assert store.asked == {"tail": 4}
+    await found.find_message(*WHO, "m_10")
+    assert store.asked == {"read_tail": 4}
     await taken(cast("Store", store), 2, "word")
     assert len(await found.search(*WHO, "word")) == 2
 
@@ -226,30 +240,30 @@ async def test_asked_again_only_lists_are_read_until_there_is_another_archive() 
 @pytest.mark.parametrize("prefix", [scope_prefix("t_1", ROOTS[0]), tenant_prefix("t_1")])
 async def test_what_is_forgotten_is_found_no_more_at_once(prefix: str) -> None:
     store = MemoryStore()
-    place = Place(ROOTS[0], await taken(store, 1, "word"))
-    records = Records(store, ignored)
-    indexes = Indexes(records, SqliteFullText())
-    reading = asyncio.create_task(indexes.of("t_1", [place]))
+    place = ArchiveRef(ROOTS[0], await taken(store, 1, "word"))
+    records = RecordStore(store, ignored)
+    indexes = SearchIndexCache(records, SqliteTextIndexBuilder())
+    reading = asyncio.create_task(indexes.get_or_load("t_1", [place]))
     await asyncio.sleep(0)  # it has begun to read
-    await records.forget(prefix)
+    await records.delete_prefix(prefix)
     assert len(await reading) == 0
     await taken(store, 1, "word")
-    assert len(await indexes.of("t_1", [place])) == 1
-    await records.forget(prefix)
-    assert len(await indexes.of("t_1", [place])) == 0
+    assert len(await indexes.get_or_load("t_1", [place])) == 1
+    await records.delete_prefix(prefix)
+    assert len(await indexes.get_or_load("t_1", [place])) == 0
     await indexes.close()
 
 
 async def test_indexes_that_are_too_much_go_and_the_one_used_last_stays() -> None:
     store = MemoryStore()
-    places = [Place(root, await taken(store, 1, "word " * 9_000, root=root)) for root in ROOTS]
-    indexes = Indexes(Records(store, ignored), SqliteFullText(), max_bytes=300_000)
-    held = [await indexes.of("t_1", [place]) for place in places]
+    places = [ArchiveRef(root, await taken(store, 1, "word " * 9_000, root=root)) for root in ROOTS]
+    indexes = SearchIndexCache(RecordStore(store, ignored), SqliteTextIndexBuilder(), max_bytes=300_000)
+    held = [await indexes.get_or_load("t_1", [place]) for place in places]
     for each in held:
         assert [found.message.id for found, _ in await each.search("word", 1)] == ["m_10"]
-    indexes.settle()
-    assert await indexes.of("t_1", [places[1]]) is held[1]
-    assert await indexes.of("t_1", [places[0]]) is not held[0]
+    indexes.evict_excess()
+    assert await indexes.get_or_load("t_1", [places[1]]) is held[1]
+    assert await indexes.get_or_load("t_1", [places[0]]) is not held[0]
     await indexes.close()
 
 
@@ -258,9 +272,9 @@ async def test_of_what_a_forgotten_conversation_had_another_process_finds_nothin
     await taken(store, 2, "word", root=ROOTS[1], conversation="c_2")
     found = recall(store)
     assert len(await found.search("t_1", None, "word")) == 2
-    here = Records(store, ignored)
-    await here.forget(scope_prefix("t_1", ROOTS[0]))
-    await holdings(here).forgotten("t_1", [ROOTS[0]])
+    here = RecordStore(store, ignored)
+    await here.delete_prefix(scope_prefix("t_1", ROOTS[0]))
+    await holdings(here).record_deleted_roots("t_1", [ROOTS[0]])
     assert [hit.message_id for hit in await found.search("t_1", None, "word")] == ["m_20"]
     assert await found.search(*WHO, "word") == []
 
@@ -268,11 +282,11 @@ async def test_of_what_a_forgotten_conversation_had_another_process_finds_nothin
 @pytest.mark.parametrize("at", [0, 150, 400, 880])
 def test_a_snippet_begins_and_ends_with_whole_words(at: int) -> None:
     text = " ".join(f"word{number}" for number in range(130))
-    shown = _snippet(text, at)
+    shown = _extract_snippet(text, at)
     assert set(shown.split()) <= set(text.split())
     assert len(shown) > 250
     assert text[at + 10 :].split()[1] in shown
 
 
 def test_a_snippet_of_one_long_run_is_cut_anywhere() -> None:
-    assert _snippet("x" * 1_000, 500) == "x" * 300
+    assert _extract_snippet("x" * 1_000, 500) == "x" * 300

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from compaction_proxy.compaction.auto_recall import DEADLINE_S, HEADING, Reminder, query_of
-from compaction_proxy.compaction.types import Ask, Fit, Mode
-from compaction_proxy.core.search_tool import DATA
+from compaction_proxy.compaction.auto_recall import DEADLINE_S, HEADING, AutoRecall, build_query
+from compaction_proxy.compaction.types import CompactionMode, FitRequest, FitResult
+from compaction_proxy.core.search_tool import DATA_NOTICE
 from compaction_proxy.recall.search import Hit
-from compaction_proxy.wires.wire import Usage
+from compaction_proxy.wires.wire import TokenUsage
 from tests.compaction.bench import COUNTER, Bench, JsonObject, bench, called, forwarded, prefix, talk, user
 
 QUESTION = user("Which port does the ledger listen on?")
@@ -53,13 +53,15 @@ class Turn(NamedTuple):
 
     made: Bench
     search: Searches
-    remind: Reminder
+    remind: AutoRecall
     told: list[tuple[str, str]]
 
-    async def fitted(self, messages: list[JsonObject], **over: Any) -> tuple[Fit, Fit, Ask]:
+    async def fitted(
+        self, messages: list[JsonObject], **over: Any
+    ) -> tuple[FitResult, FitResult, FitRequest]:
         """A request before and after it was reminded."""
         asked = self.made.ask(messages, **{"model": AUTO, **over})
-        fit = await self.made.compactor.fit(asked)
+        fit = await self.made.compactor.fit_request(asked)
         return fit, await self.remind(fit, asked), asked
 
 
@@ -68,12 +70,12 @@ async def turn(search: Searches | None = None, strategy: str = "anchored") -> As
     told: list[tuple[str, str]] = []
     finds = search or Searches()
     async with bench(strategy=strategy) as made:
-        remind = Reminder(
+        remind = AutoRecall(
             finds,
             made.reading,
             made.records,
             lambda text: COUNTER.count(text, ""),
-            searched=lambda source, outcome: told.append((source, outcome)),
+            on_search=lambda source, outcome: told.append((source, outcome)),
         )
         yield Turn(made, finds, remind, told)
         await remind.close()
@@ -91,7 +93,7 @@ async def test_what_matches_stands_right_before_the_latest_user_message_and_noth
     assert latest == QUESTION
     assert ours["role"] == "user"
     assert ours["content"].startswith(HEADING)
-    assert DATA in ours["content"]
+    assert DATA_NOTICE in ours["content"]
     assert SNIPPET in ours["content"]
     assert each.search.asked == [f"t c_1 {QUESTION['content']}"]
     assert each.told == [("auto", "found")]
@@ -100,12 +102,12 @@ async def test_what_matches_stands_right_before_the_latest_user_message_and_noth
 async def test_what_was_added_is_counted_and_reported() -> None:
     async with turn() as each:
         bare, fit, _ = await each.fitted(long())
-    assert 0 < fit.added <= 600
-    assert fit.estimate == bare.estimate + fit.added
+    assert 0 < fit.added_tokens <= 600
+    assert fit.estimate == bare.estimate + fit.added_tokens
     assert (fit.report.messages_after or 0) == (bare.report.messages_after or 0) + 1
     grown = (fit.report.tokens_after or 0) - (bare.report.tokens_after or 0)
-    assert fit.added <= grown <= 1.1 * fit.added
-    assert fit.footing == bare.footing
+    assert fit.added_tokens <= grown <= 1.1 * fit.added_tokens
+    assert fit.usage_basis == bare.usage_basis
 
 
 async def test_every_request_of_a_turn_begins_with_the_same_bytes() -> None:
@@ -128,17 +130,21 @@ async def test_the_real_size_of_a_request_with_it_says_how_large_the_next_one_is
         await each.fitted(messages)
         _, fit, asked = await each.fitted(messages)
         real = int(fit.estimate * 1.1)
-        counted = Usage(prompt_tokens=real, completion_tokens=1, cached_tokens=0)
-        await each.made.observing.observe(asked, fit, counted)
+        counted = TokenUsage(prompt_tokens=real, completion_tokens=1, cached_tokens=0)
+        await each.made.observing.learn_from_answer(asked, fit, counted)
         next_bare = (await each.fitted([*messages, *called(0, "fine")]))[0]
-    grown = next_bare.estimate - (fit.estimate - fit.added)
-    expected = real - 1.1 * fit.added + 1.1 * grown
+    grown = next_bare.estimate - (fit.estimate - fit.added_tokens)
+    expected = real - 1.1 * fit.added_tokens + 1.1 * grown
     assert abs((next_bare.report.tokens_after or 0) - expected) <= 0.02 * expected
 
 
 @pytest.mark.parametrize(
     "over",
-    [{"model": {}}, {"model": {"recall": {"auto": "inject", "auto_score": 0.7}}}, {"mode": Mode.BYPASS}],
+    [
+        {"model": {}},
+        {"model": {"recall": {"auto": "inject", "auto_score": 0.7}}},
+        {"mode": CompactionMode.BYPASS},
+    ],
     ids=["not configured", "below the score", "bypassed"],
 )
 async def test_nothing_is_placed_where_it_is_not_wanted(over: dict[str, Any]) -> None:
@@ -172,7 +178,7 @@ async def test_what_has_no_room_is_left_out() -> None:
         bare, _, asked = await each.fitted(long(), model={"recall": large})
         full = replace(bare, report=bare.report._replace(tokens_after=bare.report.window))
         assert await each.remind(full, asked) is full
-        short = replace(bare, listed=bare.estimate)
+        short = replace(bare, client_tokens=bare.estimate)
         assert await each.remind(short, asked) is short
 
 
@@ -196,7 +202,7 @@ async def test_a_slow_search_is_not_waited_for_and_goes_on_to_its_end() -> None:
     clock = asyncio.get_running_loop().time
     async with turn(Searches(takes_s=2 * DEADLINE_S)) as each:
         asked = each.made.ask(long(), model=AUTO)
-        bare = await each.made.compactor.fit(asked)
+        bare = await each.made.compactor.fit_request(asked)
         began_s = clock()
         fit = await each.remind(bare, asked)
         waited_s = clock() - began_s
@@ -217,8 +223,8 @@ async def test_what_is_forgotten_is_not_held() -> None:
     async with turn() as each:
         _, before, asked = await each.fitted(long())
         each.search.hits = []
-        await each.made.records.forget("x")
-        bare = await each.made.compactor.fit(asked)
+        await each.made.records.delete_prefix("x")
+        bare = await each.made.compactor.fit_request(asked)
         after = await each.remind(bare, asked)
     assert SNIPPET.encode() in before.raw
     assert after is bare
@@ -236,4 +242,4 @@ async def test_what_is_forgotten_is_not_held() -> None:
     ],
 )
 def test_a_message_is_searched_by_its_words_if_it_has_enough(text: str, expected: str) -> None:
-    assert query_of(text) == expected
+    assert build_query(text) == expected

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from compaction_proxy.core.errors import ConfigError, ProxyError
-from compaction_proxy.gateway.server import PORT_IS_SPREAD, base_url, listen, served
+from compaction_proxy.gateway.server import PORT_IS_SPREAD, build_base_url, listen, serve_embedded
 
 
 async def lifespan(receive: Any, send: Any, log: list[str]) -> None:
@@ -37,7 +37,7 @@ async def test_it_serves_while_the_block_runs_and_adds_nothing_but_a_date() -> N
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    async with served(app) as url:
+    async with serve_embedded(app) as url:
         assert log == ["started"]
         answer = await exchange(url, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         lines = [line for line in answer.split(b"\r\n") if not line.startswith(b"date: ")]
@@ -53,7 +53,7 @@ async def test_an_application_that_does_not_start_is_an_error_and_not_the_end_of
         await send({"type": "lifespan.startup.failed", "message": "no"})
 
     with pytest.raises(ProxyError, match="did not start"):
-        async with served(app):
+        async with serve_embedded(app):
             pytest.fail("it must not get here")
 
 
@@ -62,7 +62,7 @@ async def test_an_error_in_the_block_is_not_hidden() -> None:
         await lifespan(receive, send, [])
 
     with pytest.raises(ZeroDivisionError):
-        async with served(app):
+        async with serve_embedded(app):
             raise ZeroDivisionError
 
 
@@ -81,12 +81,12 @@ def test_an_address_that_is_not_ours_is_a_configuration_error(host: str) -> None
 @pytest.mark.parametrize(("host", "seen"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])
 def test_the_url_is_one_that_works_on_this_machine(host: str, seen: str) -> None:
     with listen(host, 0) as bound:
-        assert base_url(bound) == f"http://{seen}:{bound.getsockname()[1]}"
+        assert build_base_url(bound) == f"http://{seen}:{bound.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("spread", [False, PORT_IS_SPREAD])
 def test_what_is_accepted_sends_without_waiting_for_acknowledgements(*, spread: bool) -> None:
-    with listen("127.0.0.1", 0, spread=spread) as bound:
+    with listen("127.0.0.1", 0, share_port=spread) as bound:
         bound.listen()
         with socket.create_connection(bound.getsockname()), bound.accept()[0] as accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

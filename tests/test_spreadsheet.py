@@ -2,7 +2,7 @@
 
 import pytest
 
-from compaction_proxy.admin.api.export import line
+from compaction_proxy.admin.api.export import format_csv_line
 
 
 @pytest.mark.parametrize(
@@ -13,4 +13,4 @@ from compaction_proxy.admin.api.export import line
     ],
 )
 def test_a_cell_is_quoted_and_no_formula(values: list[object], written: str) -> None:
-    assert line(values) == written
+    assert format_csv_line(values) == written

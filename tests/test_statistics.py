@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compaction_proxy.core.cost.savings import Saving
-from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, FAILED, MEASURED, OVER_LIMIT, PINNED, Event
 from compaction_proxy.core.upstream_failure import UpstreamFailure, parse_failures
-from compaction_proxy.storage.keys import hours_key, key_name, writers_key
+from compaction_proxy.storage.keys import client_key_name, hours_key, writers_key
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry import statistics as module
-from compaction_proxy.telemetry.counters import Counters, from_fields, to_fields
-from compaction_proxy.telemetry.exchange_batch import Entry
-from compaction_proxy.telemetry.statistics import Row, Statistics
+from compaction_proxy.telemetry.counters import ExchangeCounters, from_fields, to_fields
+from compaction_proxy.telemetry.exchange_batch import ExchangeEntry
+from compaction_proxy.telemetry.statistics import Statistics, StatisticsRow
 from tests.journals import DAY_S, MONTH_S, Process, exchange, ignored
 
 HOUR_S = 3_600.0
@@ -25,10 +25,10 @@ NOON = 1_795_348_800.0 - 1_795_348_800.0 % DAY_S + DAY_S / 2
 WAYS = ("hour", "day", "model", "key", "total")
 
 
-def summed(rows: list[Row]) -> dict[str, Any]:
-    whole = Counters()
+def summed(rows: list[StatisticsRow]) -> dict[str, Any]:
+    whole = ExchangeCounters()
     for row in rows:
-        whole.join(row.counters)
+        whole.add_counters(row.counters)
     return to_fields(whole)
 
 
@@ -50,14 +50,14 @@ EXCHANGES = st.lists(
 async def test_every_way_to_split_them_adds_up_to_the_same(exchanges: list[Any]) -> None:
     store, now = MemoryStore(), [NOON]
     processes = [Process(store, lambda: now[0]) for _ in range(2)]
-    whole = Counters()
+    whole = ExchangeCounters()
     for index, hours, model, tenant, code, saving in sorted(exchanges, key=lambda each: -each[1]):
         now[0] = NOON - hours * HOUR_S
         made = exchange(now[0], model=model, code=code, tokens_before=7, tokens_after=5)
-        processes[index].statistics.add([Entry(tenant, None, made, saving)])
-        whole.add(made)
+        processes[index].statistics.add_entries([ExchangeEntry(tenant, None, made, saving)])
+        whole.add_exchange(made)
         if saving:
-            whole.price(saving.cost, saving.gross, saving.cache_loss)
+            whole.add_price(saving.cost, saving.gross, saving.cache_loss)
         elif code == 200:
             whole.unpriced += 1
         await processes[index].statistics.flush()
@@ -65,36 +65,39 @@ async def test_every_way_to_split_them_adds_up_to_the_same(exchanges: list[Any])
     fresh = Process(store, lambda: NOON).statistics
     for reader in (fresh, fresh, processes[0].statistics):
         for way in WAYS:
-            rows = await reader.rows(NOON - 2 * DAY_S, NOON + 1, way)  # type: ignore[arg-type]
+            rows = await reader.list_rows(NOON - 2 * DAY_S, NOON + 1, way)  # type: ignore[arg-type]
             assert summed(rows) == to_fields(whole)
-            assert [row.of for row in rows] == sorted({row.of for row in rows})
+            assert [row.label for row in rows] == sorted({row.label for row in rows})
 
 
 async def test_rows_are_named_for_what_they_are_of() -> None:
     process = Process(MemoryStore(), lambda: NOON)
-    process.statistics.add([Entry("t_1", None, exchange(NOON), None)])
-    process.statistics.add([Entry("t_2", None, exchange(NOON, model="n"), None)])
-    told = {way: [row.of for row in await process.statistics.rows(NOON, NOON + 1, way)] for way in WAYS}  # type: ignore[arg-type]
+    process.statistics.add_entries([ExchangeEntry("t_1", None, exchange(NOON), None)])
+    process.statistics.add_entries([ExchangeEntry("t_2", None, exchange(NOON, model="n"), None)])
+    told = {}
+    for way in WAYS:
+        rows = await process.statistics.list_rows(NOON, NOON + 1, way)  # type: ignore[arg-type]
+        told[way] = [row.label for row in rows]
     assert told == {
         "hour": ["2026-11-22T12"],
         "day": ["2026-11-22"],
         "model": ["m", "n"],
-        "key": sorted([key_name("t_1"), key_name("t_2")]),
+        "key": sorted([client_key_name("t_1"), client_key_name("t_2")]),
         "total": ["total"],
     }
-    assert await process.statistics.rows(NOON - 2 * HOUR_S, NOON, "total") == []
+    assert await process.statistics.list_rows(NOON - 2 * HOUR_S, NOON, "total") == []
 
 
 async def test_events_are_counted_with_what_they_cost() -> None:
     process = Process(MemoryStore(), lambda: NOON)
     paid = {"calls": 2, "prompt_tokens": 50, "completion_tokens": 5, "cost_usd": 0.25, "asked": "m"}
     for kind in (COMPACTED, FAILED, MEASURED):
-        process.statistics.heard("t_1", Event(kind, NOON, "c_1", **paid))  # type: ignore[arg-type]
+        process.statistics.on_event("t_1", Event(kind, NOON, "c_1", **paid))  # type: ignore[arg-type]
     for kind in (OVER_LIMIT, PINNED):
-        process.statistics.heard("t_1", Event(kind, NOON, "c_1"))
-    [other, row] = await process.statistics.rows(NOON, NOON + 1, "model")
-    assert (other.of, to_fields(other.counters)) == ("", {"failures": 1})
-    assert (row.of, to_fields(row.counters)) == ("m", {
+        process.statistics.on_event("t_1", Event(kind, NOON, "c_1"))
+    [other, row] = await process.statistics.list_rows(NOON, NOON + 1, "model")
+    assert (other.label, to_fields(other.counters)) == ("", {"failures": 1})
+    assert (row.label, to_fields(row.counters)) == ("m", {
         "rounds": 1, "failures": 1, "summary_calls": 4, "summary_prompt_tokens": 100,
         "summary_completion_tokens": 10, "summary_usd": 0.5,
     })  # fmt: skip
@@ -107,10 +110,13 @@ async def test_what_came_before_its_hour_was_settled_counts_now() -> None:
     process = Process(store, lambda: now[0])
     for hours in (0, 2, 2):
         now[0] = NOON + hours * HOUR_S
-        process.statistics.add([Entry("t", None, exchange(NOON), None)])
+        process.statistics.add_entries([ExchangeEntry("t", None, exchange(NOON), None)])
         await process.statistics.flush()
-    rows = await Process(store, lambda: now[0]).statistics.rows(NOON, now[0] + 1, "hour")
-    assert [(row.of, row.counters.requests) for row in rows] == [("2026-11-22T12", 1), ("2026-11-22T13", 2)]
+    rows = await Process(store, lambda: now[0]).statistics.list_rows(NOON, now[0] + 1, "hour")
+    assert [(row.label, row.counters.requests) for row in rows] == [
+        ("2026-11-22T12", 1),
+        ("2026-11-22T13", 2),
+    ]
 
 
 async def test_hours_wait_for_a_store_that_is_away() -> None:
@@ -119,16 +125,16 @@ async def test_hours_wait_for_a_store_that_is_away() -> None:
 
         async def write(self, items: Any) -> None:
             if self.away:
-                raise StoreUnavailable("store-full")
+                raise StoreUnavailableError("store-full")
             await super().write(items)
 
     store, now = Away(), [NOON]
     process = Process(store, lambda: now[0])
     for store.away in (True, True, False):
-        process.statistics.add([Entry("t", None, exchange(now[0]), None)])
+        process.statistics.add_entries([ExchangeEntry("t", None, exchange(now[0]), None)])
         await process.statistics.flush()
         now[0] += HOUR_S
-    rows = await Process(store, lambda: now[0]).statistics.rows(NOON, now[0], "hour")
+    rows = await Process(store, lambda: now[0]).statistics.list_rows(NOON, now[0], "hour")
     assert [row.counters.requests for row in rows] == [1, 1, 1]
 
 
@@ -140,9 +146,9 @@ async def test_a_large_hour_is_written_less_often_but_at_last(monkeypatch: pytes
 
     async def written(*, at_last: bool = False) -> int:
         for model in "ab":
-            process.statistics.add([Entry("t", None, exchange(NOON, model=model), None)])
+            process.statistics.add_entries([ExchangeEntry("t", None, exchange(NOON, model=model), None)])
         await process.statistics.flush(at_last=at_last)
-        [row] = await Process(store, lambda: now[0]).statistics.rows(NOON, NOON + 1, "total")
+        [row] = await Process(store, lambda: now[0]).statistics.list_rows(NOON, NOON + 1, "total")
         return row.counters.requests
 
     counts = [await written()]
@@ -155,9 +161,9 @@ async def test_models_and_keys_beyond_a_bound_are_counted_together(monkeypatch: 
     monkeypatch.setattr(module, "MAX_PAIRS", 2)
     process = Process(MemoryStore(), lambda: NOON)
     for model in "abcda":
-        process.statistics.add([Entry("t", None, exchange(NOON, model=model), None)])
-    rows = await process.statistics.rows(NOON, NOON + 1, "model")
-    assert [(row.of, row.counters.requests) for row in rows] == [("a", 2), ("b", 1), ("other", 2)]
+        process.statistics.add_entries([ExchangeEntry("t", None, exchange(NOON, model=model), None)])
+    rows = await process.statistics.list_rows(NOON, NOON + 1, "model")
+    assert [(row.label, row.counters.requests) for row in rows] == [("a", 2), ("b", 1), ("other", 2)]
 
 
 async def test_hours_that_are_long_over_are_read_once() -> None:
@@ -170,30 +176,30 @@ async def test_hours_that_are_long_over_are_read_once() -> None:
 
     store = Counted()
     process = Process(store, lambda: NOON - DAY_S)
-    process.statistics.add([Entry("t", None, exchange(NOON - DAY_S), None)])
+    process.statistics.add_entries([ExchangeEntry("t", None, exchange(NOON - DAY_S), None)])
     await process.statistics.flush()
     reader = Process(store, lambda: NOON).statistics
-    found = [await reader.rows(NOON - DAY_S, NOON - DAY_S / 2, "total") for _ in range(3)]
+    found = [await reader.list_rows(NOON - DAY_S, NOON - DAY_S / 2, "total") for _ in range(3)]
     assert (found[0][0].counters.requests, found[1:], store.reads) == (1, [found[0]] * 2, 1)
 
 
 async def test_records_that_make_no_sense_count_nothing() -> None:
-    records = Records(MemoryStore(), ignored)
+    records = RecordStore(MemoryStore(), ignored)
     day = "2026-11-22"
     for writer, told in (("a", {"rows": 7}), ("b", {"rows": [5, {"model": "m", "requests": "x"}]})):
-        await records.append(writers_key(day), {"writer": writer}, ttl_s=DAY_S, keep=9)
-        await records.keep(hours_key(day, 12, writer), told, ttl_s=DAY_S)
-    await records.append(writers_key(day), {"writer": 7}, ttl_s=DAY_S, keep=9)
-    rows = await Statistics(records, MONTH_S, lambda: NOON).rows(NOON, NOON + 1, "model")
-    assert [(row.of, to_fields(row.counters)) for row in rows] == [("m", {})]
+        await records.append_line(writers_key(day), {"writer": writer}, ttl_s=DAY_S, max_lines=9)
+        await records.overwrite(hours_key(day, 12, writer), told, ttl_s=DAY_S)
+    await records.append_line(writers_key(day), {"writer": 7}, ttl_s=DAY_S, max_lines=9)
+    rows = await Statistics(records, MONTH_S, lambda: NOON).list_rows(NOON, NOON + 1, "model")
+    assert [(row.label, to_fields(row.counters)) for row in rows] == [("m", {})]
 
 
 COUNTS = st.integers(0, 10**15)
 COUNTERS = st.builds(
-    Counters,
+    ExchangeCounters,
     **{
         each.name: COUNTS if each.type == "int" or each.type is int else st.floats(0, 1e6)
-        for each in fields(Counters)
+        for each in fields(ExchangeCounters)
         if each.name not in {"statuses", "overhead"}
     },
     statuses=st.dictionaries(st.sampled_from(["none", "applied"]), st.integers(1, 9)),
@@ -203,7 +209,7 @@ COUNTERS = st.builds(
 
 @settings(deadline=None, max_examples=25)
 @given(COUNTERS)
-def test_counters_survive_being_written(counters: Counters) -> None:
+def test_counters_survive_being_written(counters: ExchangeCounters) -> None:
     assert from_fields(to_fields(counters)) == counters
 
 
@@ -214,9 +220,9 @@ def test_counters_survive_being_written(counters: Counters) -> None:
 def test_a_quantile_of_the_overhead_is_told_from_its_buckets(
     overheads: list[float], share: float, expected: float | None
 ) -> None:
-    counters = Counters()
+    counters = ExchangeCounters()
     for overhead in overheads:
-        counters.add(exchange(1.0, overhead_s=overhead))
+        counters.add_exchange(exchange(1.0, overhead_s=overhead))
     assert counters.overhead_quantile_s(share) == (expected if expected is None else pytest.approx(expected))
 
 
@@ -239,7 +245,7 @@ async def test_failures_of_upstreams_add_up_across_processes_and_hours_and_outli
     assert await reader.list_upstream_failures(NOON - 3 * DAY_S, NOON - DAY_S) == [
         UpstreamFailure("http://up:80", "connection-refused", 2, NOON - 30 * HOUR_S)
     ]
-    assert await reader.rows(NOON - DAY_S, NOON + 1, "model") == []
+    assert await reader.list_rows(NOON - DAY_S, NOON + 1, "model") == []
 
 
 async def test_hours_that_are_read_without_the_store_are_not_held() -> None:
@@ -249,14 +255,14 @@ async def test_hours_that_are_read_without_the_store_are_not_held() -> None:
     await other.statistics.flush()
     now[0] = NOON
     reader = Process(store, lambda: now[0])
-    tail = store.tail
+    tail = store.read_tail
 
     async def fail(*_: object) -> list[bytes]:
-        raise StoreUnavailable("store-full")  # the store is not left alone because of it
+        raise StoreUnavailableError("store-full")  # the store is not left alone because of it
 
-    store.tail = fail  # type: ignore[method-assign, assignment]
+    store.read_tail = fail  # type: ignore[method-assign, assignment]
     assert await reader.statistics.list_upstream_failures(NOON - DAY_S, NOON) == []
-    store.tail = tail  # type: ignore[method-assign]
+    store.read_tail = tail  # type: ignore[method-assign]
     [found] = await reader.statistics.list_upstream_failures(NOON - DAY_S, NOON)
     assert (found.cause, found.count) == ("tls-failed", 1)
 

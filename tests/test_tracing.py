@@ -9,8 +9,8 @@ from compaction_proxy import runtime
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.gateway.server import served
-from compaction_proxy.runtime import COLLECTORS, opened_tracer
+from compaction_proxy.gateway.server import serve_embedded
+from compaction_proxy.runtime import COLLECTORS, create_tracer
 
 NAMED = {"observability": {"otlp_endpoint": "http://127.0.0.1:9/"}}
 
@@ -47,23 +47,23 @@ async def test_spans_that_wait_are_sent_to_the_collector_in_the_end(
     named_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = Collector()
-    async with served(collector) as url:
+    async with serve_embedded(collector) as url:
         if named_by == "environment":
             monkeypatch.setenv(COLLECTORS[0], url)
         given = {} if named_by == "environment" else {"observability": {"otlp_endpoint": url}}
-        tracer = await asyncio.to_thread(opened_tracer, Config.model_validate(given))
+        tracer = await asyncio.to_thread(create_tracer, Config.model_validate(given))
         assert tracer is not None
-        trace = tracer.began([], "r1")
-        trace.asked([])
-        trace.ended(Exchange(at=1.0, model="m", status="none", code=200), None)
+        trace = tracer.start_request([], "r1")
+        trace.start_upstream_call([])
+        trace.end_request(Exchange(at=1.0, model="m", status="none", code=200), None)
         await tracer.close()
     assert collector.got == [("POST", "/v1/traces", "application/x-protobuf")]
 
 
 def test_without_a_collector_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert opened_tracer(Config()) is None
+    assert create_tracer(Config()) is None
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    assert opened_tracer(Config.model_validate(NAMED)) is None
+    assert create_tracer(Config.model_validate(NAMED)) is None
 
 
 def test_a_collector_that_nothing_can_be_sent_to_for_lack_of_a_library_is_said(
@@ -74,7 +74,7 @@ def test_a_collector_that_nothing_can_be_sent_to_for_lack_of_a_library_is_said(
 
     monkeypatch.setattr(runtime, "import_module", missing)
     with pytest.raises(ConfigError) as refused:
-        opened_tracer(Config.model_validate(NAMED))
+        create_tracer(Config.model_validate(NAMED))
     assert str(refused.value) == "observability.otlp_endpoint: needs `pip install compaction-proxy[otel]`"
     monkeypatch.setenv(COLLECTORS[0], "http://127.0.0.1:9")  # set for all that runs there, not for us
-    assert opened_tracer(Config()) is None
+    assert create_tracer(Config()) is None

@@ -3,39 +3,41 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from compaction_proxy.admin.queries import Watching
-from compaction_proxy.compaction.commands import Steering
+from compaction_proxy.admin.queries import ConversationQueries
+from compaction_proxy.compaction.commands import ConversationCommands
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
-from compaction_proxy.compaction.directives import Wishing
+from compaction_proxy.compaction.directives import DirectiveStore
 from compaction_proxy.config.config import Config
-from compaction_proxy.core.cost.price import Price, Tier
-from compaction_proxy.recall.fulltext import SqliteFullText
-from compaction_proxy.recall.retention import Bounds, Holdings
-from compaction_proxy.recall.round_detail import Details
-from compaction_proxy.recall.search import Recall
-from compaction_proxy.storage.records import Records
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
+from compaction_proxy.recall.fulltext import SqliteTextIndexBuilder
+from compaction_proxy.recall.retention import ArchiveBounds, ArchiveRetention
+from compaction_proxy.recall.round_detail import RoundDetailReader
+from compaction_proxy.recall.search import ArchiveSearch
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
-from compaction_proxy.telemetry.conversation_registry import Owners
-from compaction_proxy.telemetry.event_history import History
-from compaction_proxy.telemetry.exchange_log import Journal
-from compaction_proxy.telemetry.live_feed import Feed
+from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
+from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.telemetry.exchange_log import ExchangeLog
+from compaction_proxy.telemetry.live_feed import LiveFeed
 from compaction_proxy.telemetry.statistics import Statistics
-from compaction_proxy.telemetry.usage import Accounts
+from compaction_proxy.telemetry.usage import UsageStore
 
 ORIGIN = "https://api.example:443"
-PRICE = Price((Tier(0, 2.0, 0.5, 2.0, 8.0), Tier(200_000, 4.0, 1.0, 4.0, 16.0)), "a table 1", "2026-11-01")
+PRICE = ModelPrice(
+    (PriceTier(0, 2.0, 0.5, 2.0, 8.0), PriceTier(200_000, 4.0, 1.0, 4.0, 16.0)), "a table 1", "2026-11-01"
+)
 
 
 class Prices:
     """Knows the price of every model whose name begins with `gpt`."""
 
-    def of(self, model: str, origin: str) -> Price | None:
+    def get_price(self, model: str, origin: str) -> ModelPrice | None:
         return PRICE if model.startswith("gpt") and origin == ORIGIN else None
 
-    def settled(self, model: str, origin: str) -> bool:
+    def is_resolved(self, model: str, origin: str) -> bool:
         return True
 
-    async def ready(self, names: Iterable[tuple[str, str]]) -> None:
+    async def wait_for_prices(self, names: Iterable[tuple[str, str]]) -> None:
         """They are known."""
 
 
@@ -45,28 +47,28 @@ class Watched:
     def __init__(
         self, store: Store, ttl_s: float, now: Callable[[], float] = lambda: 50.0, **config: Any
     ) -> None:
-        self.records = Records(store, lambda _: None)
-        self.owners = Owners(self.records, ttl_s, now=now)
-        self.history = History(self.records, ttl_s)
-        self.wishing = Wishing(self.records, ttl_s)
-        self.accounts = Accounts(self.records, ttl_s)
+        self.records = RecordStore(store, lambda _: None)
+        self.owners = ConversationRegistry(self.records, ttl_s, now=now)
+        self.history = EventHistory(self.records, ttl_s)
+        self.wishing = DirectiveStore(self.records, ttl_s)
+        self.accounts = UsageStore(self.records, ttl_s)
         self.statistics = Statistics(self.records, ttl_s, now)
-        self.feed = Feed(self.records, ttl_s, now)
-        self.journal = Journal(
-            self.accounts, self.statistics, self.feed, self.records.outdated, pricing=Prices()
+        self.feed = LiveFeed(self.records, ttl_s, now)
+        self.journal = ExchangeLog(
+            self.accounts, self.statistics, self.feed, self.records.deletion_fence, pricing=Prices()
         )
-        holdings = Holdings(self.records, ttl_s, Bounds())
-        recall = Recall(self.records, self.history, holdings, SqliteFullText())
+        holdings = ArchiveRetention(self.records, ttl_s, ArchiveBounds())
+        recall = ArchiveSearch(self.records, self.history, holdings, SqliteTextIndexBuilder())
         compacted = CompactedConversations(self.records, ttl_s)
-        self.steering = Steering(
+        self.steering = ConversationCommands(
             self.records, self.owners, self.history, self.wishing, recall, compacted=compacted, now=now
         )
-        self.watching = Watching(
+        self.watching = ConversationQueries(
             self.records,
             self.owners,
             self.accounts,
             self.history,
-            Details(self.records, self.history),
+            RoundDetailReader(self.records, self.history),
             self.wishing,
             self.statistics,
             self.feed,

@@ -10,82 +10,82 @@ from fastapi import FastAPI
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from compaction_proxy.admin.api.replay import replay_routes
-from compaction_proxy.admin.api.routing import Api, Settings
+from compaction_proxy.admin.api.replay import create_replay_router
+from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
 from compaction_proxy.admin.app import create_admin
-from compaction_proxy.admin.auth import Access, HeldBodies
-from compaction_proxy.admin.queries import Watching
-from compaction_proxy.admin.replay_source import stored
-from compaction_proxy.admin.ui.app import with_pages
-from compaction_proxy.compaction.commands import Steering
+from compaction_proxy.admin.auth import AccessPolicy, BodyBudgetMiddleware
+from compaction_proxy.admin.queries import ConversationQueries
+from compaction_proxy.admin.replay_source import create_replay_source
+from compaction_proxy.admin.ui.app import mount_pages
+from compaction_proxy.compaction.commands import ConversationCommands
 from compaction_proxy.compaction.prompts import check_instructions
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.loader import Loaded
+from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import MESSAGES, RESPONSES
 from compaction_proxy.config.validation import is_loopback
 from compaction_proxy.gateway import compact_api, count_tokens
-from compaction_proxy.gateway.after_response import Aftermath
+from compaction_proxy.gateway.after_response import AfterResponseHandler
 from compaction_proxy.gateway.body_budget import BodyBudget
-from compaction_proxy.gateway.client_auth import KnownClients
-from compaction_proxy.gateway.compact_api import Compact, InputCompactor, ResponsesCompact
-from compaction_proxy.gateway.compaction_items import CompactionItems
+from compaction_proxy.gateway.client_auth import ClientAuthenticator
+from compaction_proxy.gateway.compact_api import CompactEndpoint, InputCompactor, ResponsesCompactEndpoint
+from compaction_proxy.gateway.compaction_items import CompactionItemCodec
 from compaction_proxy.gateway.compaction_trigger import TriggerResponder
-from compaction_proxy.gateway.concurrency_limit import Admission
-from compaction_proxy.gateway.count_tokens import CountTokens
+from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
+from compaction_proxy.gateway.count_tokens import CountTokensEndpoint
 from compaction_proxy.gateway.dispatcher import Dispatcher, RelayHandler
-from compaction_proxy.gateway.endpoint import Endpoint
-from compaction_proxy.gateway.identity import origin
-from compaction_proxy.gateway.incidents import Trouble
-from compaction_proxy.gateway.mcp.endpoint import Mcp
-from compaction_proxy.gateway.mcp.tools import OwnConversations, Tools
-from compaction_proxy.gateway.passthrough import Blind
+from compaction_proxy.gateway.endpoint import RelayEndpoint
+from compaction_proxy.gateway.identity import format_origin
+from compaction_proxy.gateway.incidents import IncidentReporter
+from compaction_proxy.gateway.mcp.endpoint import McpEndpoint
+from compaction_proxy.gateway.mcp.tools import McpToolRunner, TenantConversations
+from compaction_proxy.gateway.passthrough import PassthroughEndpoint
 from compaction_proxy.gateway.routes import create_relay_routes
-from compaction_proxy.gateway.size_gate import Gate, gates
-from compaction_proxy.gateway.unread_conversations import UnreadConversations
-from compaction_proxy.gateway.upstream import Upstream, upstreams
-from compaction_proxy.providers.discovery import HttpDiscovery
-from compaction_proxy.recall.round_detail import Details
-from compaction_proxy.replay.jobs import Rehearsing
-from compaction_proxy.runtime import Parts, choose_budget
-from compaction_proxy.storage.records import Records
+from compaction_proxy.gateway.size_gate import SizeGate, build_gates
+from compaction_proxy.gateway.unread_conversations import UnreadConversationFinder
+from compaction_proxy.gateway.upstream import Upstream, build_upstreams
+from compaction_proxy.providers.discovery import HttpWindowDiscovery
+from compaction_proxy.recall.round_detail import RoundDetailReader
+from compaction_proxy.replay.jobs import ReplayJobRunner
+from compaction_proxy.runtime import Components, choose_budget
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
-from compaction_proxy.wires.wire import Dialect
+from compaction_proxy.wires.wire import Wire
 
 _CIPHER = "compaction_proxy.gateway.compaction_cipher"  # by name: its library takes 8 MB
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoints:
+class EndpointTable:
     """Who answers what.
 
     Attributes:
         wires: Requests that carry a conversation, by the dialect's name.
         posts: Other posts that are read, by how their paths end.
-        blind: Everything else.
+        passthrough: Everything else.
         compact: `/v1/compact`.
     """
 
     wires: Mapping[str, ASGIApp]
     posts: Mapping[bytes, ASGIApp]
-    blind: ASGIApp
+    passthrough: ASGIApp
     compact: ASGIApp
 
 
-def beginning(app: ASGIApp, records: Records) -> ASGIApp:
+def apply_deletion_fence(app: ASGIApp, records: RecordStore) -> ASGIApp:
     """The application; a request of it writes nothing of what is forgotten while it is under way."""
 
-    async def begun(scope: Scope, receive: Receive, send: Send) -> None:
-        records.outdated.begin()
+    async def run_fenced(scope: Scope, receive: Receive, send: Send) -> None:
+        records.deletion_fence.set_start_mark()
         await app(scope, receive, send)
 
-    return begun
+    return run_fenced
 
 
-def endpoints(
-    config: Config, parts: Parts, hop: str, gates: Mapping[str, Gate], admission: Admission
-) -> Endpoints:
+def build_endpoints(
+    config: Config, parts: Components, hop: str, gates: Mapping[str, SizeGate], admission: ConcurrencyLimiter
+) -> EndpointTable:
     """Who answers.
 
     Args:
@@ -95,92 +95,105 @@ def endpoints(
         gates: Let small requests through, by the wire's name.
         admission: Places for requests under way.
     """
-    targets = upstreams(config, parts.engine, hop, parts.upstream_monitor)
-    blind = Blind(targets, admission)
-    items = CompactionItems(config, lambda: parts.secret.values, partial(resolve_name, _CIPHER))
-    compactor = InputCompactor(config, targets[RESPONSES], parts.aside(config), lambda: parts.secret.value)
+    targets = build_upstreams(config, parts.engine, hop, parts.upstream_monitor)
+    blind = PassthroughEndpoint(targets, admission)
+    items = CompactionItemCodec(config, lambda: parts.secret.accepted_keys, partial(resolve_name, _CIPHER))
+    compactor = InputCompactor(
+        config,
+        targets[RESPONSES],
+        parts.create_stateless_compaction(config),
+        lambda: parts.secret.current_key,
+    )
     triggers = TriggerResponder(
-        config, targets[RESPONSES], compactor=compactor, items=items, learning=parts.learning
+        config, targets[RESPONSES], compactor=compactor, items=items, model_limits=parts.model_limits
     )
     wires = {
-        name: beginning(
-            _endpoint(config, parts, targets[name], wire, gates[name], admission, triggers),
+        name: apply_deletion_fence(
+            _build_wire_endpoint(config, parts, targets[name], wire, gates[name], admission, triggers),
             parts.records,
         )
         for name, wire in WIRES.items()
     }
     posts: dict[bytes, ASGIApp] = {
-        count_tokens.ENDING: _counting(config, parts, targets[MESSAGES], blind, admission),
+        count_tokens.ENDING: _build_count_tokens(config, parts, targets[MESSAGES], blind, admission),
     }
     if config.upstream.responses_compact != "relay":
-        posts[compact_api.ENDING] = ResponsesCompact(
+        posts[compact_api.ENDING] = ResponsesCompactEndpoint(
             config, targets[RESPONSES], compactor=compactor, items=items, admission=admission
         )
-    return Endpoints(wires, posts, blind, _compact(config, parts, targets[CHAT.name], admission))
+    return EndpointTable(
+        wires, posts, blind, _build_compact_endpoint(config, parts, targets[CHAT.name], admission)
+    )
 
 
-def _endpoint(
+def _build_wire_endpoint(
     config: Config,
-    parts: Parts,
+    parts: Components,
     upstream: Upstream,
-    wire: Dialect,
-    gate: Gate,
-    admission: Admission,
+    wire: Wire,
+    gate: SizeGate,
+    admission: ConcurrencyLimiter,
     triggers: TriggerResponder,
-) -> Endpoint:
+) -> RelayEndpoint:
     """What answers the compacted paths of a wire; Responses alone have compaction items."""
-    searching = any(row.settings.recall.tool != "none" for row in config.by_glob)
-    compactor = parts.compactor(config)
-    aftermath = Aftermath(
+    searching = any(row.settings.recall.tool != "none" for row in config.settings_by_glob)
+    compactor = parts.create_compactor(config)
+    aftermath = AfterResponseHandler(
         upstream,
         compactor=compactor,
-        observing=parts.observing(),
-        notes=parts.journal,
-        trouble=Trouble(parts.announcing, parts.history),
-        owners=parts.owners,
-        learning=parts.learning,
-        discovery=HttpDiscovery(parts.transport),
+        feedback=parts.create_feedback(),
+        notes=parts.exchange_log,
+        incidents=IncidentReporter(parts.event_bus, parts.history),
+        registry=parts.conversation_registry,
+        model_limits=parts.model_limits,
+        discovery=HttpWindowDiscovery(parts.transport),
     )
-    unread = UnreadConversations(wire, parts.conversations)
-    return Endpoint(
+    unread = UnreadConversationFinder(wire, parts.conversation_index)
+    return RelayEndpoint(
         config,
         upstream,
         wire,
         compactor=compactor,
-        aftermath=aftermath,
+        after_response=aftermath,
         gate=gate,
-        secret=lambda: parts.secret.value,
+        secret=lambda: parts.secret.current_key,
         admission=admission,
         tracer=parts.tracer,
-        memory=parts.memory if searching else None,
+        memory=parts.recall_tool if searching else None,
         triggers=triggers if wire.name == RESPONSES else None,
-        unread=unread if config.session.fallback == "content" else None,
+        conversation_finder=unread if config.session.fallback == "content" else None,
     )
 
 
-def _counting(
-    config: Config, parts: Parts, upstream: Upstream, blind: Blind, admission: Admission
-) -> CountTokens:
+def _build_count_tokens(
+    config: Config,
+    parts: Components,
+    upstream: Upstream,
+    blind: PassthroughEndpoint,
+    admission: ConcurrencyLimiter,
+) -> CountTokensEndpoint:
     """What answers requests to count tokens."""
-    return CountTokens(
+    return CountTokensEndpoint(
         config,
         upstream,
-        blind=blind,
-        reading=parts.reading,
-        learning=parts.learning,
-        secret=lambda: parts.secret.value,
+        passthrough=blind,
+        message_reader=parts.message_reader,
+        model_limits=parts.model_limits,
+        secret=lambda: parts.secret.current_key,
         admission=admission,
     )
 
 
-def _compact(config: Config, parts: Parts, upstream: Upstream, admission: Admission) -> Compact:
+def _build_compact_endpoint(
+    config: Config, parts: Components, upstream: Upstream, admission: ConcurrencyLimiter
+) -> CompactEndpoint:
     """What answers `/v1/compact`."""
-    return Compact(
+    return CompactEndpoint(
         config,
         upstream,
-        origin(config.upstream.base_url),
-        aside=parts.aside(config),
-        secret=lambda: parts.secret.value,
+        format_origin(config.upstream.base_url),
+        stateless=parts.create_stateless_compaction(config),
+        secret=lambda: parts.secret.current_key,
         admission=admission,
     )
 
@@ -188,7 +201,7 @@ def _compact(config: Config, parts: Parts, upstream: Upstream, admission: Admiss
 HOP_BYTES = 8
 
 
-class _Life:
+class _LifespanTracker:
     """The application's life cycle, and whether its server was told to end (`gateway.server.shutdown`).
 
     Args:
@@ -204,91 +217,97 @@ class _Life:
         self._state = scope.get("state", {})  # the server's own, of which requests get copies
         await self._app(scope, receive, send)
 
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether the server takes no more requests soon."""
         return bool(self._state.get("stopping"))
 
 
-def _watching(config: Config, parts: Parts) -> Watching:
+def _build_queries(config: Config, parts: Components) -> ConversationQueries:
     """What people see who look on."""
-    return Watching(
+    return ConversationQueries(
         records=parts.records,
-        owners=parts.owners,
-        accounts=parts.accounts,
+        conversation_registry=parts.conversation_registry,
+        usage=parts.usage,
         history=parts.history,
-        details=Details(parts.records, parts.history),
-        wishing=parts.wishing,
+        details=RoundDetailReader(parts.records, parts.history),
+        directives=parts.directives,
         statistics=parts.statistics,
         feed=parts.feed,
         pricing=parts.pricing,
         config=config,
-        origin=origin(config.upstream.base_url),
+        origin=format_origin(config.upstream.base_url),
     )
 
 
-def _access(config: Config) -> Access:
+def _build_access_policy(config: Config) -> AccessPolicy:
     """Who may use what is ours."""
-    return Access(config.server.host, config.server.admin_key.get_secret_value())
+    return AccessPolicy(config.server.host, config.server.admin_key.get_secret_value())
 
 
-def _steering(parts: Parts) -> Steering:
+def _build_commands(parts: Components) -> ConversationCommands:
     """What is done with a conversation by those who know its id."""
-    return Steering(
+    return ConversationCommands(
         parts.records,
-        parts.owners,
+        parts.conversation_registry,
         parts.history,
-        parts.wishing,
+        parts.directives,
         parts.recall,
-        compacted=parts.compacted,
-        announce=parts.announcing,
-        searched=parts.metrics.searched,
+        compacted=parts.compacted_conversations,
+        announce=parts.event_bus,
+        on_search=parts.metrics.count_search,
     )
 
 
-def _create_api(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callable[[], bool]) -> FastAPI:
+def _create_api(
+    config: Config, parts: Components, loaded: LoadedConfig | None, is_stopping: Callable[[], bool]
+) -> FastAPI:
     """Returns the FastAPI application: the admin API, health and metrics."""
-    steering = _steering(parts)
-    access = _access(config)
-    settings = Settings(config)
+    commands = _build_commands(parts)
+    access_policy = _build_access_policy(config)
+    settings = AdminSettings(config)
     if loaded is not None:
-        settings = Settings(config, loaded.origins, str(loaded.path or ""), loaded.warnings)
-    watching = _watching(config, parts)
-    rehearsing = Rehearsing(config, stored(steering, watching))
-    api = Api(steering, watching, access, settings, stopping, (replay_routes(rehearsing),))
-    return create_admin(parts.readiness, config.server.base_path, api, parts.measured, parts.running)
+        settings = AdminSettings(config, loaded.origins, str(loaded.path or ""), loaded.warnings)
+    queries = _build_queries(config, parts)
+    replay_jobs = ReplayJobRunner(config, create_replay_source(commands, queries))
+    api = AdminApi(
+        commands, queries, access_policy, settings, is_stopping, (create_replay_router(replay_jobs),)
+    )
+    return create_admin(
+        parts.get_readiness, config.server.base_path, api, parts.render_metrics, parts.run_lifespan
+    )
 
 
-def _pays(config: Config) -> bool:
+def _has_provider_key(config: Config) -> bool:
     """Whether the proxy has a key of its own for a provider, were it for summaries only."""
-    upstream = any(config.upstream.provider(wire)[1] for wire in WIRES)
-    return upstream or any(row.settings.summary.api_key.get_secret_value() for row in config.by_glob)
+    upstream = any(config.upstream.get_provider(wire)[1] for wire in WIRES)
+    return upstream or any(row.settings.summary.api_key.get_secret_value() for row in config.settings_by_glob)
 
 
-def _known_clients(config: Config, *, guarded: bool) -> KnownClients:
+def _build_client_authenticator(config: Config, *, guarded: bool) -> ClientAuthenticator:
     """Who is let in; where everybody is, no web page of another machine if there is something to guard."""
     server = config.server
-    return KnownClients(
+    return ClientAuthenticator(
         [key.get_secret_value() for key in server.client_keys],
-        pays=guarded,
-        loopback=server.unix_socket is None and is_loopback(server.host),
-        telling=config.session.tenant == "credential",
+        has_provider_key=guarded,
+        loopback_only=server.unix_socket is None and is_loopback(server.host),
+        keys_identify_tenants=config.session.tenant == "credential",
     )
 
 
-def _mcp(config: Config, parts: Parts, admission: Admission) -> ASGIApp:
+def _build_mcp_endpoint(config: Config, parts: Components, admission: ConcurrencyLimiter) -> ASGIApp:
     """What answers agents. What a tenant without a key has said is guarded from pages, too."""
-    conversations = OwnConversations(
-        _steering(parts), parts.owners, reachable=lambda: parts.records.reachable
+    conversations = TenantConversations(
+        _build_commands(parts), parts.conversation_registry, reachable=lambda: parts.records.is_reachable
     )
-    endpoint = Mcp(
+    endpoint = McpEndpoint(
         config,
-        origin(config.upstream.base_url),
-        tools=Tools(parts.memory, conversations),
-        secret=lambda: parts.secret.value,
+        format_origin(config.upstream.base_url),
+        tools=McpToolRunner(parts.recall_tool, conversations),
+        secret=lambda: parts.secret.current_key,
         admission=admission,
-        clients=_known_clients(config, guarded=True),
+        clients=_build_client_authenticator(config, guarded=True),
     )
-    return beginning(endpoint, parts.records)
+    return apply_deletion_fence(endpoint, parts.records)
 
 
 class Proxy:
@@ -303,23 +322,23 @@ class Proxy:
         api: The FastAPI application: our own paths, and the compacted endpoints by their usual paths.
     """
 
-    def __init__(self, config: Config, parts: Parts, loaded: Loaded | None) -> None:
+    def __init__(self, config: Config, parts: Components, loaded: LoadedConfig | None) -> None:
         self._parts = parts
-        self._life = _Life(Router(lifespan=parts.running))
+        self._lifespan = _LifespanTracker(Router(lifespan=parts.run_lifespan))
         bodies = BodyBudget(choose_budget(config.server))
-        self._admission = Admission(config.server.max_in_flight, bodies=bodies)
+        self._admission = ConcurrencyLimiter(config.server.max_in_flight, bodies=bodies)
         parts.metrics.figures["inflight_body_bytes"] = lambda: bodies.used_bytes
         parts.metrics.figures["inflight_body_limit_bytes"] = lambda: bodies.most_bytes
         self._hop = token_hex(HOP_BYTES)
         self._gates = self._open_gates(config)
-        self._admitted = _access(config)
-        self._dispatcher = self._built(config, loaded)
+        self._access_policy = _build_access_policy(config)
+        self._dispatcher = self._build_dispatcher(config, loaded)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request with the configuration that is in force now, or run the life cycle."""
         return self._dispatcher(scope, receive, send)
 
-    def reload(self, loaded: Loaded) -> None:
+    def reload(self, loaded: LoadedConfig) -> None:
         """Answer requests that come from now on with another configuration; see `config.reload.AT_START`.
 
         Raises:
@@ -330,51 +349,53 @@ class Proxy:
         self._gates = self._open_gates(config)
         self._parts.pricing.reload(config)
         if self._parts.tracer is not None:
-            self._parts.tracer.towards(config.upstream.base_url)
-        self._admitted = _access(config)
-        self._dispatcher = self._built(config, loaded)
+            self._parts.tracer.set_upstream(config.upstream.base_url)
+        self._access_policy = _build_access_policy(config)
+        self._dispatcher = self._build_dispatcher(config, loaded)
 
-    def reloaded(self, *, taken: bool) -> None:
+    def record_reload(self, *, taken: bool) -> None:
         """A configuration was read, and taken or refused: let the metrics say so."""
-        self._parts.metrics.reloaded(taken=taken)
+        self._parts.metrics.record_reload(succeeded=taken)
 
-    def _open_gates(self, config: Config) -> Mapping[str, Gate]:
+    def _open_gates(self, config: Config) -> Mapping[str, SizeGate]:
         parts = self._parts
-        return gates(config, parts.learning, parts.wishing, parts.compacted, parts.pricing)
+        return build_gates(
+            config, parts.model_limits, parts.directives, parts.compacted_conversations, parts.pricing
+        )
 
-    def _built(self, config: Config, loaded: Loaded | None) -> Dispatcher:
+    def _build_dispatcher(self, config: Config, loaded: LoadedConfig | None) -> Dispatcher:
         parts, admission = self._parts, self._admission
-        admitted = self._admitted
+        admitted = self._access_policy
 
-        def ending() -> bool:  # of streams: those who were admitted may not be any more
-            return self._life.stopping() or self._admitted != admitted
+        def is_ending() -> bool:  # of streams: those who were admitted may not be any more
+            return self._lifespan.is_stopping() or self._access_policy != admitted
 
         base_path = config.server.base_path
         relay = partial(
             RelayHandler,
             hop=self._hop,
-            clients=_known_clients(config, guarded=_pays(config)),
+            clients=_build_client_authenticator(config, guarded=_has_provider_key(config)),
             keep_alive_s=config.server.keep_alive_s,
         )
-        answering = endpoints(config, parts, self._hop, self._gates, admission)
-        wires = {name: relay(endpoint) for name, endpoint in answering.wires.items()}
-        compact = relay(answering.compact)
-        self.api = _create_api(config, parts, loaded, ending)
+        endpoints = build_endpoints(config, parts, self._hop, self._gates, admission)
+        wires = {name: relay(endpoint) for name, endpoint in endpoints.wires.items()}
+        compact = relay(endpoints.compact)
+        self.api = _create_api(config, parts, loaded, is_ending)
         self.api.router.routes.extend(create_relay_routes(wires, compact, base_path))
-        admin = beginning(with_pages(self.api, self._admitted, base_path), parts.records)
+        admin = apply_deletion_fence(mount_pages(self.api, self._access_policy, base_path), parts.records)
         return Dispatcher(
-            admin=HeldBodies(admin, admission.bodies),
+            admin=BodyBudgetMiddleware(admin, admission.bodies),
             wires=wires,
-            posts={path: relay(endpoint) for path, endpoint in answering.posts.items()},
-            blind=relay(answering.blind),
+            posts={path: relay(endpoint) for path, endpoint in endpoints.posts.items()},
+            passthrough=relay(endpoints.passthrough),
             compact=compact,
-            mcp=relay(_mcp(config, parts, admission)),
+            mcp=relay(_build_mcp_endpoint(config, parts, admission)),
             base_path=base_path,
-            lifespan=self._life,
+            lifespan=self._lifespan,
         )
 
 
-def create_app(config: Config, *, store: Store | None = None, loaded: Loaded | None = None) -> Proxy:
+def create_app(config: Config, *, store: Store | None = None, loaded: LoadedConfig | None = None) -> Proxy:
     """The proxy as an ASGI application; its lifespan opens and closes everything.
 
     Args:
@@ -385,4 +406,4 @@ def create_app(config: Config, *, store: Store | None = None, loaded: Loaded | N
     Raises:
         ConfigError: The configuration names something that is not there.
     """
-    return Proxy(config, Parts(config, store), loaded)
+    return Proxy(config, Components(config, store), loaded)

@@ -13,59 +13,64 @@ import structlog
 
 from compaction_proxy import __version__
 from compaction_proxy.admin.app import Readiness
-from compaction_proxy.compaction.auto_recall import Reminder
+from compaction_proxy.compaction.auto_recall import AutoRecall
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
 from compaction_proxy.compaction.compactor import Compactor
 from compaction_proxy.compaction.conversation_index import ConversationIndex
-from compaction_proxy.compaction.directives import Wishing
-from compaction_proxy.compaction.effectiveness import Effects
-from compaction_proxy.compaction.feedback import Observing
-from compaction_proxy.compaction.inflight import Rounds
-from compaction_proxy.compaction.job_builder import Ordering
-from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.price_triggers import Aiming, Growth
-from compaction_proxy.compaction.prompts import check_instructions, instructions
-from compaction_proxy.compaction.request_loader import Viewer
-from compaction_proxy.compaction.round_builder import Making
-from compaction_proxy.compaction.round_coordinator import Replacing
-from compaction_proxy.compaction.stateless import Aside
-from compaction_proxy.compaction.summarizer import Summarising
+from compaction_proxy.compaction.directives import DirectiveStore
+from compaction_proxy.compaction.effectiveness import RoundEffectiveness
+from compaction_proxy.compaction.feedback import UsageFeedback
+from compaction_proxy.compaction.inflight import InflightRounds
+from compaction_proxy.compaction.job_builder import JobBuilder
+from compaction_proxy.compaction.message_reader import MessageReader
+from compaction_proxy.compaction.price_triggers import GrowthTracker, PriceTriggers
+from compaction_proxy.compaction.prompts import build_instructions, check_instructions
+from compaction_proxy.compaction.request_loader import RequestLoader
+from compaction_proxy.compaction.round_builder import RoundBuilder
+from compaction_proxy.compaction.round_coordinator import RoundCoordinator
+from compaction_proxy.compaction.stateless import StatelessCompaction
+from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import ServerSection
-from compaction_proxy.core.errors import ConfigError, StoreUnavailable
-from compaction_proxy.gateway.body_budget import default_budget
+from compaction_proxy.core.errors import ConfigError, StoreUnavailableError
+from compaction_proxy.gateway.body_budget import compute_default_budget
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
-from compaction_proxy.gateway.client.proxies import environment_proxies
+from compaction_proxy.gateway.client.proxies import read_environment_proxies
 from compaction_proxy.gateway.client.types import HttpEngine
-from compaction_proxy.gateway.identity import minted
+from compaction_proxy.gateway.identity import mint_conversation_id
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
-from compaction_proxy.providers.model_limits import Learning
+from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.price_process import PriceProcess
-from compaction_proxy.providers.pricing import Pricing
+from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.providers.summary_transport import HttpSummaryModel
-from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.providers.tokenizers import CharacterCounter, TiktokenCounter
 from compaction_proxy.providers.tokenizers_fast import ToktokCounter
 from compaction_proxy.providers.types import SummaryModel
-from compaction_proxy.providers.usage_baseline import Anchors
-from compaction_proxy.recall.fulltext import MISSING, FullText, SqliteFullText, is_there
-from compaction_proxy.recall.retention import Bounds, Holdings
-from compaction_proxy.recall.search import Recall
-from compaction_proxy.recall.tool import Memory
+from compaction_proxy.providers.usage_baseline import UsageBaselineStore
+from compaction_proxy.recall.fulltext import (
+    FTS5_MISSING,
+    SqliteTextIndexBuilder,
+    TextIndexBuilder,
+    is_fts5_available,
+)
+from compaction_proxy.recall.retention import ArchiveBounds, ArchiveRetention
+from compaction_proxy.recall.search import ArchiveSearch
+from compaction_proxy.recall.tool import RecallTool
 from compaction_proxy.storage.factory import (
     NO_SECRET,
-    installation_secret,
-    is_shared,
+    is_shared_store,
+    load_installation_secret,
+    load_shared_secret,
     open_store,
-    shared_secret,
 )
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
-from compaction_proxy.storage.resilient import Throttled, within
+from compaction_proxy.storage.records import RecordStore
+from compaction_proxy.storage.resilient import RateLimitedLog, run_with_deadline
 from compaction_proxy.storage.store import Store
-from compaction_proxy.storage.timed import Timed
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.storage.timed import InstrumentedStore
+from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import (
     JOURNAL_NOT_WRITTEN,
     SEARCH_UNAVAILABLE,
@@ -75,16 +80,16 @@ from compaction_proxy.support.log_events import (
     TRACING_NOT_INSTALLED,
 )
 from compaction_proxy.support.memory_limit import read_memory_limits
-from compaction_proxy.telemetry.conversation_registry import Owners
-from compaction_proxy.telemetry.event_bus import Announcing
-from compaction_proxy.telemetry.event_history import History
-from compaction_proxy.telemetry.exchange_batch import Alike, Entry
-from compaction_proxy.telemetry.exchange_log import Journal
-from compaction_proxy.telemetry.live_feed import Feed
+from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
+from compaction_proxy.telemetry.event_bus import EventBus
+from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.telemetry.exchange_batch import ExchangeBatch, ExchangeEntry
+from compaction_proxy.telemetry.exchange_log import ExchangeLog
+from compaction_proxy.telemetry.live_feed import LiveFeed
 from compaction_proxy.telemetry.metrics import Metrics
 from compaction_proxy.telemetry.statistics import Statistics
 from compaction_proxy.telemetry.tracing import Tracer
-from compaction_proxy.telemetry.usage import Accounts
+from compaction_proxy.telemetry.usage import UsageStore
 
 SECRET_DEADLINE_S = 1.0
 SECRET_RETRY_S = 1.0
@@ -95,18 +100,18 @@ MAX_PREVIOUS = 16
 # By any of these the environment says where traces go.
 COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
-Report = Callable[[StoreUnavailable], None]
+ReportStoreFailure = Callable[[StoreUnavailableError], None]
 
 _log = structlog.get_logger()
 
 
-def store_failed(error: StoreUnavailable, suppressed: int = 0) -> None:
+def log_store_failure(error: StoreUnavailableError, suppressed: int = 0) -> None:
     """Log that the store failed; `suppressed` times since the last line of its kind."""
     left_out = {"suppressed": suppressed} if suppressed else {}
     _log.warning(STORE_FAILED, reason=error.reason, error=type(error.__cause__ or error).__name__, **left_out)
 
 
-def opened_store(config: Config, store_url: str) -> Store:
+def open_configured_store(config: Config, store_url: str) -> Store:
     """The configured store, sealed if there are keys."""
     keys = [key.get_secret_value() for key in config.store.encryption_keys]
     if not keys:
@@ -115,7 +120,7 @@ def opened_store(config: Config, store_url: str) -> Store:
         sealing = import_module("compaction_proxy.storage.encrypted")
     except ModuleNotFoundError:
         raise ConfigError("store.encryption_keys: needs `pip install compaction-proxy[crypto]`") from None
-    store: Store = sealing.SealedStore(open_store(store_url), [sealing.parsed_key(key) for key in keys])
+    store: Store = sealing.EncryptedStore(open_store(store_url), [sealing.parse_key(key) for key in keys])
     return store
 
 
@@ -124,17 +129,17 @@ def choose_budget(server: ServerSection) -> int:
     if server.max_inflight_bytes is not None:
         return server.max_inflight_bytes
     limits = read_memory_limits()
-    return default_budget(limits.memory_bytes, limits.address_bytes, server.workers)
+    return compute_default_budget(limits.memory_bytes, limits.address_bytes, server.workers)
 
 
-def opened_full_text() -> FullText:
+def create_full_text_index() -> TextIndexBuilder:
     """What ranks what was removed. A SQLite that lacks what that takes is told of, and all else works."""
-    if not is_there():
-        _log.warning(SEARCH_UNAVAILABLE, reason=MISSING)
-    return SqliteFullText()
+    if not is_fts5_available():
+        _log.warning(SEARCH_UNAVAILABLE, reason=FTS5_MISSING)
+    return SqliteTextIndexBuilder()
 
 
-def opened_tracer(config: Config) -> Tracer | None:
+def create_tracer(config: Config) -> Tracer | None:
     """What follows requests, if the configuration or the environment (`OTEL_…`) names a collector.
 
     Raises:
@@ -152,11 +157,13 @@ def opened_tracer(config: Config) -> Tracer | None:
             raise ConfigError(text) from None
         _log.warning(TRACING_NOT_INSTALLED)
         return None
-    tracer: Tracer = tracing.OtelTracer(config.upstream.base_url, __version__, tracing.exporting(endpoint))
+    tracer: Tracer = tracing.OtelTracer(
+        config.upstream.base_url, __version__, tracing.create_span_processor(endpoint)
+    )
     return tracer
 
 
-class Secret:
+class TenantSecret:
     """The key of the digests that tell tenants apart: configured, this installation's, or the shared store's.
 
     Replicas on one store must have the same. Until the store answers each has its own, and what it keeps
@@ -167,37 +174,41 @@ class Secret:
         value: The key that is in force.
     """
 
-    def __init__(self, config: Config, store_url: str, store: Store, report: Report = store_failed) -> None:
+    def __init__(
+        self, config: Config, store_url: str, store: Store, report: ReportStoreFailure = log_store_failure
+    ) -> None:
         configured = config.server.secret.get_secret_value()
-        self.value = configured.encode() or installation_secret(store_url, report)
+        self.current_key = configured.encode() or load_installation_secret(store_url, report)
         self._previous = [each.get_secret_value().encode() for each in config.server.previous_secrets]
         self._report = report
-        self._store = None if configured or not is_shared(store_url) else store
+        self._store = None if configured or not is_shared_store(store_url) else store
 
-    async def agree(self) -> bool:
+    async def agree_with_store(self) -> bool:
         """Take the shared store's secret, or offer ours. False if the store has to be asked again."""
         if self._store is None:
             return True
         try:
-            shared = await within(SECRET_DEADLINE_S, shared_secret(self._store, self.value))
-        except (StoreUnavailable, TimeoutError, OSError) as error:
-            if isinstance(error, StoreUnavailable) and error.reason == NO_SECRET:
+            shared = await run_with_deadline(
+                SECRET_DEADLINE_S, load_shared_secret(self._store, self.current_key)
+            )
+        except (StoreUnavailableError, TimeoutError, OSError) as error:
+            if isinstance(error, StoreUnavailableError) and error.reason == NO_SECRET:
                 self._report(error)  # of a store that is away the records tell
             return False
-        if shared != self.value:
-            self._previous = [self.value, *self._previous][:MAX_PREVIOUS]
-            self.value = shared
+        if shared != self.current_key:
+            self._previous = [self.current_key, *self._previous][:MAX_PREVIOUS]
+            self.current_key = shared
         return True
 
     @property
-    def values(self) -> tuple[bytes, ...]:
+    def accepted_keys(self) -> tuple[bytes, ...]:
         """The key that is in force, and behind it those that were: configured ones, or of this process."""
-        return self.value, *self._previous
+        return self.current_key, *self._previous
 
-    async def keep_asking(self) -> None:
+    async def poll_store(self) -> None:
         """Ask until the store has answered, and now and then after that: it may have lost what it had."""
         while self._store is not None:  # noqa: ASYNC110 - the store is no event of ours
-            await asyncio.sleep(SECRET_CHECK_S if await self.agree() else SECRET_RETRY_S)
+            await asyncio.sleep(SECRET_CHECK_S if await self.agree_with_store() else SECRET_RETRY_S)
 
 
 # By name: the library of the one that is not chosen would take 8 MB.
@@ -210,25 +221,25 @@ ENGINES = {
 FLUSH_LIMIT_S = 1.0
 
 
-def _not_flushed(error: BaseException) -> None:
+def _log_unwritten_exchanges(error: BaseException) -> None:
     _log.warning(JOURNAL_NOT_WRITTEN, error=type(error).__name__)
 
 
-def _tokenizer_failed(line: str) -> None:
+def _log_tokenizer_failure(line: str) -> None:
     _log.warning(TOKENIZER_FAILED, reason=line)
 
 
-def opened_engine(config: Config) -> HttpEngine:
+def create_engine(config: Config) -> HttpEngine:
     """The configured engine."""
-    engine: HttpEngine = resolve_name(ENGINES[config.upstream.engine])(proxies=environment_proxies())
+    engine: HttpEngine = resolve_name(ENGINES[config.upstream.engine])(proxies=read_environment_proxies())
     return engine
 
 
-def _bounds(config: Config) -> Bounds:
-    return Bounds(config.archive.conversation_bytes, config.archive.tenant_bytes)
+def _get_archive_bounds(config: Config) -> ArchiveBounds:
+    return ArchiveBounds(config.archive.conversation_bytes, config.archive.tenant_bytes)
 
 
-class Parts:
+class Components:
     """Everything that is built once, and opened and closed together.
 
     Args:
@@ -248,177 +259,196 @@ class Parts:
     ) -> None:
         check_instructions(config)
         store_url = config.store.url or "memory://"
-        self.store = store or opened_store(config, store_url)
+        self.store = store or open_configured_store(config, store_url)
         self.metrics = Metrics(__version__)
-        report = Throttled(store_failed)
+        report = RateLimitedLog(log_store_failure)
 
-        def failed(error: StoreUnavailable) -> None:
-            self.metrics.store_failed(error.reason)
+        def record_store_failure(error: StoreUnavailableError) -> None:
+            self.metrics.count_store_failure(error.reason)
             report(error)
 
-        self.records = Records(Timed(self.store, self.metrics.store_took), failed)
-        self.metrics.breakers["store"] = lambda: not self.records.in_use
-        self.engine = opened_engine(config)
+        self.records = RecordStore(
+            InstrumentedStore(self.store, self.metrics.observe_store_call), record_store_failure
+        )
+        self.metrics.breakers["store"] = lambda: not self.records.is_in_use
+        self.engine = create_engine(config)
         self.transport = EngineTransport(self.engine)
-        self.counter = ToktokCounter(TiktokenCounter(_tokenizer_failed), _tokenizer_failed)
-        self.counting = Counting(self.counter)
-        self.countings = {"tiktoken": self.counting, "characters": Counting(CharacterCounter())}
-        self.reading = Reading(self.countings)
-        self.learning = Learning(self.records)
-        self.index = CheckpointIndex(self.records)
-        self.pricing = Pricing(config, PriceProcess())
-        self.growth = Growth()
-        self.anchors = Anchors(self.records)
-        self._tell(config, quiet=writer is not None)
-        self.owners = Owners(self.records, config.store.ttl_s)
-        self.conversations = ConversationIndex(self.records, self._mint, config.store.ttl_s)
-        self.history = History(self.records, config.store.ttl_s)
-        self.wishing = Wishing(self.records, config.store.ttl_s)
-        self.compacted = CompactedConversations(self.records, config.store.ttl_s)
-        self.effects = Effects()
-        self.holdings = Holdings(self.records, config.store.ttl_s, _bounds(config))
-        self._make(writer or HttpSummaryModel(self.transport), clock)
-        self._remember()
-        self.secret = Secret(config, store_url, self.store, report)
-        self.ready = False
+        self.counter = ToktokCounter(TiktokenCounter(_log_tokenizer_failure), _log_tokenizer_failure)
+        self.token_scheduler = TokenScheduler(self.counter)
+        self.token_schedulers = {
+            "tiktoken": self.token_scheduler,
+            "characters": TokenScheduler(CharacterCounter()),
+        }
+        self.message_reader = MessageReader(self.token_schedulers)
+        self.model_limits = ModelLimits(self.records)
+        self.checkpoint_index = CheckpointIndex(self.records)
+        self.pricing = PriceBook(config, PriceProcess())
+        self.growth = GrowthTracker()
+        self.usage_baselines = UsageBaselineStore(self.records)
+        self._build_telemetry(config, quiet=writer is not None)
+        self.conversation_registry = ConversationRegistry(self.records, config.store.ttl_s)
+        self.conversation_index = ConversationIndex(
+            self.records, self._mint_conversation_id, config.store.ttl_s
+        )
+        self.history = EventHistory(self.records, config.store.ttl_s)
+        self.directives = DirectiveStore(self.records, config.store.ttl_s)
+        self.compacted_conversations = CompactedConversations(self.records, config.store.ttl_s)
+        self.effectiveness = RoundEffectiveness()
+        self.retention = ArchiveRetention(self.records, config.store.ttl_s, _get_archive_bounds(config))
+        self._build_rounds(writer or HttpSummaryModel(self.transport), clock)
+        self._build_recall()
+        self.secret = TenantSecret(config, store_url, self.store, report)
+        self.is_ready = False
 
-    def _make(self, writer: SummaryModel, clock: Callable[[], float]) -> None:
+    def _build_rounds(self, writer: SummaryModel, clock: Callable[[], float]) -> None:
         """What makes rounds."""
-        summarising = Summarising(writer, self.reading, price=self.pricing.cost)
-        self.metrics.breakers["summary"] = lambda: summarising.resting
-        self.making = Making(
+        summarising = Summarizer(writer, self.message_reader, price=self.pricing.compute_cost)
+        self.metrics.breakers["summary"] = lambda: summarising.has_resting_model
+        self.round_builder = RoundBuilder(
             summarising,
             self.records,
-            self.index,
+            self.checkpoint_index,
             self.history,
-            self.reading,
-            holdings=self.holdings,
-            announce=self.announcing,
+            self.message_reader,
+            holdings=self.retention,
+            announce=self.event_bus,
         )
-        self.rounds = Rounds(self.making, self.history, announce=self.announcing, clock=clock)
+        self.inflight_rounds = InflightRounds(
+            self.round_builder, self.history, announce=self.event_bus, clock=clock
+        )
 
-    def _remember(self) -> None:
+    def _build_recall(self) -> None:
         """What finds what was removed, answers models and agents who ask for it, and tells models unasked."""
-        self.recall = Recall(self.records, self.history, self.holdings, opened_full_text())
-        count, searched = partial(self.counter.count, model=""), self.metrics.searched
-        self.memory = Memory(self.recall, count, reachable=lambda: self.records.reachable, searched=searched)
-        self.reminder = Reminder(self.recall.search, self.reading, self.records, count, searched=searched)
-
-    def _tell(self, config: Config, *, quiet: bool) -> None:
-        """What keeps and tells of what happens. Of a rehearsal, nobody's request, nothing is traced."""
-        self.accounts = Accounts(self.records, config.store.ttl_s)
-        self.statistics = Statistics(self.records, config.store.ttl_s)
-        self.feed = Feed(self.records, config.store.ttl_s)
-        self.journal = Journal(self.accounts, self.statistics, self.feed, self.records.outdated, self.pricing)
-        self.announcing = Announcing(
-            self.statistics.heard, self.accounts.heard, self.feed.heard, self.metrics.event
+        self.recall = ArchiveSearch(self.records, self.history, self.retention, create_full_text_index())
+        count, searched = partial(self.counter.count, model=""), self.metrics.count_search
+        self.recall_tool = RecallTool(
+            self.recall, count, is_store_reachable=lambda: self.records.is_reachable, on_search=searched
         )
-        self.journal.listeners.append(self._exchanged)
+        self.auto_recall = AutoRecall(
+            self.recall.search, self.message_reader, self.records, count, on_search=searched
+        )
+
+    def _build_telemetry(self, config: Config, *, quiet: bool) -> None:
+        """What keeps and tells of what happens. Of a rehearsal, nobody's request, nothing is traced."""
+        self.usage = UsageStore(self.records, config.store.ttl_s)
+        self.statistics = Statistics(self.records, config.store.ttl_s)
+        self.feed = LiveFeed(self.records, config.store.ttl_s)
+        self.exchange_log = ExchangeLog(
+            self.usage, self.statistics, self.feed, self.records.deletion_fence, self.pricing
+        )
+        self.event_bus = EventBus(
+            self.statistics.on_event, self.usage.on_event, self.feed.on_event, self.metrics.on_event
+        )
+        self.exchange_log.listeners.append(self._count_exchanges)
         self.upstream_monitor = UpstreamMonitor(
             self.metrics.count_upstream_error, self.statistics.record_upstream_failure
         )
-        self.tracer = None if quiet else opened_tracer(config)
+        self.tracer = None if quiet else create_tracer(config)
         if self.tracer is not None:
-            self.announcing.listeners.append(self.tracer.event)
+            self.event_bus.listeners.append(self.tracer.on_event)
 
     @asynccontextmanager
-    async def running(self, _: object) -> AsyncIterator[None]:
+    async def run_lifespan(self, _: object) -> AsyncIterator[None]:
         """The life cycle: ready when the tokenizer is loaded, whatever the store does."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.records.close)
             if self.tracer is not None:
                 stack.push_async_callback(self.tracer.close)
-            stack.push_async_callback(self.learning.close)
-            stack.callback(self.reading.close)
+            stack.push_async_callback(self.model_limits.close)
+            stack.callback(self.message_reader.close)
             stack.push_async_callback(self.transport.aclose)
-            stack.push_async_callback(self.journal.close)
+            stack.push_async_callback(self.exchange_log.close)
             stack.push_async_callback(self.feed.close)
-            stack.push_async_callback(self.anchors.close)
-            stack.push_async_callback(self.conversations.close)
-            stack.push_async_callback(self.rounds.close)
+            stack.push_async_callback(self.usage_baselines.close)
+            stack.push_async_callback(self.conversation_index.close)
+            stack.push_async_callback(self.inflight_rounds.close)
             stack.push_async_callback(self.recall.close)
-            stack.push_async_callback(self.reminder.close)
+            stack.push_async_callback(self.auto_recall.close)
             await asyncio.gather(
-                self.records.open(), self.secret.agree(), self.counting.prepare(self.counter.warm)
+                self.records.open(),
+                self.secret.agree_with_store(),
+                self.token_scheduler.run_in_worker(self.counter.warm_up),
             )
             _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
-            asking = asyncio.create_task(self.secret.keep_asking())
+            asking = asyncio.create_task(self.secret.poll_store())
             stack.callback(asking.cancel)
-            measuring = asyncio.create_task(self.metrics.keep_fresh())
+            measuring = asyncio.create_task(self.metrics.refresh_periodically())
             stack.callback(measuring.cancel)
-            stack.push_async_callback(self.compacted.close)
-            await self.compacted.start()
-            self.journal.start()
-            self.anchors.start()
-            self.ready = True
+            stack.push_async_callback(self.compacted_conversations.close)
+            await self.compacted_conversations.start()
+            self.exchange_log.start()
+            self.usage_baselines.start()
+            self.is_ready = True
             yield
-            self.ready = False
+            self.is_ready = False
 
-    def _exchanged(self, entries: Sequence[Entry], alike: Sequence[Alike]) -> None:
+    def _count_exchanges(self, entries: Sequence[ExchangeEntry], alike: Sequence[ExchangeBatch]) -> None:
         for each in alike:
-            self.metrics.alike(each)
-        self.metrics.exchanges(entries)
+            self.metrics.count_batch(each)
+        self.metrics.count_exchanges(entries)
 
-    async def measured(self, accept: str) -> tuple[bytes, str]:
+    async def render_metrics(self, accept: str) -> tuple[bytes, str]:
         """The metrics as `Metrics.written` gives them, with what was noted until now unless it takes long."""
-        await asyncio.wait((asyncio.create_task(self._flushed()),), timeout=FLUSH_LIMIT_S)
-        return await self.metrics.written(accept)
+        await asyncio.wait((asyncio.create_task(self._flush_exchange_log()),), timeout=FLUSH_LIMIT_S)
+        return await self.metrics.render(accept)
 
-    async def _flushed(self) -> None:
-        with contained(_not_flushed):
-            await self.journal.flush()
+    async def _flush_exchange_log(self) -> None:
+        with suppress_and_report(_log_unwritten_exchanges):
+            await self.exchange_log.flush()
 
-    def readiness(self) -> Readiness:
+    def get_readiness(self) -> Readiness:
         """Whether requests can be served, and how the store is."""
-        return Readiness(self.ready, "ok" if self.records.reachable else "down", __version__)
+        return Readiness(self.is_ready, "ok" if self.records.is_reachable else "down", __version__)
 
-    def _ordering(self, config: Config, *, keeps: bool = True) -> Ordering:
-        return Ordering(instructions, self._mint, config.store.ttl_s, keeps=keeps)
+    def _create_job_builder(self, config: Config, *, keeps: bool = True) -> JobBuilder:
+        return JobBuilder(
+            build_instructions, self._mint_conversation_id, config.store.ttl_s, has_archive=keeps
+        )
 
-    def _mint(self, tenant: str, prefix: bytes) -> str:
-        return minted(self.secret.value, tenant, prefix)
+    def _mint_conversation_id(self, tenant: str, prefix: bytes) -> str:
+        return mint_conversation_id(self.secret.current_key, tenant, prefix)
 
-    def aside(self, config: Config) -> Aside:
+    def create_stateless_compaction(self, config: Config) -> StatelessCompaction:
         """What compacts without keeping anything."""
-        return Aside(
+        return StatelessCompaction(
             MemoryStore,
-            self.reading,
-            self.learning,
-            self.making.summarising,
-            self._ordering(config, keeps=False),
-            Announcing(self.statistics.heard, self.metrics.event),
+            self.message_reader,
+            self.model_limits,
+            self.round_builder.summarizer,
+            self._create_job_builder(config, keeps=False),
+            EventBus(self.statistics.on_event, self.metrics.on_event),
         )
 
-    def compactor(self, config: Config) -> Compactor:
+    def create_compactor(self, config: Config) -> Compactor:
         """The use case over these parts."""
-        viewer = Viewer(
-            self.reading,
+        viewer = RequestLoader(
+            self.message_reader,
             self.records,
-            self.index,
-            self.learning,
-            self.anchors,
-            self.wishing,
-            Aiming(self.pricing, self.growth),
-            self.conversations,
+            self.checkpoint_index,
+            self.model_limits,
+            self.usage_baselines,
+            self.directives,
+            PriceTriggers(self.pricing, self.growth),
+            self.conversation_index,
         )
-        replacing = Replacing(
+        replacing = RoundCoordinator(
             viewer,
-            self.rounds,
-            self.making,
-            self.reading,
-            self.wishing,
-            self.effects,
-            self._ordering(config),
+            self.inflight_rounds,
+            self.round_builder,
+            self.message_reader,
+            self.directives,
+            self.effectiveness,
+            self._create_job_builder(config),
         )
-        return Compactor(viewer, replacing, self.reading, self.learning, self.reminder)
+        return Compactor(viewer, replacing, self.message_reader, self.model_limits, self.auto_recall)
 
-    def observing(self) -> Observing:
+    def create_feedback(self) -> UsageFeedback:
         """What learns from answers."""
-        return Observing(
-            self.learning,
-            self.anchors,
-            self.effects,
+        return UsageFeedback(
+            self.model_limits,
+            self.usage_baselines,
+            self.effectiveness,
             self.history,
             growth=self.growth,
-            announce=self.announcing,
+            announce=self.event_bus,
         )

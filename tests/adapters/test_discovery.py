@@ -13,8 +13,8 @@ from starlette.routing import Route
 
 from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
-from compaction_proxy.gateway.server import served
-from compaction_proxy.providers.discovery import MAX_BODY_BYTES, HttpDiscovery
+from compaction_proxy.gateway.server import serve_embedded
+from compaction_proxy.providers.discovery import MAX_BODY_BYTES, HttpWindowDiscovery
 
 MODEL = "org/model"
 KEY = {"authorization": "Bearer sk-client"}
@@ -39,18 +39,18 @@ class Upstream:
 
 
 @asynccontextmanager
-async def discovery(upstream: Upstream) -> AsyncIterator[tuple[HttpDiscovery, str]]:
+async def discovery(upstream: Upstream) -> AsyncIterator[tuple[HttpWindowDiscovery, str]]:
     transport = EngineTransport(AiohttpEngine())
     try:
-        async with served(Starlette(routes=[Route("/{path:path}", upstream.answer)])) as url:
-            yield HttpDiscovery(transport, DEADLINE_S), f"{url}/v1"
+        async with serve_embedded(Starlette(routes=[Route("/{path:path}", upstream.answer)])) as url:
+            yield HttpWindowDiscovery(transport, DEADLINE_S), f"{url}/v1"
     finally:
         await transport.aclose()
 
 
 async def found(upstream: Upstream) -> int | None:
     async with discovery(upstream) as (asking, url):
-        return await asking.window(url, KEY, MODEL)
+        return await asking.discover_window(url, KEY, MODEL)
 
 
 async def test_the_list_of_models_tells_the_window_and_is_asked_with_the_client_s_credential() -> None:
@@ -93,7 +93,7 @@ async def test_a_page_that_is_of_no_use_tells_nothing(page: Response) -> None:
 
 async def test_a_credential_is_not_carried_elsewhere() -> None:
     elsewhere = Upstream({"/v1/models": JSONResponse(TOLD)})
-    async with served(Starlette(routes=[Route("/{path:path}", elsewhere.answer)])) as other:
+    async with serve_embedded(Starlette(routes=[Route("/{path:path}", elsewhere.answer)])) as other:
         moved = Response(status_code=307, headers={"location": f"{other}/v1/models"})
         assert await found(Upstream({"/v1/models": moved})) is None
     assert elsewhere.asked == []
@@ -111,11 +111,14 @@ async def test_an_upstream_that_does_not_end_is_waited_for_no_longer_than_the_de
 
 async def test_an_upstream_that_is_away_tells_nothing() -> None:
     transport = EngineTransport(AiohttpEngine())
-    assert await HttpDiscovery(transport).window("http://127.0.0.1:9/v1", KEY, MODEL) is None
+    assert await HttpWindowDiscovery(transport).discover_window("http://127.0.0.1:9/v1", KEY, MODEL) is None
     await transport.aclose()
 
 
 async def test_a_provider_that_tells_nothing_is_not_asked() -> None:
     transport = EngineTransport(AiohttpEngine())
-    assert await HttpDiscovery(transport).window("https://api.openai.com/v1", KEY, "gpt-4o") is None
+    assert (
+        await HttpWindowDiscovery(transport).discover_window("https://api.openai.com/v1", KEY, "gpt-4o")
+        is None
+    )
     await transport.aclose()

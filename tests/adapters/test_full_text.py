@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from compaction_proxy.recall.fulltext import (
     ROW_CHARACTERS,
-    Found,
-    FullText,
-    Passage,
-    SqliteFullText,
+    SearchDocument,
+    SqliteTextIndexBuilder,
     TextIndex,
+    TextIndexBuilder,
+    TextMatch,
 )
 
-FULL_TEXT: FullText = SqliteFullText()
+FULL_TEXT: TextIndexBuilder = SqliteTextIndexBuilder()
 TALK = (
     "Where did you go in the summer?",
     "I went hiking in the Dolomites with Ana.",
@@ -35,11 +35,11 @@ TALK = (
 
 
 def index(texts: Sequence[str]) -> TextIndex:
-    return FULL_TEXT.build([Passage(f"m_{k}", text, "user") for k, text in enumerate(texts)])
+    return FULL_TEXT.build([SearchDocument(f"m_{k}", text, "user") for k, text in enumerate(texts)])
 
 
 def places(texts: Sequence[str], query: str, limit: int = 5) -> list[int]:
-    return [found.place for found in index(texts).search(query, limit)]
+    return [found.document_index for found in index(texts).search(query, limit)]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,10 @@ def talk() -> TextIndex:
 )
 def test_the_first_hit_is(talk: TextIndex, query: str, place: int, begins: str) -> None:
     first = talk.search(query, 5)[0]
-    assert (first.place, TALK[first.place][first.offset :][: len(begins)]) == (place, begins)
+    assert (first.document_index, TALK[first.document_index][first.offset :][: len(begins)]) == (
+        place,
+        begins,
+    )
 
 
 def test_an_answer_is_found_by_the_words_of_the_message_before_it() -> None:
@@ -83,21 +86,21 @@ def test_an_answer_is_found_by_the_words_of_the_message_before_it() -> None:
 
 
 def test_a_neighbour_that_is_found_for_what_stands_around_it_begins_at_its_start(talk: TextIndex) -> None:
-    found = {each.place: each.offset for each in talk.search("dolomites", 5)}
+    found = {each.document_index: each.offset for each in talk.search("dolomites", 5)}
     assert found[0] == found[2] == 0
 
 
 def test_scores_fall_and_newer_messages_come_before_older_ones_that_are_as_good() -> None:
     found = index(["same words", *["pad"] * 20, "same words"]).search("same", 2)
-    assert [each.place for each in found] == [21, 0]
+    assert [each.document_index for each in found] == [21, 0]
     assert 1 >= found[0].score == found[1].score > 0
 
 
 def test_a_phrase_must_be_there(talk: TextIndex) -> None:
-    assert [each.place for each in talk.search('hiking "the dog"', 5)] == [2]
+    assert [each.document_index for each in talk.search('hiking "the dog"', 5)] == [2]
     assert talk.search('hiking "dog the"', 5) == []
-    assert [each.place for each in talk.search('"();" hiking "()"', 5)] == []
-    assert [each.place for each in talk.search('"()"', 5)] == [6]
+    assert [each.document_index for each in talk.search('"();" hiking "()"', 5)] == []
+    assert [each.document_index for each in talk.search('"()"', 5)] == [6]
 
 
 def test_all_phrases_must_be_there() -> None:
@@ -144,7 +147,7 @@ def test_its_size_is_about_that_of_its_texts() -> None:
 
 
 def test_any_thread_may_search() -> None:
-    held, found = index(TALK), list[list[Found]]()
+    held, found = index(TALK), list[list[TextMatch]]()
     threads = [threading.Thread(target=lambda: found.append(held.search("dog", 1))) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -187,7 +190,7 @@ def test_a_planted_name_is_the_first_hit_among_names_like_it(name: str, seed: in
     place = rng.randrange(len(texts))
     texts[place] += f" {name} " + "filling " * rng.choice((0, 10, 3_000))
     [found] = index(texts).search(asking.format(name), 1)
-    assert found.place == place
+    assert found.document_index == place
     assert texts[place][found.offset - 1 :].lstrip("$/ ").startswith(name.lstrip("$/"))
 
 
@@ -201,8 +204,8 @@ hostile = st.text(
 def test_any_query_of_any_text_is_answered(texts: list[str], query: str, limit: int) -> None:
     found = index(texts).search(query, limit)
     assert len(found) <= max(0, limit)
-    assert len({each.place for each in found}) == len(found)
-    assert all(0 <= each.offset <= len(texts[each.place]) and 0 < each.score <= 1 for each in found)
+    assert len({each.document_index for each in found}) == len(found)
+    assert all(0 <= each.offset <= len(texts[each.document_index]) and 0 < each.score <= 1 for each in found)
     assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
 
 
@@ -212,7 +215,7 @@ def test_what_a_phrase_finds_holds_it(texts: list[str], at: int, query: str) -> 
     phrase = " ".join(query.replace('"', " ").split())
     held = [" ".join(text.lower().split()) for text in texts]
     found = index(texts).search(f'"{phrase}"', 10)
-    assert all(phrase.lower() in held[each.place] for each in found)
+    assert all(phrase.lower() in held[each.document_index] for each in found)
 
 
 def test_the_largest_texts_and_queries_end_in_time() -> None:

@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from compaction_proxy.core.event import COMPACTED, FAILED, UNDONE, Event
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.telemetry.otel import OtelTracer, provider_of
-from compaction_proxy.telemetry.tracing import Trace, Tracer
+from compaction_proxy.telemetry.otel import OtelTracer, get_provider_name
+from compaction_proxy.telemetry.tracing import RequestTrace, Tracer
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 FIELDS = [
@@ -46,19 +46,19 @@ def said(span: ReadableSpan) -> Mapping[str, Any]:
     return dict(span.attributes or {})
 
 
-def begun(tracer: Tracer) -> Trace:
-    return tracer.began([], "r1")
+def begun(tracer: Tracer) -> RequestTrace:
+    return tracer.start_request([], "r1")
 
 
 def test_it_is_a_tracer() -> None:
-    assert begun(Traced().tracer).asked([])[0][0] == b"traceparent"
+    assert begun(Traced().tracer).start_upstream_call([])[0][0] == b"traceparent"
 
 
 def test_a_request_goes_on_with_the_client_s_trace_and_the_upstream_with_ours() -> None:
     traced = Traced()
-    trace = traced.tracer.began(FIELDS, "r1")
-    sent = trace.asked(FIELDS)
-    trace.ended(EXCHANGE, CONVERSATION)
+    trace = traced.tracer.start_request(FIELDS, "r1")
+    sent = trace.start_upstream_call(FIELDS)
+    trace.end_request(EXCHANGE, CONVERSATION)
     spans = traced.spans()
     request, question = spans["POST chat/completions"], spans["chat gpt-5.4"]
     assert (request.kind.name, question.kind.name) == ("SERVER", "CLIENT")
@@ -102,9 +102,9 @@ def test_a_request_goes_on_with_the_client_s_trace_and_the_upstream_with_ours() 
 
 def test_a_request_that_was_not_changed_is_not_called_compacted() -> None:
     traced = Traced("http://127.0.0.1:8000/v1")
-    trace = traced.tracer.began([], "r1")
-    trace.asked([])
-    trace.ended(Exchange(at=1.0, model="m", status="none", code=200), None)
+    trace = traced.tracer.start_request([], "r1")
+    trace.start_upstream_call([])
+    trace.end_request(Exchange(at=1.0, model="m", status="none", code=200), None)
     assert said(traced.spans()["chat m"]) == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "127.0.0.1",
@@ -117,9 +117,9 @@ def test_a_request_that_was_not_changed_is_not_called_compacted() -> None:
 
 def test_one_span_stands_for_an_answer_that_went_on_and_the_request_says_how_often() -> None:
     traced = Traced()
-    trace = traced.tracer.began([], "r1")
-    trace.asked([])
-    trace.ended(EXCHANGE._replace(recalls=2), None)
+    trace = traced.tracer.start_request([], "r1")
+    trace.start_upstream_call([])
+    trace.end_request(EXCHANGE._replace(recalls=2), None)
     spans = traced.spans()
     assert set(spans) == {"POST chat/completions", "chat gpt-5.4"}
     assert said(spans["POST chat/completions"])["compaction_proxy.recalls"] == 2
@@ -128,10 +128,10 @@ def test_one_span_stands_for_an_answer_that_went_on_and_the_request_says_how_oft
 @pytest.mark.parametrize(("code", "error"), [(429, "429"), (0, "no-answer")])
 def test_what_went_wrong_is_an_error_of_both_spans(code: int, error: str) -> None:
     traced = Traced()
-    trace = traced.tracer.began([], "r1")
-    trace.asked([])
-    trace.asked([])  # a shorter request, because the first one was refused
-    trace.ended(EXCHANGE._replace(code=code), None)
+    trace = traced.tracer.start_request([], "r1")
+    trace.start_upstream_call([])
+    trace.start_upstream_call([])  # a shorter request, because the first one was refused
+    trace.end_request(EXCHANGE._replace(code=code), None)
     found = {name: (span.status.is_ok, said(span).get("error.type")) for name, span in traced.spans().items()}
     assert found == {
         "chat": (False, "refused"),
@@ -142,13 +142,13 @@ def test_what_went_wrong_is_an_error_of_both_spans(code: int, error: str) -> Non
 
 def test_a_round_is_a_span_that_is_linked_to_the_request_it_was_made_in() -> None:
     traced = Traced()
-    trace = traced.tracer.began(FIELDS, "r1")
+    trace = traced.tracer.start_request(FIELDS, "r1")
     about = {"strategy": "anchored", "round": 1, "conversation": CONVERSATION, "request": "r1"}
     made = Event(COMPACTED, 100.0, **about, seconds=2.5, reason="tokens", outcome="applied", prompt_tokens=9)  # type: ignore[arg-type]
-    traced.tracer.event("t", made)
-    traced.tracer.event("t", Event(FAILED, 101.0, strategy="full", reason="timeout"))
-    traced.tracer.event("t", Event(UNDONE, 102.0))
-    trace.ended(EXCHANGE, None)
+    traced.tracer.on_event("t", made)
+    traced.tracer.on_event("t", Event(FAILED, 101.0, strategy="full", reason="timeout"))
+    traced.tracer.on_event("t", Event(UNDONE, 102.0))
+    trace.end_request(EXCHANGE, None)
     spans = traced.spans()
     assert set(spans) == {"compact anchored", "compact full", "POST chat/completions"}
     span, request = spans["compact anchored"], spans["POST chat/completions"]
@@ -174,9 +174,9 @@ def test_a_round_is_a_span_that_is_linked_to_the_request_it_was_made_in() -> Non
 )
 def test_a_field_that_names_no_trace_begins_a_new_one(field: bytes) -> None:
     traced = Traced()
-    trace = traced.tracer.began([(b"traceparent", field)], "r1")
-    [(name, text)] = trace.asked([(b"traceparent", field)])
-    trace.ended(EXCHANGE, None)
+    trace = traced.tracer.start_request([(b"traceparent", field)], "r1")
+    [(name, text)] = trace.start_upstream_call([(b"traceparent", field)])
+    trace.end_request(EXCHANGE, None)
     request = traced.spans()["POST chat/completions"]
     assert request.parent is None
     assert request.context is not None
@@ -185,10 +185,10 @@ def test_a_field_that_names_no_trace_begins_a_new_one(field: bytes) -> None:
 
 ENDING = """
 import asyncio, sys
-from compaction_proxy.telemetry.otel import OtelTracer, exporting
+from compaction_proxy.telemetry.otel import OtelTracer, create_span_processor
 
 async def main():
-    tracer = OtelTracer("https://api.openai.com/v1", "1.0", exporting(sys.argv[1]))
+    tracer = OtelTracer("https://api.openai.com/v1", "1.0", create_span_processor(sys.argv[1]))
     tracer.began([], "r1")._span.end()
     await tracer.close()
 
@@ -211,4 +211,9 @@ def test_a_collector_that_never_answers_does_not_keep_the_process_from_ending() 
 
 def test_providers_are_called_as_the_conventions_call_them() -> None:
     hosts = ("api.openai.com", "some.openai.azure.com", "api.x.ai", "llm.internal")
-    assert [provider_of(host) for host in hosts] == ["openai", "azure.ai.openai", "x_ai", "llm.internal"]
+    assert [get_provider_name(host) for host in hosts] == [
+        "openai",
+        "azure.ai.openai",
+        "x_ai",
+        "llm.internal",
+    ]

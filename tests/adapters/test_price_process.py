@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.providers.price_process import PriceProcess
 
 OPENAI = "https://api.openai.com:443"
@@ -16,8 +16,8 @@ AT = 1_795_000_000.0  # 2026-11-18
 NAMES = [("gpt-5.4", OPENAI), ("my own\nmödel", OPENAI), ("gpt-4o", "http://127.0.0.1:4000")]
 
 
-def told_by(program: str, limit_s: float = 10.0) -> list[Price | None]:
-    return PriceProcess((sys.executable, "-I", "-c", program), limit_s).prices(NAMES, AT)
+def told_by(program: str, limit_s: float = 10.0) -> list[ModelPrice | None]:
+    return PriceProcess((sys.executable, "-I", "-c", program), limit_s).find_prices(NAMES, AT)
 
 
 def test_every_name_has_its_answer_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_every_name_has_its_answer_in_order(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "json.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    first, second, third = PriceProcess().prices(NAMES, AT)
+    first, second, third = PriceProcess().find_prices(NAMES, AT)
 
     assert first is not None
     assert third is not None
@@ -44,7 +44,9 @@ def test_the_server_does_not_import_the_table() -> None:
 
 def test_fields_become_a_price_again() -> None:
     told = '{"tiers": [[0, 1.5, 0.1, 2.0, 8.0], [9, 3, 0.2, 4, 16]], "source": "s 1", "date": "2026-01-02"}'
-    found = Price((Tier(0, 1.5, 0.1, 2.0, 8.0), Tier(9, 3.0, 0.2, 4.0, 16.0)), "s 1", "2026-01-02")
+    found = ModelPrice(
+        (PriceTier(0, 1.5, 0.1, 2.0, 8.0), PriceTier(9, 3.0, 0.2, 4.0, 16.0)), "s 1", "2026-01-02"
+    )
 
     assert told_by(f"print({told!r}); print('null'); print('null')") == [found, None, None]
 

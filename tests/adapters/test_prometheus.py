@@ -16,16 +16,16 @@ from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, FAILED_OPEN, MEASURED, Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.timed import Timed
-from compaction_proxy.telemetry.exchange_batch import Entry
+from compaction_proxy.storage.timed import InstrumentedStore
+from compaction_proxy.telemetry.exchange_batch import ExchangeEntry
 from compaction_proxy.telemetry.metrics import (
     ACTIVE_S,
     COUNTERS,
     GAUGES,
     HISTOGRAMS,
     MAX_NAMES,
+    LabelValues,
     Metrics,
-    Names,
     _observe_all,
 )
 
@@ -57,7 +57,7 @@ class Clock:
 
 async def samples(metrics: Metrics) -> dict[str, float]:
     """What is neither zero nor a bucket, as `name{label=value}`; nothing of the process itself."""
-    text, _ = await metrics.written()
+    text, _ = await metrics.render()
     found = {}
     for family in metrics_of(text.decode()):
         for sample in family.samples:
@@ -70,11 +70,11 @@ async def samples(metrics: Metrics) -> dict[str, float]:
 
 async def test_exchanges_are_counted_by_what_was_done_and_what_they_were_worth() -> None:
     metrics = Metrics("1.0")
-    metrics.exchanges([
-        Entry("t", "c_1", USUAL, Saving(cost=0.5)),
-        Entry("t", "c_1", REDUCED, Saving(cost=0.25, gross=0.75, cache_loss=1.0, net=-0.25)),
-        Entry("t", "c_2", REDUCED, None),
-        Entry("t", None, Exchange(at=2.0, model="", status="none"), None),
+    metrics.count_exchanges([
+        ExchangeEntry("t", "c_1", USUAL, Saving(cost=0.5)),
+        ExchangeEntry("t", "c_1", REDUCED, Saving(cost=0.25, gross=0.75, cache_loss=1.0, net=-0.25)),
+        ExchangeEntry("t", "c_2", REDUCED, None),
+        ExchangeEntry("t", None, Exchange(at=2.0, model="", status="none"), None),
     ])  # fmt: skip
     assert await samples(metrics) == {
         "compaction_requests_total{model=gpt,status=none}": 1,
@@ -119,7 +119,7 @@ async def test_rounds_and_failures_are_counted_from_events() -> None:
         Event(FAILED_OPEN, 3.0, reason="crashed"),
         Event(MEASURED, 4.0, tokens_real=251),
     ):
-        metrics.event("tenant", event)
+        metrics.on_event("tenant", event)
     assert await samples(metrics) == {
         "compaction_runs_total{outcome=applied,strategy=anchored,trigger=tokens}": 1,
         "compaction_runs_total{outcome=failed,strategy=full,trigger=unknown}": 1,
@@ -139,9 +139,9 @@ async def test_a_conversation_is_active_for_five_minutes_and_a_breaker_is_asked_
     clock = Clock()
     metrics, resting = Metrics("1.0", clock=clock), [True]
     metrics.breakers["store"] = lambda: resting[0]
-    metrics.exchanges([Entry("t", "c_1", USUAL, None)])
+    metrics.count_exchanges([ExchangeEntry("t", "c_1", USUAL, None)])
     clock.s += ACTIVE_S - 1
-    metrics.exchanges([Entry("t", "c_2", USUAL, None)])
+    metrics.count_exchanges([ExchangeEntry("t", "c_2", USUAL, None)])
     before = await samples(metrics)
     clock.s += 2
     resting[0] = False
@@ -154,8 +154,8 @@ async def test_a_refused_configuration_is_shown_and_the_last_good_one_stays_know
     clock = Clock()
     metrics = Metrics("1.0", now=clock)
     clock.s += 5
-    metrics.reloaded(taken=False)
-    text, _ = await metrics.written()
+    metrics.record_reload(succeeded=False)
+    text, _ = await metrics.render()
     assert b"config_last_reload_successful 0.0" in text
     assert b"config_last_reload_success_timestamp_seconds 1000.0" in text
 
@@ -164,23 +164,23 @@ async def test_calls_of_the_store_are_timed_whether_they_succeed_or_not() -> Non
     clock, told = Clock(), list[tuple[str, float]]()
 
     class Failing(MemoryStore):
-        async def tail(self, key: str, limit: int) -> list[bytes]:
+        async def read_tail(self, key: str, limit: int) -> list[bytes]:
             clock.s += 2
             raise OSError("gone")
 
-    store = Timed(Failing(), lambda *each: told.append(each), clock=clock)
+    store = InstrumentedStore(Failing(), lambda *each: told.append(each), clock=clock)
     assert await store.read(["a"]) == [None]
     with pytest.raises(OSError, match="gone"):
-        await store.tail("a", 1)
+        await store.read_tail("a", 1)
     assert told == [("read", 0.0), ("tail", 2.0)]
 
 
 def test_the_first_models_have_series_of_their_own_and_refused_ones_never() -> None:
-    names = Names()
-    assert names.label("tried-by-a-stranger", new=False) == "other"
-    firsts = [names.label(f"model-{number}") for number in range(MAX_NAMES)]
+    names = LabelValues()
+    assert names.to_label_value("tried-by-a-stranger", may_add=False) == "other"
+    firsts = [names.to_label_value(f"model-{number}") for number in range(MAX_NAMES)]
     assert firsts == [f"model-{number}" for number in range(MAX_NAMES)]
-    assert [names.label(name, new=False) for name in ("model-7", "one-more", "")] == [
+    assert [names.to_label_value(name, may_add=False) for name in ("model-7", "one-more", "")] == [
         "model-7",
         "other",
         "unknown",
@@ -191,9 +191,9 @@ def test_the_first_models_have_series_of_their_own_and_refused_ones_never() -> N
 @given(st.text())
 async def test_whatever_a_client_calls_its_model_the_answer_can_be_read(name: str) -> None:
     metrics = Metrics("1.0")
-    metrics.exchanges([Entry("t", None, USUAL._replace(model=name), None)])
+    metrics.count_exchanges([ExchangeEntry("t", None, USUAL._replace(model=name), None)])
     for accept, parsed in (("", metrics_of), ("application/openmetrics-text", open_metrics_of)):
-        text, _ = await metrics.written(accept)
+        text, _ = await metrics.render(accept)
         [family] = [each for each in parsed(text.decode()) if each.name == "compaction_requests"]
         [sample] = family.samples
         assert len(sample.labels["model"]) <= 100
@@ -217,8 +217,8 @@ def test_many_amounts_at_once_are_what_they_are_one_by_one(amounts: list[float])
 async def test_it_answers_in_the_form_that_is_asked_for() -> None:
     metrics = Metrics("1.0")
     plain, open_form = (
-        await metrics.written("text/plain"),
-        await metrics.written(
+        await metrics.render("text/plain"),
+        await metrics.render(
             "application/openmetrics-text;version=nonsense;q=0.5,text/plain;version=0.0.4;q=0.2"
         ),
     )
@@ -237,7 +237,7 @@ def test_names_follow_the_rules(name: str) -> None:
     described: Any = COUNTERS.get(name) or HISTOGRAMS.get(name) or GAUGES[name]
     assert set(described.labels) <= LABELS
     assert not set(name.split("_")) & set(described.labels)
-    assert described.says.endswith(".")
+    assert described.help_text.endswith(".")
     if name not in COUNTERS:
         assert name.endswith(UNITS)
     if name in HISTOGRAMS:

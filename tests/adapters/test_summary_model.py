@@ -10,7 +10,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
@@ -33,9 +33,9 @@ def call(key: str) -> SummaryCall:
     return replace(CALL, headers={"authorization": f"Bearer {key}"})
 
 
-async def failure(model: HttpSummaryModel, asked: SummaryCall = CALL) -> SummaryFailed:
-    with pytest.raises(SummaryFailed) as caught:
-        await model.ask(asked)
+async def failure(model: HttpSummaryModel, asked: SummaryCall = CALL) -> SummaryError:
+    with pytest.raises(SummaryError) as caught:
+        await model.request_summary(asked)
     return caught.value
 
 
@@ -65,8 +65,8 @@ async def test_a_cookie_set_for_one_credential_is_not_sent_with_another() -> Non
         return httpx.Response(200, json=SAID, headers={"set-cookie": "session=alice; Path=/"})
 
     model = answering(answer)
-    assert await model.ask(call("sk-alice")) == SummaryAnswer("Done.", "stop")
-    await model.ask(call("sk-bob"))
+    assert await model.request_summary(call("sk-alice")) == SummaryAnswer("Done.", "stop")
+    await model.request_summary(call("sk-bob"))
     assert seen == [None, None]
 
 
@@ -77,7 +77,7 @@ async def test_a_credential_goes_out_byte_for_byte_whatever_its_characters() -> 
         seen.append(dict(request.headers.raw)[b"authorization"])
         return httpx.Response(200, json=SAID)
 
-    await answering(answer).ask(call("k\xe9y"))
+    await answering(answer).request_summary(call("k\xe9y"))
     assert seen == [b"Bearer k\xe9y"]
 
 
@@ -90,8 +90,8 @@ async def test_a_member_that_is_refused_is_left_out_from_then_on(status: int) ->
         return "temperature" if "temperature" in body else None
 
     model = answering(picky(refused, status))
-    await model.ask(CALL)
-    await model.ask(CALL)
+    await model.request_summary(CALL)
+    await model.request_summary(CALL)
     assert seen == [True, False, False]
 
 
@@ -103,8 +103,8 @@ async def test_a_reasoning_model_is_asked_with_the_lowest_effort_that_it_takes()
         return None if seen[-1] == "low" else f"reasoning_effort does not support '{seen[-1]}'"
 
     model = answering(picky(refused))
-    await model.ask(replace(CALL, model="o4-mini"))
-    await model.ask(replace(CALL, model="o4-mini"))
+    await model.request_summary(replace(CALL, model="o4-mini"))
+    await model.request_summary(replace(CALL, model="o4-mini"))
     assert seen == ["minimal", "none", "low", "low"]
 
 
@@ -114,13 +114,13 @@ async def test_a_provider_that_refuses_one_member_after_the_other_is_given_what_
             (name for name in ("temperature", "max_tokens", "max_completion_tokens") if name in body), None
         )
 
-    assert await answering(picky(refused)).ask(CALL) == SummaryAnswer("Done.", "stop")
+    assert await answering(picky(refused)).request_summary(CALL) == SummaryAnswer("Done.", "stop")
 
 
 async def test_what_is_refused_is_forgotten_before_memory_grows() -> None:
     model = answering(picky(lambda body: "temperature" if "temperature" in body else None))
     for number in range(MAX_MODELS + 2):
-        await model.ask(replace(CALL, model=f"m{number}"))
+        await model.request_summary(replace(CALL, model=f"m{number}"))
     assert len(model._refused) == 2
 
 
@@ -262,13 +262,13 @@ async def test_a_broken_answer_is_a_failed_summary(shape: str) -> None:
 @pytest.mark.parametrize("shape", SILENT)
 async def test_an_answer_without_text_says_nothing(shape: str) -> None:
     async with real(SILENT[shape]) as (model, asked), asyncio.timeout(30):
-        assert await model.ask(asked) == SummaryAnswer("")
+        assert await model.request_summary(asked) == SummaryAnswer("")
 
 
 async def test_an_answer_that_is_encoded_all_the_same_is_understood() -> None:
     response = http(gzip.compress(SAID_BYTES), headers="content-encoding: gzip\r\n")
     async with real(response) as (model, asked):
-        assert await model.ask(asked) == SummaryAnswer("Done.", "stop")
+        assert await model.request_summary(asked) == SummaryAnswer("Done.", "stop")
 
 
 async def test_nobody_there_is_unreachable() -> None:
@@ -291,7 +291,7 @@ async def test_a_deadline_ends_a_call_that_drips() -> None:
     model = HttpSummaryModel(transport)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await model.ask(replace(CALL, url=f"http://127.0.0.1:{port}/v1/chat/completions"))
+            await model.request_summary(replace(CALL, url=f"http://127.0.0.1:{port}/v1/chat/completions"))
     async with asyncio.timeout(30):
         await ended.wait()  # the connection is closed, not kept
     await transport.aclose()

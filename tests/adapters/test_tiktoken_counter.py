@@ -19,16 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.providers import tokenizers
-from compaction_proxy.providers.token_counting import sample
+from compaction_proxy.providers.token_counting import sample_slices
 from compaction_proxy.providers.tokenizers import (
     CL100K,
     DATA,
     O200K,
     CharacterCounter,
     TiktokenCounter,
-    estimate,
-    repaired,
-    vocabulary_of,
+    estimate_tokens,
+    find_vocabulary,
+    replace_surrogates,
 )
 
 CORPUS = {
@@ -153,7 +153,7 @@ def test_slicing_costs_at_most_two_tokens_a_cut(
     ],
 )
 def test_a_model_is_counted_with_its_vocabulary(model: str, vocabulary: tokenizers.Vocabulary) -> None:
-    assert vocabulary_of(model) is vocabulary
+    assert find_vocabulary(model) is vocabulary
 
 
 def test_lone_surrogates_count_as_in_tiktoken(counter: TiktokenCounter, encoding: tiktoken.Encoding) -> None:
@@ -163,7 +163,7 @@ def test_lone_surrogates_count_as_in_tiktoken(counter: TiktokenCounter, encoding
 
 @given(st.text(st.sampled_from(["a", "é", "压", "😀", "\ud800", "\udbff", "\ud83d", "\ude00", "\udc00"])))
 def test_surrogates_are_repaired_as_tiktoken_repairs_them(text: str) -> None:
-    assert repaired(text) == text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert replace_surrogates(text) == text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def test_a_megabyte_of_blanks_is_counted_without_panic(counter: TiktokenCounter) -> None:
@@ -189,7 +189,7 @@ def test_a_panic_of_the_tokenizer_gives_an_estimate_and_is_said_once() -> None:
     said: list[str] = []
     counter = TiktokenCounter(said.append)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizers, "load", lambda *_: _Broken())
+        patch.setattr(tokenizers, "load_encoding", lambda *_: _Broken())
         assert [counter.count("größer", "gpt-5"), counter.count("ab" * 60_000, "gpt-5")] == [3, 40_001]
         assert counter.count_each(["größer", "a"], "gpt-5") == [3, 1]
     assert said == ["text was estimated, not counted: _Panic"]
@@ -223,13 +223,13 @@ def test_an_unusable_vocabulary_gives_estimates_and_is_said_once(
 
 def test_concurrent_first_counts_load_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[str] = []
-    real = tokenizers.load
+    real = tokenizers.load_encoding
 
     def load(vocabulary: tokenizers.Vocabulary, data: Any) -> tiktoken.Encoding:
         loads.append(vocabulary.name)
         return real(vocabulary, data)
 
-    monkeypatch.setattr(tokenizers, "load", load)
+    monkeypatch.setattr(tokenizers, "load_encoding", load)
     counter = TiktokenCounter(silent)
     counts: list[int] = []
     threads = [threading.Thread(target=lambda: counts.append(counter.count("hello", "o1"))) for _ in range(8)]
@@ -242,14 +242,14 @@ def test_concurrent_first_counts_load_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_warming_loads_what_the_first_count_would(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = TiktokenCounter(silent)
-    counter.warm()
-    monkeypatch.setattr(tokenizers, "load", lambda *_: pytest.fail("loaded again"))
+    counter.warm_up()
+    monkeypatch.setattr(tokenizers, "load_encoding", lambda *_: pytest.fail("loaded again"))
     assert counter.count("hello", "gpt-5") == 1
 
 
 def test_a_vocabulary_is_not_held_twice() -> None:
     tracemalloc.start()
-    encoding = tokenizers.load.__wrapped__(CL100K, DATA)
+    encoding = tokenizers.load_encoding.__wrapped__(CL100K, DATA)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert encoding.encode_ordinary("hello world") == [15339, 1917]
@@ -281,7 +281,7 @@ def test_text_beyond_the_budget_is_extrapolated(
 ) -> None:
     text = CORPUS["english"] * 30_000
     exact = counter.count(text, "gpt-5")
-    encoding = tokenizers.load(O200K, DATA)
+    encoding = tokenizers.load_encoding(O200K, DATA)
     seen: list[int] = []
 
     class Watching:
@@ -289,15 +289,22 @@ def test_text_beyond_the_budget_is_extrapolated(
             seen.append(len(text))
             return encoding.encode_ordinary(text)
 
-    monkeypatch.setattr(tokenizers, "load", lambda *_: Watching())
-    monkeypatch.setattr(tokenizers, "sample", partial(sample, budget=512 * 1024))
+    monkeypatch.setattr(tokenizers, "load_encoding", lambda *_: Watching())
+    monkeypatch.setattr(tokenizers, "sample_slices", partial(sample_slices, budget=512 * 1024))
     extrapolated = TiktokenCounter(silent).count(text, "gpt-5")
     assert 0 < sum(seen) <= 512 * 1024 < len(text)
     assert extrapolated == pytest.approx(exact, rel=0.01)
 
 
 def test_an_estimate_is_a_third_of_the_bytes_rounded_up() -> None:
-    assert [estimate(text) for text in ("", "a", "abc", "abcd", "压缩", "\ud800")] == [0, 1, 1, 2, 2, 1]
+    assert [estimate_tokens(text) for text in ("", "a", "abc", "abcd", "压缩", "\ud800")] == [
+        0,
+        1,
+        1,
+        2,
+        2,
+        1,
+    ]
 
 
 def test_the_character_counter_divides_by_four_and_rounds_up() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from compaction_proxy.providers import tokenizers, tokenizers_fast
 from compaction_proxy.providers.token_counting import SLICE_CHARACTERS
-from compaction_proxy.providers.tokenizers import DATA, O200K, TiktokenCounter, load
-from compaction_proxy.providers.tokenizers_fast import GOLDEN, ToktokCounter, golden
+from compaction_proxy.providers.tokenizers import DATA, O200K, TiktokenCounter, load_encoding
+from compaction_proxy.providers.tokenizers_fast import GOLDEN, ToktokCounter, read_golden_texts
 
 pytest.importorskip("toktok", reason="needs the extra `fast`")
 
@@ -23,7 +23,7 @@ def silent(line: str) -> None:
 
 def adopted(known: Path = GOLDEN, report: Callable[[str], None] = silent) -> ToktokCounter:
     made = ToktokCounter(TiktokenCounter(report), report, known)
-    made.warm()
+    made.warm_up()
     return made
 
 
@@ -38,14 +38,14 @@ def reference() -> TiktokenCounter:
 
 
 def test_the_stored_counts_are_tiktokens() -> None:
-    encoding = load(O200K, DATA)
-    known = golden()
+    encoding = load_encoding(O200K, DATA)
+    known = read_golden_texts()
     assert [len(encoding.encode_ordinary(each.text)) for each in known] == [each.tokens for each in known]
     assert len(known) >= 200
 
 
 def test_it_is_adopted_without_loading_tiktokens_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizers, "load", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(tokenizers, "load_encoding", lambda *_: pytest.fail("loaded"))
     counter = adopted()
     assert counter.chosen == "toktok-rs 0.3.0"
     assert counter.count("hello world", "gpt-5") == 2
@@ -108,7 +108,7 @@ class _Tokenizer:
 
     def __init__(self, failing: BaseException | None = None) -> None:
         self.failing = failing
-        self._tokenizer = tokenizers_fast.load()
+        self._tokenizer = tokenizers_fast.load_tokenizer()
 
     def count(self, text: str) -> int:
         if self.failing and "!" in text:
@@ -144,13 +144,13 @@ def test_a_package_that_cannot_be_used_leaves_it_to_tiktoken(
 
 def test_a_self_test_that_panics_leaves_it_to_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = _Tokenizer(_Panic())
-    monkeypatch.setattr(tokenizers_fast, "load", lambda: tokenizer)
+    monkeypatch.setattr(tokenizers_fast, "load_tokenizer", lambda: tokenizer)
     assert adopted().chosen == "tiktoken; toktok-rs fails: _Panic"
 
 
 def test_a_text_it_fails_on_later_is_estimated_alone_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, said = _Tokenizer(), list[str]()
-    monkeypatch.setattr(tokenizers_fast, "load", lambda: tokenizer)
+    monkeypatch.setattr(tokenizers_fast, "load_tokenizer", lambda: tokenizer)
     counter = adopted(report=said.append)
     tokenizer.failing = _Panic("the text")
     assert counter.count_each(["hello world", "größer!", "hello"], "gpt-5") == [2, 3, 1]
@@ -183,7 +183,7 @@ def test_long_texts_are_cut_where_tiktoken_cuts_them(
 
 
 def test_threads_get_the_counts_that_one_gets(fast: ToktokCounter) -> None:
-    known = [each for each in golden() if len(each.text) < 1_000]
+    known = [each for each in read_golden_texts() if len(each.text) < 1_000]
     wrong: list[str] = []
 
     def count(seed: int) -> None:

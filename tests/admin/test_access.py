@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from compaction_proxy.admin.auth import Access, Guard, refusal
+from compaction_proxy.admin.auth import AccessMiddleware, AccessPolicy, check_access
 
-OPEN = Access("127.0.0.1", "")
-KEYED = Access("0.0.0.0", "secret")  # not bound, only compared
+OPEN = AccessPolicy("127.0.0.1", "")
+KEYED = AccessPolicy("0.0.0.0", "secret")  # not bound, only compared
 KEY = ("authorization", "Bearer secret")
 
 
@@ -19,9 +19,9 @@ def asked(*headers: tuple[str, str], peer: str | None = "127.0.0.1", path: str =
     return {"type": "http", "method": "GET", "path": path, "headers": fields, "client": client}
 
 
-def code(access: Access, scope: Scope) -> str | None:
+def code(access: AccessPolicy, scope: Scope) -> str | None:
     """Why a request is refused, None if it is not."""
-    refused = refusal(access, scope)
+    refused = check_access(access, scope)
     return refused.code if refused else None
 
 
@@ -31,8 +31,8 @@ def test_without_a_key_this_machine_is_answered_by_its_names(host: str) -> None:
 
 
 def test_the_name_that_the_server_listens_on_is_one_of_them() -> None:
-    assert code(Access("localhost", ""), asked(("host", "localhost"))) is None
-    assert code(Access("127.0.0.2", ""), asked(("host", "127.0.0.2:1"))) is None
+    assert code(AccessPolicy("localhost", ""), asked(("host", "localhost"))) is None
+    assert code(AccessPolicy("127.0.0.2", ""), asked(("host", "127.0.0.2:1"))) is None
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_without_a_key_a_name_that_is_not_this_machine_s_is_refused(host: str) -
 
 
 @pytest.mark.parametrize("access", [OPEN, KEYED])
-def test_exactly_one_host_is_needed(access: Access) -> None:
+def test_exactly_one_host_is_needed(access: AccessPolicy) -> None:
     assert code(access, asked(KEY)) == "host_not_allowed"
     assert code(access, asked(KEY, ("host", "localhost"), ("host", "evil.example"))) == "host_not_allowed"
 
@@ -62,7 +62,7 @@ def test_without_a_key_what_comes_through_another_proxy_is_refused(header: str) 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "10.0.0.1", "proxy.example"])
 def test_without_a_key_a_server_that_others_reach_answers_nobody(host: str) -> None:
-    assert code(Access(host, ""), asked(("host", "localhost"))) == "admin_key_required"
+    assert code(AccessPolicy(host, ""), asked(("host", "localhost"))) == "admin_key_required"
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "10.0.0.7", None])
@@ -75,13 +75,15 @@ def test_the_key_opens_from_everywhere_under_every_name(host: str, peer: str | N
     "shown",
     ["Bearer wrong", "Bearer ", "Bearer", "secret", "Basic secret", "Bearer secretx", "Bearer sécret", ""],
 )
-@pytest.mark.parametrize("access", [KEYED, Access("127.0.0.1", "secret")])
-def test_without_the_right_key_nobody_is_answered_where_there_is_one(access: Access, shown: str) -> None:
+@pytest.mark.parametrize("access", [KEYED, AccessPolicy("127.0.0.1", "secret")])
+def test_without_the_right_key_nobody_is_answered_where_there_is_one(
+    access: AccessPolicy, shown: str
+) -> None:
     assert code(access, asked(("authorization", shown), ("host", "localhost"))) == "invalid_admin_key"
 
 
 def test_the_word_bearer_may_be_written_in_any_case_and_the_key_in_any_alphabet() -> None:
-    assert code(Access("::", "ключ"), asked(("authorization", "bearer ключ"), ("host", "x"))) is None
+    assert code(AccessPolicy("::", "ключ"), asked(("authorization", "bearer ключ"), ("host", "x"))) is None
 
 
 @pytest.mark.parametrize(
@@ -101,13 +103,13 @@ def test_the_word_bearer_may_be_written_in_any_case_and_the_key_in_any_alphabet(
 )
 @pytest.mark.parametrize("access", [OPEN, KEYED])
 def test_a_page_is_answered_only_if_it_is_ours(
-    access: Access, origin: str, host: str, *, allowed: bool
+    access: AccessPolicy, origin: str, host: str, *, allowed: bool
 ) -> None:
     found = code(access, asked(KEY, ("host", host), ("origin", origin)))
     assert found == (None if allowed else "origin_not_allowed")
 
 
-async def answered(guard: Guard, scope: Scope) -> list[Message]:
+async def answered(guard: AccessMiddleware, scope: Scope) -> list[Message]:
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -126,7 +128,7 @@ async def inner(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize("path", ["/admin", "/admin/", "/admin/v1/x"])
 async def test_a_refused_request_is_answered_in_openai_s_shape_and_not_read(path: str) -> None:
-    start, body = await answered(Guard(inner, KEYED, "/admin"), asked(("host", "x"), path=path))
+    start, body = await answered(AccessMiddleware(inner, KEYED, "/admin"), asked(("host", "x"), path=path))
     told: dict[str, Any] = json.loads(body["body"])
     assert (start["status"], dict(start["headers"])[b"www-authenticate"]) == (401, b"Bearer")
     assert told == {
@@ -141,8 +143,10 @@ async def test_a_refused_request_is_answered_in_openai_s_shape_and_not_read(path
 
 @pytest.mark.parametrize("path", ["/livez", "/administrator", "/metrics"])
 async def test_what_is_not_guarded_goes_through(path: str) -> None:
-    assert await answered(Guard(inner, KEYED, "/admin"), asked(path=path)) == [{"type": "let-in"}]
+    assert await answered(AccessMiddleware(inner, KEYED, "/admin"), asked(path=path)) == [{"type": "let-in"}]
 
 
 async def test_who_shows_the_key_is_let_in() -> None:
-    assert await answered(Guard(inner, KEYED, "/admin"), asked(KEY, ("host", "x"))) == [{"type": "let-in"}]
+    assert await answered(AccessMiddleware(inner, KEYED, "/admin"), asked(KEY, ("host", "x"))) == [
+        {"type": "let-in"}
+    ]

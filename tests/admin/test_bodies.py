@@ -11,7 +11,7 @@ import pytest
 from compaction_proxy.admin.auth import MAX_BODY_BYTES
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 
 DECLARED_BYTES = 300_000_000
 LIMIT_S = 60.0
@@ -24,7 +24,7 @@ PATH = "/admin/v1/conversations/c_0/pins"
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
     config = Config.model_validate({"upstream": {"base_url": "http://127.0.0.1:1/v1"}})
-    async with served(create_app(config)) as url:
+    async with serve_embedded(create_app(config)) as url:
         yield url
 
 

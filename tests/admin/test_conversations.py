@@ -8,21 +8,21 @@ from typing import Any
 import httpx
 import pytest
 
-from compaction_proxy.admin.api.routing import Api
+from compaction_proxy.admin.api.routing import AdminApi
 from compaction_proxy.admin.app import Readiness, create_admin
-from compaction_proxy.admin.auth import Access
-from compaction_proxy.compaction.directives import MAX_PINS, Wishes, pin_id
+from compaction_proxy.admin.auth import AccessPolicy
+from compaction_proxy.compaction.directives import MAX_PINS, Directives, build_pin_id
 from compaction_proxy.core.event import COMPACTED, Event
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.recall import fulltext
-from compaction_proxy.recall.archive import Original, Round, archived
-from compaction_proxy.storage.keys import checkpoints_key
+from compaction_proxy.recall.archive import ArchivedRound, OriginalMessage, build_archive
+from compaction_proxy.storage.keys import checkpoint_list_key
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Line
-from compaction_proxy.telemetry.event_history import round_line
-from compaction_proxy.telemetry.exchange_batch import Entry
-from compaction_proxy.telemetry.usage import Accounts
+from compaction_proxy.storage.records import ListItem
+from compaction_proxy.telemetry.event_history import build_round_line
+from compaction_proxy.telemetry.exchange_batch import ExchangeEntry
+from compaction_proxy.telemetry.usage import UsageStore
 from tests.watched import Watched
 
 DAY_S = 86_400.0
@@ -74,7 +74,7 @@ class Place:
 
     def client(self, *, key: str = "", base_path: str = "", peer: str = "127.0.0.1") -> httpx.AsyncClient:
         ready = Readiness(ready=True, store="ok", version="1")
-        api = Api(self.steering, self.watching, Access("127.0.0.1", key))
+        api = AdminApi(self.steering, self.watching, AccessPolicy("127.0.0.1", key))
         app = create_admin(lambda: ready, base_path, api)
         transport = httpx.ASGITransport(app, client=(peer, 1))
         return httpx.AsyncClient(transport=transport, base_url="http://localhost:4141")
@@ -95,28 +95,30 @@ class Place:
             messages=len(messages),
             summary="done",
         )
-        await self.history.rooted(TENANT, NAME, ROOT)
-        made = Round(NAME, "chained", place(number), number, float(number))
+        await self.history.record_root(TENANT, NAME, ROOT)
+        made = ArchivedRound(NAME, "chained", place(number), number, float(number))
         taken = [
-            Original(10 * number + index, f"m_{number}{index}", 1, each)
+            OriginalMessage(10 * number + index, f"m_{number}{index}", 1, each)
             for index, each in enumerate(messages)
         ]
-        (item, *pieces), line, _ = archived(TENANT, ROOT, made, taken, DAY_S)
-        told = round_line(TENANT, ROOT, event, DAY_S)
-        listed = Line(checkpoints_key(TENANT, ROOT, "chained"), {"place": event.place}, DAY_S, 200)
-        await self.records.save(f"{item.key}:x", {}, ttl_s=DAY_S, also=[item, *pieces, line, told, listed])
+        (item, *pieces), line, _ = build_archive(TENANT, ROOT, made, taken, DAY_S)
+        told = build_round_line(TENANT, ROOT, event, DAY_S)
+        listed = ListItem(checkpoint_list_key(TENANT, ROOT, "chained"), {"place": event.place}, DAY_S, 200)
+        await self.records.save_if_absent(
+            f"{item.key}:x", {}, ttl_s=DAY_S, also=[item, *pieces, line, told, listed]
+        )
 
 
 @asynccontextmanager
 async def two_rounds(**settings: Any) -> AsyncIterator[tuple[Place, httpx.AsyncClient]]:
     """A conversation of two rounds and one request, and a client of its API."""
     here = Place()
-    accounts = Accounts(here.records, DAY_S)
-    accounts.add(NAME, Entry(TENANT, NAME, ASKED, None), None)
+    accounts = UsageStore(here.records, DAY_S)
+    accounts.add_exchange(NAME, ExchangeEntry(TENANT, NAME, ASKED, None), None)
     await accounts.flush()
-    await here.owners.note(TENANT, NAME)
+    await here.owners.record_activity(TENANT, NAME)
     await here.round(1, Message("user", "The port is 4141."), Message("assistant", "Noted."))
-    call = Call("1", "read", '{"path": "port.txt"}')
+    call = MessageToolCall("1", "read", '{"path": "port.txt"}')
     await here.round(
         2, Message("assistant", "", calls=(call,)), Message("tool", "port: 80 \ud83d", answers=("1",))
     )
@@ -150,7 +152,7 @@ def error_of(answer: httpx.Response) -> tuple[int, str]:
 
 async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> None:
     async with two_rounds() as (here, client):
-        await here.wishing.pin(TENANT, NAME, "Use SI units.")
+        await here.wishing.add_pin(TENANT, NAME, "Use SI units.")
         answer = await client.get(PATH)
     assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
     assert answer.json() == {
@@ -166,7 +168,7 @@ async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> No
             **UNPRICED,
         },
         "rounds": [round_of(1), round_of(2)],
-        "pins": [{"id": pin_id("Use SI units."), "text": "Use SI units."}],
+        "pins": [{"id": build_pin_id("Use SI units."), "text": "Use SI units."}],
         "instructions": [],
         "compact": False,
         "suppressed": False,
@@ -177,7 +179,7 @@ async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> No
 
 async def test_a_conversation_that_has_only_been_seen_is_empty() -> None:
     here = Place()
-    await here.owners.note(TENANT, NAME)
+    await here.owners.record_activity(TENANT, NAME)
     async with here.client() as client:
         told = (await client.get(PATH)).json()
     assert (told["totals"]["requests"], told["rounds"], told["pins"]) == (0, [], [])
@@ -187,7 +189,7 @@ async def test_compact_marks_the_conversation_and_its_history() -> None:
     async with two_rounds() as (here, client):
         answer = await client.post(f"{PATH}/compact")
         assert (answer.status_code, answer.json()) == (202, {"id": NAME, "compact": True})
-        assert await here.wishing.of(TENANT, NAME) == Wishes(compact=True)
+        assert await here.wishing.get(TENANT, NAME) == Directives(compact=True)
         events = (await client.get(f"{PATH}/events")).json()["events"]
     assert [(event["kind"], event["at"]) for event in events] == [
         ("compacted", 1.0),
@@ -205,7 +207,9 @@ async def test_undo_takes_the_newest_rounds_back_one_by_one() -> None:
             round_of(1, undone=True),
         ]
         assert error_of(answers[2]) == (409, "nothing_to_undo")
-        assert await here.wishing.of(TENANT, NAME) == Wishes(undone=(place(2), place(1)), suppressed=True)
+        assert await here.wishing.get(TENANT, NAME) == Directives(
+            undone=(place(2), place(1)), suppressed=True
+        )
         told = (await client.get(PATH)).json()
         assert (told["rounds"], told["suppressed"]) == (
             [round_of(1, undone=True), round_of(2, undone=True)],
@@ -240,13 +244,13 @@ async def test_what_is_no_pin_is_refused(text: str) -> None:
 async def test_there_is_room_for_so_many_pins() -> None:
     async with two_rounds() as (here, client):
         for number in range(MAX_PINS):
-            await here.wishing.pin(TENANT, NAME, str(number))
+            await here.wishing.add_pin(TENANT, NAME, str(number))
         answer = await client.post(f"{PATH}/pins", json={"text": "one more"})
         assert error_of(answer) == (409, "too_many_pins")
 
 
 async def test_where_sqlite_cannot_search_that_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fulltext, "is_there", lambda: False)
+    monkeypatch.setattr(fulltext, "is_fts5_available", lambda: False)
     async with two_rounds() as (_, client):
         assert error_of(await client.get(f"{PATH}/search", params={"q": "port"})) == (
             501,
@@ -320,17 +324,17 @@ async def test_a_conversation_is_forgotten_whole_and_comes_back_when_it_is_used_
         # roots, events, mark
         assert (answer.status_code, answer.json()) == (200, {"deleted": 14})
         assert error_of(await client.get(PATH)) == (404, "conversation_not_found")
-        await here.owners.note(TENANT, NAME)
+        await here.owners.record_activity(TENANT, NAME)
         told = (await client.get(PATH)).json()
         assert (told["rounds"], told["compact"], told["totals"]["requests"]) == ([], False, 0)
 
 
 async def test_a_tenant_is_forgotten_whole_and_nobody_else() -> None:
     async with two_rounds() as (here, client):
-        accounts = Accounts(here.records, DAY_S)
+        accounts = UsageStore(here.records, DAY_S)
         for tenant, name in ((TENANT, "c_other"), ("t_2", "c_foreign")):
-            accounts.add(name, Entry(tenant, name, ASKED, None), None)
-            await here.owners.note(tenant, name)
+            accounts.add_exchange(name, ExchangeEntry(tenant, name, ASKED, None), None)
+            await here.owners.record_activity(tenant, name)
         await accounts.flush()
         for name in (NAME, "c_other", "c_foreign"):
             await client.post(f"/admin/v1/conversations/{name}/pins", json={"text": "Stay."})
@@ -345,7 +349,7 @@ async def test_a_tenant_is_forgotten_whole_and_nobody_else() -> None:
         ]
         assert error_of(other) == (404, "conversation_not_found")
         assert (foreign.json()["totals"]["requests"], len(foreign.json()["pins"])) == (1, 1)
-        await here.owners.note(TENANT, "c_other")
+        await here.owners.record_activity(TENANT, "c_other")
         again = (await client.get("/admin/v1/conversations/c_other")).json()
         assert (again["totals"]["requests"], again["pins"]) == (0, [])
 

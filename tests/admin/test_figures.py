@@ -11,23 +11,23 @@ import pytest
 from pydantic import SecretStr
 
 from compaction_proxy.admin.api import schemas
-from compaction_proxy.admin.api.routing import Api, Settings
+from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
 from compaction_proxy.admin.app import Readiness, create_admin
-from compaction_proxy.admin.auth import Access
+from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import ServerSection
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.telemetry.event_history import round_line
-from compaction_proxy.telemetry.usage import Kept
+from compaction_proxy.telemetry.event_history import build_round_line
+from compaction_proxy.telemetry.usage import StoredExchange
 from tests.watched import ORIGIN, Watched
 
 NOW, DAY_S = 1_800_000_000.0, 86_400.0
 ONE, TWO = "c_0123456789abcdef01234567", "c_76543210fedcba9876543210"
 ROOT, PLACE = bytes(32), bytes(63) + b"\1"
-SETTINGS = Settings(
+SETTINGS = AdminSettings(
     Config(server=ServerSection(admin_key=SecretStr("sk-hidden"))),
     {"server.admin_key": "environment NAME"},
     "config.yaml",
@@ -45,23 +45,23 @@ async def looked_at() -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
     """Two conversations, one of them of a model without a price; a round, a failure."""
     here = Watched(MemoryStore(), 30 * DAY_S, lambda: NOW, models={"gpt-small": {"window": 9_000}})
     for name, model in ((ONE, "gpt-x"), (TWO, "=cheap")):
-        await here.owners.note("t_1", name)
-        here.journal.note("t_1", name, ORIGIN, exchange(NOW - 60, model, window=77_000))
+        await here.owners.record_activity("t_1", name)
+        here.journal.record_exchange("t_1", name, ORIGIN, exchange(NOW - 60, model, window=77_000))
     made = Event(
         COMPACTED, NOW - 50, ONE, id="e_1", round=1, place=PLACE.hex(), tokens_before=1_000, tokens_after=400,
         calls=1, cost_usd=0.0001, summary="a secret", message_ids=("m_1",),
     )  # fmt: skip
     failed = Event(FAILED, NOW - 40, ONE, id="e_2", reason="timeout")
-    told = round_line("t_1", ROOT, made, DAY_S)
-    await here.history.rooted("t_1", ONE, ROOT)
-    await here.records.save(f"{told.key}:x", {}, ttl_s=DAY_S, also=[told])
-    await here.history.note("t_1", failed)
+    told = build_round_line("t_1", ROOT, made, DAY_S)
+    await here.history.record_root("t_1", ONE, ROOT)
+    await here.records.save_if_absent(f"{told.key}:x", {}, ttl_s=DAY_S, also=[told])
+    await here.history.record_event("t_1", failed)
     for event in (made, failed):
-        for hear in (here.statistics.heard, here.accounts.heard, here.feed.heard):
+        for hear in (here.statistics.on_event, here.accounts.on_event, here.feed.on_event):
             hear("t_1", event)
     await here.journal.flush()
     ready = Readiness(ready=True, store="ok", version="1")
-    api = Api(here.steering, here.watching, Access("127.0.0.1", ""), SETTINGS)
+    api = AdminApi(here.steering, here.watching, AccessPolicy("127.0.0.1", ""), SETTINGS)
     transport = httpx.ASGITransport(create_admin(lambda: ready, "", api), client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost/admin/v1") as client:
         yield here, client
@@ -191,7 +191,7 @@ async def test_a_store_that_is_away_is_said_to_be() -> None:
             raise OSError("gone")
 
     here = Watched(Away(), DAY_S)
-    api = Api(here.steering, here.watching, Access("127.0.0.1", ""))
+    api = AdminApi(here.steering, here.watching, AccessPolicy("127.0.0.1", ""))
     app = create_admin(lambda: Readiness(ready=True, store="down", version="1"), "", api)
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
     paths = (
@@ -205,4 +205,4 @@ async def test_a_store_that_is_away_is_said_to_be() -> None:
 
 
 def test_an_exchange_without_a_price_says_so() -> None:
-    assert schemas.exchange(Kept(exchange(1.0), None))["saving"] is None
+    assert schemas.to_exchange_line(StoredExchange(exchange(1.0), None))["saving"] is None

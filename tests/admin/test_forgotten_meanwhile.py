@@ -11,9 +11,9 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.storage.memory import MemoryStore
 
@@ -32,7 +32,7 @@ class Kept(MemoryStore):
 
     def names(self) -> set[str]:
         """Kinds of what is stored of conversations, and of whoever they belong to."""
-        return {key.partition("}:")[2].partition(":")[0] for key in self._held} - OF_NOBODY
+        return {key.partition("}:")[2].partition(":")[0] for key in self._items} - OF_NOBODY
 
 
 class Held:
@@ -83,8 +83,8 @@ class Scene:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    upstream, store = Held(create_provider(Settings(CharacterCounter(), window=4_096))), Kept()
-    async with served(upstream) as url:
+    upstream, store = Held(create_provider(DemoProviderSettings(CharacterCounter(), window=4_096))), Kept()
+    async with serve_embedded(upstream) as url:
         config = Config.model_validate(
             {
                 "upstream": {"base_url": f"{url}/v1"},
@@ -93,7 +93,7 @@ async def scene() -> AsyncIterator[Scene]:
             }
         )
         async with (
-            served(create_app(config, store=store)) as proxy,
+            serve_embedded(create_app(config, store=store)) as proxy,
             httpx.AsyncClient(base_url=proxy, timeout=20) as client,
         ):
             yield Scene(client, store, upstream)

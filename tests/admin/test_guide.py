@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 
-from compaction_proxy.admin.api.routing import PATH, Api
+from compaction_proxy.admin.api.routing import PATH, AdminApi
 from compaction_proxy.admin.app import Readiness, create_admin
-from compaction_proxy.admin.auth import Access
+from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.core.event import COMPACTED, Event, to_fields
 from compaction_proxy.storage.memory import MemoryStore
 from tests.watched import Watched
@@ -23,7 +23,9 @@ STREAM = "events/stream"
 def client() -> tuple[Watched, httpx.AsyncClient]:
     here = Watched(MemoryStore(), 60.0)
     ready = Readiness(ready=True, store="ok", version="1")
-    app = create_admin(lambda: ready, "", Api(here.steering, here.watching, Access("127.0.0.1", "k")))
+    app = create_admin(
+        lambda: ready, "", AdminApi(here.steering, here.watching, AccessPolicy("127.0.0.1", "k"))
+    )
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
     headers = {"authorization": "Bearer k"}
     return here, httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:4141", headers=headers)

@@ -7,9 +7,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 
 KEY = "an-admin-key"
@@ -26,8 +26,8 @@ async def test_it_tells_everybody_what_was_just_done_but_not_whose_it_was(base_p
     asked = {"model": "demo-agent", "messages": [{"role": "user", "content": TEXT}]}
     shown = {"authorization": "Bearer sk-of-somebody", "x-session-id": "somebody-s-session"}
     async with (
-        served(create_provider(Settings(CharacterCounter()))) as upstream,
-        served(create_app(config(upstream, base_path=base_path, admin_key=KEY))) as url,
+        serve_embedded(create_provider(DemoProviderSettings(CharacterCounter()))) as upstream,
+        serve_embedded(create_app(config(upstream, base_path=base_path, admin_key=KEY))) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as client,
     ):
         answer = await client.post("/v1/chat/completions", json=asked, headers=shown)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.wires.body import read
+from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.registry import WIRES
 
 BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
@@ -39,7 +39,7 @@ def test_bodies_have_the_size_and_the_messages_that_are_meant(wires: Any, name: 
         bodies = [b"".join(each[1:]) for each in made]
         sizes = [len(body) for body in bodies]
         assert mean(sizes) == pytest.approx(kind.body_bytes, rel=APART)
-        counts = [len(read(body, WIRES[name]).messages) for body in bodies]
+        counts = [len(parse_body(body, WIRES[name]).messages) for body in bodies]
         assert counts == list(range(counts[0], counts[0] + 2 * kind.grows, 2))
 
 

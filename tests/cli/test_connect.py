@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import Result
 
-from compaction_proxy.cli.client_config import FILES, Refused, codex
-from compaction_proxy.cli.connect import CLIENTS, MAX_FILE_BYTES, filled
+from compaction_proxy.cli.client_config import FILES, ClientConfigError, edit_codex
+from compaction_proxy.cli.connect import CLIENTS, MAX_FILE_BYTES, fill_placeholders
 
 Run = Callable[..., Result]
 URL = "http://127.0.0.1:4141/v1"
@@ -39,7 +39,7 @@ def test_every_client_has_lines_that_name_the_proxy(run: Run) -> None:
 
 
 def test_the_lines_are_valid_in_their_languages() -> None:
-    lines = {tool: filled(client.lines, URL, "m") for tool, client in CLIENTS.items()}
+    lines = {tool: fill_placeholders(client.lines, URL, "m") for tool, client in CLIENTS.items()}
     for tool in ("openai-python", "langchain", "llamaindex"):
         compile(lines[tool], tool, "exec")
     assert tomllib.loads(lines["codex"])["model_providers"]["compaction-proxy"]["base_url"] == URL
@@ -126,8 +126,8 @@ _PIECES = [
 def test_codex_is_pointed_at_us_and_nothing_else_changes_or_the_file_is_refused(lines: list[str]) -> None:
     text = "\n".join(lines)
     try:
-        made = tomllib.loads(codex(text, URL, "m"))
-    except Refused:
+        made = tomllib.loads(edit_codex(text, URL, "m"))
+    except ClientConfigError:
         return
     before = tomllib.loads(text)
     assert made.pop("model_provider") == "compaction-proxy"

@@ -2,15 +2,20 @@ from pathlib import Path
 
 import pytest
 
-from compaction_proxy.cli.forget import forget
+from compaction_proxy.cli.forget import forget_client
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ProxyError
-from compaction_proxy.gateway.identity import conversation, origin, tenant
+from compaction_proxy.gateway.identity import derive_tenant, find_conversation_id, format_origin
 from compaction_proxy.storage.envelope import pack
-from compaction_proxy.storage.factory import installation_secret
-from compaction_proxy.storage.keys import checkpoint_keys, conversation_key, roots_key, tenant_key
+from compaction_proxy.storage.factory import load_installation_secret
+from compaction_proxy.storage.keys import (
+    checkpoint_keys,
+    conversation_key,
+    conversation_tenant_key,
+    roots_key,
+)
 from compaction_proxy.storage.sqlite.store import SqliteStore
-from compaction_proxy.storage.store import Entry, Record
+from compaction_proxy.storage.store import ListEntry, Record
 
 ALICE, BOB = [(b"authorization", b"Bearer alice")], [(b"authorization", b"Bearer bob")]
 ONE, TWO = [(b"x-session-id", b"one")], [(b"x-session-id", b"two")]
@@ -24,22 +29,22 @@ async def stored(path: Path) -> tuple[Config, dict[str, list[str]]]:
     """Two sessions of Alice and one of Bob, each with a checkpoint and its totals; the keys by session."""
     url = f"sqlite:///{path}"
     config = Config.model_validate({"store": {"url": url}})
-    secret = installation_secret(url, ignored)
+    secret = load_installation_secret(url, ignored)
     store = SqliteStore(path)
     keys: dict[str, list[str]] = {}
     for number, (name, who, session) in enumerate([("a1", ALICE, ONE), ("a2", ALICE, TWO), ("b1", BOB, ONE)]):
-        whose = tenant(who, secret, origin(config.upstream.base_url), "credential")
-        named = conversation(session, config.session.headers, secret, whose)
+        whose = derive_tenant(who, secret, format_origin(config.upstream.base_url), "credential")
+        named = find_conversation_id(session, config.session.headers, secret, whose)
         assert named is not None
         root = bytes([number]) * 32
         keys[name] = [
             checkpoint_keys(whose, root, "chained", [bytes(64)])[0],
             conversation_key(whose, named),
-            tenant_key(named),
+            conversation_tenant_key(named),
         ]
         for key in keys[name]:
             await store.write([Record(key, b"x", 60)])
-        await store.write([Entry(roots_key(whose, named), pack({"root": root.hex()}), 60, 5)])
+        await store.write([ListEntry(roots_key(whose, named), pack({"root": root.hex()}), 60, 5)])
     await store.close()
     return config, keys
 
@@ -54,13 +59,13 @@ async def left(path: Path, keys: dict[str, list[str]]) -> list[str]:
 
 async def test_one_session_is_forgotten_with_its_checkpoints(tmp_path: Path) -> None:
     config, keys = await stored(tmp_path / "s.db")
-    assert await forget(config, ALICE, ONE) == 4
+    assert await forget_client(config, ALICE, ONE) == 4
     assert await left(tmp_path / "s.db", keys) == ["a2", "b1"]
 
 
 async def test_nothing_of_a_session_is_left_by_which_it_could_be_found(tmp_path: Path) -> None:
     config, keys = await stored(tmp_path / "s.db")
-    await forget(config, ALICE, ONE)
+    await forget_client(config, ALICE, ONE)
     store = SqliteStore(tmp_path / "s.db")
     assert await store.read(keys["a1"]) == [None, None, None]
     await store.close()
@@ -68,7 +73,7 @@ async def test_nothing_of_a_session_is_left_by_which_it_could_be_found(tmp_path:
 
 async def test_a_tenant_is_forgotten_whole_and_nobody_else(tmp_path: Path) -> None:
     config, keys = await stored(tmp_path / "s.db")
-    assert await forget(config, ALICE, None) == 6
+    assert await forget_client(config, ALICE, None) == 6
     assert await left(tmp_path / "s.db", keys) == ["b1"]
 
 
@@ -76,12 +81,12 @@ async def test_a_known_client_is_forgotten_however_its_key_is_shown(tmp_path: Pa
     config, keys = await stored(tmp_path / "s.db")
     known = {"server": {"client_keys": ["alice"]}, "upstream": {"api_key": "sk-ours"}}
     served = Config.model_validate({"store": {"url": config.store.url}, **known})
-    assert await forget(served, [(b"x-api-key", b"alice")], None) == 6
+    assert await forget_client(served, [(b"x-api-key", b"alice")], None) == 6
     assert await left(tmp_path / "s.db", keys) == ["b1"]
 
 
 async def test_a_header_that_names_no_session_is_an_error(tmp_path: Path) -> None:
     config, keys = await stored(tmp_path / "s.db")
     with pytest.raises(ProxyError, match="names no such header"):
-        await forget(config, ALICE, [(b"x-nothing", b"one")])
+        await forget_client(config, ALICE, [(b"x-nothing", b"one")])
     assert await left(tmp_path / "s.db", keys) == ["a1", "a2", "b1"]

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from compaction_proxy.cli.demo.faults import Fault
-from compaction_proxy.cli.demo.provider import Settings, create_provider
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from tests.proxy_processes import ProxyProcess, proxy_process
 
@@ -61,7 +61,7 @@ async def gauge(client: httpx.AsyncClient) -> float:
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_changed_configuration_holds_from_the_next_request_on(tmp_path: Path, workers: int) -> None:
     written(tmp_path, 10_000)
-    async with served(create_provider(Settings(CharacterCounter()))) as upstream:
+    async with serve_embedded(create_provider(DemoProviderSettings(CharacterCounter()))) as upstream:
         port = int(upstream.rpartition(":")[2])
         async with (
             proxy_process(tmp_path, port, workers=workers) as running,
@@ -83,7 +83,7 @@ async def test_a_configuration_that_makes_no_sense_is_refused_and_everything_goe
     tmp_path: Path, workers: int
 ) -> None:
     written(tmp_path, 10_000)
-    async with served(create_provider(Settings(CharacterCounter()))) as upstream:
+    async with serve_embedded(create_provider(DemoProviderSettings(CharacterCounter()))) as upstream:
         port = int(upstream.rpartition(":")[2])
         async with (
             proxy_process(tmp_path, port, workers=workers) as running,
@@ -108,7 +108,9 @@ async def test_a_configuration_that_makes_no_sense_is_refused_and_everything_goe
 async def test_a_stream_that_is_under_way_is_not_disturbed(tmp_path: Path) -> None:
     written(tmp_path, 10_000)
     slow = {"*": Fault(chunk_s=0.1)}
-    async with served(create_provider(Settings(CharacterCounter(), faults=slow))) as upstream:
+    async with serve_embedded(
+        create_provider(DemoProviderSettings(CharacterCounter(), faults=slow))
+    ) as upstream:
         port = int(upstream.rpartition(":")[2])
         async with (
             proxy_process(tmp_path, port) as running,

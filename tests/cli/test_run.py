@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import compaction_proxy
-from compaction_proxy.cli.run import environment
+from compaction_proxy.cli.run import build_environment
 
 ROOT = Path(compaction_proxy.__file__).parents[2]
 URL = "http://127.0.0.1:9/v1"
@@ -73,7 +73,7 @@ def test_no_command_is_run_with_a_url_that_is_none(tmp_path: Path) -> None:
 
 
 def test_the_environment_names_the_proxy_wherever_clients_look() -> None:
-    assert environment({"A": "b", "OPENAI_API_BASE": "old"}, "http://h:1", "s-1") == {
+    assert build_environment({"A": "b", "OPENAI_API_BASE": "old"}, "http://h:1", "s-1") == {
         "A": "b",
         **dict.fromkeys(
             ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_BASE_URL", "AIDER_OPENAI_API_BASE",
@@ -92,9 +92,9 @@ def test_what_people_have_set_themselves_stays() -> None:
         "OPENAI_API_KEY": "sk-mine",
         "HTTPS_PROXY": "http://p",
     }
-    made = environment({**own, "no_proxy": "a.b"}, URL, "s-1", needs_key=True)
+    made = build_environment({**own, "no_proxy": "a.b"}, URL, "s-1", needs_key=True)
     assert {name: made[name] for name in own} == own
     assert (made["no_proxy"], made["NO_PROXY"]) == ("a.b,127.0.0.1,localhost", "a.b,127.0.0.1,localhost")
-    assert environment({}, URL, "s", needs_key=True)["OPENAI_API_KEY"] == "none-needed"
-    added = environment({"OPENAI_CUSTOM_HEADERS": "A: b"}, URL, "s")
+    assert build_environment({}, URL, "s", needs_key=True)["OPENAI_API_KEY"] == "none-needed"
+    added = build_environment({"OPENAI_CUSTOM_HEADERS": "A: b"}, URL, "s")
     assert added["OPENAI_CUSTOM_HEADERS"] == "A: b\nx-session-id: s"

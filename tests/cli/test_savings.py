@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
-from compaction_proxy.admin.api.schemas import stats_row
-from compaction_proxy.cli.savings import comma_separated
-from compaction_proxy.telemetry.counters import Counters
-from compaction_proxy.telemetry.statistics import Row
+from compaction_proxy.admin.api.schemas import to_stats_row
+from compaction_proxy.cli.savings import format_csv
+from compaction_proxy.telemetry.counters import ExchangeCounters
+from compaction_proxy.telemetry.statistics import StatisticsRow
 from tests.scripted_admin import Scripted
 
 Run = Callable[..., Result]
@@ -68,8 +68,8 @@ def test_csv_has_the_columns_of_what_is_unknown_in_every_row(script: Scripted, r
 
 
 def test_what_the_server_says_of_a_row_is_all_in_the_csv_but_the_buckets() -> None:
-    told = stats_row(Row("gpt-5.4", Counters(statuses={"none": 3})))
-    [titles, _] = comma_separated([told])
+    told = to_stats_row(StatisticsRow("gpt-5.4", ExchangeCounters(statuses={"none": 3})))
+    [titles, _] = format_csv([told])
     assert titles.split(",") == [
         f"{name}.none" if name == "statuses" else name for name in told if name != "overhead"
     ]

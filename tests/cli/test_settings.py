@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import Result
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.loader import load
+from compaction_proxy.config.loader import load_config
 
 Run = Callable[..., Result]
 
@@ -15,7 +15,7 @@ Run = Callable[..., Result]
 def test_init_writes_a_configuration_that_says_the_defaults(run: Run, tmp_path: Path) -> None:
     assert run("config", "init").stdout == "written: config.yaml\n"
     store = Config().store
-    assert load(tmp_path / "config.yaml", {}).config.model_copy(update={"store": store}) == Config()
+    assert load_config(tmp_path / "config.yaml", {}).config.model_copy(update={"store": store}) == Config()
 
 
 def test_every_line_of_it_may_be_taken_in(run: Run, tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_every_line_of_it_may_be_taken_in(run: Run, tmp_path: Path) -> None:
     taken = [line.replace("# ", "", 1) if line.strip().startswith("# ") else line for line in rest]
     file.write_text("\n".join([first, *taken]))
     environ = {"COMPACTION_PROXY_ADMIN_KEY": "a", "OPENAI_API_KEY": "b"}
-    found = load(file, environ).config
+    found = load_config(file, environ).config
     assert (found.server.admin_key.get_secret_value(), found.summary.model) == ("a", "gpt-5.4-mini")
     assert found.models["my-local-*"].window == 32_768
 

@@ -17,10 +17,15 @@ from pydantic import SecretStr
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.client import Client as Asking
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Settings, create_provider
+from compaction_proxy.cli.demo.client import DemoClient as Asking
+from compaction_proxy.cli.demo.provider import (
+    AGENT_MODEL,
+    SUMMARY_MODEL,
+    DemoProviderSettings,
+    create_provider,
+)
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 MODEL = AGENT_MODEL
@@ -80,7 +85,7 @@ class Recorder:
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         target = f"{scope['method']} {(scope['raw_path'] + query).decode()}"
-        request = Request(target, headers, await Asking(receive, send).body())
+        request = Request(target, headers, await Asking(receive, send).read_body())
         self.requests.append(request)
         await self._app(scope, _replayed(request.body, receive), _noting(request, send))
 
@@ -141,13 +146,13 @@ def _config(upstream: str, way: Way) -> Config:
 @contextlib.asynccontextmanager
 async def _running(way: Way) -> AsyncIterator[Stage]:
     window = NARROW_WINDOW_TOKENS if way is Way.COMPACTED else WIDE_WINDOW_TOKENS
-    provider = Recorder(create_provider(Settings(_counter(), window=window)))
-    async with served(provider) as direct:
+    provider = Recorder(create_provider(DemoProviderSettings(_counter(), window=window)))
+    async with serve_embedded(provider) as direct:
         if way is Way.DIRECT:
             yield Stage(direct, provider.requests)
             return
         proxy = Recorder(create_app(_config(direct, way)))
-        async with served(proxy) as url:
+        async with serve_embedded(proxy) as url:
             yield Stage(url, provider.requests, proxy.requests)
 
 

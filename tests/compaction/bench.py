@@ -10,37 +10,37 @@ from typing import Any
 
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compactor import Compactor
-from compaction_proxy.compaction.directives import Wishing
-from compaction_proxy.compaction.effectiveness import Effects
-from compaction_proxy.compaction.feedback import Observing
-from compaction_proxy.compaction.inflight import Rounds
-from compaction_proxy.compaction.job_builder import Ordering
-from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.price_triggers import Aiming, Growth
-from compaction_proxy.compaction.prompts import instructions
-from compaction_proxy.compaction.request_loader import Viewer
-from compaction_proxy.compaction.round_builder import Making
-from compaction_proxy.compaction.round_coordinator import Replacing
-from compaction_proxy.compaction.summarizer import Summarising
+from compaction_proxy.compaction.directives import DirectiveStore
+from compaction_proxy.compaction.effectiveness import RoundEffectiveness
+from compaction_proxy.compaction.feedback import UsageFeedback
+from compaction_proxy.compaction.inflight import InflightRounds
+from compaction_proxy.compaction.job_builder import JobBuilder
+from compaction_proxy.compaction.message_reader import MessageReader
+from compaction_proxy.compaction.price_triggers import GrowthTracker, PriceTriggers
+from compaction_proxy.compaction.prompts import build_instructions
+from compaction_proxy.compaction.request_loader import RequestLoader
+from compaction_proxy.compaction.round_builder import RoundBuilder
+from compaction_proxy.compaction.round_coordinator import RoundCoordinator
+from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.compaction.summary_request import SummaryRoute
-from compaction_proxy.compaction.types import Ask, Fit, Mode
-from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.core.errors import StoreUnavailable, SummaryFailed
+from compaction_proxy.compaction.types import CompactionMode, FitRequest, FitResult
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.core.errors import StoreUnavailableError, SummaryError
 from compaction_proxy.core.event import Event
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
-from compaction_proxy.gateway.identity import minted
-from compaction_proxy.providers.model_limits import Learning
-from compaction_proxy.providers.pricing import Pricing
-from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.gateway.identity import mint_conversation_id
+from compaction_proxy.providers.model_limits import ModelLimits
+from compaction_proxy.providers.pricing import PriceBook
+from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.providers.usage_baseline import Anchors
+from compaction_proxy.providers.usage_baseline import UsageBaselineStore
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
-from compaction_proxy.telemetry.event_history import History
-from compaction_proxy.wires.body import read
+from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.chat.wire import CHAT
-from compaction_proxy.wires.wire import Usage
+from compaction_proxy.wires.wire import TokenUsage
 from tests.summaries import put_as_asked
 
 ROUTE = SummaryRoute("http://summary.test/v1/chat/completions", {}, "cheap", 128_000)
@@ -62,7 +62,7 @@ RECORD = (
 RUN_MARK = re.compile(r"^=== RUN \d+ ===$", re.MULTILINE)
 
 JsonObject = dict[str, Any]
-Answer = SummaryAnswer | SummaryFailed
+Answer = SummaryAnswer | SummaryError
 
 
 def priced(_model: str, _url: str, prompt: int, cached: int, completion: int) -> float:
@@ -70,7 +70,7 @@ def priced(_model: str, _url: str, prompt: int, cached: int, completion: int) ->
     return prompt - cached + 2.0 * completion
 
 
-def ignored(_: StoreUnavailable) -> None:
+def ignored(_: StoreUnavailableError) -> None:
     """Failures of a store that the test makes fail on purpose."""
 
 
@@ -90,14 +90,14 @@ class Summaries:
     hold: asyncio.Event | asyncio.Barrier | None = None
     takes_s: float = 0.0
 
-    async def ask(self, call: SummaryCall) -> SummaryAnswer:
+    async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
         self.calls.append(call)
         if self.hold is not None:
             await self.hold.wait()
         if self.takes_s:
             await asyncio.sleep(self.takes_s)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, SummaryFailed):
+        if isinstance(answer, SummaryError):
             raise answer
         marks = RUN_MARK.findall(call.prompt)
         if marks:
@@ -128,48 +128,50 @@ class Bench:
     """
 
     compactor: Compactor
-    rounds: Rounds
+    rounds: InflightRounds
     summaries: Summaries
-    reading: Reading
-    learning: Learning
-    history: History
-    wishing: Wishing
-    effects: Effects
-    observing: Observing
-    records: Records
+    reading: MessageReader
+    learning: ModelLimits
+    history: EventHistory
+    wishing: DirectiveStore
+    effects: RoundEffectiveness
+    observing: UsageFeedback
+    records: RecordStore
     strategy: str
     window: int
     now: list[float]
     heard: list[Event]
 
-    def ask(self, messages: list[JsonObject], **over: Any) -> Ask:
+    def ask(self, messages: list[JsonObject], **over: Any) -> FitRequest:
         return ask(messages, **{"strategy": self.strategy, "window": self.window, **over})
 
-    async def fit(self, messages: list[JsonObject], **over: Any) -> Fit:
-        return await self.compactor.fit(self.ask(messages, **over))
+    async def fit(self, messages: list[JsonObject], **over: Any) -> FitResult:
+        return await self.compactor.fit_request(self.ask(messages, **over))
 
     async def answered(
         self, messages: list[JsonObject], *, real: int | None = None, cached: int = 0, **over: Any
-    ) -> Fit:
+    ) -> FitResult:
         """A request with all that is done once the client has its answer; `real` is what was counted."""
         asked = self.ask(messages, **over)
-        fit = await self.compactor.fit(asked)
+        fit = await self.compactor.fit_request(asked)
         usage = (
-            None if real is None else Usage(prompt_tokens=real, completion_tokens=10, cached_tokens=cached)
+            None
+            if real is None
+            else TokenUsage(prompt_tokens=real, completion_tokens=10, cached_tokens=cached)
         )
-        await self.observing.observe(asked, fit, usage)
-        if fit.ahead:
-            await self.compactor.prepare(asked)
+        await self.observing.learn_from_answer(asked, fit, usage)
+        if fit.should_prepare:
+            await self.compactor.prepare_round(asked)
         return fit
 
     async def settled(self) -> None:
         """Wait until no round is under way."""
         async with asyncio.timeout(30):
-            while self.rounds.busy:  # noqa: ASYNC110 - rounds are no event of ours
+            while self.rounds.is_busy:  # noqa: ASYNC110 - rounds are no event of ours
                 await asyncio.sleep(0.001)
 
     async def events(self, conversation: str = "c_1") -> list[Event]:
-        return await self.history.of("t", conversation)
+        return await self.history.list_events("t", conversation)
 
 
 @asynccontextmanager
@@ -180,7 +182,7 @@ async def bench(
     strategy: str = "anchored",
     window: int = WINDOW,
     ticking: bool = False,
-    pricing: Pricing | None = None,
+    pricing: PriceBook | None = None,
 ) -> AsyncIterator[Bench]:
     """A replica over a store.
 
@@ -193,28 +195,30 @@ async def bench(
         pricing: What models cost; None: nobody knows.
     """
     loop = asyncio.get_running_loop()
-    records = Records(store or MemoryStore(clock=loop.time), ignored)
+    records = RecordStore(store or MemoryStore(clock=loop.time), ignored)
     now = [1_000.0]
     clock: Callable[[], float] = loop.time if ticking else lambda: now[0]
     model = summaries or Summaries()
-    reading = Reading({"tiktoken": Counting(COUNTER)})
-    index, history = CheckpointIndex(records), History(records, TTL_S)
-    learning, anchors = Learning(records), Anchors(records)
-    wishing, effects = Wishing(records, TTL_S, clock=clock), Effects(clock)
+    reading = MessageReader({"tiktoken": TokenScheduler(COUNTER)})
+    index, history = CheckpointIndex(records), EventHistory(records, TTL_S)
+    learning, anchors = ModelLimits(records), UsageBaselineStore(records)
+    wishing, effects = DirectiveStore(records, TTL_S, clock=clock), RoundEffectiveness(clock)
     heard: list[Event] = []
 
     def announce(_: str, event: Event) -> None:
         heard.append(event)
 
-    summarising = Summarising(model, reading, price=priced, clock=clock, jitter=lambda: 0.0)
-    making = Making(summarising, records, index, history, reading, announce=announce)
-    rounds = Rounds(making, history, announce=announce, clock=clock)
-    growth = Growth()
-    aiming = Aiming(pricing, growth) if pricing else None
-    viewer = Viewer(reading, records, index, learning, anchors, wishing, aiming)
-    ordering = Ordering(instructions, lambda tenant, prefix: minted(b"secret", tenant, prefix), TTL_S)
-    replacing = Replacing(viewer, rounds, making, reading, wishing, effects, ordering)
-    observing = Observing(learning, anchors, effects, history, growth=growth, announce=announce)
+    summarising = Summarizer(model, reading, price=priced, clock=clock, jitter=lambda: 0.0)
+    making = RoundBuilder(summarising, records, index, history, reading, announce=announce)
+    rounds = InflightRounds(making, history, announce=announce, clock=clock)
+    growth = GrowthTracker()
+    aiming = PriceTriggers(pricing, growth) if pricing else None
+    viewer = RequestLoader(reading, records, index, learning, anchors, wishing, aiming)
+    ordering = JobBuilder(
+        build_instructions, lambda tenant, prefix: mint_conversation_id(b"secret", tenant, prefix), TTL_S
+    )
+    replacing = RoundCoordinator(viewer, rounds, making, reading, wishing, effects, ordering)
+    observing = UsageFeedback(learning, anchors, effects, history, growth=growth, announce=announce)
     yield Bench(
         compactor=Compactor(viewer, replacing, reading, learning),
         rounds=rounds,
@@ -239,20 +243,20 @@ async def bench(
         await records.close()
 
 
-def ask(messages: list[JsonObject], window: int = WINDOW, **over: Any) -> Ask:
+def ask(messages: list[JsonObject], window: int = WINDOW, **over: Any) -> FitRequest:
     """A request. `model` is a section for its model, `body` more members of it, the rest fields of `Ask`."""
     config = Config.model_validate({"models": {"gpt-*": {"window": window, **over.pop("model", {})}}})
     members = {"model": "gpt-x", "messages": messages, "seed": 7, **over.pop("body", {})}
-    made = Ask(
-        body=read(json.dumps(members).encode(), CHAT),
+    made = FitRequest(
+        body=parse_body(json.dumps(members).encode(), CHAT),
         model="gpt-x",
         tenant="t",
         conversation="c_1",
         origin="http://up.test:80",
-        settings=for_model(config, "gpt-x"),
-        mode=Mode.ACTIVE,
+        settings=get_model_settings(config, "gpt-x"),
+        mode=CompactionMode.ACTIVE,
         trigger_tokens=None,
-        whom=lambda: (ROUTE,),
+        resolve_summary_routes=lambda: (ROUTE,),
         patience_s=None,
     )
     return replace(made, **over)
@@ -294,11 +298,11 @@ def loop(steps: int, *, lines: int = 30, first: int = 0) -> list[JsonObject]:
     return messages
 
 
-def forwarded(fit: Fit) -> list[JsonObject]:
+def forwarded(fit: FitResult) -> list[JsonObject]:
     messages: list[JsonObject] = json.loads(fit.raw)["messages"]
     return messages
 
 
-def prefix(fit: Fit) -> bytes:
+def prefix(fit: FitResult) -> bytes:
     """What was forwarded up to the list's end, without what closes it."""
     return fit.raw[: fit.raw.rindex(b', "seed"') - 1]

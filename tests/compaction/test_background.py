@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.compaction.types import Mode, Status
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.storage.memory import MemoryStore
 from tests.compaction.bench import (
     HARD,
@@ -31,7 +31,7 @@ BELOW, SOON, DUE = 70, 80, 93
 
 async def warmed(made: Bench, turns: int = SOON, **over: Any) -> None:
     """A request above the soft mark, and the work that it starts, done."""
-    assert (await made.answered(talk(turns), **over)).ahead
+    assert (await made.answered(talk(turns), **over)).should_prepare
     await made.settled()
 
 
@@ -40,21 +40,25 @@ async def test_below_the_soft_mark_nothing_is_prepared() -> None:
         fit = await made.answered(talk(BELOW))
         await made.settled()
     assert (fit.report.tokens_after or 0) < SOFT
-    assert (fit.report.status, fit.ahead, made.summaries.calls) == (Status.NONE, False, [])
+    assert (fit.report.status, fit.should_prepare, made.summaries.calls) == (CompactionStatus.NONE, False, [])
 
 
 async def test_between_soft_and_trigger_work_begins_after_the_answer_and_changes_no_byte() -> None:
     async with bench() as made:
         asked = made.ask(talk(SOON))
-        fit = await made.compactor.fit(asked)
+        fit = await made.compactor.fit_request(asked)
         assert SOFT <= (fit.report.tokens_after or 0) < TRIGGER
-        assert (fit.report.status, fit.ahead, made.summaries.calls) == (Status.SCHEDULED, True, [])
+        assert (fit.report.status, fit.should_prepare, made.summaries.calls) == (
+            CompactionStatus.SCHEDULED,
+            True,
+            [],
+        )
         assert fit.raw is asked.body.raw
-        await made.compactor.prepare(asked)
+        await made.compactor.prepare_round(asked)
         await made.settled()
         assert len(made.summaries.calls) == 1
-        again = await made.compactor.fit(asked)
-    assert (again.report.status, again.raw is asked.body.raw) == (Status.SCHEDULED, True)
+        again = await made.compactor.fit_request(asked)
+    assert (again.report.status, again.raw is asked.body.raw) == (CompactionStatus.SCHEDULED, True)
 
 
 async def test_one_round_is_prepared_however_often_it_is_begun() -> None:
@@ -88,10 +92,10 @@ async def test_at_the_trigger_the_ready_round_is_installed_without_another_call(
         made.summaries.hold = asyncio.Event()  # whoever asks now waits for ever
         async with asyncio.timeout(30):
             fit = await made.fit(talk(DUE))
-        assert (fit.report.status, fit.report.round, fit.report.reason) == (Status.APPLIED, 1, None)
+        assert (fit.report.status, fit.report.round, fit.report.reason) == (CompactionStatus.APPLIED, 1, None)
         assert len(made.summaries.calls) == 1
         again = await made.fit([*talk(DUE), says("This."), user("Go on.")])
-    assert again.report.status is Status.REUSED
+    assert again.report.status is CompactionStatus.REUSED
     assert again.raw.startswith(prefix(fit))
     assert forwarded(fit)[-1] == talk(DUE)[-1]
 
@@ -109,7 +113,10 @@ async def test_another_replica_installs_the_same_bytes() -> None:
         await warmed(one)
         theirs = await other.fit(talk(DUE))
         ours = await one.fit(talk(DUE))
-        assert (theirs.report.status, ours.report.status) == (Status.APPLIED, Status.REUSED)
+        assert (theirs.report.status, ours.report.status) == (
+            CompactionStatus.APPLIED,
+            CompactionStatus.REUSED,
+        )
         assert (ours.raw, other.summaries.calls, len(one.summaries.calls)) == (theirs.raw, [], 1)
 
 
@@ -128,7 +135,11 @@ async def test_a_round_that_is_being_made_is_joined_at_the_trigger() -> None:
         await asyncio.sleep(0.05)
         made.summaries.release()
         fit = await waiting
-        assert (fit.report.status, fit.report.reason, len(made.summaries.calls)) == (Status.APPLIED, None, 1)
+        assert (fit.report.status, fit.report.reason, len(made.summaries.calls)) == (
+            CompactionStatus.APPLIED,
+            None,
+            1,
+        )
         assert (fit.report.tokens_after or 0) < TRIGGER / 2 + TARGET
 
 
@@ -142,8 +153,11 @@ async def test_an_edit_during_the_work_discards_it_for_that_branch_and_keeps_it_
         await made.summaries.asked(2)
         made.summaries.release()
         kept, other = await made.fit(talk(DUE)), await branch
-        assert (kept.report.status, other.report.status) == (Status.APPLIED, Status.APPLIED)
-        assert kept.report.place != other.report.place
+        assert (kept.report.status, other.report.status) == (
+            CompactionStatus.APPLIED,
+            CompactionStatus.APPLIED,
+        )
+        assert kept.report.checkpoint_id != other.report.checkpoint_id
         assert len(made.summaries.calls) == 2
 
 
@@ -152,30 +166,30 @@ async def test_going_back_behind_a_ready_round_leaves_it_unused() -> None:
         await warmed(made, SOON)
         back = talk(30)
         fit = await made.fit(back, trigger_tokens=2_000)
-        assert (fit.report.status, len(made.summaries.calls)) == (Status.APPLIED, 2)
+        assert (fit.report.status, len(made.summaries.calls)) == (CompactionStatus.APPLIED, 2)
         assert forwarded(fit)[-1] == back[-1]
 
 
 async def test_a_failed_preparation_costs_one_call_and_no_request_anything() -> None:
-    async with bench(Summaries([SummaryFailed("http-404")])) as made:
+    async with bench(Summaries([SummaryError("http-404")])) as made:
         fits = [await made.answered(talk(turns)) for turns in range(SOON, SOON + 6)]
         await made.settled()
-        assert {fit.report.status for fit in fits} == {Status.SCHEDULED}
+        assert {fit.report.status for fit in fits} == {CompactionStatus.SCHEDULED}
         assert len(made.summaries.calls) == 1
         fit = await made.fit(talk(DUE))
-        assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "http-404")
+        assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, "http-404")
 
 
 async def test_nothing_is_prepared_in_shadow_or_bypass_or_without_a_model() -> None:
     async with bench() as made:
         fits = [
-            await made.answered(talk(SOON), mode=Mode.SHADOW),
-            await made.answered(talk(SOON), mode=Mode.BYPASS),
-            await made.answered(talk(SOON), whom=tuple),
-            await made.answered(talk(SOON), remembered=False),
+            await made.answered(talk(SOON), mode=CompactionMode.SHADOW),
+            await made.answered(talk(SOON), mode=CompactionMode.BYPASS),
+            await made.answered(talk(SOON), resolve_summary_routes=tuple),
+            await made.answered(talk(SOON), uses_checkpoints=False),
             await made.answered(talk(SOON), model={"compaction": {"background": False}}),
         ]
-        assert [fit.ahead for fit in fits] == [False] * 5
+        assert [fit.should_prepare for fit in fits] == [False] * 5
         assert made.summaries.calls == []
 
 
@@ -187,10 +201,10 @@ async def test_the_next_round_is_prepared_on_top_of_the_one_in_force() -> None:
         for turns in range(DUE, DUE + 100, 5):
             fit = await made.answered(talk(turns))
             await made.settled()
-            ahead += fit.ahead
+            ahead += fit.should_prepare
             if fit.report.round == 2:
                 break
-        assert (fit.report.status, fit.report.round) == (Status.APPLIED, 2)
+        assert (fit.report.status, fit.report.round) == (CompactionStatus.APPLIED, 2)
         assert (len(made.summaries.calls), ahead > 0) == (2, True)
         assert (fit.report.tokens_before or 0) > HARD
 
@@ -205,5 +219,5 @@ async def test_every_request_of_a_growing_conversation_fits_and_few_calls_are_ma
             fits.append(await made.answered(talk(turns), conversation=conversation))
             await made.settled()
         assert max(fit.report.tokens_after or 0 for fit in fits) < HARD
-        assert Status.FAILED_OPEN not in {fit.report.status for fit in fits}
+        assert CompactionStatus.FAILED_OPEN not in {fit.report.status for fit in fits}
         assert len(made.summaries.calls) <= 6

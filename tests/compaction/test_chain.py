@@ -3,8 +3,8 @@
 import json
 from itertools import pairwise
 
-from compaction_proxy.compaction.types import Fit, Mode, Status
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitResult
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer
 from tests.compaction.bench import (
     RECORD,
@@ -41,7 +41,7 @@ def numbered(count: int) -> Summaries:
     )
 
 
-def records(fit: Fit) -> list[str]:
+def records(fit: FitResult) -> list[str]:
     return [
         each["content"]
         for each in forwarded(fit)
@@ -49,18 +49,18 @@ def records(fit: Fit) -> list[str]:
     ]
 
 
-def carried(fit: Fit) -> str:
+def carried(fit: FitResult) -> str:
     [found] = [each["content"] for each in forwarded(fit) if str(each["content"]).startswith("[Carried over")]
     return str(found)
 
 
-async def rounds(made: Bench, turns: range) -> list[Fit]:
+async def rounds(made: Bench, turns: range) -> list[FitResult]:
     """The fits of a growing conversation for which a round was applied."""
     fits = []
     for count in turns:
         fits.append(await made.answered(talk(count)))
         await made.settled()
-    return [fit for fit in fits if fit.report.status is Status.APPLIED]
+    return [fit for fit in fits if fit.report.status is CompactionStatus.APPLIED]
 
 
 async def test_records_are_frozen_and_each_round_adds_one_until_all_are_written_anew() -> None:
@@ -83,7 +83,7 @@ async def test_records_are_frozen_and_each_round_adds_one_until_all_are_written_
 async def test_every_rule_is_there_after_every_round_whatever_the_model_writes() -> None:
     bad: list[Answer] = [
         SummaryAnswer(""),
-        SummaryFailed("http-404"),
+        SummaryError("http-404"),
         SummaryAnswer(RECORD),
         SummaryAnswer("Sorry."),
     ]
@@ -110,9 +110,11 @@ async def test_the_ledger_is_written_anew_with_each_round_and_stands_behind_the_
 async def test_pins_stand_in_the_ledger_of_every_round() -> None:
     async with bench(numbered(9)) as made:
         await made.fit(talk(5))
-        await made.wishing.pin("t", "c_1", "The port is 8443.")
+        await made.wishing.add_pin("t", "c_1", "The port is 8443.")
         applied = await rounds(made, range(60, 250, 3))
-        header = await made.fit(talk(130), pins=("The host is db7.",), mode=Mode.FORCE, conversation="c_2")
+        header = await made.fit(
+            talk(130), pins=("The host is db7.",), mode=CompactionMode.FORCE, conversation="c_2"
+        )
     assert len(applied) > 1
     assert all("The port is 8443." in carried(fit) for fit in applied)
     assert "The host is db7." in carried(header)
@@ -121,36 +123,38 @@ async def test_pins_stand_in_the_ledger_of_every_round() -> None:
 async def test_a_pin_is_kept_before_its_request_goes_on() -> None:
     async with bench(numbered(9)) as made:
         await made.fit(talk(5), pins=("The host is db7.", "The port is 8443."))
-        assert (await made.wishing.of("t", "c_1")).pins == ("The host is db7.", "The port is 8443.")
-        forced = await made.fit(talk(130), pins=("The key is k9.",), mode=Mode.FORCE, conversation=None)
+        assert (await made.wishing.get("t", "c_1")).pins == ("The host is db7.", "The port is 8443.")
+        forced = await made.fit(
+            talk(130), pins=("The key is k9.",), mode=CompactionMode.FORCE, conversation=None
+        )
         minted = forced.report.conversation
         assert minted is not None
-        assert (await made.wishing.of("t", minted)).pins == ("The key is k9.",)
-        await made.fit(talk(6), pins=("Past us, too.",), mode=Mode.BYPASS, conversation="c_2")
-        assert (await made.wishing.of("t", "c_2")).pins == ("Past us, too.",)
+        assert (await made.wishing.get("t", minted)).pins == ("The key is k9.",)
+        await made.fit(talk(6), pins=("Past us, too.",), mode=CompactionMode.BYPASS, conversation="c_2")
+        assert (await made.wishing.get("t", "c_2")).pins == ("Past us, too.",)
 
 
 async def test_an_undone_round_is_not_applied_and_none_is_made_until_the_hard_mark() -> None:
     async with bench() as made:
         fit = await made.fit(talk(95))
-        assert fit.report.status is Status.APPLIED
-        await made.wishing.undo("t", "c_1", bytes.fromhex(fit.report.place))
+        assert fit.report.status is CompactionStatus.APPLIED
+        await made.wishing.undo_round("t", "c_1", bytes.fromhex(fit.report.checkpoint_id))
         undone = [await made.answered(talk(count)) for count in (95, 96, 97)]
-        assert {each.report.status for each in undone} == {Status.NONE}
-        assert not any(each.ahead for each in undone)
+        assert {each.report.status for each in undone} == {CompactionStatus.NONE}
+        assert not any(each.should_prepare for each in undone)
         hard = await made.fit(talk(125))
         after = await made.fit(talk(126))
-    assert (hard.report.status, after.report.status) == (Status.APPLIED, Status.REUSED)
-    assert hard.report.place != fit.report.place
+    assert (hard.report.status, after.report.status) == (CompactionStatus.APPLIED, CompactionStatus.REUSED)
+    assert hard.report.checkpoint_id != fit.report.checkpoint_id
 
 
 async def test_force_ends_an_undo_and_the_very_round_may_come_back() -> None:
     async with bench() as made:
         fit = await made.fit(talk(95))
-        await made.wishing.undo("t", "c_1", bytes.fromhex(fit.report.place))
-        forced = await made.fit(talk(95), mode=Mode.FORCE)
+        await made.wishing.undo_round("t", "c_1", bytes.fromhex(fit.report.checkpoint_id))
+        forced = await made.fit(talk(95), mode=CompactionMode.FORCE)
         after = await made.fit(talk(95))
-    assert (forced.report.status, after.report.status) == (Status.APPLIED, Status.REUSED)
+    assert (forced.report.status, after.report.status) == (CompactionStatus.APPLIED, CompactionStatus.REUSED)
     assert forced.raw == fit.raw == after.raw
     assert len(made.summaries.calls) == 1
 
@@ -161,24 +165,31 @@ async def test_an_undone_round_made_ahead_of_need_is_not_installed() -> None:
         await made.settled()
         [event] = await made.events()
         assert (event.reason, event.outcome) == ("soft", "scheduled")
-        await made.wishing.undo("t", "c_1", bytes.fromhex(event.place))
+        await made.wishing.undo_round("t", "c_1", bytes.fromhex(event.place))
         fit = await made.fit(talk(95))
-        forced = await made.fit(talk(95), mode=Mode.FORCE)
-    assert fit.report.status is Status.NONE
-    assert (forced.report.status, forced.report.place != event.place) == (Status.APPLIED, True)
+        forced = await made.fit(talk(95), mode=CompactionMode.FORCE)
+    assert fit.report.status is CompactionStatus.NONE
+    assert (forced.report.status, forced.report.checkpoint_id != event.place) == (
+        CompactionStatus.APPLIED,
+        True,
+    )
 
 
 async def test_a_round_that_a_request_waited_for_says_that_it_was_applied() -> None:
     async with bench() as made:
         fit = await made.fit(talk(95))
         [event] = await made.events()
-    assert (fit.report.status, event.reason, event.outcome) == (Status.APPLIED, "percent", "applied")
+    assert (fit.report.status, event.reason, event.outcome) == (
+        CompactionStatus.APPLIED,
+        "percent",
+        "applied",
+    )
 
 
 async def test_after_an_undo_the_round_before_is_in_force() -> None:
     async with bench(numbered(9)) as made:
         first, second, *_ = await rounds(made, range(60, 250, 3))
-        await made.wishing.undo("t", "c_1", bytes.fromhex(second.report.place))
+        await made.wishing.undo_round("t", "c_1", bytes.fromhex(second.report.checkpoint_id))
         back = await made.fit(
             [*talk((second.report.messages_before or 0) // 2 - 1), says("Yes."), user("Go.")]
         )
@@ -187,19 +198,19 @@ async def test_after_an_undo_the_round_before_is_in_force() -> None:
 
 async def test_a_mark_compacts_the_next_request_and_ends() -> None:
     async with bench() as made:
-        await made.wishing.ask_compact("t", "c_1")
+        await made.wishing.request_compaction("t", "c_1")
         marked = await made.fit(talk(60))
         after = await made.fit(talk(61))
-    assert (marked.report.status, after.report.status) == (Status.APPLIED, Status.REUSED)
+    assert (marked.report.status, after.report.status) == (CompactionStatus.APPLIED, CompactionStatus.REUSED)
 
 
 async def test_a_mark_ends_where_there_is_nothing_to_take() -> None:
     short = [user("Hello."), says("Hi."), user("And?"), says("Yes."), user("Go.")]
     async with bench() as made:
-        await made.wishing.ask_compact("t", "c_1")
+        await made.wishing.request_compaction("t", "c_1")
         marked = await made.fit(short)
-        wishes = await made.wishing.of("t", "c_1")
-    assert (marked.report.status, marked.report.reason) == (Status.NONE, "nothing-to-take")
+        wishes = await made.wishing.get("t", "c_1")
+    assert (marked.report.status, marked.report.reason) == (CompactionStatus.NONE, "nothing-to-take")
     assert (wishes.compact, json.loads(marked.raw)["messages"]) == (False, short)
 
 

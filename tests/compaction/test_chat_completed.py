@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.compaction.types import Mode, Status
-from compaction_proxy.core.message import units
-from compaction_proxy.wires.body import read
-from compaction_proxy.wires.chat.messages import message, shortened
+from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
+from compaction_proxy.core.message import iter_units
+from compaction_proxy.wires.body import parse_body
+from compaction_proxy.wires.chat.messages import parse_message, shorten_message
 from compaction_proxy.wires.chat.wire import CHAT
 from tests.compaction.bench import JsonObject, bench, called, forwarded, loop, says, talk, user
 
@@ -23,9 +23,9 @@ async def test_an_answer_that_is_begun_stays_last_and_as_it_is(strategy: str) ->
     begun = {"role": "assistant", "content": '{"verdict":', "prefix": True, "partial": True}
     messages = [*talk(110), begun]
     async with bench(strategy=strategy) as made:
-        fit = await made.fit(messages, mode=Mode.FORCE)
-        strict = await made.fit(messages, mode=Mode.FORCE, model={"alternation": "strict"})
-    assert fit.report.status is Status.APPLIED
+        fit = await made.fit(messages, mode=CompactionMode.FORCE)
+        strict = await made.fit(messages, mode=CompactionMode.FORCE, model={"alternation": "strict"})
+    assert fit.report.status is CompactionStatus.APPLIED
     assert forwarded(fit)[-1] == forwarded(strict)[-1] == begun
     assert len(fit.raw) < len(json.dumps(messages))
 
@@ -37,7 +37,7 @@ async def test_mistral_gets_user_and_assistant_in_turn_even_behind_results() -> 
     ]
     messages += [user("And now?"), user("Well?")]
     async with bench() as made:
-        kept = forwarded(await made.fit(messages, mode=Mode.FORCE, model={"alternation": "strict"}))
+        kept = forwarded(await made.fit(messages, mode=CompactionMode.FORCE, model={"alternation": "strict"}))
     roles = [each["role"] for each in kept]
     pairs = set(itertools.pairwise(roles))
     assert pairs.isdisjoint({("tool", "user"), ("user", "user"), ("assistant", "assistant")})
@@ -62,7 +62,7 @@ async def test_every_other_member_of_a_request_goes_on_as_it_came() -> None:
     async with bench() as made:
         fit = await made.fit(talk(110), body=members)
     told = json.loads(fit.raw)
-    assert fit.report.status is Status.APPLIED
+    assert fit.report.status is CompactionStatus.APPLIED
     assert {name: held for name, held in told.items() if name in members} == members
 
 
@@ -72,10 +72,12 @@ async def test_audio_by_its_id_stays_with_its_answer_and_is_known_by_it() -> Non
     messages = [*talk(110), spoken, {"role": "user", "content": [heard]}]
     async with bench() as made:
         fit = await made.fit(messages)
-    assert fit.report.status is Status.APPLIED
+    assert fit.report.status is CompactionStatus.APPLIED
     assert forwarded(fit)[-2:] == messages[-2:]
     other = {**spoken, "audio": {"id": "audio_2"}}
-    assert message(json.dumps(spoken).encode()).digest != message(json.dumps(other).encode()).digest
+    assert (
+        parse_message(json.dumps(spoken).encode()).digest != parse_message(json.dumps(other).encode()).digest
+    )
 
 
 SIGNED: dict[str, JsonObject] = {
@@ -98,7 +100,7 @@ def calling(*, of_call: JsonObject | None = None, **fields: Any) -> JsonObject:
 
 
 def record(fields: JsonObject) -> Any:
-    return message(json.dumps(fields).encode())
+    return parse_message(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize("sign", SIGNED.values(), ids=SIGNED)
@@ -106,8 +108,8 @@ def test_calls_that_are_signed_are_never_shortened_and_say_the_same_unsigned(sig
     signed, plain = record(calling(**sign)), record(calling())
     assert (signed.signed, plain.signed) == (True, False)
     assert signed.digest == plain.digest
-    assert shortened(signed, 0.1, "m_1") is signed
-    assert len(shortened(plain, 0.1, "m_1").raw) < len(plain.raw) / 2
+    assert shorten_message(signed, 0.1, "m_1") is signed
+    assert len(shorten_message(plain, 0.1, "m_1").raw) < len(plain.raw) / 2
 
 
 def test_a_signature_on_a_call_signs_its_message() -> None:
@@ -118,7 +120,7 @@ def test_a_signature_on_a_call_signs_its_message() -> None:
 @pytest.mark.parametrize("sign", SIGNED.values(), ids=SIGNED)
 def test_an_answer_that_is_shortened_loses_its_signature(sign: JsonObject) -> None:
     answer = record({"role": "assistant", "content": LONG, "name": "a", "reasoning_content": LONG, **sign})
-    shorter = shortened(answer, 0.1, "m_1").raw
+    shorter = shorten_message(answer, 0.1, "m_1").raw
     assert (b"SEALED" in shorter, b"reasoning_content" in shorter, b'"name":"a"' in shorter) == (
         False,
         False,
@@ -128,7 +130,9 @@ def test_an_answer_that_is_shortened_loses_its_signature(sign: JsonObject) -> No
 
 def test_what_deepseek_thought_stays_with_the_calls_that_came_of_it() -> None:
     assert (
-        json.loads(shortened(record(calling(reasoning_content="hm")), 0.1, "m_1").raw)["reasoning_content"]
+        json.loads(shorten_message(record(calling(reasoning_content="hm")), 0.1, "m_1").raw)[
+            "reasoning_content"
+        ]
         == "hm"
     )
 
@@ -137,9 +141,9 @@ def test_calls_stand_or_fall_with_the_signed_ones_that_they_follow() -> None:
     result = {"role": "tool", "tool_call_id": "call_1", "content": "done"}
     signed = calling(**SIGNED["litellm"])
     messages = [user("Go."), signed, result, calling(), result, says("Done."), calling(), result]
-    records = read(json.dumps({"messages": messages}).encode(), CHAT)
-    held = [message(each) for each in records.messages]
-    assert [(each.start, each.stop) for each in units(held)] == [(0, 1), (1, 5), (5, 6), (6, 8)]
+    records = parse_body(json.dumps({"messages": messages}).encode(), CHAT)
+    held = [parse_message(each) for each in records.messages]
+    assert [(each.start, each.stop) for each in iter_units(held)] == [(0, 1), (1, 5), (5, 6), (6, 8)]
 
 
 async def test_an_agent_whose_every_step_is_signed_is_compacted_step_by_step() -> None:
@@ -148,8 +152,8 @@ async def test_an_agent_whose_every_step_is_signed_is_compacted_step_by_step() -
         if "tool_calls" in each:
             each["tool_calls"][0]["extra_content"] = {"google": {"thought_signature": f"S{at}"}}
     async with bench() as made:
-        fit = await made.fit(messages, mode=Mode.FORCE)
+        fit = await made.fit(messages, mode=CompactionMode.FORCE)
     kept = forwarded(fit)
-    assert fit.report.status is Status.APPLIED
+    assert fit.report.status is CompactionStatus.APPLIED
     assert len(kept) < len(messages)
     assert all(each in messages for each in kept if "tool_calls" in each)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.compaction.types import Fit, Status
+from compaction_proxy.compaction.types import CompactionStatus, FitResult
 from tests.compaction.bench import Bench, Summaries, bench, prefix
 
 pytestmark = pytest.mark.virtual_time
@@ -37,7 +37,7 @@ def requests(shared: Path) -> list[list[dict[str, Any]]]:
 
 async def replayed(
     made: Bench, requests: list[list[dict[str, Any]]], gap_s: float
-) -> list[tuple[Fit, float]]:
+) -> list[tuple[FitResult, float]]:
     """Each request's fit, and how long it waited in seconds of the loop's clock."""
     clock = asyncio.get_running_loop().time
     section = {"compaction": {"trigger": [{"tokens": TRIGGER}], "max_block_s": BLOCK_S}}
@@ -45,10 +45,10 @@ async def replayed(
     for messages in requests:
         asked = made.ask(messages, model=section)
         started_s = clock()
-        fit = await made.compactor.fit(asked)
+        fit = await made.compactor.fit_request(asked)
         found.append((fit, clock() - started_s))
-        if fit.ahead:
-            await made.compactor.prepare(asked)
+        if fit.should_prepare:
+            await made.compactor.prepare_round(asked)
         if gap_s:
             await made.settled()
     return found
@@ -62,13 +62,16 @@ async def test_between_compactions_the_prefix_is_stable_and_calls_are_few(
     over = sum((fit.report.tokens_before or 0) >= TRIGGER for fit in fits)
     assert over > 20
     for before, after in pairwise(fits):
-        if after.report.status is not Status.APPLIED and after.report.place == before.report.place:
+        if (
+            after.report.status is not CompactionStatus.APPLIED
+            and after.report.checkpoint_id == before.report.checkpoint_id
+        ):
             assert after.raw.startswith(prefix(before))
     moved = [after for before, after in pairwise(fits) if not after.raw.startswith(prefix(before))]
-    assert {fit.report.status for fit in moved} <= {Status.APPLIED}
+    assert {fit.report.status for fit in moved} <= {CompactionStatus.APPLIED}
     assert len(made.summaries.calls) <= max(1, over / 5)
     assert max(fit.report.tokens_after or 0 for fit in fits) <= WINDOW
-    assert Status.FAILED_OPEN not in {fit.report.status for fit in fits}
+    assert CompactionStatus.FAILED_OPEN not in {fit.report.status for fit in fits}
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -80,6 +83,6 @@ async def test_a_slow_summary_model_stalls_nobody(
     waited = [seconds for _, seconds in found]
     assert max(waited) <= BLOCK_S
     assert max(fit.report.tokens_after or 0 for fit, _ in found) <= WINDOW
-    assert Status.FAILED_OPEN not in {fit.report.status for fit, _ in found}
+    assert CompactionStatus.FAILED_OPEN not in {fit.report.status for fit, _ in found}
     if warm:
         assert "deadline" not in {fit.report.reason for fit, _ in found}

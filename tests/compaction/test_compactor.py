@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.compaction.types import Mode, Status
-from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.core.errors import StoreUnavailable, SummaryFailed
+from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.core.errors import StoreUnavailableError, SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.wires.context_errors import Overflow
@@ -37,17 +37,17 @@ async def chained() -> AsyncIterator[Bench]:
 
 async def test_a_small_conversation_goes_on_as_the_very_bytes_that_came(chained: Bench) -> None:
     asked = chained.ask(talk(2))
-    fit = await chained.compactor.fit(asked)
+    fit = await chained.compactor.fit_request(asked)
     assert fit.raw is asked.body.raw
-    assert (fit.report.status, chained.summaries.calls) == (Status.NONE, [])
+    assert (fit.report.status, chained.summaries.calls) == (CompactionStatus.NONE, [])
 
 
 async def test_a_long_one_is_compacted_and_the_next_request_reuses_the_same_bytes(chained: Bench) -> None:
     first = await chained.fit(talk(40))
-    assert (first.report.status, first.report.round) == (Status.APPLIED, 1)
+    assert (first.report.status, first.report.round) == (CompactionStatus.APPLIED, 1)
     grown = [*talk(40), {"role": "assistant", "content": "This."}, {"role": "user", "content": "Go on."}]
     second = await chained.fit(grown)
-    assert (second.report.status, len(chained.summaries.calls)) == (Status.REUSED, 1)
+    assert (second.report.status, len(chained.summaries.calls)) == (CompactionStatus.REUSED, 1)
     start = first.raw[: first.raw.rindex(b', "seed"') - 1]  # all of the first list but its closing bracket
     assert second.raw.startswith(start)
     assert forwarded(second)[1]["content"].startswith(
@@ -62,7 +62,7 @@ async def test_the_next_round_integrates_the_one_before(chained: Bench) -> None:
     ]
     await chained.fit(talk(40))
     fit = await chained.fit(talk(80))
-    assert (fit.report.status, fit.report.round) == (Status.APPLIED, 2)
+    assert (fit.report.status, fit.report.round) == (CompactionStatus.APPLIED, 2)
     assert "First record" in chained.summaries.calls[1].prompt.partition("## Messages to Summarize")[0]
     assert "First record" not in chained.summaries.calls[0].prompt
     assert chained.summaries.calls[0].system == chained.summaries.calls[1].system
@@ -73,7 +73,7 @@ async def test_the_next_round_integrates_the_one_before(chained: Bench) -> None:
 
 async def test_an_edited_message_makes_a_stored_summary_a_miss(chained: Bench) -> None:
     await chained.fit(talk(40))
-    chained.summaries.answers = [SummaryFailed("http-404")]
+    chained.summaries.answers = [SummaryError("http-404")]
     edited = talk(40)
     edited[5]["content"] = "Something else altogether. " * 10
     fit = await chained.fit(edited)
@@ -82,21 +82,21 @@ async def test_an_edited_message_makes_a_stored_summary_a_miss(chained: Bench) -
 
 async def test_another_tenant_never_gets_the_summary(chained: Bench) -> None:
     await chained.fit(talk(40))
-    fit = await chained.fit(talk(40), tenant="other", whom=tuple)
+    fit = await chained.fit(talk(40), tenant="other", resolve_summary_routes=tuple)
     assert not any("All done." in str(each["content"]) for each in forwarded(fit))
 
 
 async def test_a_branch_under_another_id_shares_what_its_ancestor_has_made(chained: Bench) -> None:
     await chained.fit(talk(40))
     fit = await chained.fit(talk(40), conversation="c_2")
-    assert (fit.report.status, len(chained.summaries.calls)) == (Status.REUSED, 1)
+    assert (fit.report.status, len(chained.summaries.calls)) == (CompactionStatus.REUSED, 1)
 
 
 async def test_without_any_id_the_conversation_is_found_and_its_id_carried_along(chained: Bench) -> None:
     first = await chained.fit(talk(40), conversation=None)
     second = await chained.fit(talk(42), conversation=None)
     assert (second.report.status, second.report.conversation) == (
-        Status.REUSED,
+        CompactionStatus.REUSED,
         (await chained.fit(talk(44), conversation=None)).report.conversation,
     )
     assert second.report.conversation is not None
@@ -126,7 +126,7 @@ async def test_other_tool_results_under_the_same_calls_never_get_the_summary(cha
     fit = await chained.fit(other(loop(60)))
     assert (b"First record" in fit.raw, b"Second record" in fit.raw) == (False, True)
     again = await chained.fit([*other(loop(60)), {"role": "assistant", "content": "Found it."}])
-    assert (again.report.status, len(chained.summaries.calls)) == (Status.REUSED, 2)
+    assert (again.report.status, len(chained.summaries.calls)) == (CompactionStatus.REUSED, 2)
 
 
 async def test_requests_at_once_with_other_tool_results_share_no_summary(chained: Bench) -> None:
@@ -141,34 +141,38 @@ async def test_requests_at_once_with_other_tool_results_share_no_summary(chained
 async def test_a_fault_of_ours_while_summarising_counts_as_no_summary(chained: Bench) -> None:
     chained.summaries.answers = []  # the summary model's own fault: IndexError
     fit = await chained.fit(talk(120))
-    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "internal")
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, "internal")
     assert fit.report.tokens_after is not None
     assert fit.report.tokens_after <= SMALL_WINDOW
 
 
 async def test_below_the_limit_a_failed_summary_forwards_what_came(chained: Bench) -> None:
-    chained.summaries.answers = [SummaryFailed("http-404")]
+    chained.summaries.answers = [SummaryError("http-404")]
     asked = chained.ask(talk(26))
-    fit = await chained.compactor.fit(asked)
+    fit = await chained.compactor.fit_request(asked)
     assert fit.raw is asked.body.raw
-    assert (fit.report.status, fit.report.reason) == (Status.FAILED_OPEN, "http-404")
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.FAILED_OPEN, "http-404")
 
 
 async def test_below_the_limit_a_failed_summary_leaves_the_round_before_in_force(chained: Bench) -> None:
     await chained.fit(talk(26))
-    chained.summaries.answers = [SummaryFailed("http-404")]
+    chained.summaries.answers = [SummaryError("http-404")]
     fit = await chained.fit(talk(48))
-    assert (fit.report.status, fit.report.reason) == (Status.FAILED_OPEN, "http-404")
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.FAILED_OPEN, "http-404")
     assert fit.report.round == 1
     assert len(forwarded(fit)) < len(talk(48))
 
 
 async def test_above_the_limit_a_text_without_a_model_stands_in_as_a_summary_would(chained: Bench) -> None:
-    chained.summaries.answers = [SummaryFailed("http-404")]
+    chained.summaries.answers = [SummaryError("http-404")]
     rule = "Never touch the file prod.env."
     fit = await chained.fit(talk(100, start=f"Build it. {rule}"))
     kept = forwarded(fit)
-    assert (fit.report.status, fit.report.reason, fit.report.round) == (Status.APPLIED, "http-404", 1)
+    assert (fit.report.status, fit.report.reason, fit.report.round) == (
+        CompactionStatus.APPLIED,
+        "http-404",
+        1,
+    )
     assert (fit.report.tokens_after or 0) <= SMALL_WINDOW
     assert kept[1]["role"] == "assistant"
     assert kept[1]["content"].startswith(
@@ -179,10 +183,10 @@ async def test_above_the_limit_a_text_without_a_model_stands_in_as_a_summary_wou
 
 
 async def test_a_conversation_whose_summary_failed_is_left_alone_for_a_while(chained: Bench) -> None:
-    chained.summaries.answers = [SummaryFailed("refused")]
+    chained.summaries.answers = [SummaryError("refused")]
     await chained.fit(talk(26))
     fit = await chained.fit(talk(27))
-    assert (fit.report.status, fit.report.reason) == (Status.FAILED_OPEN, "refused")
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.FAILED_OPEN, "refused")
     assert len(chained.summaries.calls) == 1
     chained.now[0] += 31
     await chained.fit(talk(28))
@@ -193,7 +197,7 @@ async def test_an_agent_loop_with_one_user_message_shrinks_around_it(chained: Be
     messages = loop(60)
     fit = await chained.fit(messages)
     kept = forwarded(fit)
-    assert fit.report.status is Status.APPLIED
+    assert fit.report.status is CompactionStatus.APPLIED
     assert kept[0] == messages[0]
     assert kept[1]["role"] == "assistant"
     assert "### Original Task" not in kept[1]["content"]
@@ -207,7 +211,7 @@ async def test_a_tool_result_that_the_client_has_cleared_still_matches(chained: 
     for message in cleared[:80]:
         if message["role"] == "tool":
             message["content"] = "[cleared]"
-    assert (await chained.fit(cleared)).report.status is Status.REUSED
+    assert (await chained.fit(cleared)).report.status is CompactionStatus.REUSED
 
 
 async def test_going_back_to_where_the_last_user_message_is_covered_shows_that_message(
@@ -215,67 +219,85 @@ async def test_going_back_to_where_the_last_user_message_is_covered_shows_that_m
 ) -> None:
     await chained.fit(talk(40))
     back = talk(40)[:60]  # ends with an answer; its last user message is inside the covered stretch
-    fit = await chained.fit(back, whom=tuple)
+    fit = await chained.fit(back, resolve_summary_routes=tuple)
     assert back[59]["role"] == "user"
     assert forwarded(fit)[-1] == back[-1]
 
 
 async def test_a_refused_request_is_made_shorter_than_the_limit_that_the_error_names(chained: Bench) -> None:
-    asked = replace(chained.ask(talk(100)), settings=for_model(Config(), "gpt-x"))
-    sent = await chained.compactor.fit(asked)
-    assert sent.report.status is Status.NONE
-    refit = await chained.compactor.refit(asked, sent, Overflow("context", limit=3_000, used=9_000))
+    asked = replace(chained.ask(talk(100)), settings=get_model_settings(Config(), "gpt-x"))
+    sent = await chained.compactor.fit_request(asked)
+    assert sent.report.status is CompactionStatus.NONE
+    refit = await chained.compactor.refit_after_refusal(
+        asked, sent, Overflow("context", limit=3_000, used=9_000)
+    )
     assert refit is not None
     assert (refit.report.tokens_after or 0) <= 3_000
     assert refit.report.window == 3_000
-    again = await chained.compactor.fit(asked)
-    assert (again.report.window, again.report.status) == (3_000, Status.REUSED)
+    again = await chained.compactor.fit_request(asked)
+    assert (again.report.window, again.report.status) == (3_000, CompactionStatus.REUSED)
 
 
 async def test_a_refused_size_is_remembered_for_a_limit_that_the_request_mentions(chained: Bench) -> None:
     messages = talk(100)
     messages[3]["content"] = "maximum context length is 3,000 tokens"  # an error may echo it
-    asked = replace(chained.ask(messages), settings=for_model(Config(), "gpt-x"))
-    sent = await chained.compactor.fit(asked)
-    refit = await chained.compactor.refit(asked, sent, Overflow("context", limit=3_000, used=9_000))
+    asked = replace(chained.ask(messages), settings=get_model_settings(Config(), "gpt-x"))
+    sent = await chained.compactor.fit_request(asked)
+    refit = await chained.compactor.refit_after_refusal(
+        asked, sent, Overflow("context", limit=3_000, used=9_000)
+    )
     assert refit is not None
     assert (refit.report.tokens_after or 0) <= 3_000
-    assert (await chained.compactor.fit(asked)).report.window == 8_100  # nine tenths of what was refused
+    assert (
+        await chained.compactor.fit_request(asked)
+    ).report.window == 8_100  # nine tenths of what was refused
 
 
 async def test_what_one_tenant_provokes_teaches_nothing_about_another(chained: Bench) -> None:
-    asked = replace(chained.ask(talk(100)), settings=for_model(Config(), "gpt-x"))
-    sent = await chained.compactor.fit(asked)
-    await chained.compactor.refit(asked, sent, Overflow("context", limit=3_000, used=9_000))
-    other = await chained.compactor.fit(replace(asked, tenant="other"))
-    assert (other.report.window, other.report.status) == (128_000, Status.NONE)
+    asked = replace(chained.ask(talk(100)), settings=get_model_settings(Config(), "gpt-x"))
+    sent = await chained.compactor.fit_request(asked)
+    await chained.compactor.refit_after_refusal(asked, sent, Overflow("context", limit=3_000, used=9_000))
+    other = await chained.compactor.fit_request(replace(asked, tenant="other"))
+    assert (other.report.window, other.report.status) == (128_000, CompactionStatus.NONE)
 
 
 async def test_nothing_is_done_where_every_trigger_is_off(chained: Bench) -> None:
     asked = chained.ask(talk(100), model={"compaction": {"trigger": 0}})
-    fit = await chained.compactor.fit(asked)
-    assert (fit.raw is asked.body.raw, fit.report.status) == (True, Status.NONE)
-    assert await chained.compactor.refit(asked, fit, Overflow("context", limit=3_000, used=9_000)) is None
+    fit = await chained.compactor.fit_request(asked)
+    assert (fit.raw is asked.body.raw, fit.report.status) == (True, CompactionStatus.NONE)
+    assert (
+        await chained.compactor.refit_after_refusal(asked, fit, Overflow("context", limit=3_000, used=9_000))
+        is None
+    )
 
 
 async def test_the_client_may_lower_the_trigger_but_not_raise_it(chained: Bench) -> None:
     lowered = await chained.fit(talk(20), trigger_tokens=500)
     raised = await chained.fit(talk(40), trigger_tokens=10**8)
-    assert (lowered.report.status, raised.report.status) == (Status.APPLIED, Status.APPLIED)
+    assert (lowered.report.status, raised.report.status) == (
+        CompactionStatus.APPLIED,
+        CompactionStatus.APPLIED,
+    )
 
 
 async def test_shadow_reports_what_is_due_and_changes_nothing(chained: Bench) -> None:
-    asked = chained.ask(talk(26), mode=Mode.SHADOW)
-    fit = await chained.compactor.fit(asked)
+    asked = chained.ask(talk(26), mode=CompactionMode.SHADOW)
+    fit = await chained.compactor.fit_request(asked)
     assert fit.raw is asked.body.raw
-    assert (fit.report.status, fit.report.reason, chained.summaries.calls) == (Status.SHADOW, "percent", [])
+    assert (fit.report.status, fit.report.reason, chained.summaries.calls) == (
+        CompactionStatus.SHADOW,
+        "percent",
+        [],
+    )
 
 
 async def test_iterations_fire_every_eighth_and_not_on_every_request(chained: Bench) -> None:
     over = {"model": {"compaction": {"trigger": [{"iterations": 8}]}}, "window": 100_000}
     statuses = [(await chained.fit(talk(turns), **over)).report.status for turns in range(4, 28)]
     applied = [
-        turns for turns, status in zip(range(4, 28), statuses, strict=True) if status is Status.APPLIED
+        turns
+        for turns, status in zip(range(4, 28), statuses, strict=True)
+        if status is CompactionStatus.APPLIED
     ]
     assert applied == [8, 16, 24]
 
@@ -294,22 +316,22 @@ async def test_iterations_fire_every_eighth_and_not_on_every_request(chained: Be
 async def test_an_unusable_summary_is_never_used(chained: Bench, answer: SummaryAnswer, reason: str) -> None:
     chained.summaries.answers = [answer]
     asked = chained.ask(talk(26))
-    fit = await chained.compactor.fit(asked)
-    assert (fit.report.status, fit.report.reason) == (Status.FAILED_OPEN, reason)
+    fit = await chained.compactor.fit_request(asked)
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.FAILED_OPEN, reason)
     assert fit.raw is asked.body.raw
 
 
 async def test_a_store_that_fails_costs_no_summary_per_turn() -> None:
     class Broken(MemoryStore):
         async def read(self, keys: Any) -> Any:
-            raise StoreUnavailable("store-failed")
+            raise StoreUnavailableError("store-failed")
 
         async def commit(self, claim: Any, also: Any = (), *, lease: Any = None) -> Any:
-            raise StoreUnavailable("store-failed")
+            raise StoreUnavailableError("store-failed")
 
     async with bench(Summaries([DONE]), store=Broken(), strategy="chained", window=SMALL_WINDOW) as broken:
         await broken.fit(talk(40))
-        assert (await broken.fit(talk(41))).report.status is Status.REUSED
+        assert (await broken.fit(talk(41))).report.status is CompactionStatus.REUSED
         assert len(broken.summaries.calls) == 1
 
 

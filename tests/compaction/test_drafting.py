@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from compaction_proxy.compaction import round_planning
-from compaction_proxy.compaction.ledger_cache import Gleanings
-from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.request_view import View
-from compaction_proxy.compaction.round_planning import Draft, drafted
+from compaction_proxy.compaction.ledger_cache import LedgerCache
+from compaction_proxy.compaction.message_reader import MessageReader
+from compaction_proxy.compaction.request_view import RequestView
+from compaction_proxy.compaction.round_planning import RoundDraft, draft_round
 from tests.compaction.bench import bench, talk
 
 pytestmark = pytest.mark.virtual_time
@@ -32,13 +32,15 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     """What is worked out from now on."""
     made = Noted()
 
-    async def noting(view: View, reading: Reading, gleanings: Gleanings, *, small: bool) -> Draft | None:
+    async def noting(
+        view: RequestView, reading: MessageReader, gleanings: LedgerCache, *, allow_small: bool
+    ) -> RoundDraft | None:
         made.lengths.append(len(view.messages))
         made.begun.set()
         await asyncio.sleep(TOGETHER_S)
-        return await drafted(view, reading, gleanings, small=small)
+        return await draft_round(view, reading, gleanings, allow_small=allow_small)
 
-    monkeypatch.setattr(round_planning, "drafted", noting)
+    monkeypatch.setattr(round_planning, "draft_round", noting)
     return made
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.compaction.types import Fit, Mode, Status
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitResult
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.strategies import STRATEGIES
 from tests.compaction.bench import (
     Bench,
@@ -37,10 +37,10 @@ def work(turns: int) -> list[JsonObject]:
     return messages
 
 
-async def settled(made: Bench, turns: int, **over: Any) -> Fit:
+async def settled(made: Bench, turns: int, **over: Any) -> FitResult:
     """The fit of a request that takes several rounds: `selective` guesses what its runs will come to."""
     fit = await made.fit(work(turns), **over)
-    while (again := await made.fit(work(turns), **over)).report.status is Status.APPLIED:
+    while (again := await made.fit(work(turns), **over)).report.status is CompactionStatus.APPLIED:
         assert len(again.raw) < len(fit.raw)
         fit = again
     return fit
@@ -58,7 +58,7 @@ async def test_a_round_is_applied_once_and_reused_with_the_same_bytes(strategy: 
         again = await made.fit(work(45), **LOW)
         grown = await made.fit([*work(45), says("This."), user("Go on.")], **LOW)
     statuses = [each.report.status for each in (first, again, grown)]
-    assert statuses == [Status.APPLIED, Status.REUSED, Status.REUSED]
+    assert statuses == [CompactionStatus.APPLIED, CompactionStatus.REUSED, CompactionStatus.REUSED]
     assert again.raw == first.raw
     assert grown.raw.startswith(prefix(first))
     assert (first.report.tokens_after or 0) < (first.report.tokens_before or 0)
@@ -80,7 +80,7 @@ async def test_rounds_follow_each_other_and_each_keeps_the_request_small(strateg
     rounds = [fit.report.round for fit in fits if fit.report.round]
     assert rounds == sorted(rounds)
     assert (rounds[0], rounds[-1] >= 2) == (1, True)
-    assert {fit.report.status for fit in fits[2:]} <= {Status.APPLIED, Status.REUSED}
+    assert {fit.report.status for fit in fits[2:]} <= {CompactionStatus.APPLIED, CompactionStatus.REUSED}
     assert max(fit.report.tokens_after or 0 for fit in fits[4:]) < 9_000
 
 
@@ -89,38 +89,38 @@ async def test_rounds_follow_each_other_and_each_keeps_the_request_small(strateg
 async def test_below_the_limit_a_seed_fails_open_and_anchored_goes_on_without_a_model(
     strategy: str, failure: str
 ) -> None:
-    async with bench(Summaries([SummaryFailed(failure)]), strategy=strategy) as made:
+    async with bench(Summaries([SummaryError(failure)]), strategy=strategy) as made:
         asked = made.ask(work(45), **LOW)
-        fit = await made.compactor.fit(asked)
+        fit = await made.compactor.fit_request(asked)
     assert fit.report.reason == failure
     if strategy == "anchored":
-        assert fit.report.status is Status.APPLIED
+        assert fit.report.status is CompactionStatus.APPLIED
         assert RULE in fit.raw.decode()
         assert len(fit.raw) < len(asked.body.raw) / 2
     else:
-        assert (fit.report.status, fit.raw is asked.body.raw) == (Status.FAILED_OPEN, True)
+        assert (fit.report.status, fit.raw is asked.body.raw) == (CompactionStatus.FAILED_OPEN, True)
 
 
 @pytest.mark.parametrize("strategy", SUMMARISING)
 async def test_above_the_limit_a_text_without_a_model_takes_the_summary_s_place(strategy: str) -> None:
-    async with bench(Summaries([SummaryFailed("http-404")]), strategy=strategy, window=4_000) as made:
+    async with bench(Summaries([SummaryError("http-404")]), strategy=strategy, window=4_000) as made:
         fit = await settled(made, 60)
         again = await made.fit(work(60))
-    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "http-404")
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, "http-404")
     assert (fit.report.tokens_after or 0) <= 4_000
     assert RULE in fit.raw.decode()
-    assert (again.report.status, again.raw) == (Status.REUSED, fit.raw)
+    assert (again.report.status, again.raw) == (CompactionStatus.REUSED, fit.raw)
     assert len(made.summaries.calls) == 1  # the model is left alone for a while
 
 
 @pytest.mark.parametrize("strategy", SUMMARISING)
 async def test_without_a_summary_model_nothing_is_asked_and_nothing_fails(strategy: str) -> None:
     async with bench(strategy=strategy, window=4_000) as made:
-        fits = [await made.answered(work(turns), whom=tuple) for turns in (20, 30, 40, 60)]
+        fits = [await made.answered(work(turns), resolve_summary_routes=tuple) for turns in (20, 30, 40, 60)]
         kinds = {event.kind for event in await made.events()}
-    assert Status.SCHEDULED not in {fit.report.status for fit in fits}
+    assert CompactionStatus.SCHEDULED not in {fit.report.status for fit in fits}
     assert {fit.report.reason for fit in fits} <= {None, "no-summary-model"}
-    assert Status.APPLIED in {fit.report.status for fit in fits}
+    assert CompactionStatus.APPLIED in {fit.report.status for fit in fits}
     assert max(fit.report.tokens_after or 0 for fit in fits) <= 4_000
     assert ("failed" in kinds, made.summaries.calls) == (False, [])
 
@@ -131,7 +131,7 @@ async def test_what_cannot_be_made_to_fit_is_forwarded_and_said_to_be_over_the_l
     async with bench(strategy=strategy, window=4_000) as made:
         fits = [await made.fit(messages) for _ in range(3)]
         grown = [await made.fit([*messages, *(says("Yes."), user("Go on.")) * n]) for n in range(1, 8)]
-    assert {fit.report.status for fit in (*fits, *grown)} == {Status.OVER_LIMIT}
+    assert {fit.report.status for fit in (*fits, *grown)} == {CompactionStatus.OVER_LIMIT}
     assert all(len(forwarded(fit)) >= 2 for fit in fits)
     assert all(forwarded(fit)[0] == messages[0] for fit in fits)
     assert len(made.summaries.calls) <= 2
@@ -140,10 +140,10 @@ async def test_what_cannot_be_made_to_fit_is_forwarded_and_said_to_be_over_the_l
 @pytest.mark.parametrize("strategy", NAMES)
 async def test_shadow_and_bypass_change_nothing(strategy: str) -> None:
     async with bench(strategy=strategy) as made:
-        shadow = made.ask(work(45), mode=Mode.SHADOW, **LOW)
-        bypassed = made.ask(work(45), mode=Mode.BYPASS, **LOW)
-        fits = [await made.compactor.fit(asked) for asked in (shadow, bypassed)]
-    assert [fit.report.status for fit in fits] == [Status.SHADOW, Status.BYPASSED]
+        shadow = made.ask(work(45), mode=CompactionMode.SHADOW, **LOW)
+        bypassed = made.ask(work(45), mode=CompactionMode.BYPASS, **LOW)
+        fits = [await made.compactor.fit_request(asked) for asked in (shadow, bypassed)]
+    assert [fit.report.status for fit in fits] == [CompactionStatus.SHADOW, CompactionStatus.BYPASSED]
     assert [fit.raw for fit in fits] == [shadow.body.raw, bypassed.body.raw]
     assert fits[0].report.reason in {"tokens", "iterations"}
     assert made.summaries.calls == []
@@ -152,19 +152,19 @@ async def test_shadow_and_bypass_change_nothing(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", NAMES)
 async def test_force_compacts_what_is_small_and_is_told_where_nothing_can_be_taken(strategy: str) -> None:
     async with bench(strategy=strategy) as made:
-        forced = await made.fit(work(30), mode=Mode.FORCE)
+        forced = await made.fit(work(30), mode=CompactionMode.FORCE)
         short = await made.fit(
-            [user("Hello."), says("Hi."), user("And?")], mode=Mode.FORCE, conversation="c_2"
+            [user("Hello."), says("Hi."), user("And?")], mode=CompactionMode.FORCE, conversation="c_2"
         )
-    assert forced.report.status is Status.APPLIED
-    assert (short.report.status, short.report.reason) == (Status.NONE, "nothing-to-take")
+    assert forced.report.status is CompactionStatus.APPLIED
+    assert (short.report.status, short.report.reason) == (CompactionStatus.NONE, "nothing-to-take")
 
 
 @pytest.mark.parametrize("strategy", [name for name in NAMES if name != "anchored"])
 async def test_only_anchored_works_ahead_of_need(strategy: str) -> None:
     async with bench(strategy=strategy) as made:
         fits = [await made.answered(work(turns), **LOW) for turns in range(5, 28)]
-    assert not any(fit.ahead for fit in fits)
+    assert not any(fit.should_prepare for fit in fits)
 
 
 @pytest.mark.parametrize("strategy", NAMES)
@@ -174,7 +174,10 @@ async def test_small_windows_work(strategy: str, window: int) -> None:
         fits = [await made.answered(work(turns)) for turns in range(1, 120, 7)]
         await made.settled()
     assert max(fit.report.tokens_after or 0 for fit in fits) <= window
-    assert {fit.report.status for fit in fits} <= {*Status} - {Status.OVER_LIMIT, Status.FAILED_OPEN}
+    assert {fit.report.status for fit in fits} <= {*CompactionStatus} - {
+        CompactionStatus.OVER_LIMIT,
+        CompactionStatus.FAILED_OPEN,
+    }
     lists = [forwarded(fit) for fit in fits]
     if strategy != "full":
         assert all(kept[-1] == work(turns)[-1] for kept, turns in zip(lists, range(1, 120, 7), strict=True))
@@ -194,9 +197,9 @@ async def test_a_request_chooses_its_strategy_and_checkpoints_do_not_mix() -> No
         "prune",
     ]
     assert [fit.report.status for fit in (plain, chained, again)] == [
-        Status.APPLIED,
-        Status.APPLIED,
-        Status.REUSED,
+        CompactionStatus.APPLIED,
+        CompactionStatus.APPLIED,
+        CompactionStatus.REUSED,
     ]
     assert again.raw == plain.raw
     assert b"## Session Summary (Compaction Round 1)" in chained.raw
@@ -208,7 +211,7 @@ async def test_the_rest_of_the_body_stays_as_it_came(strategy: str) -> None:
     tools = [{"type": "function", "function": {"name": "read"}}]
     async with bench(strategy=strategy) as made:
         asked = made.ask(work(45), body={"tools": tools, "x": [1.0]}, **LOW)
-        fit = await made.compactor.fit(asked)
+        fit = await made.compactor.fit_request(asked)
     sent, came = json.loads(fit.raw), json.loads(asked.body.raw)
     assert {**sent, "messages": came["messages"]} == came
     assert list(sent) == list(came)

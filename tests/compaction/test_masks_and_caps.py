@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from compaction_proxy.compaction.types import Mode, Status
+from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
 from tests.compaction.bench import (
     SOFT,
     TARGET,
@@ -41,7 +41,7 @@ async def test_masks_alone_make_a_round_where_they_bring_the_request_to_its_targ
         fit = await made.fit(messages)
         again = await made.fit([*messages, *results(24, lines=10)])
     assert (fit.report.tokens_before or 0) >= TRIGGER
-    assert (fit.report.status, fit.report.round, made.summaries.calls) == (Status.APPLIED, None, [])
+    assert (fit.report.status, fit.report.round, made.summaries.calls) == (CompactionStatus.APPLIED, None, [])
     assert (fit.report.tokens_after or 0) <= TARGET + 100
     kept = forwarded(fit)
     assert len(kept) == len(messages)
@@ -79,7 +79,7 @@ async def test_masks_are_not_made_ahead_of_need() -> None:
         await made.settled()
         again = await made.fit(messages)
     assert SOFT <= (fit.report.tokens_after or 0) < TRIGGER
-    assert (again.raw, again.report.status, made.summaries.calls) == (fit.raw, Status.SCHEDULED, [])
+    assert (again.raw, again.report.status, made.summaries.calls) == (fit.raw, CompactionStatus.SCHEDULED, [])
 
 
 async def test_a_new_result_is_whole_as_long_as_a_round_can_make_room_for_it() -> None:
@@ -88,9 +88,9 @@ async def test_a_new_result_is_whole_as_long_as_a_round_can_make_room_for_it() -
         small = await made.fit([*loop(2), *last])
         large = await made.fit([*talk(90)[1:], *last], conversation="c_2")
     assert (small.report.tokens_before or 0) > 0.25 * USABLE
-    assert small.report.status is Status.NONE
+    assert small.report.status is CompactionStatus.NONE
     assert (large.report.tokens_before or 0) > TRIGGER
-    assert large.report.status is Status.APPLIED
+    assert large.report.status is CompactionStatus.APPLIED
     assert forwarded(large)[-1] == last[-1]
 
 
@@ -116,10 +116,10 @@ async def test_a_cap_survives_a_round_that_leaves_it_in_the_tail() -> None:
     async with bench() as made:
         capped = await made.fit(messages)
         cut = forwarded(capped)[-1]
-        forced = await made.fit(messages, mode=Mode.FORCE)
+        forced = await made.fit(messages, mode=CompactionMode.FORCE)
         after = await made.fit([*messages, says("I see."), user("Go on.")])
     assert "characters of m_" in cut["content"]
-    assert forced.report.status is Status.APPLIED
+    assert forced.report.status is CompactionStatus.APPLIED
     assert cut in forwarded(forced)
     assert after.raw.startswith(prefix(forced))
 
@@ -128,10 +128,10 @@ async def test_an_undone_cap_is_not_made_again_where_the_request_fits_without_it
     messages = [*loop(2), *results(2, lines=OVER_USABLE)]
     async with bench() as made:
         fit = await made.fit(messages)
-        await made.wishing.undo("t", "c_1", bytes.fromhex(fit.report.place))
+        await made.wishing.undo_round("t", "c_1", bytes.fromhex(fit.report.checkpoint_id))
         undone = await made.fit(messages[:-1] + results(2, lines=TOO_LARGE)[-1:])
-    assert fit.report.status is Status.APPLIED
-    assert undone.report.status is Status.NONE
+    assert fit.report.status is CompactionStatus.APPLIED
+    assert undone.report.status is CompactionStatus.NONE
 
 
 async def test_a_task_over_its_size_keeps_head_and_tail_and_a_later_user_message_is_whole() -> None:
@@ -153,8 +153,8 @@ async def test_a_task_that_is_the_latest_user_message_is_never_shortened() -> No
     messages = [task, *loop(30, lines=60)[1:]]
     async with bench() as made:
         fit = await made.fit(messages)
-        forced = await made.fit(messages, mode=Mode.FORCE)
-    assert fit.report.status is Status.APPLIED
+        forced = await made.fit(messages, mode=CompactionMode.FORCE)
+    assert fit.report.status is CompactionStatus.APPLIED
     assert [forwarded(each)[0] for each in (fit, forced)] == [task, task]
 
 
@@ -230,7 +230,7 @@ async def test_calls_of_every_kind_are_kept_whole_or_dropped_whole(kind: object)
     messages = [user("Find it."), *(each for step in steps for each in step)]
     async with bench() as made:
         masked = forwarded(await made.fit(messages))
-        forced = forwarded(await made.fit(messages, mode=Mode.FORCE))
+        forced = forwarded(await made.fit(messages, mode=CompactionMode.FORCE))
     for kept in (masked, forced):
         callers = [each for each in kept if "tool_calls" in each or "function_call" in each]
         made_calls = sum(len(each.get("tool_calls", ["legacy"])) for each in callers)

@@ -5,16 +5,28 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.compaction.price_triggers import UNAIMED, Aimed, Aiming, Growth, Pace
-from compaction_proxy.compaction.request_limits import policy_for
-from compaction_proxy.compaction.request_view import thread
-from compaction_proxy.compaction.types import Ask, Fit, Footing, Report, Status
+from compaction_proxy.compaction.price_triggers import (
+    NO_PRICE_TRIGGERS,
+    GrowthStats,
+    GrowthTracker,
+    PriceTriggers,
+    PriceTriggerSizes,
+)
+from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.request_view import format_strategy_thread
+from compaction_proxy.compaction.types import (
+    CompactionReport,
+    CompactionStatus,
+    FitRequest,
+    FitResult,
+    UsageBasis,
+)
 from compaction_proxy.config.config import Config
-from compaction_proxy.core.cost.price import Price
+from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.core.event import COMPACTED
-from compaction_proxy.core.trigger import Aims
-from compaction_proxy.providers.pricing import Name, Pricing
-from compaction_proxy.wires.wire import Usage
+from compaction_proxy.core.trigger import PriceThresholds
+from compaction_proxy.providers.pricing import PriceBook, PriceKey
+from compaction_proxy.wires.wire import TokenUsage
 from tests.compaction.bench import ask, bench, talk, user
 
 PRICES = {"input": 1.0, "cached": 0.1, "output": 5.0}
@@ -26,14 +38,14 @@ ROOT = b"r" * 32
 class Nothing:
     """A table without a price."""
 
-    def prices(self, names: Sequence[Name], at: float) -> list[Price | None]:
+    def find_prices(self, names: Sequence[PriceKey], at: float) -> list[ModelPrice | None]:
         return [None] * len(names)
 
 
-def priced(prices: dict[str, Any] | None = None) -> Pricing:
+def priced(prices: dict[str, Any] | None = None) -> PriceBook:
     """Prices of every model: these, or none."""
     models = {"*": {"prices": prices}} if prices else {}
-    return Pricing(Config.model_validate({"models": models}), Nothing())
+    return PriceBook(Config.model_validate({"models": models}), Nothing())
 
 
 def triggered(*rows: dict[str, Any], strategy: str = "anchored") -> dict[str, Any]:
@@ -42,17 +54,20 @@ def triggered(*rows: dict[str, Any], strategy: str = "anchored") -> dict[str, An
 
 
 def answered(
-    growth: Growth, asked: Ask, *requests: tuple[int, int, int], status: Status = Status.NONE
+    growth: GrowthTracker,
+    asked: FitRequest,
+    *requests: tuple[int, int, int],
+    status: CompactionStatus = CompactionStatus.NONE,
 ) -> None:
     """Requests that were answered: tokens that the client sent, tokens that were counted, cached ones."""
     for before, prompt, cached in requests:
-        report = Report(status, tokens_before=before, tokens_after=prompt)
-        fit = Fit(b"", prompt, report, Footing(ROOT, (b"p",), b"standing"))
-        growth.note(asked, fit, Usage(prompt, 10, cached))
+        report = CompactionReport(status, tokens_before=before, tokens_after=prompt)
+        fit = FitResult(b"", prompt, report, UsageBasis(ROOT, (b"p",), b"standing"))
+        growth.record_request(asked, fit, TokenUsage(prompt, 10, cached))
 
 
-def key(asked: Ask) -> str:
-    return thread(asked, ROOT, "anchored")
+def key(asked: FitRequest) -> str:
+    return format_strategy_thread(asked, ROOT, "anchored")
 
 
 @pytest.mark.parametrize("strategy", ["anchored", "chained", "full"])
@@ -99,48 +114,50 @@ async def test_a_conversation_is_compacted_where_it_costs_least_once_that_is_kno
 
 
 def test_growth_is_what_requests_have_more_and_the_cached_share_of_what_was_read_before() -> None:
-    growth, asked = Growth(), ask([user("Go.")])
+    growth, asked = GrowthTracker(), ask([user("Go.")])
     answered(growth, asked, (10_000, 10_000, 0), (12_000, 12_000, 9_000), (15_000, 15_000, 12_000))
-    assert growth.of(key(asked)) is None  # two steps say too little
+    assert growth.get_stats(key(asked)) is None  # two steps say too little
 
     answered(growth, asked, (14_000, 14_000, 0))  # a branch: no step, and no beginning in common
     answered(growth, asked, (18_000, 18_000, 7_000))
-    assert growth.of(key(asked)) == pytest.approx(Pace(3_000, (0.9 + 1 + 0.5) / 3, None))
+    assert growth.get_stats(key(asked)) == pytest.approx(GrowthStats(3_000, (0.9 + 1 + 0.5) / 3, None))
 
 
 def test_what_the_last_round_left_is_known_from_its_first_answer() -> None:
-    growth, asked = Growth(), ask([user("Go.")])
+    growth, asked = GrowthTracker(), ask([user("Go.")])
     answered(growth, asked, (10_000, 10_000, 0), (12_000, 12_000, 9_000), (14_000, 14_000, 9_000))
-    answered(growth, asked, (16_000, 5_000, 1_000), status=Status.APPLIED)
+    answered(growth, asked, (16_000, 5_000, 1_000), status=CompactionStatus.APPLIED)
     answered(growth, asked, (18_000, 7_000, 5_000))
 
-    pace = growth.of(key(asked))
+    pace = growth.get_stats(key(asked))
     assert pace is not None
-    assert (pace.growth, pace.after) == (2_000, 5_000)
+    assert (pace.growth, pace.tokens_after_round) == (2_000, 5_000)
 
 
 def test_a_request_that_stood_on_nothing_says_nothing() -> None:
-    growth, asked = Growth(), ask([user("Go.")])
+    growth, asked = GrowthTracker(), ask([user("Go.")])
     for tokens in (None, 1, 2, 3, 4):
-        fit = Fit(b"", 9, Report(Status.NONE, tokens_before=tokens), None)
-        growth.note(asked, fit, Usage(9))
+        fit = FitResult(b"", 9, CompactionReport(CompactionStatus.NONE, tokens_before=tokens), None)
+        growth.record_request(asked, fit, TokenUsage(9))
 
-    assert growth.of(thread(asked, b"", "anchored")) is None
+    assert growth.get_stats(format_strategy_thread(asked, b"", "anchored")) is None
 
 
 def aimed(
-    prices: dict[str, Any] | None, growth: Growth, *rows: dict[str, Any], strategy: str = "anchored"
-) -> Aimed:
+    prices: dict[str, Any] | None, growth: GrowthTracker, *rows: dict[str, Any], strategy: str = "anchored"
+) -> PriceTriggerSizes:
     asked = ask([user("Go.")], model=triggered(*rows, strategy=strategy))
-    return Aiming(priced(prices), growth).of(asked, policy_for(asked.settings), key(asked), 8_000)
+    return PriceTriggers(priced(prices), growth).resolve_sizes(
+        asked, resolve_policy(asked.settings), key(asked), 8_000
+    )
 
 
 def test_the_optimum_stands_on_prices_growth_and_what_rounds_leave() -> None:
-    growth, asked = Growth(), ask([user("Go.")])
+    growth, asked = GrowthTracker(), ask([user("Go.")])
     answered(growth, asked, *((2_000 * step, 2_000 * step, 2_000 * step - 2_000) for step in range(10, 16)))
     share = aimed(PRICES, growth, {"cost_optimal": True})
     before = aimed(PRICES, growth, {"cost_optimal": True}, strategy="full")
-    answered(growth, asked, (32_000, 20_000, 8_000), status=Status.APPLIED)
+    answered(growth, asked, (32_000, 20_000, 8_000), status=CompactionStatus.APPLIED)
     after = aimed(PRICES, growth, {"cost_optimal": True}, strategy="full")
 
     # `anchored` leaves 40 percent; `full` does not say, until a round of it has shown what it leaves
@@ -152,13 +169,17 @@ def test_the_optimum_stands_on_prices_growth_and_what_rounds_leave() -> None:
 @pytest.mark.parametrize(
     ("prices", "rows", "expected"),
     [
-        (None, [{"cost_optimal": True}, {"price_tier": True}], UNAIMED),
-        (PRICES, [{"cost_optimal": True}], UNAIMED),
-        (COSTLY, [{"cost_optimal": True}], UNAIMED),
-        (COSTLY, [{"price_tier": True}], Aimed(Aims(tier=6_000), {"surcharge": 6_000.0})),
+        (None, [{"cost_optimal": True}, {"price_tier": True}], NO_PRICE_TRIGGERS),
+        (PRICES, [{"cost_optimal": True}], NO_PRICE_TRIGGERS),
+        (COSTLY, [{"cost_optimal": True}], NO_PRICE_TRIGGERS),
+        (
+            COSTLY,
+            [{"price_tier": True}],
+            PriceTriggerSizes(PriceThresholds(tier=6_000), {"surcharge": 6_000.0}),
+        ),
     ],
 )
 def test_where_too_little_is_known_nothing_is_made_up(
-    prices: dict[str, Any] | None, rows: list[dict[str, Any]], expected: Aimed
+    prices: dict[str, Any] | None, rows: list[dict[str, Any]], expected: PriceTriggerSizes
 ) -> None:
-    assert aimed(prices, Growth(), *rows) == expected
+    assert aimed(prices, GrowthTracker(), *rows) == expected

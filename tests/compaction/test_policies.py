@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.compaction.request_limits import policy_for
-from compaction_proxy.config import Config, ModelSettings, for_model
-from compaction_proxy.config.strategies import FIELDS, StrategiesSection, changed, shown
+from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.config import Config, ModelSettings, get_model_settings
+from compaction_proxy.config.strategies import FIELDS, StrategiesSection, get_setting, set_field
 from compaction_proxy.core.strategies import (
     ANCHORED,
     CHAINED,
@@ -21,12 +21,12 @@ from compaction_proxy.core.strategies import (
     SELECTIVE,
     SPLIT,
     STRATEGIES,
-    Frame,
-    Limit,
     Policy,
+    ScaledLimit,
+    SummaryFrame,
     SummaryShape,
 )
-from compaction_proxy.core.trigger import Row, automatic
+from compaction_proxy.core.trigger import TriggerRule, has_active_rule
 
 # What a field is changed to that is no number.
 OTHER = {
@@ -40,12 +40,12 @@ WORDS = {"prompt_file", "instructions"}
 
 
 def settings(compaction: Mapping[str, Any], **sections: Mapping[str, Any]) -> ModelSettings:
-    return for_model(Config.model_validate({"compaction": compaction, **sections}), "any")
+    return get_model_settings(Config.model_validate({"compaction": compaction, **sections}), "any")
 
 
 def configured(name: str, **fields: object) -> Policy:
     """The row with fields of its own section set."""
-    return policy_for(settings({"strategy": name, "strategies": {name: fields}}))
+    return resolve_policy(settings({"strategy": name, "strategies": {name: fields}}))
 
 
 def shape(row: Policy) -> SummaryShape:
@@ -71,37 +71,41 @@ def other(name: str, value: Any) -> Any:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_without_configuration_a_strategy_is_its_row(name: str) -> None:
-    assert policy_for(settings({"strategy": name})) == STRATEGIES[name] == policy_for(settings({}), name)
+    assert (
+        resolve_policy(settings({"strategy": name})) == STRATEGIES[name] == resolve_policy(settings({}), name)
+    )
 
 
 def test_the_strategy_of_a_request_beats_the_configured_one() -> None:
     held = settings({"strategy": "full", "strategies": {"split": {"keep_messages": 9}}})
-    assert policy_for(held) == FULL
-    assert policy_for(held, "split").keep == replace(SPLIT.keep, messages=9)
-    assert policy_for(held, "split") is policy_for(held, "split")
+    assert resolve_policy(held) == FULL
+    assert resolve_policy(held, "split").keep == replace(SPLIT.keep, messages=9)
+    assert resolve_policy(held, "split") is resolve_policy(held, "split")
 
 
 def test_a_strategy_that_does_not_exist_has_no_policy() -> None:
     with pytest.raises(KeyError, match="nonsense"):
-        policy_for(settings({}), "nonsense")
+        resolve_policy(settings({}), "nonsense")
 
 
 @pytest.mark.parametrize(("strategy", "name", "default"), list(fields()))
 def test_a_field_shows_what_the_row_says(strategy: str, name: str, default: object) -> None:
-    assert shown(STRATEGIES[strategy], name) == default
+    assert get_setting(STRATEGIES[strategy], name) == default
 
 
 @pytest.mark.parametrize(("strategy", "name", "default"), list(fields()))
 def test_a_field_that_is_set_is_what_the_row_says(strategy: str, name: str, default: object) -> None:
     value = other(name, default)
     made = configured(strategy, **{name: value})
-    assert (shown(made, name), made == STRATEGIES[strategy]) == (value, False)
+    assert (get_setting(made, name), made == STRATEGIES[strategy]) == (value, False)
 
 
 @pytest.mark.parametrize(("strategy", "name", "default"), list(fields()))
 def test_a_field_that_is_set_changes_no_other(strategy: str, name: str, default: object) -> None:
     made = configured(strategy, **{name: other(name, default)})
-    now = {field: shown(made, field) for owner, field, _ in fields() if owner == strategy and field != name}
+    now = {
+        field: get_setting(made, field) for owner, field, _ in fields() if owner == strategy and field != name
+    }
     own = {field: value for owner, field, value in fields() if owner == strategy and field != name}
     along = {"summary_max_tokens"} if name == "summary_tokens" else set()
     assert {field for field in own if now[field] != own[field]} <= along
@@ -109,21 +113,23 @@ def test_a_field_that_is_set_changes_no_other(strategy: str, name: str, default:
 
 @given(st.sampled_from([name for name in FIELDS if name.endswith("_percent")]), st.floats(0, 100))
 def test_a_percentage_is_a_share_of_the_row(name: str, percent: float) -> None:
-    assert shown(changed(ANCHORED, name, percent), name) == pytest.approx(percent, abs=1e-6)
+    assert get_setting(set_field(ANCHORED, name, percent), name) == pytest.approx(percent, abs=1e-6)
 
 
 def test_further_triggers_of_selective_are_alternatives() -> None:
     made = configured("selective", messages=40, turns=12)
-    assert made == replace(SELECTIVE, trigger=(Row(tokens=60_000), Row(messages=40), Row(turns=12)))
+    assert made == replace(
+        SELECTIVE, trigger=(TriggerRule(tokens=60_000), TriggerRule(messages=40), TriggerRule(turns=12))
+    )
 
 
 def test_zero_switches_a_row_of_the_trigger_off() -> None:
-    assert not automatic(configured("full", tokens=0).trigger)
+    assert not has_active_rule(configured("full", tokens=0).trigger)
     assert [row.active for row in configured("iterations", iterations=0).trigger] == [False, True]
 
 
 def test_a_tag_stands_around_the_summary() -> None:
-    frame = Frame(opening="<the-tag_1>\n", closing="\n</the-tag_1>")
+    frame = SummaryFrame(opening="<the-tag_1>\n", closing="\n</the-tag_1>")
     assert configured("selective", tag="the-tag_1") == replace(SELECTIVE, frame=frame)
 
 
@@ -134,7 +140,7 @@ def test_iterations_are_kept_whole_with_their_results() -> None:
 
 def test_chained_leaves_one_message_more_than_it_keeps_alone() -> None:
     own = configured("chained", keep_messages=4)
-    every = policy_for(settings({"strategy": "chained", "keep": {"messages": 4}}))
+    every = resolve_policy(settings({"strategy": "chained", "keep": {"messages": 4}}))
     assert own == every == replace(CHAINED, keep=replace(CHAINED.keep, messages=4), least_messages=5)
     assert configured("selective", keep_messages=1).least_messages == SELECTIVE.least_messages
 
@@ -155,9 +161,9 @@ def test_no_more_is_asked_for_than_allowed(fields: dict[str, int], expected: tup
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_target_of_all_strategies_is_the_number_itself(name: str) -> None:
-    target = policy_for(settings({"strategy": name, "target_tokens": 50_000})).target
+    target = resolve_policy(settings({"strategy": name, "target_tokens": 50_000})).target
     assert target is not None
-    assert target.of(60_000) == 50_000
+    assert target.compute_tokens(60_000) == 50_000
 
 
 def test_keys_for_all_strategies_beat_the_strategy_s_own() -> None:
@@ -171,12 +177,12 @@ def test_keys_for_all_strategies_beat_the_strategy_s_own() -> None:
         summary={"max_tokens": 2_000, "input": "aligned"},
     )
     assert ANCHORED.layout
-    assert policy_for(held) == replace(
+    assert resolve_policy(held) == replace(
         ANCHORED,
         max_block_s=3,
         stand_in_role="assistant",
-        keep=replace(ANCHORED.keep, messages=2, tail=Limit(900, 0.20), tool_results=5),
-        layout=replace(ANCHORED.layout, ledger=Limit(800, ANCHORED.layout.ledger.share)),
+        keep=replace(ANCHORED.keep, messages=2, tail=ScaledLimit(900, 0.20), tool_results=5),
+        layout=replace(ANCHORED.layout, ledger=ScaledLimit(800, ANCHORED.layout.ledger.share)),
         summary=replace(shape(ANCHORED), tokens=2_000, max_tokens=2_000, form="aligned"),
     )
 
@@ -184,12 +190,12 @@ def test_keys_for_all_strategies_beat_the_strategy_s_own() -> None:
 def test_a_row_without_a_part_is_left_as_it_is() -> None:
     keep = {"user_tokens": 800, "tool_results": 0}
     held = settings({"strategy": "prune", "keep": keep}, summary={"max_tokens": 9, "input": "aligned"})
-    assert policy_for(held) == PRUNE
+    assert resolve_policy(held) == PRUNE
 
 
 def test_a_row_without_a_tail_gets_one() -> None:
-    made = policy_for(settings({"strategy": "chained", "keep": {"tail_tokens": 700}}))
-    assert made == replace(CHAINED, keep=replace(CHAINED.keep, tail=Limit(700, 1.0)))
+    made = resolve_policy(settings({"strategy": "chained", "keep": {"tail_tokens": 700}}))
+    assert made == replace(CHAINED, keep=replace(CHAINED.keep, tail=ScaledLimit(700, 1.0)))
 
 
 @pytest.mark.parametrize(
@@ -204,25 +210,29 @@ def test_a_row_without_a_tail_gets_one() -> None:
 )
 def test_background_is_a_soft_mark(strategy: str, background: object, soft_share: float) -> None:
     held = settings({"strategy": strategy, "background": background})
-    assert policy_for(held) == replace(STRATEGIES[strategy], soft_share=soft_share)
+    assert resolve_policy(held) == replace(STRATEGIES[strategy], soft_share=soft_share)
 
 
 def test_a_trigger_for_all_strategies_takes_the_place_of_every_row() -> None:
     trigger = [{"percent": 60}, {"iterations": 8, "tokens": 20_000}]
-    made = policy_for(settings({"strategy": "iterations", "trigger": trigger}))
-    assert made == replace(ITERATIONS, trigger=(Row(percent=60), Row(iterations=8, tokens=20_000)))
+    made = resolve_policy(settings({"strategy": "iterations", "trigger": trigger}))
+    assert made == replace(
+        ITERATIONS, trigger=(TriggerRule(percent=60), TriggerRule(iterations=8, tokens=20_000))
+    )
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("off", [0, []])
 def test_a_trigger_of_zero_switches_everything_automatic_off(name: str, off: object) -> None:
-    assert policy_for(settings({"strategy": name, "trigger": off})) == replace(STRATEGIES[name], trigger=())
+    assert resolve_policy(settings({"strategy": name, "trigger": off})) == replace(
+        STRATEGIES[name], trigger=()
+    )
 
 
 def test_the_output_reserve_of_a_model_is_the_strategy_s() -> None:
     held = Config.model_validate({"models": {"m*": {"reserve_output": 77}}})
     for name, row in STRATEGIES.items():
-        assert policy_for(for_model(held, "mine"), name) == replace(
+        assert resolve_policy(get_model_settings(held, "mine"), name) == replace(
             row, reserves=replace(row.reserves, output=77)
         )
 

@@ -1,7 +1,7 @@
 """Requests are compared with the one before them, of the same tenant and conversation."""
 
 from compaction_proxy.compaction.previous_requests import PreviousRequests
-from compaction_proxy.core.digest import message_digest, prefix_digests
+from compaction_proxy.core.digest import compute_message_digest, compute_prefix_digests
 from compaction_proxy.core.message import Message
 
 SEED = b"\x01"
@@ -9,8 +9,8 @@ SEED = b"\x01"
 
 def compare(previous: PreviousRequests, said: str, scope: str = "tenant/") -> int:
     messages = [Message("user" if word[0] == "u" else "assistant", word) for word in said.split()]
-    listed = [message.known(message_digest(message), 1) for message in messages]
-    return previous.count_moving(scope, listed, prefix_digests(listed, SEED), SEED)
+    listed = [message.with_digest_and_tokens(compute_message_digest(message), 1) for message in messages]
+    return previous.count_moving_messages(scope, listed, compute_prefix_digests(listed, SEED), SEED)
 
 
 def test_a_request_without_one_before_it_moves_nothing() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compaction_proxy.compaction.types import Status
+from compaction_proxy.compaction.types import CompactionStatus
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.core.summary.call import SummaryAnswer
 from compaction_proxy.storage import leases
@@ -27,12 +27,12 @@ async def test_fifty_requests_at_once_share_one_summary_and_its_bytes(strategy: 
             asyncio.create_task(made.fit(talk(DUE), trigger_tokens=8_000, patience_s=None)) for _ in range(50)
         ]
         async with asyncio.timeout(30):
-            while made.rounds.awaited < 50:  # noqa: ASYNC110 - rounds are no event of ours
+            while made.rounds.waiting_count < 50:  # noqa: ASYNC110 - rounds are no event of ours
                 await asyncio.sleep(0.01)
         made.summaries.release()
         fits = await asyncio.gather(*running)
     assert len(made.summaries.calls) == 1
-    assert {fit.report.status for fit in fits} <= {Status.APPLIED, Status.REUSED}
+    assert {fit.report.status for fit in fits} <= {CompactionStatus.APPLIED, CompactionStatus.REUSED}
     assert len({fit.raw for fit in fits}) == 1
 
 
@@ -40,7 +40,7 @@ async def test_branches_at_once_each_get_a_summary_of_their_own() -> None:
     branches = [talk(DUE, start=f"Build it, way {number}.") for number in range(5)]
     async with bench() as made:
         fits = await asyncio.gather(*(made.fit(branch, conversation=None) for branch in branches))
-    assert {fit.report.status for fit in fits} == {Status.APPLIED}
+    assert {fit.report.status for fit in fits} == {CompactionStatus.APPLIED}
     assert len(made.summaries.calls) == 5
     for number, fit in enumerate(fits):
         assert forwarded(fit)[1]["content"] == f"Build it, way {number}."
@@ -96,7 +96,7 @@ async def test_going_back_to_a_message_that_a_running_job_covers_does_not_join_i
         await made.summaries.asked(2)
         made.summaries.release()
         fit = await back
-    assert fit.report.status is Status.APPLIED
+    assert fit.report.status is CompactionStatus.APPLIED
     assert forwarded(fit)[-1] == talk(50)[-1]
 
 
@@ -129,7 +129,7 @@ async def test_two_replicas_on_one_store_make_one_call(kind: str, tmp_path: Path
     assert len(summaries.calls) == 1
     assert len({fit.raw for fit in fits}) == 1
     assert grown[0].raw == grown[1].raw
-    assert {fit.report.status for fit in grown} == {Status.REUSED}
+    assert {fit.report.status for fit in grown} == {CompactionStatus.REUSED}
 
 
 @pytest.mark.virtual_time
@@ -138,9 +138,10 @@ async def test_a_paused_lease_holder_is_succeeded_and_writes_over_nothing(
 ) -> None:
     """One stops (no renewal) inside its summary call, the other takes over, and the first wakes."""
     monkeypatch.setattr(leases, "RENEWALS", 0.01)  # it renews too late
-    held = leases.turn
+    held = leases.wait_for_lease_or_record
     monkeypatch.setattr(
-        "compaction_proxy.compaction.round_builder.turn", lambda records, key: held(records, key, 0.2)
+        "compaction_proxy.compaction.round_builder.wait_for_lease_or_record",
+        lambda records, key: held(records, key, 0.2),
     )
     sleeping = Summaries([SummaryAnswer(RECORD.replace("fine", "late"))], hold=asyncio.Event())
     store = MemoryStore(clock=asyncio.get_running_loop().time)
@@ -148,7 +149,7 @@ async def test_a_paused_lease_holder_is_succeeded_and_writes_over_nothing(
         first = asyncio.create_task(one.fit(talk(DUE)))
         await sleeping.asked()
         successor = await other.fit(talk(DUE))
-        assert successor.report.status is Status.APPLIED
+        assert successor.report.status is CompactionStatus.APPLIED
         sleeping.release()
         woken = await first
         again = await one.fit(talk(DUE))

@@ -3,11 +3,11 @@
 import asyncio
 import json
 
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.event import FAILED
-from compaction_proxy.recall.fulltext import SqliteFullText
-from compaction_proxy.recall.retention import Bounds, Holdings
-from compaction_proxy.recall.search import Recall
+from compaction_proxy.recall.fulltext import SqliteTextIndexBuilder
+from compaction_proxy.recall.retention import ArchiveBounds, ArchiveRetention
+from compaction_proxy.recall.search import ArchiveSearch
 from tests.compaction.bench import Summaries, bench, talk
 
 TURNS = 93
@@ -22,15 +22,15 @@ async def test_closing_ends_a_round_that_waits_for_a_model() -> None:
 
 
 async def test_what_a_round_that_fails_on_closing_has_to_tell_is_told() -> None:
-    held = Summaries([SummaryFailed("http-500")], hold=asyncio.Event())
+    held = Summaries([SummaryError("http-500")], hold=asyncio.Event())
     async with bench(held) as made:
         asked = asyncio.create_task(made.fit(talk(TURNS)))
         await held.asked()
         held.release()
-        while made.rounds.busy:  # noqa: ASYNC110 - it ends without anything else being waited for
+        while made.rounds.is_busy:  # noqa: ASYNC110 - it ends without anything else being waited for
             await asyncio.sleep(0)
         await made.rounds.close()
-        assert not made.rounds._telling
+        assert not made.rounds._event_tasks
         assert FAILED in {event.kind for event in await made.events()}
         await asked
 
@@ -38,8 +38,8 @@ async def test_what_a_round_that_fails_on_closing_has_to_tell_is_told() -> None:
 async def test_what_is_archived_says_its_turn_as_a_number_from_the_first_message_on() -> None:
     async with bench(strategy="full") as made:
         await made.fit(talk(3, 800), trigger_tokens=3_000)
-        holdings = Holdings(made.records, 60.0, Bounds())
-        recall = Recall(made.records, made.history, holdings, SqliteFullText())
-        taken = [each.message for each in await recall.everything("t", "c_1")]
+        holdings = ArchiveRetention(made.records, 60.0, ArchiveBounds())
+        recall = ArchiveSearch(made.records, made.history, holdings, SqliteTextIndexBuilder())
+        taken = [each.message for each in await recall.list_removed_messages("t", "c_1")]
         await recall.close()
     assert json.dumps([each.turn for each in taken]) == "[1, 1, 2, 2, 3, 3, 4]"

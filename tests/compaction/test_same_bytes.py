@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryError
 from tests.compaction.bench import Summaries, bench, called, says, user
 
 WORDS = "parser ledger budget timeout header socket cache index token branch".split()
@@ -30,7 +30,7 @@ def session():
 
 async def main():
     for strategy in STRATEGIES:
-        for model in (Summaries(), Summaries([SummaryFailed("http-500")])):
+        for model in (Summaries(), Summaries([SummaryError("http-500")])):
             async with bench(model, strategy=strategy, window=9_000) as made:
                 for stop in (81, 121, 161):
                     fit = await made.fit(session()[:stop], trigger_tokens=3_000)

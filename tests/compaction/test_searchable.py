@@ -2,8 +2,8 @@
 
 import pytest
 
-from compaction_proxy.compaction.replacements import SEARCHABLE
-from compaction_proxy.compaction.types import Status
+from compaction_proxy.compaction.replacements import SEARCH_HINT
+from compaction_proxy.compaction.types import CompactionStatus
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.core.strategies import STRATEGIES
 from tests.compaction.bench import COUNTER, JsonObject, bench, loop, prefix, says, talk, user
@@ -20,7 +20,7 @@ async def test_a_record_says_it_once_and_stays_as_it_is_whatever_later_requests_
     async with bench(strategy=strategy) as made:
         fit = await made.fit(talk(40, 120), **LOW, model=OFFERED)
         later = await made.fit([*talk(40, 120), says("So."), user("Go on.")])
-    assert (fit.report.status, later.report.status) == (Status.APPLIED, Status.REUSED)
+    assert (fit.report.status, later.report.status) == (CompactionStatus.APPLIED, CompactionStatus.REUSED)
     assert [each.raw.count(TOOL_NAME.encode()) for each in (fit, later)] == [1, 1]
     assert later.raw.startswith(prefix(fit))
 
@@ -29,7 +29,7 @@ async def test_a_record_says_it_once_and_stays_as_it_is_whatever_later_requests_
 async def test_where_the_tool_is_not_offered_nothing_names_it(strategy: str) -> None:
     async with bench(strategy=strategy) as made:
         fit = await made.fit(talk(100), **LOW)
-    assert fit.report.status is Status.APPLIED
+    assert fit.report.status is CompactionStatus.APPLIED
     assert TOOL_NAME.encode() not in fit.raw
 
 
@@ -37,7 +37,7 @@ async def test_where_the_tool_is_not_offered_nothing_names_it(strategy: str) -> 
 async def test_nor_where_the_request_could_not_have_the_tool(body: JsonObject) -> None:
     async with bench() as made:
         fit = await made.fit(talk(100), model=OFFERED, body=body)
-    assert fit.report.status is Status.APPLIED
+    assert fit.report.status is CompactionStatus.APPLIED
     assert TOOL_NAME.encode() not in fit.raw
 
 
@@ -55,9 +55,9 @@ async def test_a_chain_of_records_says_it_once_after_every_round() -> None:
         await made.fit(messages, model=OFFERED)
         messages += [says("So."), *talk(100)[1:]]
         second = await made.fit(messages, model=OFFERED)
-    assert (second.report.status, second.report.round) == (Status.APPLIED, 2)
+    assert (second.report.status, second.report.round) == (CompactionStatus.APPLIED, 2)
     assert second.raw.count(TOOL_NAME.encode()) == 1
 
 
 def test_the_sentence_is_short() -> None:
-    assert COUNTER.count(SEARCHABLE, "gpt-4o") <= 30
+    assert COUNTER.count(SEARCH_HINT, "gpt-4o") <= 30

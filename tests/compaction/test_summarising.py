@@ -11,23 +11,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.compaction.chunking import halves, narrowed, portions, shown
-from compaction_proxy.compaction.message_reader import Gauge, Reading
-from compaction_proxy.compaction.summarizer import Aligned, Brief, Spent, Summarising, SummaryRoute, Written
-from compaction_proxy.compaction.summary_client import HOUR_S, MAX_TENANTS, Allowance
-from compaction_proxy.core.errors import SummaryFailed
-from compaction_proxy.core.message import Call, Message
+from compaction_proxy.compaction.chunking import (
+    count_shown_characters,
+    narrow_shape,
+    split_into_halves,
+    split_into_portions,
+)
+from compaction_proxy.compaction.message_reader import CountingOptions, MessageReader
+from compaction_proxy.compaction.summarizer import (
+    AlignedConversation,
+    Summarizer,
+    Summary,
+    SummaryRequest,
+    SummaryRoute,
+    SummaryUsage,
+)
+from compaction_proxy.compaction.summary_client import HOUR_S, MAX_TENANTS, CallBudget
+from compaction_proxy.core.errors import SummaryError
+from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.strategies import ITERATIONS, SummaryShape
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
-from compaction_proxy.core.summary.sections import Section
-from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.core.summary.sections import PromptSection
+from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.providers.tokenizers import CharacterCounter
-from compaction_proxy.wires.body import read
-from compaction_proxy.wires.chat.summary_call import own_members, request_body
+from compaction_proxy.wires.body import parse_body
+from compaction_proxy.wires.chat.summary_call import build_own_members, build_request_body
 from compaction_proxy.wires.chat.wire import CHAT
 
 SHAPE = SummaryShape(prompt="chained", tokens=200, max_tokens=250)
-GAUGE = Gauge("gpt-4o", "characters", CHAT)
+GAUGE = CountingOptions("gpt-4o", "characters", CHAT)
 CHEAP = SummaryRoute("https://api.openai.com/v1/chat/completions", {}, "cheap", 100_000)
 OWN = replace(CHEAP, model="gpt-4o")
 TEXT = "### Work\n- the port of the service was set to the value that the user asked for"
@@ -41,13 +53,13 @@ def says(text: str) -> Message:
 def tool(text: str) -> tuple[Message, Message]:
     """A call and its result."""
     return (
-        Message(role="assistant", calls=(Call("a", "read", "{}"),)),
+        Message(role="assistant", calls=(MessageToolCall("a", "read", "{}"),)),
         Message(role="tool", text=text, answers=("a",)),
     )
 
 
 HELLO = (says("Set the port to 8443"), Message(role="assistant", text="It is set."))
-BRIEF = Brief(
+BRIEF = SummaryRequest(
     shape=SHAPE,
     instructions="Write the record.",
     groups=(HELLO,),
@@ -56,8 +68,8 @@ BRIEF = Brief(
     language="",
     tokens=200,
     routes=(CHEAP,),
-    gauge=GAUGE,
-    ratio=1.0,
+    counting_options=GAUGE,
+    calibration_ratio=1.0,
     tenant="t",
     calls_per_hour=0,
     aligned=None,
@@ -65,7 +77,7 @@ BRIEF = Brief(
 
 pytestmark = pytest.mark.virtual_time
 
-Answer = SummaryAnswer | SummaryFailed
+Answer = SummaryAnswer | SummaryError
 
 
 @dataclass
@@ -89,7 +101,7 @@ class Model:
     asked: Callable[[], None] = lambda: None
     _busy: int = 0
 
-    async def ask(self, call: SummaryCall) -> SummaryAnswer:
+    async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
         self.calls.append(call)
         self.asked()
         self._busy += 1
@@ -100,7 +112,7 @@ class Model:
             self._busy -= 1
         answers = self.answers
         said = answers(call) if callable(answers) else answers[min(len(self.calls), len(answers)) - 1]
-        if isinstance(said, SummaryFailed):
+        if isinstance(said, SummaryError):
             raise said
         return said
 
@@ -128,34 +140,34 @@ class Clock:
 class Bench:
     model: Model
     clock: Clock
-    summarising: Summarising
+    summarising: Summarizer
 
-    async def write(self, brief: Brief = BRIEF) -> Written:
-        return await self.summarising.write(replace(brief, spent=Spent()))
+    async def write(self, brief: SummaryRequest = BRIEF) -> Summary:
+        return await self.summarising.write_summary(replace(brief, usage=SummaryUsage()))
 
-    async def reason(self, brief: Brief = BRIEF) -> str:
-        with pytest.raises(SummaryFailed) as caught:
+    async def reason(self, brief: SummaryRequest = BRIEF) -> str:
+        with pytest.raises(SummaryError) as caught:
             await self.write(brief)
         return caught.value.reason
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    reading = Reading({"characters": Counting(CharacterCounter())})
+    reading = MessageReader({"characters": TokenScheduler(CharacterCounter())})
     model, clock = Model(), Clock()
-    yield Bench(model, clock, Summarising(model, reading, clock=clock, sleep=clock.sleep, jitter=lambda: 1.0))
+    yield Bench(model, clock, Summarizer(model, reading, clock=clock, sleep=clock.sleep, jitter=lambda: 1.0))
     reading.close()
 
 
-def failed(reason: str, **more: Any) -> SummaryFailed:
-    return SummaryFailed(reason, **more)
+def failed(reason: str, **more: Any) -> SummaryError:
+    return SummaryError(reason, **more)
 
 
 # The transcript form.
 
 
 async def test_one_call_with_instructions_and_data_gives_one_text(bench: Bench) -> None:
-    assert await bench.write() == Written((TEXT,), "cheap", Spent())
+    assert await bench.write() == Summary((TEXT,), "cheap", SummaryUsage())
     [call] = bench.model.calls
     assert "Set the port to 8443" in call.prompt
     assert (call.system, call.max_tokens, call.temperature, call.conversation) == (
@@ -218,10 +230,10 @@ async def test_an_unusable_answer_is_never_used(bench: Bench, answer: SummaryAns
 # Answers that are cut, or not in the form asked for.
 
 SECTIONS = (
-    Section("### Done"),
-    Section("### Open"),
-    Section("### Next"),
-    Section("### Errors", is_optional=True),
+    PromptSection("### Done"),
+    PromptSection("### Open"),
+    PromptSection("### Next"),
+    PromptSection("### Errors", is_optional=True),
 )
 SECTIONED = replace(BRIEF, shape=replace(SHAPE, sections=SECTIONS))
 ITEM = "- the port of the service was set to the value that the user asked for"
@@ -242,7 +254,7 @@ async def test_a_cut_answer_is_used_up_to_its_last_whole_line_without_another_ca
 async def test_what_was_cut_too_early_is_asked_for_once_more_in_half_the_size(bench: Bench) -> None:
     bench.model.answers = [replace(DONE, text="- th", finish_reason="length"), DONE]
     written = await bench.write()
-    assert (written.texts, written.spent.completion_tokens) == ((TEXT,), 40)
+    assert (written.texts, written.usage.completion_tokens) == ((TEXT,), 40)
     sizes = ["At most 200 tokens", "At most 100 tokens"]
     assert [size in call.prompt for size, call in zip(sizes, bench.model.calls, strict=True)] == [True, True]
     assert [call.max_tokens for call in bench.model.calls] == [250, 250]
@@ -388,17 +400,17 @@ async def test_a_provider_that_wants_too_long_a_pause_is_given_up(bench: Bench) 
 
 async def test_usage_counts_every_attempt_even_where_all_fail(bench: Bench) -> None:
     bench.model.answers = [replace(DONE, text=""), failed("http-500"), replace(DONE, text="")]
-    brief = replace(BRIEF, spent=Spent())
-    with pytest.raises(SummaryFailed):
-        await bench.summarising.write(brief)
-    spent = brief.spent
+    brief = replace(BRIEF, usage=SummaryUsage())
+    with pytest.raises(SummaryError):
+        await bench.summarising.write_summary(brief)
+    spent = brief.usage
     assert (spent.calls, spent.prompt_tokens, spent.completion_tokens) == (3, 200, 40)
 
 
 # The breaker.
 
 
-async def broken(bench: Bench, brief: Brief = BRIEF) -> None:
+async def broken(bench: Bench, brief: SummaryRequest = BRIEF) -> None:
     """Three failures in a row."""
     bench.model.answers = [failed("http-500")]
     assert await bench.reason(brief) == "http-500"
@@ -433,7 +445,7 @@ async def test_one_probe_at_a_time(bench: Bench) -> None:
     bench.model.answers = [DONE]
     bench.clock.now += 30
     results = await asyncio.gather(*(bench.write() for _ in range(3)), return_exceptions=True)
-    reasons = [each.reason for each in results if isinstance(each, SummaryFailed)]
+    reasons = [each.reason for each in results if isinstance(each, SummaryError)]
     assert (len(bench.model.calls), reasons) == (1, ["breaker-open"] * 2)
 
 
@@ -451,7 +463,7 @@ async def test_a_refused_key_opens_the_breaker_at_once(bench: Bench, reason: str
         replace(BRIEF, routes=(replace(CHEAP, url="https://x/"),)),
     ],
 )
-async def test_one_tenant_s_trouble_with_one_model_is_no_other_s(bench: Bench, other: Brief) -> None:
+async def test_one_tenant_s_trouble_with_one_model_is_no_other_s(bench: Bench, other: SummaryRequest) -> None:
     await broken(bench)
     bench.model.answers = [DONE]
     assert (await bench.write(other)).texts == (TEXT,)
@@ -520,16 +532,16 @@ async def test_a_long_call_counts_as_several_so_that_tokens_are_bounded_too(benc
 
 
 async def test_a_long_aligned_call_counts_as_several(bench: Bench) -> None:
-    long = Aligned(read(RAW, CHAT), (SYSTEM, replace(USER, tokens=250_000)))
+    long = AlignedConversation(parse_body(RAW, CHAT), (SYSTEM, replace(USER, tokens=250_000)))
     brief = replace(BRIEF, calls_per_hour=3, routes=(replace(OWN, window=1_000_000),), aligned=long)
     await bench.write(brief)
     assert await bench.reason(brief) == "budget"
 
 
 def test_the_memory_of_tenants_is_bounded() -> None:
-    allowance = Allowance(lambda: 0.0)
+    allowance = CallBudget(lambda: 0.0)
     for number in range(MAX_TENANTS + 5):
-        allowance.take(str(number), 1)
+        allowance.book_call(str(number), 1)
     assert len(allowance._calls) == MAX_TENANTS
 
 
@@ -547,7 +559,7 @@ async def test_the_expected_time_is_that_of_answers_and_of_deadlines(bench: Benc
                 await bench.write()
 
     def expected(*routes: SummaryRoute, tenant: str = BRIEF.tenant) -> float | None:
-        return bench.summarising.expected_s(replace(BRIEF, routes=routes, tenant=tenant))
+        return bench.summarising.estimate_call_s(replace(BRIEF, routes=routes, tenant=tenant))
 
     assert expected(CHEAP) is None
     await slow(2.0)
@@ -570,12 +582,12 @@ RAW = (
 )
 SYSTEM = Message(role="system", text="Be kind.", raw=b'{"role":"system","content":"Be kind."}', tokens=10)
 USER = replace(says("Set the port"), raw=b'{"role":"user","content":"Set the port to 8443"}', tokens=10)
-ALIGNED = replace(BRIEF, routes=(OWN,), aligned=Aligned(read(RAW, CHAT), (SYSTEM, USER)))
+ALIGNED = replace(BRIEF, routes=(OWN,), aligned=AlignedConversation(parse_body(RAW, CHAT), (SYSTEM, USER)))
 NARROW = replace(ALIGNED, routes=(replace(OWN, window=1_000),))
 
 
 def sent(call: SummaryCall) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(request_body(call, own_members(call)))
+    body: dict[str, Any] = json.loads(build_request_body(call, build_own_members(call)))
     return body
 
 
@@ -606,13 +618,13 @@ async def test_an_aligned_call_that_is_refused_falls_back_to_a_transcript(bench:
 @pytest.mark.parametrize(
     "brief",
     [
-        replace(NARROW, aligned=Aligned(read(RAW, CHAT), (replace(USER, tokens=800),))),
-        replace(NARROW, aligned=Aligned(read(RAW, CHAT), (says("x" * 4_000),))),
+        replace(NARROW, aligned=AlignedConversation(parse_body(RAW, CHAT), (replace(USER, tokens=800),))),
+        replace(NARROW, aligned=AlignedConversation(parse_body(RAW, CHAT), (says("x" * 4_000),))),
         replace(ALIGNED, routes=(CHEAP,)),
     ],
     ids=["too large", "too large, uncounted", "another model"],
 )
-async def test_what_cannot_be_aligned_is_a_transcript(bench: Bench, brief: Brief) -> None:
+async def test_what_cannot_be_aligned_is_a_transcript(bench: Bench, brief: SummaryRequest) -> None:
     await bench.write(brief)
     assert [call.conversation for call in bench.model.calls] == [None]
 
@@ -656,7 +668,7 @@ async def test_what_a_small_window_cannot_hold_is_read_in_portions(bench: Bench)
     assert ["The round before." in call.prompt for call in bench.model.calls] == [False] * len(parts) + [True]
     assert all(f"that holds {len(part.prompt)} characters" in last.prompt for part in parts)
     assert written.texts == (f"- the part that holds {len(last.prompt)} characters was read",)
-    assert written.spent.prompt_tokens == 100 * len(bench.model.calls)
+    assert written.usage.prompt_tokens == 100 * len(bench.model.calls)
 
 
 async def test_beyond_twelve_portions_the_middles_of_results_go_first(bench: Bench) -> None:
@@ -720,7 +732,9 @@ async def test_a_second_overflow_is_the_end(bench: Bench) -> None:
     ],
     ids=["instructions", "earlier rounds", "too many messages", "no window at all"],
 )
-async def test_a_window_that_is_too_small_is_said_so_without_a_call(bench: Bench, brief: Brief) -> None:
+async def test_a_window_that_is_too_small_is_said_so_without_a_call(
+    bench: Bench, brief: SummaryRequest
+) -> None:
     assert await bench.reason(brief) == "summary-window"
     assert bench.model.calls == []
 
@@ -749,26 +763,26 @@ MESSAGES = st.lists(
 
 @given(MESSAGES, st.integers(100, 20_000))
 def test_portions_are_the_messages_in_order_on_unit_edges(messages: tuple[Message, ...], room: int) -> None:
-    cut = list(portions(messages, SHAPE, room))
+    cut = list(split_into_portions(messages, SHAPE, room))
     assert tuple(message for portion in cut for message in portion) == messages
     assert not any(portion[0].answers for portion in cut)
-    assert all(shown(portion, SHAPE) <= room or len(portion) <= 2 for portion in cut)
+    assert all(count_shown_characters(portion, SHAPE) <= room or len(portion) <= 2 for portion in cut)
 
 
 @given(MESSAGES, st.integers(100, 40_000))
 def test_a_narrowed_shape_shows_no_more_than_there_is_room_for(
     messages: tuple[Message, ...], room: int
 ) -> None:
-    shape = narrowed(messages, SHAPE, room)
+    shape = narrow_shape(messages, SHAPE, room)
     least = replace(SHAPE, tool_characters=40, message_characters=40)
-    assert shown(messages, shape) <= max(room, shown(messages, least))
-    if shown(messages, SHAPE) <= room:
-        assert shown(messages, shape) == shown(messages, SHAPE)
+    assert count_shown_characters(messages, shape) <= max(room, count_shown_characters(messages, least))
+    if count_shown_characters(messages, SHAPE) <= room:
+        assert count_shown_characters(messages, shape) == count_shown_characters(messages, SHAPE)
 
 
 @given(st.lists(MESSAGES, min_size=2, max_size=6))
 def test_halves_are_all_groups_in_order(groups: list[tuple[Message, ...]]) -> None:
-    first, second = halves(groups, SHAPE)
+    first, second = split_into_halves(groups, SHAPE)
     assert (*first, *second) == tuple(groups)
     assert first
     assert second

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from compaction_proxy.compaction.types import Status
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.compaction.types import CompactionStatus
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, MEASURED
 from compaction_proxy.core.summary.call import SummaryAnswer
-from compaction_proxy.recall.round_detail import KEPT, MAX_PROMPTS, STAND_IN, Details, Prompt
+from compaction_proxy.recall.round_detail import KEPT, MAX_PROMPTS, STAND_IN, RoundDetailReader, SummaryPrompt
 from compaction_proxy.storage.memory import MemoryStore
 from tests.compaction.bench import (
     RECORD,
@@ -42,7 +42,12 @@ async def test_a_round_is_announced_as_it_is_kept_with_what_it_took() -> None:
         assert [told] == await made.events()
     report = fit.report
     assert told.id.startswith("e_")
-    assert (told.kind, told.outcome, told.round, told.place) == (COMPACTED, "applied", 1, report.place)
+    assert (told.kind, told.outcome, told.round, told.place) == (
+        COMPACTED,
+        "applied",
+        1,
+        report.checkpoint_id,
+    )
     assert (told.asked, told.model, told.trigger, told.window) == ("gpt-x", "cheap", report.trigger, WINDOW)
     assert report.trigger is not None
     assert TRIGGER < report.trigger < TRIGGER + 20  # the fixed part is small
@@ -66,12 +71,12 @@ async def test_a_round_that_fails_tells_what_its_calls_took() -> None:
         [told] = made.heard
         await asyncio.sleep(0)
         assert [told] == await made.events()
-    assert (fit.report.status, told.kind, told.reason) == (Status.FAILED_OPEN, FAILED, "refused")
+    assert (fit.report.status, told.kind, told.reason) == (CompactionStatus.FAILED_OPEN, FAILED, "refused")
     assert (told.asked, told.calls, told.cost_usd, told.facts) == ("gpt-x", 1, 700.0, {})
 
 
 async def test_a_round_without_a_model_took_no_call() -> None:
-    async with bench(Summaries([SummaryFailed("http-404")])) as made:
+    async with bench(Summaries([SummaryError("http-404")])) as made:
         await made.fit(talk(DUE))
         failed, told = made.heard
     assert (failed.kind, failed.calls, failed.cost_usd) == (FAILED, 1, 0.0)
@@ -116,8 +121,8 @@ async def test_what_the_model_saw_and_was_asked_is_kept_with_what_was_removed() 
     async with bench() as made:
         sent = talk(DUE)
         fit = await made.fit(sent)
-        place = bytes.fromhex(fit.report.place)
-        detail = await Details(made.records, made.history).of("t", "c_1", place)
+        place = bytes.fromhex(fit.report.checkpoint_id)
+        detail = await RoundDetailReader(made.records, made.history).find_detail("t", "c_1", place)
         [call] = made.summaries.calls
         assert detail is not None
         assert [detail.event] == made.heard
@@ -125,7 +130,7 @@ async def test_what_the_model_saw_and_was_asked_is_kept_with_what_was_removed() 
         (each["role"], each["content"])
         for each in forwarded(fit)[1:]  # the first one is privileged
     ]
-    assert detail.prompts == (Prompt(ROUTE.model, call.system, call.prompt),)
+    assert detail.prompts == (SummaryPrompt(ROUTE.model, call.system, call.prompt),)
     kept = {each.id for each in detail.seen if each.origin == KEPT}
     gone = {each.id for each in detail.removed}
     assert {each.origin for each in detail.seen} == {KEPT, STAND_IN}
@@ -135,8 +140,8 @@ async def test_what_the_model_saw_and_was_asked_is_kept_with_what_was_removed() 
 async def test_a_masked_result_is_shown_as_a_stand_in_under_its_own_id() -> None:
     async with bench() as made:
         fit = await made.fit(loop(24, lines=95))
-        place = bytes.fromhex(fit.report.place)
-        detail = await Details(made.records, made.history).of("t", "c_1", place)
+        place = bytes.fromhex(fit.report.checkpoint_id)
+        detail = await RoundDetailReader(made.records, made.history).find_detail("t", "c_1", place)
     assert detail is not None
     assert detail.prompts == ()
     masked = {each.id for each in detail.seen if each.origin == STAND_IN}
@@ -160,20 +165,20 @@ async def test_facts_kept_and_lost_are_counted_by_kind() -> None:
 async def test_of_a_place_without_a_round_there_is_no_detail(place: bytes) -> None:
     async with bench() as made:
         await made.fit(talk(DUE))
-        assert await Details(made.records, made.history).of("t", "c_1", place) is None
-        assert await Details(made.records, made.history).of("t", "c_2", place) is None
+        assert await RoundDetailReader(made.records, made.history).find_detail("t", "c_1", place) is None
+        assert await RoundDetailReader(made.records, made.history).find_detail("t", "c_2", place) is None
 
 
 async def test_a_round_of_an_expired_detail_still_says_what_is_known() -> None:
     async with bench() as made:
         fit = await made.fit(talk(DUE))
         async with bench() as other:  # the event alone is there
-            root = (await made.history.roots("t", "c_1"))[0]
-            await other.history.rooted("t", "c_1", root)
+            root = (await made.history.list_roots("t", "c_1"))[0]
+            await other.history.record_root("t", "c_1", root)
             [event] = await made.events()
-            await other.history.note("t", event)
-            found = await Details(other.records, other.history).of(
-                "t", "c_1", bytes.fromhex(fit.report.place)
+            await other.history.record_event("t", event)
+            found = await RoundDetailReader(other.records, other.history).find_detail(
+                "t", "c_1", bytes.fromhex(fit.report.checkpoint_id)
             )
     assert found is not None
     assert (found.event, found.removed, found.prompts, found.seen) == (event, (), (), ())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.compaction.types import Fit, Status
+from compaction_proxy.compaction.types import CompactionStatus, FitResult
 from compaction_proxy.core.event import COMPACTED
 from compaction_proxy.core.summary.call import SummaryAnswer
 from tests.compaction.bench import (
@@ -30,7 +30,7 @@ QUICK: dict[str, Any] = {"model": {"compaction": {"max_block_s": BLOCK_S}}}
 RULE = "Never touch the file prod.env."
 
 
-async def timed(made: Bench, turns: int, start: str = "Build it.", **over: Any) -> tuple[Fit, float]:
+async def timed(made: Bench, turns: int, start: str = "Build it.", **over: Any) -> tuple[FitResult, float]:
     clock = asyncio.get_running_loop().time
     started_s = clock()
     fit = await made.fit(talk(turns, start=f"{start} {RULE}"), **{**QUICK, **over})
@@ -40,7 +40,7 @@ async def timed(made: Bench, turns: int, start: str = "Build it.", **over: Any) 
 async def test_a_request_waits_for_a_summary_that_comes_in_time() -> None:
     async with bench(Summaries(takes_s=BLOCK_S / 2), ticking=True) as made:
         fit, _ = await timed(made, DUE)
-    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, None)
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, None)
     assert "it works fine" in forwarded(fit)[2]["content"]
 
 
@@ -49,7 +49,11 @@ async def test_after_max_block_s_a_text_without_a_model_is_in_force() -> None:
         fit, seconds = await timed(made, DUE)
         again, at_once = await timed(made, DUE)
     assert seconds == pytest.approx(BLOCK_S)
-    assert (fit.report.status, fit.report.reason, fit.report.round) == (Status.APPLIED, "deadline", 1)
+    assert (fit.report.status, fit.report.reason, fit.report.round) == (
+        CompactionStatus.APPLIED,
+        "deadline",
+        1,
+    )
     assert (fit.report.tokens_after or 0) < TRIGGER / 2
     assert RULE in fit.raw.decode()
     assert RECORD not in forwarded(fit)[2]["content"]
@@ -60,7 +64,7 @@ async def test_a_client_in_a_hurry_waits_a_quarter_of_its_patience_at_most() -> 
     async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
         fit, seconds = await timed(made, DUE, patience_s=8.0, model={})
     assert seconds == pytest.approx(2.0)
-    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "deadline")
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, "deadline")
 
 
 async def test_a_late_summary_changes_no_byte_until_the_next_round_and_then_takes_its_record_s_place() -> (
@@ -73,7 +77,7 @@ async def test_a_late_summary_changes_no_byte_until_the_next_round_and_then_take
         grown = [*talk(DUE, start=f"Build it. {RULE}"), says("This."), user("Go on.")]
         later = await made.fit(grown, **QUICK)
         assert (again.raw, len(made.summaries.calls)) == (fit.raw, 1)
-        assert (later.report.status, later.raw.startswith(prefix(fit))) == (Status.REUSED, True)
+        assert (later.report.status, later.raw.startswith(prefix(fit))) == (CompactionStatus.REUSED, True)
         made.summaries.takes_s = 0
         made.summaries.answers = [SummaryAnswer(RECORD.replace("steps so far", "further steps"))]
         await timed(made, 200)
@@ -83,7 +87,7 @@ async def test_a_late_summary_changes_no_byte_until_the_next_round_and_then_take
     assert second.report.round in {2, 3}
     assert "the steps so far are done" in kept[2]
     assert "Where it stopped" not in kept[2]
-    assert made.records.in_use
+    assert made.records.is_in_use
 
 
 async def test_work_ahead_of_need_builds_on_the_late_summary_too() -> None:
@@ -92,12 +96,12 @@ async def test_work_ahead_of_need_builds_on_the_late_summary_too() -> None:
         await made.settled()
         made.summaries.takes_s = 0
         turns = DUE
-        while not fit.ahead:
+        while not fit.should_prepare:
             turns += 5
             fit = await made.answered(talk(turns, start=f"Build it. {RULE}"), **QUICK)
         await made.settled()
         due, _ = await timed(made, turns + 20)
-    assert (due.report.status, due.report.round) == (Status.APPLIED, 2)
+    assert (due.report.status, due.report.round) == (CompactionStatus.APPLIED, 2)
     assert "the steps so far are done" in str(forwarded(due)[2]["content"])
 
 
@@ -109,7 +113,7 @@ async def test_a_model_known_to_be_slow_is_not_waited_for_the_second_time() -> N
         fit, seconds = await timed(made, DUE, "Make it.", conversation="c_2", model=patient)
         await made.settled()
     assert seconds == 0
-    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "deadline")
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, "deadline")
     assert len(made.summaries.calls) == 2  # it is asked all the same: its text serves the next round
 
 
@@ -117,7 +121,7 @@ async def test_a_seed_strategy_waits_as_long_as_a_summary_may_take() -> None:
     async with bench(Summaries(takes_s=SLOW_S), ticking=True, strategy="chained") as made:
         fit, seconds = await timed(made, DUE, model={}, trigger_tokens=3_000)
     assert seconds == pytest.approx(SLOW_S)
-    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, None)
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, None)
 
 
 async def test_a_summary_that_hangs_ends_with_its_own_deadline_and_rests() -> None:
@@ -127,8 +131,8 @@ async def test_a_summary_that_hangs_ends_with_its_own_deadline_and_rests() -> No
         await made.settled()
         later, seconds = await timed(made, 190, model=section)
         events = await made.events()
-    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "deadline")
-    assert (later.report.status, later.report.reason) == (Status.APPLIED, "timeout")
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, "deadline")
+    assert (later.report.status, later.report.reason) == (CompactionStatus.APPLIED, "timeout")
     assert seconds == 0
     assert len(made.summaries.calls) == 1
     assert [event.reason for event in events if event.kind != COMPACTED] == ["timeout"]
@@ -142,7 +146,11 @@ async def test_a_client_that_leaves_lets_the_summary_be_finished_and_saved() -> 
         await asyncio.gather(leaving, return_exceptions=True)
         await made.settled()
         fit = await made.fit(talk(DUE))
-    assert (fit.report.status, fit.report.reason, len(made.summaries.calls)) == (Status.APPLIED, None, 1)
+    assert (fit.report.status, fit.report.reason, len(made.summaries.calls)) == (
+        CompactionStatus.APPLIED,
+        None,
+        1,
+    )
 
 
 async def test_a_client_that_leaves_ends_the_summary_where_the_configuration_says_so() -> None:
@@ -153,14 +161,14 @@ async def test_a_client_that_leaves_ends_the_summary_where_the_configuration_say
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         await made.settled()
-        assert not made.rounds.busy
+        assert not made.rounds.is_busy
 
 
 @pytest.mark.parametrize("text", ["", "   \n", "I'm sorry, I can't help with that."])
 async def test_an_answer_that_says_nothing_costs_no_wait_and_no_request(text: str) -> None:
     async with bench(Summaries([SummaryAnswer(text)]), ticking=True) as made:
         fit, seconds = await timed(made, DUE)
-    assert fit.report.status is Status.APPLIED
+    assert fit.report.status is CompactionStatus.APPLIED
     assert fit.report.reason is not None
     assert seconds == 0
     assert RULE in fit.raw.decode()

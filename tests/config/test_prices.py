@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from compaction_proxy.config import load
-from compaction_proxy.config.config import Config, for_model
+from compaction_proxy.config import load_config
+from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.config.sections import TriggerRow
-from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.core.errors import ConfigError
 
 HOME = {"HOME": "/nowhere"}
@@ -16,7 +16,7 @@ HOME = {"HOME": "/nowhere"}
 def loaded(text: str, folder: Path) -> Config:
     path = folder / "config.yaml"
     path.write_text(text, encoding="utf-8")
-    return load(path, HOME).config
+    return load_config(path, HOME).config
 
 
 def refused(text: str, folder: Path) -> str:
@@ -28,8 +28,8 @@ def refused(text: str, folder: Path) -> str:
 def test_what_is_not_said_of_a_model_costs_as_much_as_its_input(tmp_path: Path) -> None:
     config = loaded("models: {a: {prices: {input: 2, output: 8}}, b: {window: 9}}", tmp_path)
 
-    assert for_model(config, "a").prices == Price((Tier(0, 2, 2, 2, 8),), "configuration")
-    assert (for_model(config, "b").prices, for_model(config, "c").prices) == (None, None)
+    assert get_model_settings(config, "a").prices == ModelPrice((PriceTier(0, 2, 2, 2, 8),), "configuration")
+    assert (get_model_settings(config, "b").prices, get_model_settings(config, "c").prices) == (None, None)
 
 
 def test_a_surcharge_raises_the_price_of_cached_tokens_in_proportion(tmp_path: Path) -> None:
@@ -42,10 +42,10 @@ models:
       output: 8
       surcharge: {above_tokens: 9, input: 1, cached: 1, cache_write: 2, output: 9}
 """
-    first, second = (for_model(loaded(text, tmp_path), name).prices for name in "ab")
+    first, second = (get_model_settings(loaded(text, tmp_path), name).prices for name in "ab")
 
-    assert first == Price((Tier(0, 2, 0.5, 2, 8), Tier(900, 6, 1.5, 6, 8)), "configuration")
-    assert second == Price((Tier(0, 0, 0, 0, 8), Tier(9, 1, 1, 2, 9)), "configuration")
+    assert first == ModelPrice((PriceTier(0, 2, 0.5, 2, 8), PriceTier(900, 6, 1.5, 6, 8)), "configuration")
+    assert second == ModelPrice((PriceTier(0, 0, 0, 0, 8), PriceTier(9, 1, 1, 2, 9)), "configuration")
 
 
 @pytest.mark.parametrize(

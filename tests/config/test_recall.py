@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compaction_proxy.config import for_model, load
+from compaction_proxy.config import get_model_settings, load_config
 from compaction_proxy.config.sections import RecallSection
 from compaction_proxy.core.errors import ConfigError
 
@@ -19,8 +19,8 @@ def written(text: str, folder: Path) -> Path:
 
 def test_a_model_replaces_the_keys_of_recall_that_it_names(tmp_path: Path) -> None:
     text = "recall: {tool: inject, auto_tokens: 300}\nmodels: {local-*: {tools: true, recall: {tool: none}}}"
-    config = load(written(text, tmp_path), HOME).config
-    local, other = for_model(config, "local-1"), for_model(config, "gpt-5")
+    config = load_config(written(text, tmp_path), HOME).config
+    local, other = get_model_settings(config, "local-1"), get_model_settings(config, "gpt-5")
     assert (local.tools, local.recall) == (True, RecallSection(tool="none", auto_tokens=300))
     assert (other.tools, other.recall) == (None, RecallSection(tool="inject", auto_tokens=300))
 
@@ -40,6 +40,6 @@ def test_a_model_replaces_the_keys_of_recall_that_it_names(tmp_path: Path) -> No
 )
 def test_what_makes_no_sense_is_refused_and_named(text: str, place: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        load(written(text, tmp_path), HOME)
+        load_config(written(text, tmp_path), HOME)
     [line] = str(refused.value).splitlines()
     assert line.partition(": ")[2].partition(", unable")[0] == f"{place}: {what}"

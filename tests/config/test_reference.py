@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.config.keys import Key, dotted, keys
-from compaction_proxy.config.loader import load
-from compaction_proxy.config.policy import row_for
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.config.keys import ConfigKey, format_key_path, iter_keys
+from compaction_proxy.config.loader import load_config
+from compaction_proxy.config.policy import build_policy
 from compaction_proxy.config.sections import ModelSection
-from compaction_proxy.config.validation import store_url
+from compaction_proxy.config.validation import resolve_store_url
 from compaction_proxy.core.strategies import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,16 +29,16 @@ def named(value: object, above: str = "") -> set[str]:
 
 def test_the_shipped_file_equals_the_defaults() -> None:
     home = {"HOME": str(ROOT)}
-    loaded = load(ROOT / "config.yaml", home)
+    loaded = load_config(ROOT / "config.yaml", home)
     defaults = Config()
-    store = defaults.store.model_copy(update={"url": store_url(defaults, home)})
+    store = defaults.store.model_copy(update={"url": resolve_store_url(defaults, home)})
     assert loaded.config == defaults.model_copy(update={"store": store})
     assert loaded.warnings == ()
 
 
 def test_the_shipped_file_names_every_working_key() -> None:
     document = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
-    working = {dotted(key.place) for key in keys() if key.works}
+    working = {format_key_path(key.path) for key in iter_keys() if key.is_supported}
     assert working - named(document) == set()
     assert named(document) - working == set()
 
@@ -54,11 +54,13 @@ def test_the_shipped_file_explains_every_field_of_a_strategy() -> None:
 
 
 def test_every_key_says_what_it_means() -> None:
-    assert [dotted(key.place) for key in keys() if not key.description.endswith(".")] == []
+    assert [format_key_path(key.path) for key in iter_keys() if not key.description.endswith(".")] == []
 
 
-@pytest.mark.parametrize("key", [*keys(), *keys(ModelSection)], ids=lambda key: dotted(key.place))
-def test_no_value_to_choose_is_a_boolean_for_yaml(key: Key) -> None:
+@pytest.mark.parametrize(
+    "key", [*iter_keys(), *iter_keys(ModelSection)], ids=lambda key: format_key_path(key.path)
+)
+def test_no_value_to_choose_is_a_boolean_for_yaml(key: ConfigKey) -> None:
     choices = [choice for choice in getattr(key.kind, "__args__", ()) if isinstance(choice, str)]
     if isinstance(key.default, str):
         choices.append(key.default)
@@ -66,5 +68,5 @@ def test_no_value_to_choose_is_a_boolean_for_yaml(key: Key) -> None:
 
 
 def test_the_shipped_file_leaves_every_strategy_as_it_is() -> None:
-    settings = for_model(load(ROOT / "config.yaml", {"HOME": str(ROOT)}).config, "any")
-    assert {name: row_for(settings, name) for name in STRATEGIES} == STRATEGIES
+    settings = get_model_settings(load_config(ROOT / "config.yaml", {"HOME": str(ROOT)}).config, "any")
+    assert {name: build_policy(settings, name) for name in STRATEGIES} == STRATEGIES

@@ -1,8 +1,8 @@
 """A configuration that takes another's place: what takes effect at once, and what waits for a start."""
 
-from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.config.keys import dotted, keys
-from compaction_proxy.config.reload import AT_START, Change, change
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.config.keys import format_key_path, iter_keys
+from compaction_proxy.config.reload import AT_START, ConfigChange, compare_configs
 
 
 def config(**sections: object) -> Config:
@@ -12,15 +12,15 @@ def config(**sections: object) -> Config:
 def test_what_is_the_same_changes_nothing() -> None:
     old = config(models={"a": {"window": 5_000}})
     new = config(models={"a": {"window": 5_000}})
-    assert change(old, new) == Change(new, (), ())
+    assert compare_configs(old, new) == ConfigChange(new, (), ())
 
 
 def test_a_strategy_and_a_client_s_key_take_effect_at_once() -> None:
     old = config()
     new = config(compaction={"strategy": "chained"}, server={"client_keys": ["k" * 20]})
-    step = change(old, new)
-    assert (step.changed, step.waiting) == (("server.client_keys", "compaction.strategy"), ())
-    assert for_model(step.config, "any").compaction.strategy == "chained"
+    step = compare_configs(old, new)
+    assert (step.changed, step.waiting_for_restart) == (("server.client_keys", "compaction.strategy"), ())
+    assert get_model_settings(step.config, "any").compaction.strategy == "chained"
 
 
 def test_a_port_and_a_store_wait_for_the_next_start_and_the_rest_does_not_wait_for_them() -> None:
@@ -30,14 +30,14 @@ def test_a_port_and_a_store_wait_for_the_next_start_and_the_rest_does_not_wait_f
         store={"url": "memory://"},
         models={"a": {"window": 5_000}},
     )
-    step = change(old, new)
-    assert step.waiting == ("server.port", "store.url")
+    step = compare_configs(old, new)
+    assert step.waiting_for_restart == ("server.port", "store.url")
     assert step.changed == ("server.admin_key", "models")
     assert (step.config.server.port, step.config.store.url) == (1, None)
     assert step.config.server.admin_key.get_secret_value() == "a" * 20
-    assert for_model(step.config, "a").window == 5_000
+    assert get_model_settings(step.config, "a").window == 5_000
 
 
 def test_every_key_that_waits_exists() -> None:
-    known = {dotted(key.place) for key in keys()}
+    known = {format_key_path(key.path) for key in iter_keys()}
     assert all(name in known or any(each.startswith(f"{name}.") for each in known) for name in AT_START)

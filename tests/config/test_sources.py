@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.config import load
-from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.config.environment import Setting
-from compaction_proxy.config.keys import dotted, keys, plain
-from compaction_proxy.config.policy import row_for
+from compaction_proxy.config import load_config
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.config.environment import ConfigOverride
+from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
+from compaction_proxy.config.policy import build_policy
 from compaction_proxy.config.sections import TriggerRow
-from compaction_proxy.config.types import seconds
+from compaction_proxy.config.types import parse_duration
 from compaction_proxy.config.validation import KEYS_OF_OURS
 from compaction_proxy.core.budget import Reserves
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.core.strategies import CHAINED, SummaryShape
-from compaction_proxy.core.trigger import Row
+from compaction_proxy.core.trigger import TriggerRule
 
 HOME = {"HOME": "/tmp"}
 P = "COMPACTION_PROXY__"
@@ -33,7 +33,7 @@ def problems(text: str, tmp_path: Path, environ: Mapping[str, str] = HOME) -> li
 
 def refused(path: Path | None, environ: Mapping[str, str] = HOME) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load(path, environ)
+        load_config(path, environ)
     folder = f"{path.parent}/" if path else ""
     return str(caught.value).replace(folder, "").split("\n") if folder else str(caught.value).split("\n")
 
@@ -41,7 +41,7 @@ def refused(path: Path | None, environ: Mapping[str, str] = HOME) -> list[str]:
 def loaded(text: str, tmp_path: Path, environ: Mapping[str, str] = HOME) -> Config:
     path = tmp_path / "config.yaml"
     path.write_text(text, encoding="utf-8")
-    return load(path, environ).config
+    return load_config(path, environ).config
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
     "text", ["", "# nothing\n", "server:\nmodels:\ncompaction:\n  keep:\n", "---\n", "null\n"]
 )
 def test_an_empty_file_or_section_means_the_defaults(text: str, tmp_path: Path) -> None:
-    assert loaded(text, tmp_path) == load(None, HOME).config
+    assert loaded(text, tmp_path) == load_config(None, HOME).config
 
 
 def test_the_file_is_the_one_given_then_the_variable_s_then_the_one_here(tmp_path: Path) -> None:
@@ -139,14 +139,14 @@ def test_the_file_is_the_one_given_then_the_variable_s_then_the_one_here(tmp_pat
         (tmp_path / name).write_text(f"server: {{port: {port}}}")
     named = {**HOME, "COMPACTION_PROXY_CONFIG": "named.yaml"}
     expected = [(Path("given.yaml"), named, 1), (None, named, 2), (None, HOME, 3)]
-    ports = [load(path, environ).config.server.port for path, environ, _ in expected]
+    ports = [load_config(path, environ).config.server.port for path, environ, _ in expected]
     assert ports == [1, 2, 3]
 
 
 def test_environment_overrides_the_file_and_options_override_both(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("server:\n  port: 1\n  host: ::1\nstore: {ttl: 1d}\n")
     environ = {**HOME, P + "SERVER__PORT": "2", P + "SERVER__HOST": "localhost"}
-    found = load(None, environ, [Setting("--port", ("server", "port"), 3)])
+    found = load_config(None, environ, [ConfigOverride("--port", ("server", "port"), 3)])
     assert (found.config.server.port, found.config.server.host, found.config.store.ttl) == (
         3,
         "localhost",
@@ -158,7 +158,7 @@ def test_environment_overrides_the_file_and_options_override_both(tmp_path: Path
         "server.host": f"environment {P}SERVER__HOST",
         "store.ttl": "config.yaml:4",
     }
-    assert set(found.origins) == {dotted(key.place) for key in keys()}
+    assert set(found.origins) == {format_key_path(key.path) for key in iter_keys()}
 
 
 def test_a_section_from_the_environment_changes_only_the_keys_it_names(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_section_from_the_environment_changes_only_the_keys_it_names(tmp_path:
         "compaction:\n  keep: {messages: 3}\n  max_block_s: 1\n  mode: shadow\n"
     )
     environ = {**HOME, P + "COMPACTION": '{"max_block_s": 2, "keep": {}}', P + "COMPACTION__MODE": "bypass"}
-    found = load(None, environ)
+    found = load_config(None, environ)
     assert found.config.compaction.max_block_s == 2
     assert found.config.compaction.mode == "bypass"
     assert found.origins["compaction.max_block_s"] == f"environment {P}COMPACTION"
@@ -175,7 +175,7 @@ def test_a_section_from_the_environment_changes_only_the_keys_it_names(tmp_path:
 
 
 def test_a_base_url_for_clients_is_never_taken_for_the_upstream() -> None:
-    found = load(None, {**HOME, "OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "sk-x"})
+    found = load_config(None, {**HOME, "OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "sk-x"})
     assert found.config.upstream == Config().upstream
 
 
@@ -193,7 +193,7 @@ def test_variables_hold_json_for_lists_and_maps_and_null_for_null() -> None:
         P + "UPSTREAM__LOWER_MAX_TOKENS": "false",
         P + "COMPACTION__BACKGROUND": "false",
     }
-    config = load(None, environ).config
+    config = load_config(None, environ).config
     assert config.session.headers == ("x-one", "two")
     assert config.compaction.trigger == (TriggerRow(iterations=8),)
     chained = config.compaction.strategies.chained
@@ -216,7 +216,7 @@ def test_models_of_the_environment_come_before_those_of_the_file(tmp_path: Path)
 def test_a_secret_comes_from_a_file_without_one_trailing_newline(tmp_path: Path) -> None:
     environ = {**HOME, P + "SERVER__ADMIN_KEY_FILE": str(tmp_path / "key")}
     (tmp_path / "key").write_text("s3cret\n")
-    assert load(None, environ).config.server.admin_key.get_secret_value() == "s3cret"
+    assert load_config(None, environ).config.server.admin_key.get_secret_value() == "s3cret"
     (tmp_path / "key").write_text("s3cret\n\n")
     assert "server.admin_key: a key holds printable ASCII" in refused(None, environ)[0]
 
@@ -259,7 +259,7 @@ def test_no_problem_quotes_a_secret(secret: str) -> None:
         P + "MODELS": json.dumps({"a": {"summary": {"api_key": [marked]}}}),
     }
     with pytest.raises(ConfigError) as caught:
-        load(None, environ)
+        load_config(None, environ)
     assert "Zq9" not in str(caught.value)
 
 
@@ -469,7 +469,7 @@ def test_what_is_no_store_is_refused_without_being_shown(url: str, tmp_path: Pat
     ],
 )
 def test_a_password_in_a_url_is_not_shown(url: str, shown: str) -> None:
-    assert plain(url) == shown
+    assert to_plain_value(url) == shown
 
 
 def test_a_relative_store_lies_in_the_working_directory(tmp_path: Path) -> None:
@@ -477,7 +477,7 @@ def test_a_relative_store_lies_in_the_working_directory(tmp_path: Path) -> None:
 
 
 def test_without_a_home_it_keeps_what_it_keeps_in_memory_and_says_so(tmp_path: Path) -> None:
-    found = load(None, {"HOME": ""})
+    found = load_config(None, {"HOME": ""})
     assert found.config.store.url == "memory://"
     assert [line for line in found.warnings if line.startswith("store.url: memory://")]
     assert problems("store: {url: 'sqlite:///~/x'}", tmp_path, {}) == [
@@ -490,7 +490,7 @@ def test_clients_keys_are_never_shown_to_the_upstream(tmp_path: Path) -> None:
         f"config.yaml:1:10: server.client_keys: {KEYS_OF_OURS.format('upstream')}"
     ]
     environ = {**HOME, P + "SERVER__CLIENT_KEYS": '["a", "b"]', P + "UPSTREAM__API_KEY": "x"}
-    keys = load(None, environ).config.server.client_keys
+    keys = load_config(None, environ).config.server.client_keys
     assert [key.get_secret_value() for key in keys] == ["a", "b"]
     assert (
         "server.client_keys: a key is empty"
@@ -501,7 +501,7 @@ def test_clients_keys_are_never_shown_to_the_upstream(tmp_path: Path) -> None:
 def test_clients_keys_are_taken_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text('["a", "b"]\n')
     environ = {**HOME, P + "SERVER__CLIENT_KEYS_FILE": str(tmp_path / "keys"), P + "UPSTREAM__API_KEY": "x"}
-    keys = load(None, environ).config.server.client_keys
+    keys = load_config(None, environ).config.server.client_keys
     assert [key.get_secret_value() for key in keys] == ["a", "b"]
 
 
@@ -518,7 +518,7 @@ def test_a_unix_socket_stands_for_host_and_port(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     server = "server: {unix_socket: /run/p.sock, host: 0.0.0.0}"
     file.write_text(f"{server}\nupstream: {{base_url: 'http://127.0.0.1:4141/v1', api_key: b}}\n")
-    assert load(None, HOME).warnings == ()
+    assert load_config(None, HOME).warnings == ()
     assert problems("server: {unix_socket: p.sock}", tmp_path) == [
         "config.yaml:1:10: server.unix_socket: the path must be absolute"
     ]
@@ -532,7 +532,7 @@ def test_a_unix_socket_stands_for_host_and_port(tmp_path: Path) -> None:
 def test_a_key_that_anybody_may_spend_leads_to_a_warning(tmp_path: Path) -> None:
     text = "server: {host: 0.0.0.0, admin_key: a}\nupstream: {api_key: b}\n"
     (tmp_path / "config.yaml").write_text(text)
-    assert load(None, HOME).warnings == (
+    assert load_config(None, HOME).warnings == (
         "server.host: whoever reaches 0.0.0.0 spends upstream.api_key; name server.client_keys",
     )
 
@@ -540,7 +540,7 @@ def test_a_key_that_anybody_may_spend_leads_to_a_warning(tmp_path: Path) -> None
 def test_what_is_probably_not_meant_leads_to_a_warning(tmp_path: Path) -> None:
     text = "server: {host: 0.0.0.0}\nsession: {tenant: none}\nmodels: {'gpt-*': {}, 'gpt-4*': {}}\n"
     (tmp_path / "config.yaml").write_text(text)
-    assert load(None, HOME).warnings == (
+    assert load_config(None, HOME).warnings == (
         "server.host: 0.0.0.0 is open to other machines, and server.admin_key is empty",
         "session.tenant: none lets all clients share their conversations' summaries",
         "models.gpt-4*: never used, because gpt-* stands before it and matches too",
@@ -563,27 +563,27 @@ def test_summaries_in_the_system_role_lead_to_one_warning(
         f"{where}: {name} gives its summaries the system role, so that what tools said may pass for an "
         "instruction; compaction.stand_in_role: user prevents that"
     )
-    assert load(None, HOME).warnings == (what,)
+    assert load_config(None, HOME).warnings == (what,)
 
 
 @pytest.mark.parametrize("strategy", ["{strategy: split, stand_in_role: user}", "{strategy: prune}", "{}"])
 def test_no_other_role_leads_to_a_warning(strategy: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"compaction: {strategy}")
-    assert load(None, HOME).warnings == ()
+    assert load_config(None, HOME).warnings == ()
 
 
 def test_a_summary_that_may_take_less_than_it_is_asked_for_leads_to_a_warning(tmp_path: Path) -> None:
     fields = "{summary_tokens: 900, summary_max_tokens: 500}"
     (tmp_path / "config.yaml").write_text(f"compaction: {{strategies: {{full: {fields}}}}}")
     where = "compaction.strategies.full.summary_max_tokens"
-    assert load(None, HOME).warnings == (
+    assert load_config(None, HOME).warnings == (
         f"{where}: less than summary_tokens, so no more than this is asked for",
     )
 
 
 def test_null_is_taken_from_a_variable_where_a_field_may_be_null() -> None:
     fields = P + "COMPACTION__STRATEGIES__ANCHORED__"
-    found = load(None, {**HOME, fields + "TEMPERATURE": "null", fields + "MAX_BLOCK_S": ""})
+    found = load_config(None, {**HOME, fields + "TEMPERATURE": "null", fields + "MAX_BLOCK_S": ""})
     anchored = found.config.compaction.strategies.anchored
     assert (anchored.temperature, anchored.max_block_s) == (None, None)
 
@@ -604,10 +604,10 @@ compaction:
       tool_characters: 700, message_characters: 800}
 summary: {input: transcript}
 """
-    row = row_for(for_model(loaded(text, tmp_path), "any"))
+    row = build_policy(get_model_settings(loaded(text, tmp_path), "any"))
     assert row == replace(
         CHAINED,
-        trigger=(Row(percent=70),),
+        trigger=(TriggerRule(percent=70),),
         reserves=Reserves(system=1, output=2, safety=3),
         keep=replace(CHAINED.keep, messages=8),
         least_messages=9,
@@ -630,7 +630,7 @@ summary: {input: transcript}
 def test_a_prompt_of_the_user_s_own_asks_for_no_sections_of_ours(text: str, tmp_path: Path) -> None:
     own = tmp_path / "prompt.md"
     own.write_text("Tell me what was done.\n")
-    row = row_for(for_model(loaded(text.replace("NAME", str(own)), tmp_path), "any"), "full")
+    row = build_policy(get_model_settings(loaded(text.replace("NAME", str(own)), tmp_path), "any"), "full")
     assert row.summary is not None
     assert row.summary.sections == ()
 
@@ -649,21 +649,21 @@ models:
   gpt-*: {alternation: strict, reserve_output: 7, summary: {instructions: Be brief.}}
 """
     config = loaded(text, tmp_path)
-    first, second, other = (for_model(config, model) for model in ("gpt-4.1", "gpt-5", "claude"))
+    first, second, other = (get_model_settings(config, model) for model in ("gpt-4.1", "gpt-5", "claude"))
     chained = first.compaction.strategies.chained
     assert (first.window, first.compaction.mode, first.compaction.max_block_s) == (9, "shadow", 5)
     assert (chained.percent, chained.keep_messages, first.summary) == (70, 4, config.summary)
     assert (second.alternation, second.reserve_output, second.window) == ("strict", 7, None)
     assert (second.summary.model, second.summary.instructions) == ("small", "Be brief.")
     assert (other.compaction, other.summary, other.window) == (config.compaction, config.summary, None)
-    assert for_model(config, "gpt-4.1") is first
+    assert get_model_settings(config, "gpt-4.1") is first
 
 
 @given(st.text())
 def test_every_model_name_has_settings(model: str) -> None:
-    assert for_model(Config(), model).window is None
+    assert get_model_settings(Config(), model).window is None
 
 
 @given(st.integers(1, 10**9 - 1), st.sampled_from("smhd"))
 def test_a_duration_is_its_number_times_its_unit(number: int, unit: str) -> None:
-    assert seconds(f"{number}{unit}") == number * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+    assert parse_duration(f"{number}{unit}") == number * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]

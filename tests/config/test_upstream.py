@@ -46,8 +46,11 @@ def test_a_key_goes_to_the_origin_that_it_is_named_for(
     given: dict[str, Any], responses: tuple[str, str], messages: tuple[str, str]
 ) -> None:
     section = UpstreamSection.model_validate(given)
-    assert section.provider("chat") == (given.get("base_url", OPENAI).rstrip("/"), given.get("api_key", ""))
-    assert (section.provider("responses"), section.provider("messages")) == (responses, messages)
+    assert section.get_provider("chat") == (
+        given.get("base_url", OPENAI).rstrip("/"),
+        given.get("api_key", ""),
+    )
+    assert (section.get_provider("responses"), section.get_provider("messages")) == (responses, messages)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import redis
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.redis import client as redis_client
 from compaction_proxy.storage.redis.store import RedisStore
-from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.redis.url import parse_redis_url
 from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Store
 from tests.redis_servers import Cluster, RedisServer, Sentinels
@@ -101,7 +101,7 @@ class RedisBench:
     tells = True
 
     def __init__(self, url: str, masters: list[Any]) -> None:
-        self.url = replace(parse(url), prefix=f"test-{secrets.token_hex(6)}:")
+        self.url = replace(parse_redis_url(url), prefix=f"test-{secrets.token_hex(6)}:")
         self.masters = masters
         self.opened: list[RedisStore] = []
 

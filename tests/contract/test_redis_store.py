@@ -19,14 +19,14 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.storage.factory import SECRET_KEY, shared_secret
-from compaction_proxy.storage.keys import conversation_key, tenant_key
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.storage.factory import SECRET_KEY, load_shared_secret
+from compaction_proxy.storage.keys import conversation_key, conversation_tenant_key
 from compaction_proxy.storage.redis import client as redis_client
-from compaction_proxy.storage.redis.client import ANSWER_TIMEOUT_S, unavailable
+from compaction_proxy.storage.redis.client import ANSWER_TIMEOUT_S, to_store_unavailable
 from compaction_proxy.storage.redis.store import MAX_VALUE_BYTES, RedisStore
-from compaction_proxy.storage.redis.url import parse
-from compaction_proxy.storage.store import Entry, Record
+from compaction_proxy.storage.redis.url import parse_redis_url
+from compaction_proxy.storage.store import ListEntry, Record
 from tests.contract.conftest import RedisBench
 from tests.redis_servers import RedisServer
 
@@ -44,12 +44,12 @@ async def standing(store: Any, count: int) -> list[int]:
 
 async def test_every_key_has_a_time_to_live_but_the_secret(redis_bench: RedisBench) -> None:
     store = redis_bench.open()
-    lease = await store.acquire(scoped(1), 10)
+    lease = await store.acquire_lease(scoped(1), 10)
     await store.commit(
-        Record(scoped(1), b"v", DAY_S), [Entry(scoped(1, "rounds"), b"l", DAY_S, 3)], lease=lease
+        Record(scoped(1), b"v", DAY_S), [ListEntry(scoped(1, "rounds"), b"l", DAY_S, 3)], lease=lease
     )
     await store.write([Record(scoped(1, "conversation"), b"v", DAY_S)])
-    await shared_secret(store, bytes(32))
+    await load_shared_secret(store, bytes(32))
 
     forever = [key for master, key in redis_bench.held() if master.pttl(key) < 0]
     assert forever == [redis_bench.url.prefix.encode() + SECRET_KEY.encode()]
@@ -77,19 +77,25 @@ async def test_what_was_answered_while_the_process_was_stopped_is_no_timeout(
 async def test_replicas_agree_on_the_first_secret_and_put_it_back(redis_bench: RedisBench) -> None:
     stores = [redis_bench.open() for _ in range(3)]
 
-    agreed = await asyncio.gather(*(shared_secret(store, bytes([n]) * 32) for n, store in enumerate(stores)))
+    agreed = await asyncio.gather(
+        *(load_shared_secret(store, bytes([n]) * 32) for n, store in enumerate(stores))
+    )
 
     assert len(set(agreed)) == 1
-    await stores[0].delete("")
-    assert await shared_secret(stores[0], agreed[0]) == await shared_secret(stores[1], bytes(32)) == agreed[0]
+    await stores[0].delete_prefix("")
+    assert (
+        await load_shared_secret(stores[0], agreed[0])
+        == await load_shared_secret(stores[1], bytes(32))
+        == agreed[0]
+    )
 
 
 async def test_something_else_in_the_secrets_place_is_not_taken_for_one(redis_bench: RedisBench) -> None:
     store = redis_bench.open()
     await store.write([Record(SECRET_KEY, b"short", DAY_S)])
 
-    with pytest.raises(StoreUnavailable):
-        await shared_secret(store, bytes(32))
+    with pytest.raises(StoreUnavailableError):
+        await load_shared_secret(store, bytes(32))
 
 
 async def test_a_connection_that_the_library_closed_under_a_command_costs_no_error(
@@ -115,7 +121,7 @@ async def test_of_too_many_conversations_the_oldest_leave(redis_bench: RedisBenc
     for n in (0, 1, 2, 0, 3, 4):
         await store.commit(
             Record(scoped(n, f"checkpoint:chained:{len(redis_bench.held()):02}"), b"v", DAY_S),
-            [Record(scoped(n), b"v", DAY_S), Entry(scoped(n, "rounds"), b"l", DAY_S, 3)],
+            [Record(scoped(n), b"v", DAY_S), ListEntry(scoped(n, "rounds"), b"l", DAY_S, 3)],
         )
         await asyncio.sleep(0.002)  # the server counts milliseconds
     await store.commit(Record("v1:{another.0000}:checkpoint:chained:00", b"v", DAY_S))
@@ -140,11 +146,11 @@ async def test_one_tenant_s_conversations_push_out_no_note_but_their_own(redis_b
     store = redis_bench.open(max_scopes=3)
     noted = [("t_1", "c_first"), *(("t_2", f"c_{n}") for n in range(8))]
     for tenant, name in noted:
-        await store.write([Record(tenant_key(name), tenant.encode(), DAY_S)])
+        await store.write([Record(conversation_tenant_key(name), tenant.encode(), DAY_S)])
         await store.write([Record(conversation_key(tenant, name), b"v", DAY_S)])
         await asyncio.sleep(0.002)
 
-    left = [(await store.read([tenant_key(name)]))[0] for _, name in noted]
+    left = [(await store.read([conversation_tenant_key(name)]))[0] for _, name in noted]
     assert left == [b"t_1", *[None] * 5, *[b"t_2"] * 3]
 
 
@@ -152,13 +158,13 @@ async def test_a_value_over_the_limit_is_refused_as_a_whole(redis_bench: RedisBe
     store = redis_bench.open()
     large = bytes(MAX_VALUE_BYTES + 1)
 
-    attempts: list[list[Record | Entry]] = [
+    attempts: list[list[Record | ListEntry]] = [
         [Record("{t}k", large, DAY_S)],
-        [Record("{t}k", b"v", DAY_S), Entry("{t}l", large, DAY_S, 3)],
+        [Record("{t}k", b"v", DAY_S), ListEntry("{t}l", large, DAY_S, 3)],
     ]
 
     for items in attempts:
-        with pytest.raises(StoreUnavailable) as caught:
+        with pytest.raises(StoreUnavailableError) as caught:
             await store.write(items)
         assert caught.value.reason == "store-too-large"
 
@@ -167,13 +173,13 @@ async def test_a_value_over_the_limit_is_refused_as_a_whole(redis_bench: RedisBe
 
 async def test_what_another_program_left_is_absent_and_written_over(redis_bench: RedisBench) -> None:
     store = redis_bench.open()
-    await store.write([Record("{t}value", b"v", DAY_S), Entry("{t}list", b"l", DAY_S, 3)])
+    await store.write([Record("{t}value", b"v", DAY_S), ListEntry("{t}list", b"l", DAY_S, 3)])
 
     assert await store.read(["{t}list", "{t}value"]) == [None, b"v"]
-    assert await store.tail("{t}value", 3) == []
-    assert await store.commit(Record("{t}list", b"v", DAY_S), [Entry("{t}value", b"l", DAY_S, 3)]) == b"v"
+    assert await store.read_tail("{t}value", 3) == []
+    assert await store.commit(Record("{t}list", b"v", DAY_S), [ListEntry("{t}value", b"l", DAY_S, 3)]) == b"v"
     assert await store.read(["{t}list"]) == [b"v"]
-    assert await store.tail("{t}value", 3) == [b"l"]
+    assert await store.read_tail("{t}value", 3) == [b"l"]
 
 
 async def test_scripts_that_the_server_has_forgotten_are_sent_again(redis_bench: RedisBench) -> None:
@@ -183,7 +189,7 @@ async def test_scripts_that_the_server_has_forgotten_are_sent_again(redis_bench:
         master.script_flush()
 
     assert await store.commit(Record("{t}k2", b"v", DAY_S)) == b"v"
-    assert await store.acquire("{t}k", 10) is not None
+    assert await store.acquire_lease("{t}k", 10) is not None
 
 
 async def test_fifty_at_once_take_turns_on_one_connection(redis_bench: RedisBench) -> None:
@@ -224,7 +230,7 @@ async def test_a_closed_store_says_so(redis_bench: RedisBench) -> None:
     await store.read([])
     await store.close()
 
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(StoreUnavailableError) as caught:
         await store.read(["{t}k"])
     assert caught.value.reason == "store-closed"
 
@@ -254,7 +260,7 @@ async def test_a_closed_store_says_so(redis_bench: RedisBench) -> None:
     ],
 )
 def test_errors_have_reasons_and_show_nothing_that_was_sent(error: Exception, reason: str) -> None:
-    found = unavailable(error)
+    found = to_store_unavailable(error)
 
     assert found.reason == reason
     assert "secret" not in str(found)
@@ -265,7 +271,7 @@ async def test_a_server_is_reached_through_a_socket_of_this_machine(
 ) -> None:
     directory = tmp_path_factory.mktemp("s")  # short: a socket's path has 107 characters at most
     with RedisServer(directory, "--unixsocket", str(directory / "s")) as server:
-        store = RedisStore(parse(f"redis+unix://{directory}/s?db=2"))
+        store = RedisStore(parse_redis_url(f"redis+unix://{directory}/s?db=2"))
         assert await store.commit(Record("{t}k", b"v", DAY_S)) == b"v"
         await store.close()
         assert server.admin.info("keyspace")["db2"]["keys"] == 1

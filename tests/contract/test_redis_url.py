@@ -1,7 +1,7 @@
 import pytest
 
 from compaction_proxy.core.errors import ConfigError
-from compaction_proxy.storage.redis.url import RedisUrl, is_redis, parse
+from compaction_proxy.storage.redis.url import RedisUrl, is_redis_url, parse_redis_url
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ from compaction_proxy.storage.redis.url import RedisUrl, is_redis, parse
     ],
 )
 def test_a_url_says_where_the_servers_are(url: str, expected: RedisUrl) -> None:
-    assert is_redis(url)
-    assert parse(url) == expected
+    assert is_redis_url(url)
+    assert parse_redis_url(url) == expected
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_a_url_says_where_the_servers_are(url: str, expected: RedisUrl) -> None:
 )
 def test_what_cannot_be_understood_is_a_config_error_that_shows_no_password(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(url)
+        parse_redis_url(url)
 
     assert str(caught.value).startswith("store.url: ")
     assert "hunt" not in str(caught.value)
 
 
 def test_a_password_is_not_part_of_what_is_printed() -> None:
-    printed = repr(parse("redis+sentinel://u:hunter2@h/s?sentinel_password=hunter2"))
+    printed = repr(parse_redis_url("redis+sentinel://u:hunter2@h/s?sentinel_password=hunter2"))
 
     assert "hunter2" not in printed

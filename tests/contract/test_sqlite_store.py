@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate, open_file
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate, open_database
 from compaction_proxy.storage.sqlite.store import LEASE_LIMIT_S, SqliteStore
-from compaction_proxy.storage.store import Entry, Record
+from compaction_proxy.storage.store import ListEntry, Record
 
 DAY_S = 86400.0
 Opener = Callable[..., SqliteStore]
@@ -51,7 +51,7 @@ def pragma(path: Path, sql: str) -> object:
 
 
 async def reason(store: SqliteStore) -> str:
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(StoreUnavailableError) as caught:
         await store.write([Record("k", b"v", DAY_S)])
     return caught.value.reason
 
@@ -149,7 +149,7 @@ async def test_a_record_larger_than_the_store_is_refused(opened: Opener) -> None
     store = opened(max_bytes=100_000)
     await store.write([Record("k", b"v", DAY_S)])
 
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(StoreUnavailableError) as caught:
         await store.commit(Record("k2", b"v", DAY_S), [Record("large", bytes(100_000), DAY_S)])
 
     assert caught.value.reason == "store-too-large"
@@ -159,7 +159,7 @@ async def test_a_record_larger_than_the_store_is_refused(opened: Opener) -> None
 async def test_what_has_expired_is_swept_from_the_file(opened: Opener, tmp_path: Path) -> None:
     moment = [1000.0]
     store = opened(now=lambda: moment[0])
-    await store.write([Record(f"k{n}", b"v", 10) for n in range(500)] + [Entry("log", b"l", 10, 5)])
+    await store.write([Record(f"k{n}", b"v", 10) for n in range(500)] + [ListEntry("log", b"l", 10, 5)])
     moment[0] += 60
     for _ in range(3):
         await store.write([Record("new", b"v", 10)])
@@ -190,7 +190,7 @@ async def test_pages_that_rot_are_an_outage_and_no_crash(opened: Opener, tmp_pat
     data[4096:] = b"\xff" * (len(data) - 4096)
     path.write_bytes(data)
 
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(StoreUnavailableError) as caught:
         await opened().read(["k1"])
 
     assert caught.value.reason == "store-corrupt"
@@ -231,8 +231,8 @@ async def test_a_full_disk_leaves_everything_as_it_was(tmp_path: Path) -> None:
 import asyncio, resource, signal
 from pathlib import Path
 from compaction_proxy.storage.sqlite.store import SqliteStore
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.storage.store import Entry, Record
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.storage.store import ListEntry, Record
 
 async def main():
     store = SqliteStore(Path({str(tmp_path / "state.db")!r}))
@@ -241,10 +241,10 @@ async def main():
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
     try:
         large = Record("k2", bytes(500_000), 1000)
-        await store.write([Record("k", b"new", 1000), Entry("log", b"l", 1000, 5), large])
-    except StoreUnavailable as error:
+        await store.write([Record("k", b"new", 1000), ListEntry("log", b"l", 1000, 5), large])
+    except StoreUnavailableError as error:
         print(error.reason)
-    print(await store.read(["k", "k2"]), await store.tail("log", 5))
+    print(await store.read(["k", "k2"]), await store.read_tail("log", 5))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     await store.write([Record("k", b"after", 1000)])
     print(await store.read(["k"]))
@@ -301,7 +301,7 @@ async def test_closing_waits_for_what_is_under_way_and_refuses_the_rest(opened: 
 async def test_closing_leaves_a_stuck_call_behind_after_a_second(tmp_path: Path) -> None:
     stuck = threading.Event()
     store = SqliteStore(tmp_path / "state.db")
-    hanging = asyncio.ensure_future(store._run(lambda db: stuck.wait()))
+    hanging = asyncio.ensure_future(store._run_on_thread(lambda db: stuck.wait()))
     await asyncio.sleep(0)  # it is under way
     clock = asyncio.get_running_loop().time
     started_s = clock()
@@ -316,7 +316,7 @@ async def test_closing_leaves_a_stuck_call_behind_after_a_second(tmp_path: Path)
 async def test_a_call_that_was_given_up_before_its_turn_is_not_made(opened: Opener) -> None:
     store = opened()
     gate = threading.Event()
-    first = asyncio.ensure_future(store._run(lambda db: gate.wait()))
+    first = asyncio.ensure_future(store._run_on_thread(lambda db: gate.wait()))
     given_up = asyncio.ensure_future(store.write([Record("k", b"v", DAY_S)]))
     await asyncio.sleep(0)
     given_up.cancel()
@@ -331,7 +331,7 @@ async def test_a_mistake_in_the_thread_reaches_the_caller_and_the_thread_goes_on
     store = opened()
 
     with pytest.raises(ZeroDivisionError):
-        await store._run(lambda db: 1 / 0)
+        await store._run_on_thread(lambda db: 1 / 0)
 
     assert await store.read(["k"]) == [None]
 
@@ -341,13 +341,13 @@ async def test_of_two_processes_that_commit_at_once_one_wins(tmp_path: Path) -> 
 import asyncio, os
 from pathlib import Path
 from compaction_proxy.storage.sqlite.store import SqliteStore
-from compaction_proxy.storage.store import Entry, Record
+from compaction_proxy.storage.store import ListEntry, Record
 
 async def main():
     store = SqliteStore(Path({str(tmp_path / "state.db")!r}))
     me = b"%d" % os.getpid()
     for n in range(100):
-        print((await store.commit(Record(f"k{{n}}", me, 1000), [Entry("log", me, 1000, 1000)])).decode())
+        print((await store.commit(Record(f"k{{n}}", me, 1000), [ListEntry("log", me, 1000, 1000)])).decode())
     await store.close()
 
 asyncio.run(main())
@@ -365,7 +365,7 @@ asyncio.run(main())
     assert (errors, more_errors) == (b"", b"")
     assert one == other
     store = SqliteStore(tmp_path / "state.db")
-    assert sorted(await store.tail("log", 1000)) == sorted(one.split())
+    assert sorted(await store.read_tail("log", 1000)) == sorted(one.split())
     await store.close()
 
 
@@ -374,12 +374,12 @@ async def test_a_process_that_is_killed_leaves_whole_commits(tmp_path: Path) -> 
 import asyncio
 from pathlib import Path
 from compaction_proxy.storage.sqlite.store import SqliteStore
-from compaction_proxy.storage.store import Entry, Record
+from compaction_proxy.storage.store import ListEntry, Record
 
 async def main():
     store = SqliteStore(Path({str(tmp_path / "state.db")!r}))
     for n in range(1_000_000):
-        await store.commit(Record(f"k{{n}}", b"%d" % n, 1000), [Entry("log", b"%d" % n, 1000, 1_000_000)])
+        await store.commit(Record(f"k{{n}}", b"%d" % n, 1000), [ListEntry("log", b"%d" % n, 1000, 1_000_000)])
         print(n, flush=True)
 
 asyncio.run(main())
@@ -391,7 +391,7 @@ asyncio.run(main())
     await process.wait()
 
     store = SqliteStore(tmp_path / "state.db")
-    log = await store.tail("log", 1_000_000)
+    log = await store.read_tail("log", 1_000_000)
     found = await store.read([f"k{n}" for n in range(len(log) + 100)])
     await store.close()
     assert found == log + [None] * 100
@@ -409,7 +409,7 @@ async def test_a_file_of_the_first_version_gets_leases_and_keeps_its_records(
     store = opened()
 
     assert await store.read(["k"]) == [b"v"]
-    lease = await store.acquire("k", 60)
+    lease = await store.acquire_lease("k", 60)
     assert lease is not None
     assert await store.commit(Record("k2", b"v2", DAY_S), lease=lease) == b"v2"
     assert pragma(path, "user_version") == 2
@@ -421,18 +421,18 @@ async def test_a_lease_from_before_the_clock_was_set_back_blocks_nobody_and_make
 ) -> None:
     moment = [1_700_000_000.0]
     holder, other = (opened(now=lambda: moment[0]) for _ in range(2))
-    lease = await holder.acquire("k", 10)
+    lease = await holder.acquire_lease("k", 10)
     assert lease is not None
     moment[0] -= 3600
     if alive:
-        assert await holder.renew(lease, 10)  # its end is then of the new time
-        assert await other.acquire("k", 10) is None
+        assert await holder.renew_lease(lease, 10)  # its end is then of the new time
+        assert await other.acquire_lease("k", 10) is None
         moment[0] -= 3600
 
-    successor = await other.acquire("k", 10)
+    successor = await other.acquire_lease("k", 10)
     assert successor is not None
     assert successor.fence > lease.fence
-    assert await holder.renew(lease, 10) is False
+    assert await holder.renew_lease(lease, 10) is False
     assert await holder.commit(Record("c", b"late", DAY_S), lease=lease) is None
     assert await other.commit(Record("c", b"ours", DAY_S), lease=successor) == b"ours"
 
@@ -440,23 +440,23 @@ async def test_a_lease_from_before_the_clock_was_set_back_blocks_nobody_and_make
 async def test_a_lease_is_never_lent_for_longer_than_the_limit(opened: Opener) -> None:
     moment = [1_700_000_000.0]
     store = opened(now=lambda: moment[0])
-    lease = await store.acquire("k", DAY_S)
+    lease = await store.acquire_lease("k", DAY_S)
     assert lease is not None
-    assert await store.renew(lease, DAY_S)
-    assert await store.acquire("k", DAY_S) is None
+    assert await store.renew_lease(lease, DAY_S)
+    assert await store.acquire_lease("k", DAY_S) is None
 
     moment[0] += LEASE_LIMIT_S
-    assert await store.renew(lease, DAY_S) is False
+    assert await store.renew_lease(lease, DAY_S) is False
 
 
 def test_whoever_opens_a_new_file_at_once_with_others_can_use_it(tmp_path: Path) -> None:
-    failures: list[StoreUnavailable] = []
+    failures: list[StoreUnavailableError] = []
 
     def open_with_others(path: Path, start: threading.Barrier) -> None:
         start.wait()
         try:
-            open_file(path).close()
-        except StoreUnavailable as error:
+            open_database(path).close()
+        except StoreUnavailableError as error:
             failures.append(error)
 
     for round_ in range(150):

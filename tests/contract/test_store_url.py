@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from compaction_proxy.core.errors import ConfigError, StoreUnavailable
-from compaction_proxy.storage.factory import installation_secret, open_store, secret_path, store_path
+from compaction_proxy.core.errors import ConfigError, StoreUnavailableError
+from compaction_proxy.storage.factory import (
+    get_secret_path,
+    get_store_path,
+    load_installation_secret,
+    open_store,
+)
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.redis.store import RedisStore
 from compaction_proxy.storage.sqlite.store import SqliteStore
 
 
-def refuse(error: StoreUnavailable) -> None:
+def refuse(error: StoreUnavailableError) -> None:
     raise error
 
 
@@ -22,7 +27,7 @@ def test_a_path_is_relative_absolute_or_from_home(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", "/home/someone")
     urls = ["sqlite:///state.db", "sqlite:////var/lib/state.db", "sqlite:///~/a/state.db", "memory://"]
 
-    assert [store_path(url) for url in urls] == [
+    assert [get_store_path(url) for url in urls] == [
         Path("state.db"),
         Path("/var/lib/state.db"),
         Path("/home/someone/a/state.db"),
@@ -71,11 +76,11 @@ def test_other_urls_are_config_errors_that_show_no_password(url: str) -> None:
 
 def test_the_secret_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/made/state.db"
-    first = installation_secret(url, refuse)
+    first = load_installation_secret(url, refuse)
 
     assert len(first) == 32
-    assert installation_secret(url, refuse) == first
-    path = secret_path(url)
+    assert load_installation_secret(url, refuse) == first
+    path = get_secret_path(url)
     assert path == tmp_path / "made" / "state.db.secret"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -85,13 +90,13 @@ def test_the_secret_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
 def test_installations_have_different_secrets(tmp_path: Path) -> None:
     urls = [f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db", "memory://", "memory://"]
 
-    assert len({installation_secret(url, refuse) for url in urls}) == 4
+    assert len({load_installation_secret(url, refuse) for url in urls}) == 4
 
 
 async def test_processes_that_ask_at_once_get_the_same_secret(tmp_path: Path) -> None:
     script = (
-        "from compaction_proxy.storage.factory import installation_secret\n"
-        f"print(installation_secret('sqlite:///{tmp_path}/state.db', print).hex())"
+        "from compaction_proxy.storage.factory import load_installation_secret\n"
+        f"print(load_installation_secret('sqlite:///{tmp_path}/state.db', print).hex())"
     )
     running = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
@@ -99,16 +104,18 @@ async def test_processes_that_ask_at_once_get_the_same_secret(tmp_path: Path) ->
     ]
     printed = {(await process.communicate())[0] for process in running}
 
-    assert printed == {installation_secret(f"sqlite:///{tmp_path}/state.db", refuse).hex().encode() + b"\n"}
+    assert printed == {
+        load_installation_secret(f"sqlite:///{tmp_path}/state.db", refuse).hex().encode() + b"\n"
+    }
 
 
 @pytest.mark.parametrize("damage", ["", "00" * 31, "not hex", "é"])
 def test_a_damaged_secret_is_reported_and_left_alone(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "state.db.secret"
     path.write_text(damage)
-    told: list[StoreUnavailable] = []
+    told: list[StoreUnavailableError] = []
 
-    secret = installation_secret(f"sqlite:///{tmp_path}/state.db", told.append)
+    secret = load_installation_secret(f"sqlite:///{tmp_path}/state.db", told.append)
 
     assert len(secret) == 32
     assert [error.reason for error in told] == ["secret-unavailable"]
@@ -117,8 +124,8 @@ def test_a_damaged_secret_is_reported_and_left_alone(tmp_path: Path, damage: str
 
 def test_a_pipe_in_the_secrets_place_is_reported_and_not_waited_for(tmp_path: Path) -> None:
     script = (
-        "from compaction_proxy.storage.factory import installation_secret\n"
-        f"installation_secret('sqlite:///{tmp_path}/state.db', lambda error: print(error.reason))"
+        "from compaction_proxy.storage.factory import load_installation_secret\n"
+        f"load_installation_secret('sqlite:///{tmp_path}/state.db', lambda error: print(error.reason))"
     )
     os.mkfifo(tmp_path / "state.db.secret")
 
@@ -129,9 +136,9 @@ def test_a_pipe_in_the_secrets_place_is_reported_and_not_waited_for(tmp_path: Pa
 
 def test_a_secret_that_cannot_be_kept_lives_as_long_as_the_process(tmp_path: Path) -> None:
     (tmp_path / "in-the-way").write_bytes(b"")
-    told: list[StoreUnavailable] = []
+    told: list[StoreUnavailableError] = []
 
-    secret = installation_secret(f"sqlite:///{tmp_path}/in-the-way/state.db", told.append)
+    secret = load_installation_secret(f"sqlite:///{tmp_path}/in-the-way/state.db", told.append)
 
     assert len(secret) == 32
     assert [error.reason for error in told] == ["secret-unavailable"]

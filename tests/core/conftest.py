@@ -5,31 +5,37 @@ from dataclasses import replace
 
 import pytest
 
-from compaction_proxy.core.checkpoint import Checkpoint, covered_results, exact_digest
-from compaction_proxy.core.masking import answered_calls, masked_text
+from compaction_proxy.core.checkpoint import Checkpoint, compute_exact_digest, list_covered_results
+from compaction_proxy.core.masking import find_answered_calls, format_mask
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.planner import Fill, Plan, chain_records
-from compaction_proxy.core.render import excerpt, stand_in_text
+from compaction_proxy.core.planner import ReplacementKind, RoundPlan, list_chain_records
+from compaction_proxy.core.render import build_excerpt, format_replacement_text
 from compaction_proxy.core.strategies import Policy
 
 # Tokens of a message of ours.
 OURS_TOKENS = 9
 
-AsCheckpoint = Callable[[Plan, Sequence[Message], Policy, Checkpoint | None], Checkpoint]
+AsCheckpoint = Callable[[RoundPlan, Sequence[Message], Policy, Checkpoint | None], Checkpoint]
 
 
 def _ours(role: str, text: str) -> Message:
     return Message(role, text, raw=text.encode(), tokens=OURS_TOKENS)
 
 
-def _summary(made: Plan, fill: Fill, body: Sequence[Message], policy: Policy) -> Message:
+def _summary(made: RoundPlan, fill: ReplacementKind, body: Sequence[Message], policy: Policy) -> Message:
     carried = "" if made.carried is None else body[made.carried].text
     text = f"Summary {made.round}.{fill.at}"
-    return _ours(policy.stand_in_role, stand_in_text(policy.frame, made.round, text, request=carried))
+    return _ours(
+        policy.stand_in_role, format_replacement_text(policy.frame, made.round, text, request=carried)
+    )
 
 
 def _put(
-    made: Plan, fill: Fill, body: Sequence[Message], policy: Policy, earlier: Checkpoint | None
+    made: RoundPlan,
+    fill: ReplacementKind,
+    body: Sequence[Message],
+    policy: Policy,
+    earlier: Checkpoint | None,
 ) -> Iterator[Message]:
     """What stands in for one span."""
     if fill.kind == "before":
@@ -38,21 +44,21 @@ def _put(
     elif fill.kind == "text":
         yield _summary(made, fill, body, policy)
     elif fill.kind == "records":
-        yield from (chain_records(earlier) if earlier else ())[: made.frozen]
+        yield from (list_chain_records(earlier) if earlier else ())[: made.frozen]
         yield _summary(made, fill, body, policy)
         yield _ours("user", f"Ledger {made.round}")
     elif fill.kind in {"mask", "cap"}:
         whole = body[fill.at]
-        call = answered_calls(body).get(fill.at)
+        call = find_answered_calls(body).get(fill.at)
         text = (
-            masked_text(whole, call, f"m_{fill.at}")
+            format_mask(whole, call, f"m_{fill.at}")
             if fill.kind == "mask"
-            else excerpt(whole.text, 0.1, f"m_{fill.at}")
+            else build_excerpt(whole.text, 0.1, f"m_{fill.at}")
         )
         yield replace(whole, text=text, raw=text.encode(), tokens=min(OURS_TOKENS, whole.tokens))
 
 
-def _edited(made: Plan, earlier: Checkpoint | None) -> frozenset[int]:
+def _edited(made: RoundPlan, earlier: Checkpoint | None) -> frozenset[int]:
     known = earlier.edited if earlier else frozenset()
     return frozenset(
         span.start
@@ -61,7 +67,7 @@ def _edited(made: Plan, earlier: Checkpoint | None) -> frozenset[int]:
     )
 
 
-def _rounds(made: Plan, earlier: Checkpoint | None) -> tuple[int, ...]:
+def _rounds(made: RoundPlan, earlier: Checkpoint | None) -> tuple[int, ...]:
     kept = earlier.rounds[: made.frozen] if earlier else ()
     return (*kept, made.length) if any(fill.kind == "records" for fill in made.fills) else kept
 
@@ -71,15 +77,15 @@ def as_checkpoint() -> AsCheckpoint:
     """Makes the checkpoint of a plan for these non-privileged messages; its summaries are `Summary R.G`."""
 
     def checkpoint(
-        made: Plan, body: Sequence[Message], policy: Policy, earlier: Checkpoint | None
+        made: RoundPlan, body: Sequence[Message], policy: Policy, earlier: Checkpoint | None
     ) -> Checkpoint:
         return Checkpoint(
             strategy=policy.name,
             conversation="c_1",
             round=made.round,
             length=made.length,
-            exact=exact_digest(body[: made.length]),
-            results=covered_results(body, made.spans),
+            exact=compute_exact_digest(body[: made.length]),
+            results=list_covered_results(body, made.spans),
             spans=made.spans,
             stand_ins=tuple(tuple(_put(made, fill, body, policy, earlier)) for fill in made.fills),
             summary=f"Summary {made.round}",

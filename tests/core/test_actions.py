@@ -6,55 +6,61 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.ledger.actions import Action, Effect, describe_actions, list_actions, read_action
+from compaction_proxy.core.ledger.actions import (
+    Action,
+    ActionEffect,
+    describe_actions,
+    list_actions,
+    read_action,
+)
 from compaction_proxy.core.ledger.facts import ERROR_CHARACTERS
-from compaction_proxy.core.message import Call
-from compaction_proxy.core.summary.injection import orders
+from compaction_proxy.core.message import MessageToolCall
+from compaction_proxy.core.summary.injection import is_order
 
 
 def act(name: str, arguments: object, result: str | None = "ok") -> Action:
     return read_action(
-        Call("1", name, arguments if isinstance(arguments, str) else json.dumps(arguments)), result
+        MessageToolCall("1", name, arguments if isinstance(arguments, str) else json.dumps(arguments)), result
     )
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "effect"),
     [
-        ("book_reservation", {"flight": "HAT1"}, Effect.WRITE),
-        ("get_order_status", {"order": 1}, Effect.READ),
-        ("cancelOrder", {"order": 1}, Effect.WRITE),
-        ("lockDoors", {"unlock": True}, Effect.WRITE),
-        ("frobnicate", {"x": 1}, Effect.UNKNOWN),
-        ("open", {"path": "a.py"}, Effect.READ),
-        ("str_replace_editor", {"command": "view", "path": "a.py"}, Effect.READ),
-        ("str_replace_editor", {"command": "create", "path": "a.py"}, Effect.WRITE),
-        ("http", {"method": "POST", "url": "https://a.example"}, Effect.WRITE),
-        ("http", {"method": "GET", "url": "https://a.example"}, Effect.READ),
-        ("run_sql", {"query": "UPDATE users SET name = 'x'"}, Effect.WRITE),
-        ("run_sql", {"query": "SELECT * FROM users"}, Effect.READ),
-        ("bash", {"command": "cat a.py | head"}, Effect.READ),
-        ("bash", {"command": "cd src && grep -rn foo . | head"}, Effect.READ),
-        ("bash", {"command": "cd src && npm run publish"}, Effect.WRITE),
-        ("bash", {"command": "cd src && npm run build"}, Effect.UNKNOWN),
-        ("bash", {"command": "cat a.py\npython b.py"}, Effect.UNKNOWN),
-        ("bash", {"command": "grep -n 'a | rm > b' c.py"}, Effect.READ),
-        ("bash", {"command": "bash -c 'rm -rf build'"}, Effect.UNKNOWN),
-        ("bash", {"command": 'ssh host "cd x; rm -rf build"'}, Effect.WRITE),
-        ("bash", {"command": "edit 178:182"}, Effect.WRITE),
-        ("bash", {"command": "sed -i s/a/b/ a.py"}, Effect.WRITE),
-        ("bash", {"command": "git commit -m x"}, Effect.WRITE),
-        ("bash", {"command": "git log --oneline"}, Effect.READ),
-        ("bash", {"command": "echo x > a.txt"}, Effect.WRITE),
-        ("bash", {"command": "make 2> /dev/null"}, Effect.UNKNOWN),
-        ("bash", {"command": "pytest -q"}, Effect.UNKNOWN),
-        ("bash", {"command": "curl -X DELETE https://a.example/1"}, Effect.WRITE),
-        ("shell", {"command": ["rm", "-rf", "build"]}, Effect.WRITE),
-        ("bash", "not json", Effect.UNKNOWN),
+        ("book_reservation", {"flight": "HAT1"}, ActionEffect.WRITE),
+        ("get_order_status", {"order": 1}, ActionEffect.READ),
+        ("cancelOrder", {"order": 1}, ActionEffect.WRITE),
+        ("lockDoors", {"unlock": True}, ActionEffect.WRITE),
+        ("frobnicate", {"x": 1}, ActionEffect.UNKNOWN),
+        ("open", {"path": "a.py"}, ActionEffect.READ),
+        ("str_replace_editor", {"command": "view", "path": "a.py"}, ActionEffect.READ),
+        ("str_replace_editor", {"command": "create", "path": "a.py"}, ActionEffect.WRITE),
+        ("http", {"method": "POST", "url": "https://a.example"}, ActionEffect.WRITE),
+        ("http", {"method": "GET", "url": "https://a.example"}, ActionEffect.READ),
+        ("run_sql", {"query": "UPDATE users SET name = 'x'"}, ActionEffect.WRITE),
+        ("run_sql", {"query": "SELECT * FROM users"}, ActionEffect.READ),
+        ("bash", {"command": "cat a.py | head"}, ActionEffect.READ),
+        ("bash", {"command": "cd src && grep -rn foo . | head"}, ActionEffect.READ),
+        ("bash", {"command": "cd src && npm run publish"}, ActionEffect.WRITE),
+        ("bash", {"command": "cd src && npm run build"}, ActionEffect.UNKNOWN),
+        ("bash", {"command": "cat a.py\npython b.py"}, ActionEffect.UNKNOWN),
+        ("bash", {"command": "grep -n 'a | rm > b' c.py"}, ActionEffect.READ),
+        ("bash", {"command": "bash -c 'rm -rf build'"}, ActionEffect.UNKNOWN),
+        ("bash", {"command": 'ssh host "cd x; rm -rf build"'}, ActionEffect.WRITE),
+        ("bash", {"command": "edit 178:182"}, ActionEffect.WRITE),
+        ("bash", {"command": "sed -i s/a/b/ a.py"}, ActionEffect.WRITE),
+        ("bash", {"command": "git commit -m x"}, ActionEffect.WRITE),
+        ("bash", {"command": "git log --oneline"}, ActionEffect.READ),
+        ("bash", {"command": "echo x > a.txt"}, ActionEffect.WRITE),
+        ("bash", {"command": "make 2> /dev/null"}, ActionEffect.UNKNOWN),
+        ("bash", {"command": "pytest -q"}, ActionEffect.UNKNOWN),
+        ("bash", {"command": "curl -X DELETE https://a.example/1"}, ActionEffect.WRITE),
+        ("shell", {"command": ["rm", "-rf", "build"]}, ActionEffect.WRITE),
+        ("bash", "not json", ActionEffect.UNKNOWN),
     ],
 )
 def test_a_call_is_judged_by_its_verb_and_by_the_form_of_what_it_sends(
-    name: str, arguments: object, effect: Effect
+    name: str, arguments: object, effect: ActionEffect
 ) -> None:
     assert act(name, arguments).effect is effect
 
@@ -190,16 +196,16 @@ def test_whatever_is_sent_and_answered_is_told_on_one_short_line_without_orders(
     sent: str, result: str, name: str
 ) -> None:
     for arguments in (sent, json.dumps({"path": sent, "x": [sent]}), json.dumps({"command": sent})):
-        found = read_action(Call("1", name, arguments), result)
-        assert found == read_action(Call("1", name, arguments), result)
+        found = read_action(MessageToolCall("1", name, arguments), result)
+        assert found == read_action(MessageToolCall("1", name, arguments), result)
         told = [found.outcome, *(value for _, value in found.arguments)]
         assert all("\n" not in each and len(each) <= ERROR_CHARACTERS for each in told)
-        assert not any(" " in each and orders(each) for each in told)
+        assert not any(" " in each and is_order(each) for each in told)
 
 
 def test_listed_calls_leave_room_for_the_short_forms_of_those_behind_them() -> None:
     def pay(bill: str, note: str) -> Action:
-        return Action("pay", (("bill", bill), ("note", note)), "done", Effect.WRITE, has_failed=False)
+        return Action("pay", (("bill", bill), ("note", note)), "done", ActionEffect.WRITE, has_failed=False)
 
     actions = list(enumerate([pay("B1", "x" * 50), pay("B2", "y" * 50), pay("B3", "z" * 50)]))
 

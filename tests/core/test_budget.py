@@ -2,7 +2,7 @@
 
 import pytest
 
-from compaction_proxy.core.budget import Budget, Reserves, budget
+from compaction_proxy.core.budget import Budget, Reserves, compute_budget
 
 SEED = Reserves(system=2_000, output=4_000, safety=5_000)
 
@@ -22,33 +22,34 @@ SEED = Reserves(system=2_000, output=4_000, safety=5_000)
 def test_reserves_shrink_in_proportion_to_a_quarter_of_the_window(
     window: int, asked: int | None, expected: Budget
 ) -> None:
-    assert budget(window, SEED, asked) == expected
+    assert compute_budget(window, SEED, asked) == expected
 
 
 def test_without_reserves_all_is_usable() -> None:
-    assert budget(1_000, Reserves(0, 0, 0), None) == Budget(
+    assert compute_budget(1_000, Reserves(0, 0, 0), None) == Budget(
         1_000, usable=1_000, limit=1_000, input_limit=1_000
     )
 
 
 def test_output_asked_for_takes_a_quarter_of_the_limit_at_most_and_nothing_of_the_input_limit() -> None:
     for asked in (1_000, 8_000, 32_000, 10**9):
-        spent = budget(28_000, SEED, asked)
+        spent = compute_budget(28_000, SEED, asked)
         assert spent.limit >= 21_000
-        assert spent.input_limit == budget(28_000, SEED, None).input_limit
+        assert spent.input_limit == compute_budget(28_000, SEED, None).input_limit
 
 
 @pytest.mark.parametrize(("asked", "least", "limit"), [(None, 0, 0), (500, 500, 500), (32_000, 1_024, 1_280)])
 def test_an_upstream_that_adds_output_leaves_room_for_the_least(
     asked: int | None, least: int, limit: int
 ) -> None:
-    spent = budget(24_000, Reserves(0, 0, 0), asked, adds_output=True)
+    spent = compute_budget(24_000, Reserves(0, 0, 0), asked, adds_output=True)
     assert (spent.prompt_limit, spent.input_limit) == (24_000 - least, 24_000 - limit)
 
 
 def test_rounds_make_room_for_output_up_to_a_quarter_of_the_window() -> None:
     limits = [
-        budget(24_000, Reserves(0, 0, 0), asked, adds_output=True).round_limit for asked in (2_000, 16_000)
+        compute_budget(24_000, Reserves(0, 0, 0), asked, adds_output=True).round_limit
+        for asked in (2_000, 16_000)
     ]
     assert limits == [22_000, 18_000]
-    assert budget(24_000, Reserves(0, 0, 0), 2_000).round_limit is None
+    assert compute_budget(24_000, Reserves(0, 0, 0), 2_000).round_limit is None

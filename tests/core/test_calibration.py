@@ -15,9 +15,9 @@ PAIRS = st.lists(st.tuples(ESTIMATE, RATIO), max_size=30)
 
 
 def learned(pairs: list[tuple[int, float]], model: str = "gpt-5") -> Calibration:
-    calibration = Calibration.prior(model)
+    calibration = Calibration.build_prior(model)
     for estimate, ratio in pairs:
-        calibration = calibration.observe(estimate, round(estimate * ratio))
+        calibration = calibration.add_observation(estimate, round(estimate * ratio))
     return calibration
 
 
@@ -38,8 +38,8 @@ def test_a_higher_usage_never_lowers_the_ratio(
 ) -> None:
     low, high = sorted((one, other))
     calibration = learned(past)
-    assert calibration.observe(10**6, round(10**6 * low)).ratio <= (
-        calibration.observe(10**6, round(10**6 * high)).ratio + 1e-12
+    assert calibration.add_observation(10**6, round(10**6 * low)).ratio <= (
+        calibration.add_observation(10**6, round(10**6 * high)).ratio + 1e-12
     )
 
 
@@ -49,9 +49,9 @@ def test_a_larger_estimate_never_has_a_smaller_size(
 ) -> None:
     calibration = learned(past)
     low, high = sorted((one, other))
-    assert calibration.size(low) <= calibration.size(high)
-    assert calibration.bound(low) <= calibration.bound(high)
-    assert calibration.size(low) <= calibration.bound(low)
+    assert calibration.predict_tokens(low) <= calibration.predict_tokens(high)
+    assert calibration.predict_upper_bound(low) <= calibration.predict_upper_bound(high)
+    assert calibration.predict_tokens(low) <= calibration.predict_upper_bound(low)
 
 
 @given(st.floats(0.5, 2.0), st.integers(3, 100), RATIO)
@@ -59,7 +59,7 @@ def test_one_outlier_after_an_even_past_moves_the_ratio_little(
     ratio: float, count: int, outlier: float
 ) -> None:
     before = learned([(100_000, ratio)] * count)
-    after = before.observe(100_000, round(100_000 * outlier))
+    after = before.add_observation(100_000, round(100_000 * outlier))
     assert abs(after.mean - before.mean) <= 4 * max(before.deviation, 0.01) / min(count + 1, 20) + 1e-12
 
 
@@ -74,20 +74,22 @@ def test_the_ratio_stays_between_what_was_seen(past: list[tuple[int, float]]) ->
 )
 def test_nothing_is_learned_from_an_implausible_usage(estimate: int, actual: int) -> None:
     calibration = learned([(10_000, 1.1)])
-    assert calibration.observe(estimate, actual) is calibration
+    assert calibration.add_observation(estimate, actual) is calibration
 
 
 def test_the_limits_of_plausibility_themselves_count() -> None:
-    fresh = Calibration.prior("gpt-5")
+    fresh = Calibration.build_prior("gpt-5")
     counts = [(200, 200), (10_000, 3_000), (10_000, 40_000)]
-    assert [fresh.observe(*pair).observations for pair in counts] == [1, 1, 1]
+    assert [fresh.add_observation(*pair).observations for pair in counts] == [1, 1, 1]
 
 
 def test_the_margin_of_a_size_ends_with_the_first_observation() -> None:
     fresh = Calibration(mean=0.0, deviation=0.08)
-    assert fresh.size(10_000) == math.ceil(10_000 * math.exp(0.1))
-    assert fresh.observe(10_000, 10_000).size(10_000) == 10_000
-    assert fresh.observe(10_000, 10_000).bound(10_000) == math.ceil(10_000 * math.exp(0.1))
+    assert fresh.predict_tokens(10_000) == math.ceil(10_000 * math.exp(0.1))
+    assert fresh.add_observation(10_000, 10_000).predict_tokens(10_000) == 10_000
+    assert fresh.add_observation(10_000, 10_000).predict_upper_bound(10_000) == math.ceil(
+        10_000 * math.exp(0.1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,11 +112,11 @@ def test_the_margin_of_a_size_ends_with_the_first_observation() -> None:
     ],
 )
 def test_the_prior_is_the_familys(model: str, ratio: float) -> None:
-    assert Calibration.prior(model).ratio == pytest.approx(ratio)
+    assert Calibration.build_prior(model).ratio == pytest.approx(ratio)
 
 
 def test_a_first_request_to_an_unknown_model_is_sized_a_fifth_up() -> None:
-    assert Calibration.prior("my-local").size(100_000) == pytest.approx(120_000, rel=0.01)
+    assert Calibration.build_prior("my-local").predict_tokens(100_000) == pytest.approx(120_000, rel=0.01)
 
 
 @given(PAIRS)
@@ -129,4 +131,4 @@ def test_it_survives_storing(past: list[tuple[int, float]]) -> None:
 )
 def test_stored_nonsense_is_refused(changed: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="no calibration"):
-        Calibration.from_dict(Calibration.prior("gpt-5").to_dict() | changed)
+        Calibration.from_dict(Calibration.build_prior("gpt-5").to_dict() | changed)

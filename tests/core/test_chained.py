@@ -9,24 +9,43 @@ from importlib.resources import files
 
 import pytest
 
-from compaction_proxy.core.budget import Reserves, budget
-from compaction_proxy.core.checkpoint import Checkpoint, covered_results, exact_digest
-from compaction_proxy.core.digest import chain, message_digest, message_id
-from compaction_proxy.core.message import Call, Message, Part, Span
-from compaction_proxy.core.planner import Fill, Plan, Room, gained, plan
-from compaction_proxy.core.render import excerpt, render, stand_in_text
-from compaction_proxy.core.repair import GO_ON, alternate, repair
-from compaction_proxy.core.strategies import CHAINED, STRATEGIES, Frame, Keep, Policy, SummaryShape
-from compaction_proxy.core.summary.prompt import NO_TASK, prompt, task_of, transcript, validated
-from compaction_proxy.core.summary.sections import Section
-from compaction_proxy.core.token_rules import CHARACTERS, message_tokens, pieces
-from compaction_proxy.core.trigger import Row, fired, mark
+from compaction_proxy.core.budget import Reserves, compute_budget
+from compaction_proxy.core.checkpoint import Checkpoint, compute_exact_digest, list_covered_results
+from compaction_proxy.core.digest import chain_digests, compute_message_digest, format_message_id
+from compaction_proxy.core.message import ContentPart, Message, MessageToolCall, Span
+from compaction_proxy.core.planner import (
+    PlanConstraints,
+    ReplacementKind,
+    RoundPlan,
+    count_growth,
+    plan_round,
+)
+from compaction_proxy.core.render import build_effective_list, build_excerpt, format_replacement_text
+from compaction_proxy.core.repair import GO_ON, alternate_roles, repair_messages
+from compaction_proxy.core.strategies import (
+    CHAINED,
+    STRATEGIES,
+    KeepRules,
+    Policy,
+    SummaryFrame,
+    SummaryShape,
+)
+from compaction_proxy.core.summary.prompt import (
+    NO_TASK,
+    build_prompt,
+    build_transcript,
+    find_task_message,
+    validate_summary,
+)
+from compaction_proxy.core.summary.sections import PromptSection
+from compaction_proxy.core.token_rules import CHARACTERS, list_countable_texts, sum_message_tokens
+from compaction_proxy.core.trigger import TriggerRule, compute_min_trigger, find_reached_rule
 from compaction_proxy.providers.tokenizers import CharacterCounter
-from compaction_proxy.providers.windows import known_window
+from compaction_proxy.providers.windows import get_known_window
 
 SUMMARY = "### Current State\n- Working on: AI"
 LONG_SUMMARY = "### Current State\n- Working on: AI integration of the flashcard app\n- Last completed: SM-2"
-ROOM = Room(trigger=93_600, target=None, size=0)
+ROOM = PlanConstraints(trigger=93_600, target=None, size=0)
 assert CHAINED.summary is not None
 SHAPE = CHAINED.summary
 PROMPT = files("compaction_proxy").joinpath("prompts", "chained.md").read_text(encoding="utf-8")
@@ -34,11 +53,11 @@ PROMPT = files("compaction_proxy").joinpath("prompts", "chained.md").read_text(e
 
 def made(role: str, text: str = "", **fields: object) -> Message:
     message = Message(role, text, **fields)  # type: ignore[arg-type]
-    return Message(role, text, digest=message_digest(message), **fields)  # type: ignore[arg-type]
+    return Message(role, text, digest=compute_message_digest(message), **fields)  # type: ignore[arg-type]
 
 
 def calling(text: str) -> Message:
-    return made("assistant", text, calls=(Call("call_1", "write", '{"path":"src/db.ts"}'),))
+    return made("assistant", text, calls=(MessageToolCall("call_1", "write", '{"path":"src/db.ts"}'),))
 
 
 def result(text: str = "ok") -> Message:
@@ -67,23 +86,23 @@ def agent_loop(calls: int) -> list[Message]:
 
 
 def body_of(messages: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if not message.privileged]
+    return [message for message in messages if not message.is_privileged]
 
 
 def effective(messages: Sequence[Message], checkpoint: Checkpoint | None) -> tuple[Message, ...]:
     if checkpoint is None:
         return tuple(messages)
-    return render(messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
+    return build_effective_list(messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
 
 
-def planned(messages: Sequence[Message], earlier: Checkpoint | None = None) -> Plan | None:
-    return plan(body_of(messages), effective(messages, earlier), CHAINED, earlier, ROOM)
+def planned(messages: Sequence[Message], earlier: Checkpoint | None = None) -> RoundPlan | None:
+    return plan_round(body_of(messages), effective(messages, earlier), CHAINED, earlier, ROOM)
 
 
-def one_text(number: int, length: int, spans: Sequence[Span], fresh: Sequence[int]) -> Plan:
+def one_text(number: int, length: int, spans: Sequence[Span], fresh: Sequence[int]) -> RoundPlan:
     """A round whose text stands in the first span."""
-    fills = (Fill("text"), *(Fill("nothing") for _ in spans[1:]))
-    return Plan(number, length, tuple(spans), fills, (tuple(fresh),))
+    fills = (ReplacementKind("text"), *(ReplacementKind("nothing") for _ in spans[1:]))
+    return RoundPlan(number, length, tuple(spans), fills, (tuple(fresh),))
 
 
 def compacted(messages: Sequence[Message], earlier: Checkpoint | None = None) -> Checkpoint:
@@ -91,16 +110,18 @@ def compacted(messages: Sequence[Message], earlier: Checkpoint | None = None) ->
     body = body_of(messages)
     found = planned(messages, earlier)
     assert found is not None
-    task = task_of(body)
+    task = find_task_message(body)
     covered = task is not None and any(span.start <= body.index(task) < span.stop for span in found.spans)
-    text = stand_in_text(CHAINED.frame, found.round, SUMMARY, task=task.text if task and covered else "")
+    text = format_replacement_text(
+        CHAINED.frame, found.round, SUMMARY, task=task.text if task and covered else ""
+    )
     return Checkpoint(
         strategy="chained",
         conversation="c_1",
         round=found.round,
         length=found.length,
-        exact=exact_digest(body[: found.length]),
-        results=covered_results(body, found.spans),
+        exact=compute_exact_digest(body[: found.length]),
+        results=list_covered_results(body, found.spans),
         spans=found.spans,
         stand_ins=((made(CHAINED.stand_in_role, text),), *(() for _ in found.spans[1:])),
         summary=f"{SUMMARY} {found.round}",
@@ -114,7 +135,9 @@ def characters(messages: Sequence[Message]) -> int:
     """Size under the rule `characters`."""
     counter = CharacterCounter()
     return sum(
-        message_tokens(each, [counter.count(piece, "") for piece in pieces(each, CHARACTERS)], CHARACTERS)
+        sum_message_tokens(
+            each, [counter.count(piece, "") for piece in list_countable_texts(each, CHARACTERS)], CHARACTERS
+        )
         for each in messages
     )
 
@@ -128,7 +151,7 @@ def test_estimation_text_is_its_characters_divided_by_four_rounded_up(length: in
 
 
 def test_estimation_a_message_is_two_tokens_and_its_text_tool_names_and_arguments() -> None:
-    calls = (Call("an id that does not count", "write", "x" * 9), Call("", "ls", ""))
+    calls = (MessageToolCall("an id that does not count", "write", "x" * 9), MessageToolCall("", "ls", ""))
 
     assert characters([made("user", "x" * 10)]) == 2 + 3
     assert characters([made("assistant", "x", calls=calls)]) == 2 + 1 + (2 + 3) + 1
@@ -143,11 +166,11 @@ def test_estimation_a_message_is_two_tokens_and_its_text_tool_names_and_argument
 def test_defaults_are_the_seeds() -> None:
     assert STRATEGIES["chained"] == Policy(
         name="chained",
-        trigger=(Row(percent=80),),
+        trigger=(TriggerRule(percent=80),),
         reserves=Reserves(system=2_000, output=4_000, safety=5_000),
-        keep=Keep(messages=10),
+        keep=KeepRules(messages=10),
         stand_in_role="assistant",
-        frame=Frame(
+        frame=SummaryFrame(
             opening="## Session Summary (Compaction Round {round})\n\n",
             task="### Original Task",
             integrates=True,
@@ -161,11 +184,11 @@ def test_defaults_are_the_seeds() -> None:
             tool_characters=500,
             message_characters=2_000,
             sections=(
-                Section("### Completed Work"),
-                Section("### Key Technical Decisions"),
-                Section("### Current State"),
-                Section("### Pending Work"),
-                Section("### Errors & Resolutions", is_optional=True),
+                PromptSection("### Completed Work"),
+                PromptSection("### Key Technical Decisions"),
+                PromptSection("### Current State"),
+                PromptSection("### Pending Work"),
+                PromptSection("### Errors & Resolutions", is_optional=True),
             ),
         ),
     )
@@ -183,22 +206,22 @@ def test_defaults_are_the_seeds() -> None:
     ],
 )
 def test_limits_by_model_are_the_seeds(model: str, window: int) -> None:
-    assert known_window(model) == window
+    assert get_known_window(model) == window
 
 
 @pytest.mark.parametrize(("window", "threshold"), [(128_000, 93_600), (200_000, 151_200), (8_192, 4_915)])
 def test_threshold_is_80_percent_of_the_window_less_the_reserves(window: int, threshold: int) -> None:
-    assert mark(CHAINED.trigger, budget(window, CHAINED.reserves, None)) == threshold
+    assert compute_min_trigger(CHAINED.trigger, compute_budget(window, CHAINED.reserves, None)) == threshold
 
 
 # Trigger logic
 
 
 def test_trigger_fires_at_the_threshold_and_not_a_token_before() -> None:
-    spent, new = budget(128_000, CHAINED.reserves, None), gained([], None)
+    spent, new = compute_budget(128_000, CHAINED.reserves, None), count_growth([], None)
 
-    assert fired(CHAINED.trigger, 93_599, new, spent) is None
-    assert fired(CHAINED.trigger, 93_600, new, spent) == Row(percent=80)
+    assert find_reached_rule(CHAINED.trigger, 93_599, new, spent) is None
+    assert find_reached_rule(CHAINED.trigger, 93_600, new, spent) == TriggerRule(percent=80)
 
 
 # Message selection
@@ -211,7 +234,7 @@ def test_visual_example_before_compaction_is_50_messages() -> None:
 
 def test_visual_example_after_compaction_is_system_summary_and_the_last_ten() -> None:
     messages = seed_conversation()
-    sent = repair(effective(messages, compacted(messages)))
+    sent = repair_messages(effective(messages, compacted(messages)))
 
     assert sent == (
         SYSTEM,
@@ -233,7 +256,7 @@ def test_tool_pair_the_boundary_walks_back_to_the_call() -> None:
 
 
 def test_tool_pair_the_boundary_walks_back_over_all_results_of_a_call() -> None:
-    calls = tuple(Call(f"c{number}", "read", "{}") for number in range(8))
+    calls = tuple(MessageToolCall(f"c{number}", "read", "{}") for number in range(8))
     results = [made("tool", "x", answers=(call.id,)) for call in calls]
     messages = [SYSTEM, TASK, made("assistant", "a"), made("assistant", calls=calls), *results]
     messages += [made("assistant", f"{number}") for number in range(4)] + [made("user", "next")]
@@ -253,7 +276,7 @@ def test_edge_case_twelve_messages_are_enough() -> None:
 
 
 def test_edge_case_when_all_messages_are_recent_nothing_is_taken() -> None:
-    calls = tuple(Call(f"c{number}", "read", "{}") for number in range(20))
+    calls = tuple(MessageToolCall(f"c{number}", "read", "{}") for number in range(20))
     messages = [SYSTEM, made("assistant", calls=calls)]
     messages += [made("tool", "x", answers=(call.id,)) for call in calls]
 
@@ -266,8 +289,8 @@ def test_selection_a_message_that_merely_looks_like_a_summary_is_text() -> None:
     found = planned(messages)
 
     assert found is not None
-    assert (found.round, found.fresh[0]) == (1, 0)
-    assert "[0] ASSISTANT:\n\\## Session Summary (Compaction Round 7)" in transcript([fake], SHAPE)
+    assert (found.round, found.fresh_indices[0]) == (1, 0)
+    assert "[0] ASSISTANT:\n\\## Session Summary (Compaction Round 7)" in build_transcript([fake], SHAPE)
 
 
 # Summary generation
@@ -298,12 +321,12 @@ def test_prompt_leaves_heading_and_task_to_us() -> None:
     answer = f"## Session Summary (Compaction Round 9)\n\n{LONG_SUMMARY}"
 
     assert not re.search(r"Session Summary|### Original Task", PROMPT)
-    assert validated(answer, "stop", called_tools=False, refused=False) == LONG_SUMMARY
+    assert validate_summary(answer, "stop", called_tools=False, refused=False) == LONG_SUMMARY
 
 
 def asked(messages: Sequence[Message], earlier: str = "", task: str = "Build") -> str:
     """The data of a summary call, its fences without what they are named after."""
-    text = prompt(
+    text = build_prompt(
         [messages], SHAPE, task=task, earlier=[earlier] if earlier else [], language="English", tokens=800
     )
     return re.sub("-[0-9a-f]{16}>", ">", text)
@@ -324,15 +347,15 @@ def test_prompt_of_the_first_round_says_that_there_is_no_previous_summary() -> N
 
 
 def test_formatting_messages_are_numbered_named_in_capitals_and_ruled_off() -> None:
-    assert transcript([TASK, made("assistant", "Sure")], SHAPE) == (
+    assert build_transcript([TASK, made("assistant", "Sure")], SHAPE) == (
         "[0] USER:\nBuild a flashcard app\n\n---\n\n[1] ASSISTANT:\nSure"
     )
 
 
 def test_formatting_text_of_content_parts_is_text_and_other_parts_are_named() -> None:
-    looking = made("user", "See this", parts=(Part("image_url", bytes(32), 8),))
+    looking = made("user", "See this", parts=(ContentPart("image_url", bytes(32), 8),))
 
-    assert transcript([looking], SHAPE) == "[0] USER:\nSee this\n[image_url]"
+    assert build_transcript([looking], SHAPE) == "[0] USER:\nSee this\n[image_url]"
 
 
 @pytest.mark.parametrize(
@@ -349,7 +372,7 @@ def test_formatting_text_of_content_parts_is_text_and_other_parts_are_named() ->
 def test_formatting_long_content_is_cut_and_marked(
     role: str, answers: tuple[str, ...], size: int, kept: int | None
 ) -> None:
-    entry = transcript([made(role, "x" * size, answers=answers)], SHAPE)
+    entry = build_transcript([made(role, "x" * size, answers=answers)], SHAPE)
     expected = "x" * size if kept is None else "x" * kept + "\n[...truncated...]"
 
     assert entry == f"[0] {role.upper()}:\n{expected}"
@@ -367,16 +390,16 @@ def test_task_is_the_first_user_message_verbatim_outside_the_summary() -> None:
 
 
 def test_task_without_a_user_message_is_unknown() -> None:
-    assert task_of([SYSTEM, made("assistant", "Hello")]) is None
+    assert find_task_message([SYSTEM, made("assistant", "Hello")]) is None
     assert NO_TASK == "Unknown task"
 
 
 def test_task_over_its_size_keeps_head_tail_and_handle() -> None:
-    handle = message_id(chain([TASK.digest])[0])
+    handle = format_message_id(chain_digests([TASK.digest])[0])
     text = "a" * 8_000 + "b" * 8_000
 
     assert re.fullmatch("m_[0-9a-f]{12}", handle)
-    assert excerpt(text, 2_000 / 4_000, handle) == (
+    assert build_excerpt(text, 2_000 / 4_000, handle) == (
         f"{'a' * 4_000}\n[… 8,000 characters of {handle} left out …]\n{'b' * 4_000}"
     )
 
@@ -419,14 +442,14 @@ def test_chaining_the_previous_summary_is_what_the_prompt_hands_over() -> None:
     ],
 )
 def test_chaining_later_rounds_say_how_many_they_incorporate(number: int, sentence: str) -> None:
-    text = stand_in_text(CHAINED.frame, number, SUMMARY, task="Build")
+    text = format_replacement_text(CHAINED.frame, number, SUMMARY, task="Build")
 
     assert text.startswith(f"## Session Summary (Compaction Round {number})\n\n")
     assert text.endswith(f"\n\n{sentence}")
 
 
 def test_chaining_the_first_round_incorporates_nothing() -> None:
-    assert "incorporates" not in stand_in_text(CHAINED.frame, 1, SUMMARY, task="Build")
+    assert "incorporates" not in format_replacement_text(CHAINED.frame, 1, SUMMARY, task="Build")
 
 
 def test_chaining_nothing_is_taken_again_until_there_is_more_than_stays() -> None:
@@ -443,7 +466,7 @@ def test_chaining_nothing_is_taken_again_until_there_is_more_than_stays() -> Non
 def test_agent_loop_the_user_message_stays_in_place_and_is_not_repeated() -> None:
     messages = agent_loop(300)
     checkpoint = compacted(messages)
-    sent = repair(effective(messages, checkpoint))
+    sent = repair_messages(effective(messages, checkpoint))
 
     assert sent == (
         SYSTEM,
@@ -488,7 +511,7 @@ def test_agent_loop_the_task_enters_the_summary_once_a_later_request_has_come() 
 def test_role_is_assistant_and_follows_a_one_line_user_message_where_roles_must_alternate() -> None:
     messages = seed_conversation()
     checkpoint = compacted(messages)
-    sent = alternate(repair(effective(messages, checkpoint)))
+    sent = alternate_roles(repair_messages(effective(messages, checkpoint)))
 
     assert [each.role for each in sent[:4]] == ["system", "user", "assistant", "user"]
     assert sent[1].text == GO_ON
@@ -497,7 +520,7 @@ def test_role_is_assistant_and_follows_a_one_line_user_message_where_roles_must_
 def test_event_names_every_message_that_was_summarised() -> None:
     body = body_of(seed_conversation())
     found = planned(seed_conversation())
-    names = [message_id(prefix) for prefix in chain(each.digest for each in body)]
+    names = [format_message_id(prefix) for prefix in chain_digests(each.digest for each in body)]
 
     assert found is not None
-    assert len({names[index] for index in found.fresh}) == 39
+    assert len({names[index] for index in found.fresh_indices}) == 39

@@ -12,18 +12,18 @@ from compaction_proxy.core.checkpoint import (
     EXTRACT,
     HEAD_CHARACTERS,
     Checkpoint,
-    covered_results,
-    deepest,
-    exact_digest,
-    found_by,
+    build_checkpoint_id,
+    compute_exact_digest,
+    find_deepest_checkpoint,
     from_fields,
-    participant_names,
-    place,
-    stands,
+    get_prefix_digest,
+    is_applicable,
+    list_covered_results,
+    list_participant_names,
     to_fields,
 )
-from compaction_proxy.core.digest import message_digest
-from compaction_proxy.core.message import Call, Message, Part, Span
+from compaction_proxy.core.digest import compute_message_digest
+from compaction_proxy.core.message import ContentPart, Message, MessageToolCall, Span
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,7 +32,7 @@ LONG = "".join(f"line {number}\n" for number in range(100))
 
 
 def digested(message: Message) -> Message:
-    return replace(message, digest=message_digest(message))
+    return replace(message, digest=compute_message_digest(message))
 
 
 def text(message: Message, text: str) -> Message:
@@ -40,7 +40,7 @@ def text(message: Message, text: str) -> Message:
 
 
 TASK = digested(Message("user", "Build it"))
-CALLING = digested(Message("assistant", "Reading.", calls=(Call("a", "read", '{"p": "x"}'),)))
+CALLING = digested(Message("assistant", "Reading.", calls=(MessageToolCall("a", "read", '{"p": "x"}'),)))
 RESULT = digested(Message("tool", LONG, answers=("a",)))
 SAID = digested(Message("assistant", "It says 42."))
 NEXT = digested(Message("user", "Go on"))
@@ -56,8 +56,8 @@ def covering(messages: list[Message], *spans: Span, round_number: int = 1) -> Ch
         conversation="c_1",
         round=round_number,
         length=length,
-        exact=exact_digest(messages[:length]),
-        results=covered_results(messages, spans),
+        exact=compute_exact_digest(messages[:length]),
+        results=list_covered_results(messages, spans),
         spans=spans,
         stand_ins=((STAND_IN,), *(() for _ in spans[1:])),
         summary="what happened",
@@ -75,8 +75,8 @@ def with_result(message: Message) -> list[Message]:
 
 
 def test_a_checkpoint_stands_for_the_list_it_was_made_of_and_for_what_it_grows_to() -> None:
-    assert stands(COVERING, LIST)
-    assert stands(COVERING, [*LIST, SAID, NEXT])
+    assert is_applicable(COVERING, LIST)
+    assert is_applicable(COVERING, [*LIST, SAID, NEXT])
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_a_checkpoint_stands_for_the_list_it_was_made_of_and_for_what_it_grows_t
     ids=["emptied", "notice", "longest-notice", "head", "head-and-mark"],
 )
 def test_a_covered_tool_result_may_be_cleared_or_shortened(cleared: str) -> None:
-    assert stands(COVERING, with_result(text(RESULT, cleared)))
+    assert is_applicable(COVERING, with_result(text(RESULT, cleared)))
 
 
 def test_a_covered_tool_result_may_lose_its_images_with_its_text() -> None:
-    image = digested(replace(RESULT, parts=(Part("image_url", bytes(32), 0),)))
+    image = digested(replace(RESULT, parts=(ContentPart("image_url", bytes(32), 0),)))
 
-    assert stands(covering(with_result(image), Span(0, 4)), with_result(text(RESULT, "[cleared]")))
+    assert is_applicable(covering(with_result(image), Span(0, 4)), with_result(text(RESULT, "[cleared]")))
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_a_covered_tool_result_may_lose_its_images_with_its_text() -> None:
     ids=["grown", "without-head", "rewritten", "other-call", "other-role", "user", "assistant"],
 )
 def test_a_covered_tool_result_may_not_become_anything_else(other: Message) -> None:
-    assert not stands(COVERING, with_result(other))
+    assert not is_applicable(COVERING, with_result(other))
 
 
 def test_a_tool_result_that_is_not_covered_must_stay_as_it_is() -> None:
     kept = covering([NEXT, *LIST], Span(0, 2))
-    behind = replace(kept, length=4, exact=exact_digest([NEXT, TASK, CALLING, RESULT]))
+    behind = replace(kept, length=4, exact=compute_exact_digest([NEXT, TASK, CALLING, RESULT]))
 
-    assert stands(behind, [NEXT, *LIST])
-    assert not stands(behind, [NEXT, *with_result(text(RESULT, ""))])
+    assert is_applicable(behind, [NEXT, *LIST])
+    assert not is_applicable(behind, [NEXT, *with_result(text(RESULT, ""))])
 
 
 EDITS: dict[str, Callable[[list[Message]], list[Message]]] = {
@@ -126,7 +126,7 @@ EDITS: dict[str, Callable[[list[Message]], list[Message]]] = {
     "a regenerated answer": lambda listed: [*listed[:3], text(SAID, "Fourty-two."), NEXT],
     "other arguments": lambda listed: [
         TASK,
-        digested(replace(CALLING, calls=(Call("a", "read", "{}"),))),
+        digested(replace(CALLING, calls=(MessageToolCall("a", "read", "{}"),))),
         *listed[2:],
     ],
     "another order": lambda listed: [listed[0], listed[3], *listed[1:3], *listed[4:]],
@@ -140,38 +140,40 @@ EDITS: dict[str, Callable[[list[Message]], list[Message]]] = {
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 def test_a_checkpoint_does_not_stand_for(edit: Callable[[list[Message]], list[Message]]) -> None:
-    assert not stands(COVERING, edit(LIST))
+    assert not is_applicable(COVERING, edit(LIST))
 
 
 def test_the_latest_user_message_is_never_hidden() -> None:
-    assert not stands(COVERING, LIST[:4])
-    assert not stands(COVERING, [*LIST[:4], SAID])
-    assert stands(covering(LIST, Span(1, 4)), LIST[:4])
+    assert not is_applicable(COVERING, LIST[:4])
+    assert not is_applicable(COVERING, [*LIST[:4], SAID])
+    assert is_applicable(covering(LIST, Span(1, 4)), LIST[:4])
 
 
 def test_a_user_message_that_is_carried_may_be_the_latest() -> None:
     carrying = replace(COVERING, carried=0)
 
-    assert stands(carrying, LIST[:4])
-    assert stands(carrying, LIST)
-    assert not stands(replace(COVERING, carried=1), LIST[:4])
+    assert is_applicable(carrying, LIST[:4])
+    assert is_applicable(carrying, LIST)
+    assert not is_applicable(replace(COVERING, carried=1), LIST[:4])
 
 
 def test_a_shortened_message_may_not_be_the_latest_of_the_user() -> None:
     shortened = replace(covering(LIST, Span(0, 1)), edited=frozenset({0}))
 
-    assert not stands(shortened, LIST[:4])
-    assert stands(shortened, LIST)
+    assert not is_applicable(shortened, LIST[:4])
+    assert is_applicable(shortened, LIST)
 
 
 def test_a_further_result_of_a_call_that_is_gone_is_a_miss() -> None:
-    parallel = digested(Message("assistant", calls=(Call("a", "read", ""), Call("b", "read", ""))))
+    parallel = digested(
+        Message("assistant", calls=(MessageToolCall("a", "read", ""), MessageToolCall("b", "read", "")))
+    )
     late = digested(Message("tool", "late", answers=("b",)))
     covering_the_call = covering([TASK, parallel, RESULT, NEXT], Span(1, 3))
 
-    assert stands(covering_the_call, [TASK, parallel, RESULT, NEXT])
-    assert not stands(covering_the_call, [TASK, parallel, RESULT, late, NEXT])
-    assert stands(
+    assert is_applicable(covering_the_call, [TASK, parallel, RESULT, NEXT])
+    assert not is_applicable(covering_the_call, [TASK, parallel, RESULT, late, NEXT])
+    assert is_applicable(
         replace(covering_the_call, spans=(Span(2, 3),), edited=frozenset({2})), [TASK, parallel, RESULT, late]
     )
 
@@ -179,40 +181,40 @@ def test_a_further_result_of_a_call_that_is_gone_is_a_miss() -> None:
 def test_places_differ_by_prefix_content_spans_and_variant() -> None:
     spans = [Span(0, 1)]
     places = [
-        place(bytes(32), bytes(32), spans),
-        place(bytes([1]) * 32, bytes(32), spans),
-        place(bytes(32), bytes([1]) * 32, spans),
-        place(bytes(32), bytes(32), [Span(0, 11)]),
-        place(bytes(32), bytes(32), [Span(0, 1), Span(1, 2)]),
-        place(bytes(32), bytes(32), spans, "1"),
-        place(bytes(32), bytes(32), spans, ",1-2"),
-        place(bytes(32), bytes(32), spans, "extract"),
+        build_checkpoint_id(bytes(32), bytes(32), spans),
+        build_checkpoint_id(bytes([1]) * 32, bytes(32), spans),
+        build_checkpoint_id(bytes(32), bytes([1]) * 32, spans),
+        build_checkpoint_id(bytes(32), bytes(32), [Span(0, 11)]),
+        build_checkpoint_id(bytes(32), bytes(32), [Span(0, 1), Span(1, 2)]),
+        build_checkpoint_id(bytes(32), bytes(32), spans, "1"),
+        build_checkpoint_id(bytes(32), bytes(32), spans, ",1-2"),
+        build_checkpoint_id(bytes(32), bytes(32), spans, "extract"),
     ]
 
     assert len(set(places)) == len(places)
     assert {len(each) for each in places} == {64}
-    assert found_by(places[1]) == bytes([1]) * 32
+    assert get_prefix_digest(places[1]) == bytes([1]) * 32
 
 
 def test_of_equally_deep_checkpoints_the_newest_that_a_model_wrote_is_taken() -> None:
     first = replace(COVERING, writer=EXTRACT)
     written, later = replace(COVERING, writer="small"), replace(COVERING, round=2, writer=EXTRACT)
 
-    assert deepest([first, written], LIST) == written
-    assert deepest([written, later, first], LIST) == later
+    assert find_deepest_checkpoint([first, written], LIST) == written
+    assert find_deepest_checkpoint([written, later, first], LIST) == later
 
 
 def test_a_checkpoint_of_nothing_stands_for_nothing() -> None:
-    assert not stands(replace(COVERING, length=0, spans=(), stand_ins=()), LIST)
+    assert not is_applicable(replace(COVERING, length=0, spans=(), stand_ins=()), LIST)
 
 
 def test_the_deepest_checkpoint_that_stands_is_taken() -> None:
     shallow, deep = covering(LIST, Span(0, 1)), COVERING
     foreign = covering([SAID, *LIST], Span(0, 5))
 
-    assert deepest([shallow, None, foreign, deep], LIST) == deep
-    assert deepest([shallow, deep], [TASK, SAID, NEXT]) == shallow
-    assert deepest([None, foreign], LIST) is None
+    assert find_deepest_checkpoint([shallow, None, foreign, deep], LIST) == deep
+    assert find_deepest_checkpoint([shallow, deep], [TASK, SAID, NEXT]) == shallow
+    assert find_deepest_checkpoint([None, foreign], LIST) is None
 
 
 def test_a_checkpoint_comes_back_from_its_fields() -> None:
@@ -234,7 +236,7 @@ def test_a_checkpoint_of_a_chain_with_shortened_messages_comes_back_from_its_fie
     )
 
     assert from_fields(to_fields(several)) == several
-    assert (several.gone, several.edits) == (frozenset({0, 1}), {2: shortened})
+    assert (several.removed_indices, several.edited_messages) == (frozenset({0, 1}), {2: shortened})
 
 
 BASE = to_fields(COVERING)
@@ -299,17 +301,17 @@ def test_fields_are_read_whatever_they_hold(
 def test_a_shorter_result_of_a_conversation_with_another_id_is_another_result() -> None:
     made = covering(LIST, Span(0, 4))
     cleared = [TASK, CALLING, text(RESULT, "gone"), SAID, NEXT]
-    assert stands(made, cleared)
-    assert stands(made, cleared, "c_1")
-    assert not stands(made, cleared, "c_2")
-    assert stands(made, LIST, "c_2")
+    assert is_applicable(made, cleared)
+    assert is_applicable(made, cleared, "c_1")
+    assert not is_applicable(made, cleared, "c_2")
+    assert is_applicable(made, LIST, "c_2")
 
 
 def test_what_the_client_has_shortened_itself_is_not_put_back() -> None:
     capped = text(RESULT, "line 0 … line 99")
     made = replace(covering(LIST, Span(2, 3)), stand_ins=((capped,),), edited=frozenset({2}))
-    assert deepest([made], [TASK, CALLING, RESULT, SAID, NEXT]) == made
-    found = deepest([made], [TASK, CALLING, text(RESULT, "gone"), SAID, NEXT])
+    assert find_deepest_checkpoint([made], [TASK, CALLING, RESULT, SAID, NEXT]) == made
+    found = find_deepest_checkpoint([made], [TASK, CALLING, text(RESULT, "gone"), SAID, NEXT])
     assert found == replace(made, spans=(), stand_ins=(), edited=frozenset())
 
 
@@ -324,16 +326,16 @@ def test_a_name_that_only_one_side_has_makes_no_difference_and_two_names_do() ->
             conversation="c_1",
             round=1,
             length=3,
-            exact=exact_digest(body[:3]),
-            results=covered_results(body, spans),
+            exact=compute_exact_digest(body[:3]),
+            results=list_covered_results(body, spans),
             spans=spans,
             stand_ins=((),),
             summary="",
             tokens_before=0,
             tokens_after=0,
-            names=participant_names(body[:3]),
+            names=list_participant_names(body[:3]),
         )
         assert from_fields(to_fields(made)) == made
         for sent in (plain, named, other):
-            assert stands(made, sent) is (sent in standing)
-            assert not stands(replace(made, names=None), sent) or sent == body
+            assert is_applicable(made, sent) is (sent in standing)
+            assert not is_applicable(replace(made, names=None), sent) or sent == body

@@ -1,9 +1,9 @@
 """Forms of known clients that are no words of a user."""
 
-from compaction_proxy.core.ledger.active import said_by_users
-from compaction_proxy.core.ledger.client_forms import find_files, find_user_messages
+from compaction_proxy.core.ledger.active import list_user_texts
+from compaction_proxy.core.ledger.client_forms import find_files_message, find_user_messages
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.planner import task_index
+from compaction_proxy.core.planner import find_task_index
 
 FILES = "I have *added these files to the chat* so you can go ahead and edit them.\n\nsrc/a.py"
 FILES_REPLY = "Ok, any changes I propose will be to those files."
@@ -25,8 +25,8 @@ def listed(*said: tuple[str, str]) -> list[Message]:
 def test_examples_of_aider_and_what_it_shows_are_left_out() -> None:
     messages = listed(*EXAMPLE, ("user", FILES), ("assistant", FILES_REPLY), ("user", "Do it."))
     assert list(find_user_messages(messages)) == [6]
-    assert task_index(messages) == 6
-    assert said_by_users(messages) == ["Do it."]
+    assert find_task_index(messages) == 6
+    assert list_user_texts(messages) == ["Do it."]
 
 
 def test_examples_behind_a_system_prompt_in_a_message_of_the_user_are_left_out() -> None:
@@ -41,7 +41,7 @@ def test_examples_that_are_not_closed_are_the_users() -> None:
 def test_a_file_message_without_the_answer_of_aider_is_the_users() -> None:
     messages = listed(("user", FILES), ("assistant", "Which of them?"), ("user", "Do it."))
     assert list(find_user_messages(messages)) == [0, 2]
-    assert find_files(messages) is None
+    assert find_files_message(messages) is None
 
 
 def test_named_examples_are_left_out_wherever_they_stand() -> None:
@@ -51,6 +51,6 @@ def test_named_examples_are_left_out_wherever_they_stand() -> None:
 
 def test_files_are_found_only_near_the_end() -> None:
     shown = listed(("user", FILES), ("assistant", FILES_REPLY), ("user", "Do it."))
-    assert find_files(shown) == 0
-    assert find_files([*listed(("user", "Earlier.")), *shown]) == 1
-    assert find_files([*shown, *listed(*[("user", "More.")] * 16)]) is None
+    assert find_files_message(shown) == 0
+    assert find_files_message([*listed(("user", "Earlier.")), *shown]) == 1
+    assert find_files_message([*shown, *listed(*[("user", "More.")] * 16)]) is None

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from compaction_proxy.core import digest as module
 from compaction_proxy.core.digest import (
     VERSION,
-    canonical_arguments,
-    chain,
-    message_digest,
-    message_id,
-    outline_digest,
-    prefix_digests,
+    canonicalize_arguments,
+    chain_digests,
+    compute_message_digest,
+    compute_outline_digest,
+    compute_prefix_digests,
+    format_message_id,
 )
-from compaction_proxy.core.message import Call, Message, Part
+from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "digest.json").read_text())
 IMAGE = bytes(range(32))
@@ -32,17 +32,19 @@ OTHER_IMAGE = bytes(32)
 
 def read(fields: dict[str, Any]) -> Message:
     """A message as the vectors write it."""
-    parts = tuple(Part(kind, bytes.fromhex(payload), at) for kind, payload, at in fields.get("parts", ()))
-    calls = tuple(Call(*call) for call in fields.get("calls", ()))
+    parts = tuple(
+        ContentPart(kind, bytes.fromhex(payload), at) for kind, payload, at in fields.get("parts", ())
+    )
+    calls = tuple(MessageToolCall(*call) for call in fields.get("calls", ()))
     return Message(**{**fields, "parts": parts, "calls": calls, "answers": tuple(fields.get("answers", ()))})
 
 
 def digested(message: Message) -> Message:
-    return replace(message, digest=message_digest(message))
+    return replace(message, digest=compute_message_digest(message))
 
 
 def calling(arguments: str) -> Message:
-    return Message("assistant", calls=(Call("c1", "read", arguments),))
+    return Message("assistant", calls=(MessageToolCall("c1", "read", arguments),))
 
 
 def test_the_version_is_the_one_of_the_vectors() -> None:
@@ -51,24 +53,24 @@ def test_the_version_is_the_one_of_the_vectors() -> None:
 
 @pytest.mark.parametrize("vector", VECTORS["message"], ids=lambda vector: vector["name"])
 def test_a_message_has_the_digest_of_its_vector(vector: dict[str, Any]) -> None:
-    assert message_digest(read(vector["message"])).hex() == vector["expected"]
+    assert compute_message_digest(read(vector["message"])).hex() == vector["expected"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["prefix"], ids=lambda vector: vector["name"])
 def test_a_prefix_has_the_digest_of_its_vector(vector: dict[str, Any]) -> None:
     messages = [digested(read(message)) for message in vector["messages"]]
 
-    assert [prefix.hex() for prefix in prefix_digests(messages)] == vector["expected"]
+    assert [prefix.hex() for prefix in compute_prefix_digests(messages)] == vector["expected"]
 
 
-IMAGE_PART = Part("image_url", IMAGE, 0)
+IMAGE_PART = ContentPart("image_url", IMAGE, 0)
 BASE = Message(
     "assistant",
     "text",
     parts=(IMAGE_PART,),
     refusal="no",
     name="ann",
-    calls=(Call("c1", "read", "{}"), Call("c2", "list", "{}")),
+    calls=(MessageToolCall("c1", "read", "{}"), MessageToolCall("c2", "list", "{}")),
     answers=("c0", "c9"),
 )
 DIFFERENT = {
@@ -83,9 +85,9 @@ DIFFERENT = {
     "a part twice": replace(BASE, parts=(IMAGE_PART, IMAGE_PART)),
     "refusal": replace(BASE, refusal=""),
     "name": replace(BASE, name="bob"),
-    "id of call": replace(BASE, calls=(Call("c3", "read", "{}"), BASE.calls[1])),
-    "name of call": replace(BASE, calls=(Call("c1", "write", "{}"), BASE.calls[1])),
-    "arguments of call": replace(BASE, calls=(Call("c1", "read", "[]"), BASE.calls[1])),
+    "id of call": replace(BASE, calls=(MessageToolCall("c3", "read", "{}"), BASE.calls[1])),
+    "name of call": replace(BASE, calls=(MessageToolCall("c1", "write", "{}"), BASE.calls[1])),
+    "arguments of call": replace(BASE, calls=(MessageToolCall("c1", "read", "[]"), BASE.calls[1])),
     "order of calls": replace(BASE, calls=BASE.calls[::-1]),
     "a call fewer": replace(BASE, calls=BASE.calls[:1]),
     "answers": replace(BASE, answers=("c0",)),
@@ -94,7 +96,7 @@ DIFFERENT = {
 
 
 def test_whatever_the_model_sees_makes_a_message_another() -> None:
-    digests = [message_digest(message) for message in (BASE, *DIFFERENT.values())]
+    digests = [compute_message_digest(message) for message in (BASE, *DIFFERENT.values())]
 
     assert len(set(digests)) == len(digests)
 
@@ -102,14 +104,18 @@ def test_whatever_the_model_sees_makes_a_message_another() -> None:
 def test_how_a_message_was_written_and_counted_does_not_matter() -> None:
     other = replace(BASE, raw=b'{"role": "assistant"}', tokens=7, digest=b"x" * 32)
 
-    assert message_digest(other) == message_digest(BASE)
+    assert compute_message_digest(other) == compute_message_digest(BASE)
 
 
 def test_the_place_of_one_part_among_others_matters() -> None:
-    joined = Message("user", "onetwo", parts=(Part("image_url", IMAGE, 3), Part("file", IMAGE, 3)))
-    moved = Message("user", "onetwo", parts=(Part("image_url", IMAGE, 2), Part("file", IMAGE, 3)))
+    joined = Message(
+        "user", "onetwo", parts=(ContentPart("image_url", IMAGE, 3), ContentPart("file", IMAGE, 3))
+    )
+    moved = Message(
+        "user", "onetwo", parts=(ContentPart("image_url", IMAGE, 2), ContentPart("file", IMAGE, 3))
+    )
 
-    assert message_digest(joined) != message_digest(moved)
+    assert compute_message_digest(joined) != compute_message_digest(moved)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +129,8 @@ def test_the_place_of_one_part_among_others_matters() -> None:
 def test_key_order_white_space_and_escapes_in_arguments_do_not_matter(arguments: str) -> None:
     canonical = '{"a":1,"b":{"c":[1,2],"d":null}}'
 
-    assert canonical_arguments(arguments) == canonical
-    assert message_digest(calling(arguments)) == message_digest(calling(canonical))
+    assert canonicalize_arguments(arguments) == canonical
+    assert compute_message_digest(calling(arguments)) == compute_message_digest(calling(canonical))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,7 @@ def test_key_order_white_space_and_escapes_in_arguments_do_not_matter(arguments:
     ],
 )
 def test_arguments_that_differ_make_another_message(one: str, other: str) -> None:
-    assert message_digest(calling(one)) != message_digest(calling(other))
+    assert compute_message_digest(calling(one)) != compute_message_digest(calling(other))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +155,7 @@ def test_arguments_that_differ_make_another_message(one: str, other: str) -> Non
     ["", "{", "ls -la", '{"a":1} {"b":2}', '{"a":1,"a":2}', "[" * 100_000, "9" * 5000, "\ufeff{}"],
 )
 def test_arguments_that_do_not_parse_are_taken_as_they_are(arguments: str) -> None:
-    assert canonical_arguments(arguments) == arguments
+    assert canonicalize_arguments(arguments) == arguments
 
 
 def test_a_cleared_tool_result_keeps_its_outline() -> None:
@@ -157,23 +163,25 @@ def test_a_cleared_tool_result_keeps_its_outline() -> None:
     cleared = digested(Message("tool", "[cleared]", answers=("c1",)))
 
     assert full.digest != cleared.digest
-    assert outline_digest(full) == outline_digest(cleared)
-    assert outline_digest(full) != outline_digest(digested(Message("tool", "42", answers=("c2",))))
+    assert compute_outline_digest(full) == compute_outline_digest(cleared)
+    assert compute_outline_digest(full) != compute_outline_digest(
+        digested(Message("tool", "42", answers=("c2",)))
+    )
 
 
 def test_what_answers_no_call_has_no_outline_but_itself() -> None:
     message = digested(Message("user", "42"))
 
-    assert outline_digest(message) == message.digest
+    assert compute_outline_digest(message) == message.digest
 
 
 def test_a_message_is_named_after_its_prefix() -> None:
-    assert message_id(bytes(range(32))) == "m_000102030405"
+    assert format_message_id(bytes(range(32))) == "m_000102030405"
 
 
 CHARACTERS = st.characters(codec=None)
 TEXT = st.text(CHARACTERS, max_size=6)
-CALLS = st.lists(st.builds(Call, TEXT, TEXT, TEXT), max_size=2).map(tuple)
+CALLS = st.lists(st.builds(MessageToolCall, TEXT, TEXT, TEXT), max_size=2).map(tuple)
 ROLES = st.sampled_from(["user", "assistant", "tool"])
 MESSAGES = st.builds(
     Message,
@@ -188,7 +196,7 @@ MESSAGES = st.builds(
 
 def content(message: Message) -> tuple[object, ...]:
     """What the digest stands for, compared without it."""
-    calls = [(call.id, call.name, canonical_arguments(call.arguments)) for call in message.calls]
+    calls = [(call.id, call.name, canonicalize_arguments(call.arguments)) for call in message.calls]
     return message.role, message.text, message.refusal, message.name, calls, message.answers
 
 
@@ -202,8 +210,8 @@ def test_messages_share_a_digest_only_if_they_share_their_content(one: Message, 
 def test_a_text_of_many_pieces_has_the_digest_that_it_has_in_one(message: Message) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE_CHARACTERS", 1)
-        in_pieces = message_digest(message)
-    assert in_pieces == message_digest(message)
+        in_pieces = compute_message_digest(message)
+    assert in_pieces == compute_message_digest(message)
 
 
 @given(st.lists(TEXT, min_size=2, max_size=4), st.integers(1, 3))
@@ -213,15 +221,15 @@ def test_moving_the_edge_between_two_fields_makes_another_message(fields: list[s
     one = Message("user", name=whole[:at], refusal=whole[at:])
     other = Message("user", name=whole, refusal="")
 
-    assert (message_digest(one) == message_digest(other)) == (at == len(whole))
-    assert message_digest(Message("tool", answers=(whole[:at], whole[at:]))) != message_digest(
-        Message("tool", answers=(whole,))
-    )
+    assert (compute_message_digest(one) == compute_message_digest(other)) == (at == len(whole))
+    assert compute_message_digest(
+        Message("tool", answers=(whole[:at], whole[at:]))
+    ) != compute_message_digest(Message("tool", answers=(whole,)))
 
 
 @given(st.lists(MESSAGES, max_size=6), st.lists(MESSAGES, max_size=3))
 def test_a_prefix_does_not_depend_on_what_follows(before: list[Message], after: list[Message]) -> None:
-    assert prefix_digests(before + after)[: len(before)] == prefix_digests(before)
+    assert compute_prefix_digests(before + after)[: len(before)] == compute_prefix_digests(before)
 
 
 @given(st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=5))
@@ -229,14 +237,14 @@ def test_a_change_anywhere_changes_every_prefix_from_there(digests: list[bytes])
     for at in range(len(digests)):
         changed = list(digests)
         changed[at] = bytes(byte ^ 1 for byte in changed[at])
-        pairs = list(zip(chain(digests), chain(changed), strict=True))
+        pairs = list(zip(chain_digests(digests), chain_digests(changed), strict=True))
 
         assert all(one == other for one, other in pairs[:at])
         assert all(one != other for one, other in pairs[at:])
 
 
 def test_prefixes_of_different_lengths_never_match() -> None:
-    prefixes = chain([IMAGE] * 50)
+    prefixes = chain_digests([IMAGE] * 50)
 
     assert len(set(prefixes)) == 50
 
@@ -255,16 +263,16 @@ def test_arguments_written_in_any_way_are_the_same(
     ascii_only: bool,  # noqa: FBT001 - filled by hypothesis
 ) -> None:
     written = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
-    canonical = canonical_arguments(json.dumps(value))
+    canonical = canonicalize_arguments(json.dumps(value))
 
-    assert canonical_arguments(written) == canonical
-    assert canonical_arguments(canonical) == canonical
+    assert canonicalize_arguments(written) == canonical
+    assert canonicalize_arguments(canonical) == canonical
 
 
 def test_long_arguments_are_written_as_short_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
     row: dict[str, Any] = {"b": [1, 2.0, 1e-7, -3, True, None, {}], "a": 'é"\\\n\u2028🐎', "": [[], "x" * 9]}
     arguments = json.dumps({"rows": [row] * 1_000})
     assert len(arguments) > module.PIECE_CHARACTERS
-    long = canonical_arguments(arguments)
+    long = canonicalize_arguments(arguments)
     monkeypatch.setattr(module, "PIECE_CHARACTERS", len(arguments))
-    assert long == canonical_arguments(arguments) != arguments
+    assert long == canonicalize_arguments(arguments) != arguments

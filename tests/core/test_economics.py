@@ -4,13 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.cost.price import Price, Tier
-from compaction_proxy.core.cost.savings import Saving, Standing, pay_back, saving
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
+from compaction_proxy.core.cost.savings import (
+    CacheState,
+    Saving,
+    compute_break_even_requests,
+    compute_single_answer_saving,
+)
 from compaction_proxy.core.exchange import Exchange
 
 # A dollar a token: input 1, cached 0.1.
-PRICE = Price((Tier(0, 1e6, 1e5, 1e6, 5e6),), "test")
-TIERED = Price((Tier(0, 1e6, 1e5, 1e6, 5e6), Tier(50_000, 2e6, 2e5, 2e6, 8e6)), "test")
+PRICE = ModelPrice((PriceTier(0, 1e6, 1e5, 1e6, 5e6),), "test")
+TIERED = ModelPrice((PriceTier(0, 1e6, 1e5, 1e6, 5e6), PriceTier(50_000, 2e6, 2e5, 2e6, 8e6)), "test")
 BLOCK = 128
 TOKENS = st.integers(0, 400_000)
 
@@ -37,12 +42,12 @@ def asked(
     )
 
 
-def saved(*exchanges: Exchange, price: Price = PRICE) -> list[Saving | None]:
+def saved(*exchanges: Exchange, price: ModelPrice = PRICE) -> list[Saving | None]:
     """The savings of a conversation whose requests continue one another."""
-    standing: Standing | None = None
+    standing: CacheState | None = None
     made = []
     for count, exchange in enumerate(exchanges, 1):
-        each, standing = saving(exchange, digests(2 * count), standing, price)
+        each, standing = compute_single_answer_saving(exchange, digests(2 * count), standing, price)
         made.append(each if each is None else Saving(*(round(value, 3) for value in each)))
     return made
 
@@ -133,16 +138,20 @@ def test_what_is_below_a_surcharge_saves_the_surcharge_of_all_tokens() -> None:
 
 
 def test_a_branch_is_compared_with_the_request_that_it_continues() -> None:
-    standing: Standing | None = None
+    standing: CacheState | None = None
     trunk = digests(4)
     for exchange, prefixes in [
         (asked(0, 20_000, 20_000, 0), trunk[:2]),
         (asked(1, 30_000, 30_000, 20_000), trunk),
     ]:
-        _, standing = saving(exchange, prefixes, standing, PRICE)
+        _, standing = compute_single_answer_saving(exchange, prefixes, standing, PRICE)
     branch = (*trunk[:2], *digests(2, branch=1))
-    edited, _ = saving(asked(2, 30_000, 10_000, 0, status="applied"), branch, standing, PRICE)
-    other, _ = saving(asked(2, 30_000, 10_000, 0, status="applied"), digests(4, branch=2), standing, PRICE)
+    edited, _ = compute_single_answer_saving(
+        asked(2, 30_000, 10_000, 0, status="applied"), branch, standing, PRICE
+    )
+    other, _ = compute_single_answer_saving(
+        asked(2, 30_000, 10_000, 0, status="applied"), digests(4, branch=2), standing, PRICE
+    )
 
     # 20,000 of 30,000 would have been cached; of another conversation's list nothing
     assert edited is not None
@@ -151,20 +160,25 @@ def test_a_branch_is_compared_with_the_request_that_it_continues() -> None:
 
 
 def test_a_refused_request_costs_nothing_and_is_not_remembered() -> None:
-    known = Standing()
+    known = CacheState()
 
-    assert saving(asked(0, 9, 9, 0)._replace(code=429), (b"a",), known, PRICE) == (Saving(0.0), known)
+    assert compute_single_answer_saving(asked(0, 9, 9, 0)._replace(code=429), (b"a",), known, PRICE) == (
+        Saving(0.0),
+        known,
+    )
 
 
 def test_without_a_price_or_a_count_nothing_is_known_and_the_conversation_is_remembered_all_the_same() -> (
     None
 ):
     exchange = asked(0, 9, 9, 0)
-    uncounted, nothing = saving(exchange._replace(prompt_tokens=None), (b"a",), None, PRICE)
-    unpriced, remembered = saving(exchange, (b"a",), None, None)
+    uncounted, nothing = compute_single_answer_saving(
+        exchange._replace(prompt_tokens=None), (b"a",), None, PRICE
+    )
+    unpriced, remembered = compute_single_answer_saving(exchange, (b"a",), None, None)
 
-    assert (uncounted, unpriced, nothing) == (None, None, Standing())
-    assert [each.before for each in remembered.heard] == [9]
+    assert (uncounted, unpriced, nothing) == (None, None, CacheState())
+    assert [each.before for each in remembered.requests] == [9]
 
 
 @st.composite
@@ -182,17 +196,17 @@ def conversations(draw: st.DrawFn) -> list[Exchange]:
 
 @given(conversations(), st.sampled_from([PRICE, TIERED]))
 def test_net_is_gross_less_cache_loss_and_nothing_changed_is_nothing_saved(
-    exchanges: list[Exchange], price: Price
+    exchanges: list[Exchange], price: ModelPrice
 ) -> None:
-    standing: Standing | None = None
+    standing: CacheState | None = None
     for count, exchange in enumerate(exchanges, 1):
-        made, standing = saving(exchange, digests(2 * count), standing, price)
+        made, standing = compute_single_answer_saving(exchange, digests(2 * count), standing, price)
         assert made is not None
         assert made.net == made.gross - made.cache_loss
         assert made.cache_loss >= 0
         if exchange.tokens_before == exchange.tokens_after:
             assert made == Saving(made.cost)
-        assert len(standing.heard) <= 8
+        assert len(standing.requests) <= 8
 
 
 @given(st.integers(1_000, 6_000), st.integers(20_000, 60_000), st.integers(5, 40))
@@ -200,7 +214,7 @@ def test_the_sum_agrees_with_two_conversations_that_are_played(
     growth: int, trigger: int, requests: int
 ) -> None:
     """One is compacted, one never; both before a provider that caches blocks of 128 tokens."""
-    standing: Standing | None = None
+    standing: CacheState | None = None
     net = cost = never = 0.0
     fixed, before, size = 3_000, 3_000, 3_000
     read_before = read = made = 0
@@ -212,10 +226,10 @@ def test_the_sum_agrees_with_two_conversations_that_are_played(
             status = "reused"
         cached, whole = common // BLOCK * BLOCK, read_before // BLOCK * BLOCK
         exchange = asked(count, before, size, cached, status=status, round=made)
-        each, standing = saving(exchange, digests(2 * count), standing, PRICE)
+        each, standing = compute_single_answer_saving(exchange, digests(2 * count), standing, PRICE)
         assert each is not None
         net, cost = net + each.net, cost + each.cost
-        never += PRICE.of(before, whole)
+        never += PRICE.compute_cost(before, whole)
         read_before, read = before, size
 
     assert cost + net == pytest.approx(never, rel=0.01)
@@ -223,11 +237,11 @@ def test_the_sum_agrees_with_two_conversations_that_are_played(
 
 def before(*listed: tuple[Exchange, tuple[int, int]]) -> list[int]:
     """Tokens of the client's lists as the provider would count them, by exchange and our own counts of it."""
-    standing: Standing | None = None
+    standing: CacheState | None = None
     for count, (exchange, counted) in enumerate(listed, 1):
-        _, standing = saving(exchange, digests(2 * count), standing, PRICE, counted)
+        _, standing = compute_single_answer_saving(exchange, digests(2 * count), standing, PRICE, counted)
     assert standing is not None
-    return [each.before for each in standing.heard]
+    return [each.before for each in standing.requests]
 
 
 def test_what_calibration_makes_of_a_count_from_one_request_to_the_next_is_no_saving() -> None:
@@ -274,14 +288,16 @@ def test_a_provider_caches_whole_blocks_of_the_unchanged_request(cached: int, ex
 
 def test_a_round_pays_back_what_it_cost_by_what_it_saves_with_each_request() -> None:
     # 80,000 tokens fewer at 0.1 save 8,000 a request; the cache of the 20,000 that stay costs 18,000
-    assert pay_back(100_000, 20_000, PRICE, summary_usd=6_000) == pytest.approx(3.0)
-    assert pay_back(100_000, 20_000, PRICE, summary_usd=8_000, cached_share=0.0) == pytest.approx(0.1)
+    assert compute_break_even_requests(100_000, 20_000, PRICE, summary_usd=6_000) == pytest.approx(3.0)
+    assert compute_break_even_requests(
+        100_000, 20_000, PRICE, summary_usd=8_000, cached_share=0.0
+    ) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
     ("after", "price", "summary"), [(20_000, None, 0.0), (20_000, PRICE, None), (100_000, PRICE, 0.0)]
 )
 def test_a_round_of_which_too_little_is_known_or_that_saves_nothing_never_pays(
-    after: int, price: Price | None, summary: float | None
+    after: int, price: ModelPrice | None, summary: float | None
 ) -> None:
-    assert pay_back(100_000, after, price, summary_usd=summary) is None
+    assert compute_break_even_requests(100_000, after, price, summary_usd=summary) is None

@@ -28,7 +28,7 @@ def test_large_records_are_deflated_and_come_back(fields: dict[str, object], tim
     packed = envelope.pack(large)
 
     assert envelope.unpack(packed) == large
-    content = envelope.content(packed)
+    content = envelope.extract_json(packed)
     assert content is not None
     assert packed[:2] == (b"\x01\x01" if len(content) > 1024 else b"\x01\x00")
 

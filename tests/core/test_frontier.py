@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.ledger.frontier import Frontier, RequestState, read_frontier, read_reply
-from compaction_proxy.core.message import Call, Message
-from compaction_proxy.core.summary.injection import orders
+from compaction_proxy.core.ledger.frontier import Frontier, StatementStatus, read_frontier, read_reply
+from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.core.summary.injection import is_order
 
 BUG = "Please fix the login bug."
 DOCS = "Update the docs of the API."
@@ -24,11 +24,11 @@ def said(text: str) -> Message:
 
 
 def call(name: str, arguments: object, result: str | None, text: str = "") -> list[Message]:
-    made = Message("assistant", text, calls=(Call("c", name, json.dumps(arguments)),))
+    made = Message("assistant", text, calls=(MessageToolCall("c", name, json.dumps(arguments)),))
     return [made] if result is None else [made, Message("tool", result, answers=("c",))]
 
 
-def state(messages: list[Message], text: str) -> RequestState:
+def state(messages: list[Message], text: str) -> StatementStatus:
     found = read_frontier(messages)
     return next(each for (_, said), each in found.states.items() if said == text)
 
@@ -39,12 +39,12 @@ def ends(messages: list[Message]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("later", [DOCS, "The tests pass.", THANKS, "好的,谢谢", "Gracias, eso es todo."])
 def test_a_request_is_answered_once_the_assistant_replied_and_the_user_went_on(later: str) -> None:
-    assert state([user(BUG), said("The login works again."), user(later)], BUG) is RequestState.ANSWERED
+    assert state([user(BUG), said("The login works again."), user(later)], BUG) is StatementStatus.ANSWERED
 
 
 def test_the_latest_request_is_open_even_with_a_reply() -> None:
-    assert state([user(BUG)], BUG) is RequestState.OPEN
-    assert state([user(BUG), said("The login works again.")], BUG) is RequestState.OPEN
+    assert state([user(BUG)], BUG) is StatementStatus.OPEN
+    assert state([user(BUG), said("The login works again.")], BUG) is StatementStatus.OPEN
 
 
 @pytest.mark.parametrize(
@@ -54,20 +54,20 @@ def test_the_latest_request_is_open_even_with_a_reply() -> None:
 def test_a_request_that_was_asked_back_about_stays_open(question: str) -> None:
     messages = [user(BUG), said(question), user("Firefox.")]
 
-    assert state(messages, BUG) is RequestState.OPEN
-    assert state([*messages, said("The login works again."), user("Good.")], BUG) is RequestState.ANSWERED
+    assert state(messages, BUG) is StatementStatus.OPEN
+    assert state([*messages, said("The login works again."), user("Good.")], BUG) is StatementStatus.ANSWERED
 
 
 def test_an_offer_of_more_help_asks_for_nothing() -> None:
     reply = "The login works again. Is there anything else I can help you with?"
 
-    assert state([user(BUG), said(reply), user("The sky is blue.")], BUG) is RequestState.ANSWERED
+    assert state([user(BUG), said(reply), user("The sky is blue.")], BUG) is StatementStatus.ANSWERED
 
 
 def test_a_user_who_thanks_leaves_nothing_open() -> None:
     messages = [user(BUG), said("Shall I write a test for it?"), user("No, thanks. That is all.")]
 
-    assert state(messages, BUG) is RequestState.ANSWERED
+    assert state(messages, BUG) is StatementStatus.ANSWERED
     assert ends([*messages, said("You are welcome.")]) == []
 
 
@@ -80,8 +80,8 @@ def test_a_write_that_succeeded_answers_what_the_next_question_is_not_about() ->
         user("The blue one."),
     ]
 
-    assert state(messages, "Please move the flight to Friday.") is RequestState.ANSWERED
-    assert state(messages, "Please add a checked bag.") is RequestState.OPEN
+    assert state(messages, "Please move the flight to Friday.") is StatementStatus.ANSWERED
+    assert state(messages, "Please add a checked bag.") is StatementStatus.OPEN
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_a_write_that_succeeded_answers_what_the_next_question_is_not_about() ->
 def test_what_the_user_says_has_failed_stays_open(report: str) -> None:
     messages = [user(BUG), said("The login works again, the token is read first."), user(report)]
 
-    assert state(messages, BUG) is RequestState.OPEN
+    assert state(messages, BUG) is StatementStatus.OPEN
     done = [*messages, said("The import was missing; it is there now."), user(THANKS)]
-    assert state(done, BUG) is RequestState.ANSWERED
+    assert state(done, BUG) is StatementStatus.ANSWERED
 
 
 FLIGHTS = "Please sort the flights in the table by price."
@@ -110,10 +110,10 @@ def test_an_answered_request_that_has_failed_later_is_open_again() -> None:
     done = [user(BUG), said("The login works again."), user(FLIGHTS), said("They are sorted.")]
     messages = [*done, user(DOCS), said("The docs are new."), user(LOGIN)]
 
-    assert state(messages, BUG) is RequestState.OPEN
-    assert state(messages, FLIGHTS) is RequestState.ANSWERED
+    assert state(messages, BUG) is StatementStatus.OPEN
+    assert state(messages, FLIGHTS) is StatementStatus.ANSWERED
     assert (0, BUG) not in read_frontier(messages).outcomes
-    assert state([*messages, said("The token is read now."), user(THANKS)], BUG) is RequestState.ANSWERED
+    assert state([*messages, said("The token is read now."), user(THANKS)], BUG) is StatementStatus.ANSWERED
 
 
 def test_a_failure_is_about_the_whole_message_of_a_request_that_tells_little() -> None:
@@ -125,17 +125,17 @@ def test_a_failure_is_about_the_whole_message_of_a_request_that_tells_little() -
         user("The test of the cart does not work."),
     ]
 
-    assert state(messages, "write a test for that") is RequestState.OPEN
-    assert state(messages, DOCS) is RequestState.ANSWERED
-    assert state([*messages[:-1], user("That does not work.")], DOCS) is RequestState.OPEN
+    assert state(messages, "write a test for that") is StatementStatus.OPEN
+    assert state(messages, DOCS) is StatementStatus.ANSWERED
+    assert state([*messages[:-1], user("That does not work.")], DOCS) is StatementStatus.OPEN
 
 
 @pytest.mark.parametrize("approval", ["do that", "ok, go ahead", "yes, make that change", "继续", "hazlo"])
 def test_what_was_only_proposed_stays_open_while_it_is_carried_out(approval: str) -> None:
     messages = [user(BUG), said("The token has to be read first, in login.py."), user(approval)]
 
-    assert state(messages, BUG) is RequestState.OPEN
-    assert state([*messages, said("It is read first now."), user(THANKS)], BUG) is RequestState.ANSWERED
+    assert state(messages, BUG) is StatementStatus.OPEN
+    assert state([*messages, said("It is read first now."), user(THANKS)], BUG) is StatementStatus.ANSWERED
 
 
 @pytest.mark.parametrize(
@@ -148,25 +148,25 @@ def test_what_was_only_proposed_stays_open_while_it_is_carried_out(approval: str
 def test_a_reply_that_breaks_off_answers_nothing(broken: str) -> None:
     messages = [user(BUG), said(broken), user("Also look at b.py.")]
 
-    assert state(messages, BUG) is RequestState.OPEN
+    assert state(messages, BUG) is StatementStatus.OPEN
 
 
 def test_a_reply_that_ends_in_a_list_has_an_end() -> None:
     listed = "This is new. It has three parts:\n- the token of the login is read before anything else is"
 
-    assert state([user(BUG), said(listed), user(DOCS)], BUG) is RequestState.ANSWERED
+    assert state([user(BUG), said(listed), user(DOCS)], BUG) is StatementStatus.ANSWERED
 
 
 def test_the_sentence_in_front_of_a_request_is_part_of_it() -> None:
     reason = "i think the queue shows lines of the table that are too wide."
     messages = [user(f"{reason} Please look into it.")]
 
-    assert state(messages, reason) is RequestState.OPEN
+    assert state(messages, reason) is StatementStatus.OPEN
 
 
 @pytest.mark.parametrize("wish", ["`find_blocks` should also scan for bash.", "`find_blocks` 应该扫描"])
 def test_a_wish_beside_a_request_is_one_too(wish: str) -> None:
-    assert state([user(f"{FLIGHTS}\n{wish}\nThat is all.")], wish) is RequestState.OPEN
+    assert state([user(f"{FLIGHTS}\n{wish}\nThat is all.")], wish) is StatementStatus.OPEN
 
 
 def test_bare_commands_and_lines_that_programs_print_are_no_requests() -> None:
@@ -180,41 +180,41 @@ def test_bare_commands_and_lines_that_programs_print_are_no_requests() -> None:
     ]
     found = read_frontier(messages).states
 
-    assert [found[2, text] for text in (printed, commit, "/diff")] == [RequestState.TOLD] * 3
-    assert found[2, FLIGHTS] is RequestState.OPEN
+    assert [found[2, text] for text in (printed, commit, "/diff")] == [StatementStatus.TOLD] * 3
+    assert found[2, FLIGHTS] is StatementStatus.OPEN
 
 
 def test_a_request_whose_call_has_failed_stays_open_where_the_user_asks_again() -> None:
     failed = call("book", {"flight": "HAT052"}, "Error: no seats")
     messages = [user(FLIGHTS), *failed, said("There are no seats."), user("Can you take another one?")]
 
-    assert state(messages, FLIGHTS) is RequestState.OPEN
+    assert state(messages, FLIGHTS) is StatementStatus.OPEN
 
 
 def test_what_the_user_turned_away_from_is_unknown_and_not_open() -> None:
     long = "There are two ways to do it, each with its own costs in time and in memory. " * 4
     messages = [user(BUG), said(f"{long} Which of them do you like?"), user("Please translate a poem.")]
 
-    assert state(messages, BUG) is RequestState.UNKNOWN
+    assert state(messages, BUG) is StatementStatus.UNKNOWN
 
 
 def test_an_interrupted_turn_leaves_its_request_open() -> None:
     messages = [user(BUG), *call("read", {"path": "a.py"}, "x"), user("Also look at b.py.")]
 
-    assert state(messages, BUG) is RequestState.OPEN
+    assert state(messages, BUG) is StatementStatus.OPEN
 
 
 def test_a_message_without_a_cue_is_a_request_where_it_answers_nothing() -> None:
     odd = "i think truncated.ts is broken, look into it"
 
-    assert state([user(odd), *call("read", {"path": "a"}, "x")], odd) is RequestState.OPEN
-    assert state([said("Which file?"), user("truncated.ts")], "truncated.ts") is RequestState.TOLD
+    assert state([user(odd), *call("read", {"path": "a"}, "x")], odd) is StatementStatus.OPEN
+    assert state([said("Which file?"), user("truncated.ts")], "truncated.ts") is StatementStatus.TOLD
 
 
 def test_labelled_requests_have_no_state() -> None:
     messages = [user("GOAL: port the parser."), said("Done."), user(THANKS)]
 
-    assert set(read_frontier(messages).states.values()) == {RequestState.TOLD}
+    assert set(read_frontier(messages).states.values()) == {StatementStatus.TOLD}
     assert all(turn == 1 for turn, _ in read_frontier(messages).states)
 
 
@@ -314,7 +314,7 @@ def test_no_state_goes_back_from_answered_to_open(steps: list[list[Message]]) ->
         assert found == read_frontier(messages[:stop])
         assert before.states.keys() <= found.states.keys()
         for key, known in before.states.items():
-            assert known is RequestState.OPEN or found.states[key] is known
+            assert known is StatementStatus.OPEN or found.states[key] is known
         before = found
 
 
@@ -331,7 +331,7 @@ def test_whatever_is_said_the_lines_are_short_and_order_nothing(texts: list[str]
     ):
         assert "\n" not in line
         assert len(line) <= 240
-        assert line.startswith("done: ") or not orders(line)
+        assert line.startswith("done: ") or not is_order(line)
 
 
 def test_a_quoted_result_keeps_names_whole_and_loses_marks_of_emphasis() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.media import Size, data_url_header, image_size
+from compaction_proxy.core.media import ImageSize, decode_data_url_header, read_image_size
 
 
 def png(width: int, height: int) -> bytes:
@@ -55,43 +55,43 @@ WRITERS: list[Writer] = [png, jpeg, gif, webp_extended, webp_lossless, webp_loss
 
 
 @pytest.mark.parametrize("write", WRITERS)
-@pytest.mark.parametrize("size", [Size(1, 1), Size(1024, 768), Size(300, 16_383)])
-def test_the_size_is_read_from_the_header(write: Writer, size: Size) -> None:
-    assert image_size(write(*size)) == size
+@pytest.mark.parametrize("size", [ImageSize(1, 1), ImageSize(1024, 768), ImageSize(300, 16_383)])
+def test_the_size_is_read_from_the_header(write: Writer, size: ImageSize) -> None:
+    assert read_image_size(write(*size)) == size
 
 
 def test_a_jpeg_is_read_past_its_metadata() -> None:
-    assert image_size(jpeg(640, 480, metadata=40_000)) == Size(640, 480)
+    assert read_image_size(jpeg(640, 480, metadata=40_000)) == ImageSize(640, 480)
 
 
 @pytest.mark.parametrize("write", WRITERS)
 def test_a_cut_header_tells_nothing_or_the_size(write: Writer) -> None:
     whole = write(800, 600)
-    assert {image_size(whole[:stop]) for stop in range(len(whole))} <= {None, Size(800, 600)}
+    assert {read_image_size(whole[:stop]) for stop in range(len(whole))} <= {None, ImageSize(800, 600)}
 
 
 def test_a_size_without_extent_is_none() -> None:
-    assert [image_size(png(0, 10)), image_size(gif(10, 0))] == [None, None]
+    assert [read_image_size(png(0, 10)), read_image_size(gif(10, 0))] == [None, None]
 
 
 @given(
     st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"GIF8", b"\xff\xd8\xff", b"RIFF"]), st.binary(max_size=100)
 )
 def test_no_bytes_are_too_strange(magic: bytes, rest: bytes) -> None:
-    size = image_size(magic + rest)
+    size = read_image_size(magic + rest)
     assert size is None or min(size) > 0
 
 
 @given(st.binary(max_size=300))
 def test_a_data_url_gives_its_first_bytes(data: bytes) -> None:
     url = "data:image/png;base64," + base64.b64encode(data).decode()
-    assert data[: len(data) // 3 * 3] == data_url_header(url)[: len(data) // 3 * 3]
+    assert data[: len(data) // 3 * 3] == decode_data_url_header(url)[: len(data) // 3 * 3]
 
 
 def test_only_the_beginning_of_a_large_data_url_is_decoded() -> None:
     url = "DATA:image/png;charset=x;BASE64," + base64.b64encode(png(7, 9) + bytes(10**6)).decode()
-    assert len(data_url_header(url)) == 48 * 1024
-    assert image_size(data_url_header(url)) == Size(7, 9)
+    assert len(decode_data_url_header(url)) == 48 * 1024
+    assert read_image_size(decode_data_url_header(url)) == ImageSize(7, 9)
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_only_the_beginning_of_a_large_data_url_is_decoded() -> None:
     ["", "https://a.example/b.png", "data:image/svg+xml,<svg/>", "data:image/png;base64,é", "data:;base64"],
 )
 def test_other_urls_give_no_bytes(url: str) -> None:
-    assert data_url_header(url) == b""
+    assert decode_data_url_header(url) == b""

@@ -2,18 +2,18 @@
 
 import pytest
 
-from compaction_proxy.core.digest import canonical_arguments
-from compaction_proxy.core.json_bounds import MAX_BRACKETS, is_crowded
-from compaction_proxy.core.token_rules import definition_piece
+from compaction_proxy.core.digest import canonicalize_arguments
+from compaction_proxy.core.json_bounds import MAX_BRACKETS, has_too_many_brackets
+from compaction_proxy.core.token_rules import minify_definition
 
 
 @pytest.mark.parametrize("bracket", ["[", "{"])
 def test_so_many_brackets_are_no_crowd_and_one_more_is(bracket: str) -> None:
-    assert not is_crowded(bracket * MAX_BRACKETS)
-    assert is_crowded(bracket * (MAX_BRACKETS + 1))
+    assert not has_too_many_brackets(bracket * MAX_BRACKETS)
+    assert has_too_many_brackets(bracket * (MAX_BRACKETS + 1))
 
 
 def test_crowded_json_stays_as_it_is_written() -> None:
     few, many = (f"[{'[], ' * number}1 ]" for number in (MAX_BRACKETS - 1, MAX_BRACKETS))
-    for written in (canonical_arguments, definition_piece):
+    for written in (canonicalize_arguments, minify_definition):
         assert (written(few), written(many)) == (few.replace(" ", ""), many)

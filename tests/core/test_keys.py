@@ -13,15 +13,15 @@ def every_key(tenant: str, name: str) -> list[str]:
     return [
         *keys.checkpoint_keys(tenant, ROOT, "chained", PREFIXES),
         keys.archive_key(tenant, ROOT, "chained", PREFIXES[0]),
-        keys.archives_key(tenant, ROOT),
-        keys.piece_key(tenant, ROOT, "0f" * 32),
-        keys.detail_key(tenant, ROOT, "chained", PREFIXES[0]),
-        keys.rounds_key(tenant, ROOT),
+        keys.root_archives_key(tenant, ROOT),
+        keys.archive_piece_key(tenant, ROOT, "0f" * 32),
+        keys.round_detail_key(tenant, ROOT, "chained", PREFIXES[0]),
+        keys.round_events_key(tenant, ROOT),
         keys.conversation_key(tenant, name),
         keys.events_key(tenant, name),
         keys.exchanges_key(tenant, name),
-        keys.wishes_key(tenant, name),
-        keys.archived_key(tenant),
+        keys.directives_key(tenant, name),
+        keys.tenant_archives_key(tenant),
     ]
 
 
@@ -30,7 +30,7 @@ def everybody_s_keys() -> list[str]:
     return [
         keys.hours_key(day, 13, "w"),
         keys.writers_key(day),
-        keys.recent_key(day),
+        keys.recent_conversations_key(day),
         keys.feed_key("events"),
         keys.feed_key("exchanges"),
         keys.feed_key("listening"),
@@ -49,7 +49,7 @@ def test_the_names_of_what_is_nobody_s_are_final_too() -> None:
         f"{feed}:feed:exchanges",
         f"{feed}:feed:listening",
     ]
-    assert {keys.owner_key(key) for key in everybody_s_keys()} == {None}
+    assert {keys.derive_tenant_key(key) for key in everybody_s_keys()} == {None}
 
 
 def test_the_names_are_final() -> None:
@@ -71,28 +71,36 @@ def test_the_names_are_final() -> None:
         f"{conversation}:wishes",
         "v1:{be8dcefb61dddd9fbf05daa64cf5bcd6.dd9e881230ebf6e02363abdbb3566ee5}:archived",
     ]
-    assert keys.tenant_key("c_1") == (
+    assert keys.conversation_tenant_key("c_1") == (
         "v1:{e3b0c44298fc1c149afbf4c8996fb924.2ceb4df5993cba2bf0489db9b4b8ac35}:tenant"
     )
-    assert keys.model_key("t", "https://a.b", "gpt-4o") == (
+    assert keys.model_limits_key("t", "https://a.b", "gpt-4o") == (
         "v1:{e3b98a4da31a127d4bde6e43033f66ba.555be87313d9e92951c45a82c20a4791}:model"
     )
 
 
 @given(st.text(min_size=1), st.text())
 def test_of_every_key_of_a_conversation_it_is_known_where_its_tenant_is_noted(tenant: str, name: str) -> None:
-    noted = keys.tenant_key(name)
+    noted = keys.conversation_tenant_key(name)
 
-    assert keys.owner_key(keys.conversation_key(tenant, name)) == noted
-    assert keys.owner_key(keys.scope_prefix(tenant, name)) == noted
-    assert (keys.owner_key(noted), keys.owner_key("v1:{secret}:x"), keys.owner_key("")) == (None, None, None)
+    assert keys.derive_tenant_key(keys.conversation_key(tenant, name)) == noted
+    assert keys.derive_tenant_key(keys.scope_prefix(tenant, name)) == noted
+    assert (
+        keys.derive_tenant_key(noted),
+        keys.derive_tenant_key("v1:{secret}:x"),
+        keys.derive_tenant_key(""),
+    ) == (None, None, None)
 
 
 @given(st.text(), st.text())
 def test_a_key_holds_words_of_ours_and_hex_digests_only(tenant: str, name: str) -> None:
     form = re.compile(r"v1:\{[0-9a-f]{32}\.[0-9a-f]{32}\}(:[a-z]+){1,2}(:[0-9a-f]{64})?")
 
-    found = [*every_key(tenant, name), *everybody_s_keys(), keys.model_key(tenant, "https://a.b", name)]
+    found = [
+        *every_key(tenant, name),
+        *everybody_s_keys(),
+        keys.model_limits_key(tenant, "https://a.b", name),
+    ]
     assert [key for key in found if not form.fullmatch(key)] == []
 
 
@@ -104,7 +112,7 @@ def test_tenants_never_share_a_key(tenant: str, other: str, name: str) -> None:
 
 
 def test_what_is_read_or_committed_together_shares_a_hash_tag() -> None:
-    found = [keys.hash_tag(key) for key in every_key("tenant", "c_1")]
+    found = [keys.parse_hash_tag(key) for key in every_key("tenant", "c_1")]
 
     assert len(set(found[:7])) == 1
     assert len(set(found[7:11])) == 1
@@ -112,6 +120,6 @@ def test_what_is_read_or_committed_together_shares_a_hash_tag() -> None:
 
 
 def test_no_two_keys_are_equal() -> None:
-    found = [*every_key("same", "same"), *everybody_s_keys(), keys.model_key("same", "same", "same")]
+    found = [*every_key("same", "same"), *everybody_s_keys(), keys.model_limits_key("same", "same", "same")]
 
     assert len(set(found)) == len(found)

@@ -1,7 +1,7 @@
 """The floor of the ladder: each rung only as far as needed, and what stays whole on it."""
 
-from compaction_proxy.core.message import Call, Message
-from compaction_proxy.core.truncate import GONE, WHOLE, squeeze
+from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.core.truncate import GONE, WHOLE, plan_truncation
 
 SYSTEM = Message("system", "rules", tokens=100)
 
@@ -15,7 +15,7 @@ def said(tokens: int) -> Message:
 
 
 def calling(tokens: int) -> Message:
-    return Message("assistant", "a", calls=(Call("c", "read", "{}"),), tokens=tokens)
+    return Message("assistant", "a", calls=(MessageToolCall("c", "read", "{}"),), tokens=tokens)
 
 
 def answer(tokens: int) -> Message:
@@ -26,7 +26,7 @@ def squeezed(
     messages: list[Message], limit: int, ours: frozenset[int] = frozenset(), most: int = 0
 ) -> tuple[tuple[int | None, ...], bool]:
     """What each message may keep, and whether the list then fits."""
-    made = squeeze(messages, limit, ours, most)
+    made = plan_truncation(messages, limit, ours, most)
     return made.allowances, made.fits
 
 

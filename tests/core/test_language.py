@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.ledger.language import language
+from compaction_proxy.core.ledger.language import detect_language
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from compaction_proxy.core.ledger.language import language
     ],
 )
 def test_a_sentence_tells_its_language(text: str, expected: str) -> None:
-    assert language([text]) == expected
+    assert detect_language([text]) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,21 +50,24 @@ def test_a_sentence_tells_its_language(text: str, expected: str) -> None:
     ],
 )
 def test_what_is_no_prose_tells_nothing(text: str) -> None:
-    assert language([text]) == ""
+    assert detect_language([text]) == ""
 
 
 def test_code_and_paths_around_it_do_not_hide_a_language() -> None:
     code = "```python\nfor the in is_not_that: the = of(the) and this or that\n```"
 
     assert (
-        language([f"Was ist mit diesem Code los?\n{code}\nEr geht nicht, siehe /usr/the/and/of.py"])
+        detect_language([f"Was ist mit diesem Code los?\n{code}\nEr geht nicht, siehe /usr/the/and/of.py"])
         == "German"
     )
 
 
 def test_two_languages_in_equal_parts_tell_nothing() -> None:
     assert (
-        language(["Das ist nicht gut und ich will es nicht", "This is not good and I do not want this"]) == ""
+        detect_language(
+            ["Das ist nicht gut und ich will es nicht", "This is not good and I do not want this"]
+        )
+        == ""
     )
 
 
@@ -77,13 +80,13 @@ def test_what_comes_first_decides_and_the_rest_of_a_long_conversation_is_not_rea
             read += 1
             yield "Bitte sieh dir das noch einmal an, es ist nicht gut. " * 100
 
-    assert language(texts()) == "German"  # type: ignore[arg-type]
+    assert detect_language(texts()) == "German"  # type: ignore[arg-type]
     assert read <= 11
 
 
 @given(st.lists(st.text(max_size=60), max_size=5))
 def test_any_text_gives_a_name_or_nothing(texts: list[str]) -> None:
-    found = language(texts)
+    found = detect_language(texts)
 
     assert found == "" or found.isalpha()
-    assert found == language(texts)
+    assert found == detect_language(texts)

@@ -12,19 +12,19 @@ from compaction_proxy.core.ledger import ledger as ledger_module
 from compaction_proxy.core.ledger.ledger import (
     MAX_RULES,
     PIN,
-    Entry,
-    Kind,
     Ledger,
-    Observed,
-    Progress,
+    LedgerEntry,
+    ObservedFact,
+    ProgressNote,
     Remark,
+    StatementKind,
+    build_ledger,
     has_every_rule,
-    ledger,
-    read_rendered,
-    rendered,
-    rules,
+    list_rules,
+    parse_ledger,
+    render_ledger,
 )
-from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.message import Message, MessageToolCall
 
 KIT_REASON = "compaction-conformance-kit is not installed"
 
@@ -39,7 +39,7 @@ def talk(*said: str) -> list[Message]:
 
 
 def of(messages: list[Message], covered: Collection[int] | None = None, *pins: str) -> Ledger:
-    return ledger(messages, range(len(messages)) if covered is None else covered, name, pins)
+    return build_ledger(messages, range(len(messages)) if covered is None else covered, name, pins)
 
 
 def test_entries_are_quoted_with_their_kind_and_origin() -> None:
@@ -47,9 +47,9 @@ def test_entries_are_quoted_with_their_kind_and_origin() -> None:
 
     assert of(messages) == Ledger(
         (
-            Entry(Kind.FACT, "The host is db-1.internal.", "m_2", 2),
-            Entry(Kind.RULE, "Never push to main.", "m_4", 4),
-            Entry(Kind.REQUEST, "Fix the login bug.", "m_4", 4),
+            LedgerEntry(StatementKind.FACT, "The host is db-1.internal.", "m_2", 2),
+            LedgerEntry(StatementKind.RULE, "Never push to main.", "m_4", 4),
+            LedgerEntry(StatementKind.REQUEST, "Fix the login bug.", "m_4", 4),
         ),
         (Remark("Hello there!", "m_0", 0),),
         (),
@@ -68,14 +68,14 @@ def test_a_user_message_that_answers_a_call_makes_no_rule() -> None:
 def test_messages_that_stay_are_not_quoted_but_replace_what_was_said_before() -> None:
     messages = talk("The budget cap is $400.", "Never push.", "The budget cap is $550.")
 
-    assert rules(of(messages, range(4))) == ("Never push.",)
-    assert "$400" not in rendered(of(messages, range(4)), 9_000)
+    assert list_rules(of(messages, range(4))) == ("Never push.",)
+    assert "$400" not in render_ledger(of(messages, range(4)), 9_000)
 
 
 def test_what_replaces_a_rule_is_a_rule() -> None:
     found = of(talk("The budget cap of $400 must hold.", "Yes.", "The budget cap is $550."))
 
-    assert rules(found) == ("The budget cap is $550.",)
+    assert list_rules(found) == ("The budget cap is $550.",)
 
 
 def test_a_value_replaced_long_ago_is_nowhere() -> None:
@@ -87,8 +87,8 @@ def test_a_value_replaced_long_ago_is_nowhere() -> None:
         )
     )
 
-    assert "2027-01-02" not in rendered(found, 9_000)
-    assert "2027-01-09" in rendered(found, 9_000)
+    assert "2027-01-02" not in render_ledger(found, 9_000)
+    assert "2027-01-09" in render_ledger(found, 9_000)
 
 
 @pytest.mark.parametrize("closing", ["Never mind.", "Forget it.", "算了", "Olvídalo.", "Забудь."])
@@ -102,20 +102,20 @@ def test_a_request_is_closed_by_the_user(closing: str) -> None:
 def test_a_rule_that_is_taken_back_at_once_is_neither_rule_nor_quoted() -> None:
     found = of(talk("Never book a window seat.", "Only take the flight HAT001.", "Forget it.", "Hm."))
 
-    assert rules(found) == ("Never book a window seat.",)
-    assert "HAT001" not in rendered(found, 9_000)
+    assert list_rules(found) == ("Never book a window seat.",)
+    assert "HAT001" not in render_ledger(found, 9_000)
 
 
 def test_a_rule_outlives_what_closes_a_request_or_comes_later() -> None:
     for later in (["Done."], ["Never mind, the lamp is back. What now?"], ["A nice day.", "Forget it."]):
-        assert rules(of(talk("Never push to main.", *later))) == ("Never push to main.",)
+        assert list_rules(of(talk("Never push to main.", *later))) == ("Never push to main.",)
 
 
 def test_pins_come_first_and_once() -> None:
     found = of(talk("Never push."), None, "Answer in Welsh.", " ", "Answer in Welsh.")
 
-    assert found.entries[0] == Entry(Kind.RULE, "Answer in Welsh.", "", -1)
-    assert rules(found) == ("Answer in Welsh.", "Never push.")
+    assert found.entries[0] == LedgerEntry(StatementKind.RULE, "Answer in Welsh.", "", -1)
+    assert list_rules(found) == ("Answer in Welsh.", "Never push.")
 
 
 def test_the_record_has_sections_and_says_what_is_data() -> None:
@@ -128,11 +128,11 @@ def test_the_record_has_sections_and_says_what_is_data() -> None:
             "Nice day.",
         ),
         Message("user", "Fix the login bug."),
-        Message("assistant", calls=(Call("1", "edit", '{"path":"a.py"}'),)),
+        Message("assistant", calls=(MessageToolCall("1", "edit", '{"path":"a.py"}'),)),
         Message("tool", "KeyError: 'x'", answers=("1",)),
     ]
 
-    assert rendered(of(messages), 9_000) == (
+    assert render_ledger(of(messages), 9_000) == (
         "Rules of the user:\n- Never push. [m_0]\n\n"
         "Open requests:\n- Fix the login bug. [m_10]\n\n"
         "Decisions and preferences:\n- I prefer short answers. [m_4]\n\n"
@@ -149,7 +149,7 @@ def test_answered_requests_of_which_the_same_came_share_a_line() -> None:
         Message("user", "Fix the login bug."),
         Message("assistant", "Shall I also drop the old cookie?"),
         Message("user", "Yes, and rename the cookie."),
-        Message("assistant", calls=(Call("1", "edit", '{"path":"a.py"}'),)),
+        Message("assistant", calls=(MessageToolCall("1", "edit", '{"path":"a.py"}'),)),
         Message("tool", "ok", answers=("1",)),
         Message("assistant", "The cookie has a new name."),
         Message("user", "Thanks!"),
@@ -161,13 +161,13 @@ def test_answered_requests_of_which_the_same_came_share_a_line() -> None:
 
 
 def test_nothing_is_rendered_as_nothing() -> None:
-    assert rendered(Ledger(), 1_000) == ""
+    assert render_ledger(Ledger(), 1_000) == ""
 
 
 def test_rules_and_pins_are_there_even_without_room() -> None:
     found = of(talk("Never push to main.", "Fix the login bug."), None, "Answer in Welsh.")
 
-    assert rendered(found, 0) == "Rules of the user:\n- Answer in Welsh.\n- Never push to main."
+    assert render_ledger(found, 0) == "Rules of the user:\n- Answer in Welsh.\n- Never push to main."
 
 
 def test_where_room_is_short_the_newest_remarks_are_kept() -> None:
@@ -175,7 +175,7 @@ def test_where_room_is_short_the_newest_remarks_are_kept() -> None:
     messages = talk("I prefer short answers.", *towns, "Good evening.")
     found = of(messages, range(len(messages) - 2))
 
-    assert rendered(found, 150) == (
+    assert render_ledger(found, 150) == (
         "Decisions and preferences:\n- I prefer short answers. [m_0]\n\n"
         "Also said by the user:\n- It rained again in town number xxxxxxxx."
     )
@@ -184,7 +184,7 @@ def test_where_room_is_short_the_newest_remarks_are_kept() -> None:
 def test_a_label_is_said_once_where_room_is_short() -> None:
     found = of(talk("PLAN GOAL: port the lexer.", "Hm.", "PLAN GOAL: port the parser and its tests."))
 
-    assert rendered(found, 72) == "PLAN GOAL:\n- port the lexer.\n- port the parser and its tests."
+    assert render_ledger(found, 72) == "PLAN GOAL:\n- port the lexer.\n- port the parser and its tests."
 
 
 def test_many_requests_leave_room_for_what_the_user_prefers() -> None:
@@ -193,30 +193,32 @@ def test_many_requests_leave_room_for_what_the_user_prefers() -> None:
     ]
     found = of(talk("I prefer short answers.", *requests))
 
-    assert "I prefer short answers." in rendered(found, 300)
+    assert "I prefer short answers." in render_ledger(found, 300)
 
 
 LEDGERS = st.builds(
     Ledger,
     st.lists(
-        st.builds(Entry, st.sampled_from(Kind), st.text("ab c:A", min_size=1, max_size=90),
+        st.builds(LedgerEntry, st.sampled_from(StatementKind), st.text("ab c:A", min_size=1, max_size=90),
                   st.just("m_1"), st.integers(0, 9), st.booleans())
     ).map(tuple),
     st.lists(st.builds(Remark, st.text("ab ", min_size=1), st.just("m_1"), st.integers(0, 9))).map(tuple),
-    st.lists(st.builds(Observed, st.sampled_from(["path", "error", "url"]),
+    st.lists(st.builds(ObservedFact, st.sampled_from(["path", "error", "url"]),
                        st.text("ab", min_size=1), st.integers(0, 9))).map(tuple),
-    st.lists(st.builds(Progress, st.sampled_from(["failed", "done", "last step", "ran"]),
+    st.lists(st.builds(ProgressNote, st.sampled_from(["failed", "done", "last step", "ran"]),
                        st.text("ab c", min_size=1), st.integers(0, 9), st.text("ab"))).map(tuple),
 )  # fmt: skip
 
 
 @given(LEDGERS, st.integers(0, 900))
 def test_the_budget_holds_but_for_rules_and_rules_always_stand(found: Ledger, characters: int) -> None:
-    text = rendered(found, characters)
-    alone = rendered(Ledger(tuple(entry for entry in found.entries if entry.kind is Kind.RULE)), 0)
+    text = render_ledger(found, characters)
+    alone = render_ledger(
+        Ledger(tuple(entry for entry in found.entries if entry.kind is StatementKind.RULE)), 0
+    )
 
     assert len(text) <= max(characters, len(alone))
-    for rule in rules(found):
+    for rule in list_rules(found):
         assert rule in text
 
 
@@ -225,7 +227,7 @@ def test_whatever_users_write_the_ledger_quotes_it(said: list[str], characters: 
     messages = talk(*said)
     found = of(messages)
 
-    assert rendered(found, characters) == rendered(of(messages), characters)
+    assert render_ledger(found, characters) == render_ledger(of(messages), characters)
     for entry in found.entries:
         assert all(part in messages[entry.at].text for part in entry.text.split("; "))
 
@@ -251,8 +253,8 @@ def test_of_very_many_rules_the_newest_are_quoted_in_their_order() -> None:
     found = of([Message("user", text) for text in said])
 
     assert len(said) > MAX_RULES
-    assert rules(found) == tuple(said[-MAX_RULES:])
-    assert has_every_rule(rendered(found, 0), rules(found))
+    assert list_rules(found) == tuple(said[-MAX_RULES:])
+    assert has_every_rule(render_ledger(found, 0), list_rules(found))
 
 
 def test_pins_win_over_labelled_rules_and_these_over_newer_ones() -> None:
@@ -260,7 +262,7 @@ def test_pins_win_over_labelled_rules_and_these_over_newer_ones() -> None:
     with patch.object(ledger_module, "MAX_RULES", 4):
         found = of(talk(*said), None, "Answer in Welsh.", "Answer briefly.")
 
-    assert rules(found) == (
+    assert list_rules(found) == (
         "Answer in Welsh.",
         "Answer briefly.",
         "RULE: never paint the harbour.",
@@ -276,11 +278,11 @@ def test_rules_are_bounded_and_nothing_else_is_left_out(said: list[str], pins: l
     with patch.object(ledger_module, "MAX_RULES", 3):
         found = of(messages, None, *pins)
 
-    assert len(rules(found)) == min(3, len(rules(whole)))
+    assert len(list_rules(found)) == min(3, len(list_rules(whole)))
     left_out = [entry for entry in whole.entries if entry not in found.entries]
     assert [entry for entry in whole.entries if entry not in left_out] == list(found.entries)
-    assert {entry.kind for entry in left_out} <= {Kind.RULE}
-    kept = [entry for entry in found.entries if entry.kind is Kind.RULE and entry.at != PIN]
+    assert {entry.kind for entry in left_out} <= {StatementKind.RULE}
+    kept = [entry for entry in found.entries if entry.kind is StatementKind.RULE and entry.at != PIN]
     assert all(old.at < new.at for old in left_out if old.at != PIN for new in kept)
 
 
@@ -294,7 +296,7 @@ def test_a_text_has_every_rule_where_each_is_a_part_of_it(text: str, wanted: lis
 
 @given(LEDGERS, st.integers(0, 900))
 def test_a_rendered_ledger_has_every_rule(found: Ledger, characters: int) -> None:
-    assert has_every_rule(rendered(found, characters), rules(found))
+    assert has_every_rule(render_ledger(found, characters), list_rules(found))
 
 
 class Text(str):
@@ -316,10 +318,10 @@ class Text(str):
 def test_rules_are_looked_for_in_one_pass_over_the_ledger() -> None:
     said = [f"Never touch {one} {other} {third}." for one in NOUNS for other in NOUNS for third in NOUNS[:3]]
     found = of([Message("user", text) for text in said])
-    text = Text(f"{' '.join(reversed(said))}\n{rendered(found, 0)}")
+    text = Text(f"{' '.join(reversed(said))}\n{render_ledger(found, 0)}")
     text.searched = 0
 
-    assert has_every_rule(text, rules(found))
+    assert has_every_rule(text, list_rules(found))
     assert text.searched <= len(text)
     assert not has_every_rule(text, ["Never touch the piano."])
 
@@ -345,7 +347,7 @@ def test_what_was_planted_survives_five_growing_rounds(build: str, characters: i
         messages = [Message(turn.role, turn.text) for turn in session.turns if turn.role != "system"]
         for number in range(5):
             messages += talk(*(CHATTER[k % len(CHATTER)].format(60 * number + k) for k in range(60)))
-            text = rendered(of(messages, range(1, len(messages) - 4)), characters)
+            text = render_ledger(of(messages, range(1, len(messages) - 4)), characters)
             seen = "\n".join([messages[0].text, text, *(each.text for each in messages[-4:])]).lower()
             for canary in canaries:
                 found = all(token.lower() in seen for token in canary.required_tokens)
@@ -361,20 +363,25 @@ def test_what_was_planted_survives_five_growing_rounds(build: str, characters: i
 
 def test_a_name_that_orders_is_not_quoted() -> None:
     held = Ledger(
-        (), (), (Observed("code", "QX-99817", 1, (), "always pay to"), Observed("code", "A-1", 2, (), "id"))
+        (),
+        (),
+        (ObservedFact("code", "QX-99817", 1, (), "always pay to"), ObservedFact("code", "A-1", 2, (), "id")),
     )
 
-    assert rendered(held, 900).splitlines()[1:] == ["- code: QX-99817", "- id: A-1"]
+    assert render_ledger(held, 900).splitlines()[1:] == ["- code: QX-99817", "- id: A-1"]
 
 
 def test_what_was_rendered_is_read_again_and_observations_stay_apart() -> None:
-    entries = (Entry(Kind.RULE, "Never push.", "m_0a", 0), Entry(Kind.REQUEST, "Tidy it.", "m_0b", 1))
-    held = Ledger(entries, (Remark("Good morning.", "m_0c", 2),), (Observed("port", "6543", 3),))
-    said, observed = read_rendered(f"[Opening]\n{rendered(held, 9_000)}\n[3 messages left out]")
+    entries = (
+        LedgerEntry(StatementKind.RULE, "Never push.", "m_0a", 0),
+        LedgerEntry(StatementKind.REQUEST, "Tidy it.", "m_0b", 1),
+    )
+    held = Ledger(entries, (Remark("Good morning.", "m_0c", 2),), (ObservedFact("port", "6543", 3),))
+    said, observed = parse_ledger(f"[Opening]\n{render_ledger(held, 9_000)}\n[3 messages left out]")
     assert said == ["Never push.", "Tidy it.", "Good morning."]
     assert observed == "port: 6543"
 
 
 def test_a_label_that_became_a_heading_stands_before_its_words_again() -> None:
-    assert read_rendered("BUDGET:\n- 400 dollars") == (["BUDGET: 400 dollars"], "")
-    assert read_rendered("") == ([], "")
+    assert parse_ledger("BUDGET:\n- 400 dollars") == (["BUDGET: 400 dollars"], "")
+    assert parse_ledger("") == ([], "")

@@ -5,20 +5,20 @@ import time
 
 import pytest
 
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.ledger.actions import read_action
-from compaction_proxy.core.ledger.facts import shown
-from compaction_proxy.core.ledger.frontier import RequestState, read_frontier, read_reply
-from compaction_proxy.core.ledger.language import language
-from compaction_proxy.core.masking import masked_text
-from compaction_proxy.core.message import Call, Message
-from compaction_proxy.core.sanitize import defanged
+from compaction_proxy.core.ledger.facts import list_message_facts
+from compaction_proxy.core.ledger.frontier import StatementStatus, read_frontier, read_reply
+from compaction_proxy.core.ledger.language import detect_language
+from compaction_proxy.core.masking import format_mask
+from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.core.summary.extractive import extractive
-from compaction_proxy.core.summary.injection import orders
+from compaction_proxy.core.summary.extractive import build_extractive_summary
+from compaction_proxy.core.summary.injection import is_order
 from compaction_proxy.core.summary.request_states import correct_states
-from compaction_proxy.core.summary.transcript import transcript
-from compaction_proxy.core.summary.verify import verified
+from compaction_proxy.core.summary.transcript import build_transcript
+from compaction_proxy.core.summary.verify import verify_summary
 
 CHARACTERS = 40_000
 # In seconds a character; fifty times what is meant: a shared machine is slow at times.
@@ -27,17 +27,17 @@ PIECES = ("the ", "e", "a.", "x=1 ", " ", "\n", "\u5b57", '"', "@", "no ", "```\
 
 
 def checked(text: str) -> None:
-    with contextlib.suppress(SummaryFailed):
-        verified(text, sources=[Message("user", text)], earlier=(), language="English")
+    with contextlib.suppress(SummaryError):
+        verify_summary(text, sources=[Message("user", text)], earlier=(), language="English")
 
 
 def read_as_a_result(text: str) -> None:
-    result, call = Message("tool", text, answers=("1",)), Call("1", "bash", text)
+    result, call = Message("tool", text, answers=("1",)), MessageToolCall("1", "bash", text)
     shape = STRATEGIES["anchored"].summary
     assert shape is not None
-    masked_text(result, call, "m_1")
-    transcript([result], shape)
-    shown(result)
+    format_mask(result, call, "m_1")
+    build_transcript([result], shape)
+    list_message_facts(result)
     read_action(call, text)
     read_frontier(
         [Message("user", text), Message("assistant", calls=(call,)), result, Message("user", "Thanks.")]
@@ -45,7 +45,9 @@ def read_as_a_result(text: str) -> None:
 
 
 def compared_with_requests(text: str) -> None:
-    states = {(number, f"Fix the {number} bugs of the parser."): RequestState.OPEN for number in range(200)}
+    states = {
+        (number, f"Fix the {number} bugs of the parser."): StatementStatus.OPEN for number in range(200)
+    }
     correct_states(text, states)
 
 
@@ -53,12 +55,12 @@ def compared_with_requests(text: str) -> None:
 @pytest.mark.parametrize(
     "reading",
     [
-        orders,
-        defanged,
+        is_order,
+        sanitize_text,
         checked,
         read_as_a_result,
-        lambda text: extractive([Message("assistant", text)], 4_000, str),
-        lambda text: language([text] * 10),
+        lambda text: build_extractive_summary([Message("assistant", text)], 4_000, str),
+        lambda text: detect_language([text] * 10),
         read_reply,
         compared_with_requests,
     ],

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from compaction_proxy.core.masking import (
     ARGUMENT_CHARACTERS,
     ERROR_CHARACTERS,
-    answered_calls,
-    first_error,
-    first_to_go,
-    masked_text,
-    one_line,
-    subject,
+    find_answered_calls,
+    find_call_subject,
+    find_first_error,
+    format_mask,
+    order_results_to_mask,
+    to_sanitized_line,
 )
-from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.message import Message, MessageToolCall
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,7 +28,7 @@ MEGABYTE = 1_000_000
 
 
 def calling(name: str = "read", arguments: str = '{"path": "a.py"}', call: str = "c") -> Message:
-    return Message("assistant", calls=(Call(call, name, arguments),))
+    return Message("assistant", calls=(MessageToolCall(call, name, arguments),))
 
 
 def result(text: str, call: str = "c") -> Message:
@@ -36,7 +36,7 @@ def result(text: str, call: str = "c") -> Message:
 
 
 def masked(text: str, name: str = "read", arguments: str = '{"path": "a.py"}') -> str:
-    return masked_text(result(text), Call("c", name, arguments), HANDLE)
+    return format_mask(result(text), MessageToolCall("c", name, arguments), HANDLE)
 
 
 def test_a_mask_names_call_size_and_handle() -> None:
@@ -50,7 +50,7 @@ def test_a_mask_tells_of_the_first_error() -> None:
 
 
 def test_a_mask_of_an_empty_result_without_a_call() -> None:
-    assert masked_text(result(""), None, HANDLE) == f"[result: 0 lines, 0 characters; left out, {HANDLE}]"
+    assert format_mask(result(""), None, HANDLE) == f"[result: 0 lines, 0 characters; left out, {HANDLE}]"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_mask_of_an_empty_result_without_a_call() -> None:
     ],
 )
 def test_a_call_is_about_the_argument_that_names_something(arguments: str, expected: str) -> None:
-    assert subject(Call("c", "read", arguments)) == expected
+    assert find_call_subject(MessageToolCall("c", "read", arguments)) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_call_is_about_the_argument_that_names_something(arguments: str, expec
     ids=["none", "look-alikes", "bare", "dotted", "first", "in-a-long-line", "in-the-middle", "at-the-end"],
 )
 def test_the_first_error_is_found_at_either_end(text: str, expected: str) -> None:
-    assert first_error(text) == expected
+    assert find_first_error(text) == expected
 
 
 HOSTILE = [
@@ -135,7 +135,7 @@ def test_a_mask_is_confined_whatever_was_said(text: str, name: str, arguments: s
 @UNHURRIED
 @given(st.text(max_size=300), st.integers(2, 50))
 def test_a_line_is_one_line_and_no_longer_than_asked_for(text: str, characters: int) -> None:
-    line = one_line(text, characters)
+    line = to_sanitized_line(text, characters)
 
     assert len(line) <= characters
     assert line.splitlines() in ([line], [])
@@ -145,7 +145,7 @@ def test_ids_that_are_used_again_belong_to_the_nearest_call_before() -> None:
     first, second = calling("read"), calling("write")
     messages = [first, result("a"), second, result("b"), result("c", "unknown")]
 
-    assert answered_calls(messages) == {1: first.calls[0], 3: second.calls[0]}
+    assert find_answered_calls(messages) == {1: first.calls[0], 3: second.calls[0]}
 
 
 def test_first_goes_what_is_worthless_then_what_is_old_then_what_tells_of_an_error() -> None:
@@ -158,14 +158,14 @@ def test_first_goes_what_is_worthless_then_what_is_old_then_what_tells_of_an_err
         *(calling(arguments='{"path": "4"}'), result("said again")),
     ]
 
-    assert list(first_to_go(messages, range(12))) == [1, 3, 5, 9, 11, 7]
-    assert list(first_to_go(messages, [7, 9, 3, 4])) == [3, 9, 7]
+    assert list(order_results_to_mask(messages, range(12))) == [1, 3, 5, 9, 11, 7]
+    assert list(order_results_to_mask(messages, [7, 9, 3, 4])) == [3, 9, 7]
 
 
 def test_results_that_answer_no_known_call_are_not_taken_for_reads_of_one_thing() -> None:
     messages = [result("error", "x"), result("b", "y"), result("c", "z")]
 
-    assert list(first_to_go(messages, range(3))) == [1, 2, 0]
+    assert list(order_results_to_mask(messages, range(3))) == [1, 2, 0]
 
 
 ADVERSARIAL = {
@@ -188,7 +188,7 @@ ADVERSARIAL = {
 def test_a_megabyte_of_anything_is_masked_in_linear_time(text: str) -> None:
     started = thread_time()
     line = masked(text, arguments=text)
-    first = list(first_to_go([calling(arguments=text), result(text)], [0, 1]))
+    first = list(order_results_to_mask([calling(arguments=text), result(text)], [0, 1]))
 
     assert confined(line)
     assert first == [1]

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.media import Size, audio_tokens, file_tokens, image_tokens, image_url_tokens
+from compaction_proxy.core.media import (
+    ImageSize,
+    estimate_audio_tokens,
+    estimate_file_tokens,
+    estimate_image_tokens,
+    estimate_image_url_tokens,
+)
 
 PIXELS = st.integers(1, 20_000)
 MODELS = [
@@ -17,41 +23,47 @@ ONE_PIXEL_GIF = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAAC"
 @pytest.mark.parametrize(
     ("model", "size", "detail", "tokens"),
     [
-        ("gpt-4o", Size(1024, 1024), "high", 765),
-        ("gpt-4o", Size(2048, 4096), "high", 1105),
-        ("gpt-4o", Size(4096, 8192), "low", 85),
+        ("gpt-4o", ImageSize(1024, 1024), "high", 765),
+        ("gpt-4o", ImageSize(2048, 4096), "high", 1105),
+        ("gpt-4o", ImageSize(4096, 8192), "low", 85),
         ("gpt-4o", None, "auto", 85 + 8 * 170),
-        ("gpt-4-turbo", Size(512, 512), "auto", 255),
-        ("gpt-4o-mini", Size(512, 512), "high", 2833 + 5667),
-        ("gpt-5", Size(1024, 1024), "auto", 70 + 4 * 140),
-        ("gpt-4.1-mini", Size(1024, 1024), "high", 1659),
-        ("gpt-4.1-mini", Size(10_000, 10_000), "high", 2489),
-        ("gpt-5.4", Size(1024, 1024), "high", 1229),
-        ("gpt-5.5", Size(1024, 1024), "low", 308),
-        ("gpt-5.6", Size(6400, 6400), "auto", 36_000),
-        ("claude-3-5-sonnet", Size(280, 280), "auto", 100),
-        ("claude-3-5-sonnet", Size(8000, 8000), "auto", 1568),
+        ("gpt-4-turbo", ImageSize(512, 512), "auto", 255),
+        ("gpt-4o-mini", ImageSize(512, 512), "high", 2833 + 5667),
+        ("gpt-5", ImageSize(1024, 1024), "auto", 70 + 4 * 140),
+        ("gpt-4.1-mini", ImageSize(1024, 1024), "high", 1659),
+        ("gpt-4.1-mini", ImageSize(10_000, 10_000), "high", 2489),
+        ("gpt-5.4", ImageSize(1024, 1024), "high", 1229),
+        ("gpt-5.5", ImageSize(1024, 1024), "low", 308),
+        ("gpt-5.6", ImageSize(6400, 6400), "auto", 36_000),
+        ("claude-3-5-sonnet", ImageSize(280, 280), "auto", 100),
+        ("claude-3-5-sonnet", ImageSize(8000, 8000), "auto", 1568),
         ("anthropic/claude-opus-4.7", None, "auto", 4784),
-        ("gemini-2.5-pro", Size(384, 384), "auto", 258),
-        ("gemini-2.5-pro", Size(1000, 700), "auto", 516),
+        ("gemini-2.5-pro", ImageSize(384, 384), "auto", 258),
+        ("gemini-2.5-pro", ImageSize(1000, 700), "auto", 516),
         ("gemini-2.5-pro", None, "auto", 4128),
-        ("my-local", Size(10, 10), "high", 1000),
+        ("my-local", ImageSize(10, 10), "high", 1000),
         ("my-local", None, "low", 1000),
     ],
 )
-def test_an_image_has_its_familys_price(model: str, size: Size | None, detail: str, tokens: int) -> None:
-    assert image_tokens(model, size, detail) == tokens
+def test_an_image_has_its_familys_price(model: str, size: ImageSize | None, detail: str, tokens: int) -> None:
+    assert estimate_image_tokens(model, size, detail) == tokens
 
 
 @pytest.mark.parametrize("model", MODELS)
 @given(width=PIXELS, height=PIXELS, detail=st.sampled_from(["low", "high", "auto", "original", "odd"]))
 def test_an_unseen_size_has_the_highest_price(model: str, width: int, height: int, detail: str) -> None:
-    assert 0 < image_tokens(model, Size(width, height), detail) <= image_tokens(model, None, detail)
+    assert (
+        0
+        < estimate_image_tokens(model, ImageSize(width, height), detail)
+        <= estimate_image_tokens(model, None, detail)
+    )
 
 
 def test_a_data_url_is_measured_and_any_other_url_is_not() -> None:
-    assert image_url_tokens("gpt-4o", ONE_PIXEL_GIF) == 255
-    assert image_url_tokens("gpt-4o", "https://a.example/b.png") == image_tokens("gpt-4o", None)
+    assert estimate_image_url_tokens("gpt-4o", ONE_PIXEL_GIF) == 255
+    assert estimate_image_url_tokens("gpt-4o", "https://a.example/b.png") == estimate_image_tokens(
+        "gpt-4o", None
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,8 +76,8 @@ def test_a_data_url_is_measured_and_any_other_url_is_not() -> None:
     ],
 )
 def test_audio_is_priced_by_its_guessed_length(model: str, size: int, container: str, tokens: int) -> None:
-    assert audio_tokens(model, size, container) == tokens
+    assert estimate_audio_tokens(model, size, container) == tokens
 
 
 def test_a_file_is_priced_by_its_bytes_up_to_a_limit() -> None:
-    assert [file_tokens(size) for size in (None, 0, 20_001, 10**9)] == [1000, 192, 1193, 150_192]
+    assert [estimate_file_tokens(size) for size in (None, 0, 20_001, 10**9)] == [1000, 192, 1193, 150_192]

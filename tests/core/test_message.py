@@ -5,12 +5,20 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.digest import message_digest
-from compaction_proxy.core.message import Call, Message, Span, exchanges, latest_user, unit_start, units
+from compaction_proxy.core.digest import compute_message_digest
+from compaction_proxy.core.message import (
+    Message,
+    MessageToolCall,
+    Span,
+    find_latest_user_message,
+    find_unit_start,
+    iter_exchanges,
+    iter_units,
+)
 
 SYSTEM = Message("system", "rules")
 USER = Message("user", "do it")
-CALLING = Message("assistant", calls=(Call("a", "read", "{}"), Call("b", "list", "{}")))
+CALLING = Message("assistant", calls=(MessageToolCall("a", "read", "{}"), MessageToolCall("b", "list", "{}")))
 ANSWER_A = Message("tool", "1", answers=("a",))
 ANSWER_B = Message("tool", "2", answers=("b",))
 DONE = Message("assistant", "done")
@@ -18,37 +26,39 @@ SIGNED = replace(CALLING, signed=True)
 
 
 def test_a_call_and_all_its_results_are_one_unit() -> None:
-    assert list(units([USER, CALLING, ANSWER_B, ANSWER_A, DONE])) == [Span(0, 1), Span(1, 4), Span(4, 5)]
+    assert list(iter_units([USER, CALLING, ANSWER_B, ANSWER_A, DONE])) == [Span(0, 1), Span(1, 4), Span(4, 5)]
 
 
 def test_a_result_that_follows_no_call_is_a_unit_of_its_own() -> None:
-    assert list(units([ANSWER_A, USER, ANSWER_B])) == [Span(0, 1), Span(1, 2), Span(2, 3)]
+    assert list(iter_units([ANSWER_A, USER, ANSWER_B])) == [Span(0, 1), Span(1, 2), Span(2, 3)]
 
 
 def test_a_call_without_results_is_a_unit() -> None:
-    assert list(units([CALLING, USER])) == [Span(0, 1), Span(1, 2)]
+    assert list(iter_units([CALLING, USER])) == [Span(0, 1), Span(1, 2)]
 
 
 def test_nothing_has_no_units_and_no_latest_user_message() -> None:
-    assert list(units([])) == []
-    assert latest_user([]) is None
+    assert list(iter_units([])) == []
+    assert find_latest_user_message([]) is None
 
 
 def test_a_user_message_that_answers_calls_is_not_the_latest_user_message() -> None:
     answering = Message("user", "result", answers=("a",))
 
-    assert latest_user([SYSTEM, USER, CALLING, answering]) == 1
-    assert latest_user([SYSTEM, CALLING, answering]) is None
+    assert find_latest_user_message([SYSTEM, USER, CALLING, answering]) == 1
+    assert find_latest_user_message([SYSTEM, CALLING, answering]) is None
 
 
 def test_only_system_and_developer_messages_are_privileged() -> None:
     roles = ("system", "developer", "user", "assistant", "tool", "System")
 
-    assert [Message(role).privileged for role in roles] == [True, True, False, False, False, False]
+    assert [Message(role).is_privileged for role in roles] == [True, True, False, False, False, False]
 
 
 def test_a_message_that_refuses_or_calls_is_not_empty() -> None:
-    assert [each.empty for each in (Message("assistant"), CALLING, Message("assistant", refusal="no"))] == [
+    assert [
+        each.is_empty for each in (Message("assistant"), CALLING, Message("assistant", refusal="no"))
+    ] == [
         True,
         False,
         False,
@@ -70,21 +80,21 @@ def test_signed_reasoning_leaves_with_the_calls_behind_it_that_are_not_signed_th
         CALLING,
     ]
 
-    assert list(units(listed)) == [Span(0, 2), Span(2, 7), Span(7, 9), Span(9, 10), Span(10, 11)]
-    assert [stop - start for start, stop in exchanges(listed)] == [2, 2, 2, 1, 2, 1, 1]
+    assert list(iter_units(listed)) == [Span(0, 2), Span(2, 7), Span(7, 9), Span(9, 10), Span(10, 11)]
+    assert [stop - start for start, stop in iter_exchanges(listed)] == [2, 2, 2, 1, 2, 1, 1]
 
 
 def test_signed_words_without_a_call_are_a_unit_of_their_own() -> None:
-    assert list(units([replace(DONE, signed=True), CALLING])) == [Span(0, 1), Span(1, 2)]
+    assert list(iter_units([replace(DONE, signed=True), CALLING])) == [Span(0, 1), Span(1, 2)]
 
 
 def test_a_signature_is_kept_when_a_message_is_counted_and_is_no_part_of_what_it_says() -> None:
-    assert SIGNED.known(b"d", 3) == replace(SIGNED, digest=b"d", tokens=3)
-    assert message_digest(SIGNED) == message_digest(CALLING)
+    assert SIGNED.with_digest_and_tokens(b"d", 3) == replace(SIGNED, digest=b"d", tokens=3)
+    assert compute_message_digest(SIGNED) == compute_message_digest(CALLING)
 
 
 @given(st.lists(st.sampled_from([USER, CALLING, SIGNED, ANSWER_A, ANSWER_B, DONE]), min_size=1, max_size=12))
 def test_the_start_of_a_unit_is_found_from_each_of_its_messages(listed: list[Message]) -> None:
-    starts = [unit.start for unit in units(listed) for _ in range(unit.start, unit.stop)]
+    starts = [unit.start for unit in iter_units(listed) for _ in range(unit.start, unit.stop)]
 
-    assert [unit_start(listed, at) for at in range(len(listed))] == starts
+    assert [find_unit_start(listed, at) for at in range(len(listed))] == starts

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from compaction_proxy.core.model_names import bare_name, by_prefix, is_new_claude
+from compaction_proxy.core.model_names import find_by_prefix, is_new_claude, normalize_model_name
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,12 @@ from compaction_proxy.core.model_names import bare_name, by_prefix, is_new_claud
     ],
 )
 def test_a_bare_name_is_without_prefixes(model: str, bare: str) -> None:
-    assert bare_name(model) == bare
+    assert normalize_model_name(model) == bare
 
 
 def test_the_longest_prefix_holds() -> None:
     table = {"gpt-4": 1, "gpt-4o": 2}
-    assert [by_prefix(name, table) for name in ("gpt-4-x", "gpt-4o-x", "o1")] == [1, 2, None]
+    assert [find_by_prefix(name, table) for name in ("gpt-4-x", "gpt-4o-x", "o1")] == [1, 2, None]
 
 
 @pytest.mark.parametrize(
@@ -51,5 +51,5 @@ def test_new_claudes_are_told_from_old(name: str, new: bool) -> None:  # noqa: F
 
 def test_a_hostile_name_costs_nothing() -> None:
     started = time.process_time()
-    is_new_claude(bare_name("claude-" * 200_000 + "v" * 200_000))
+    is_new_claude(normalize_model_name("claude-" * 200_000 + "v" * 200_000))
     assert time.process_time() - started < 10

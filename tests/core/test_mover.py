@@ -4,15 +4,15 @@ import hashlib
 
 import pytest
 
-from compaction_proxy.core.message import Call, Message
-from compaction_proxy.core.mover import RequestEnd, find_moving, is_followed, take_end
+from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.core.mover import RequestEnd, build_request_end, find_moving_start, is_followed
 
 
 def messages(said: str) -> list[Message]:
     """A message for each word. `u…` is a user's, `c…` makes a call, `r…` answers it, others are answers."""
     made = []
     for word in said.split():
-        calls = (Call("1", "read", "{}"),) if word[0] == "c" else ()
+        calls = (MessageToolCall("1", "read", "{}"),) if word[0] == "c" else ()
         answers = ("1",) if word[0] == "r" else ()
         role = {"u": "user", "r": "tool"}.get(word[0], "assistant")
         digest = hashlib.sha256(word.encode()).digest()
@@ -22,7 +22,7 @@ def messages(said: str) -> list[Message]:
 
 def end_of(said: str, moving: int = 0) -> RequestEnd:
     listed = messages(said)
-    return take_end(listed, len(listed) - moving)
+    return build_request_end(listed, len(listed) - moving)
 
 
 def common(one: str, other: str) -> int:
@@ -62,18 +62,18 @@ def test_as_many_last_messages_move_as_stood_behind_the_common_ones(
     before: str, moving: int, now: str, expected: int
 ) -> None:
     listed = messages(now)
-    assert len(listed) - find_moving(listed, end_of(before, moving), common(before, now)) == expected
+    assert len(listed) - find_moving_start(listed, end_of(before, moving), common(before, now)) == expected
 
 
 def test_a_mover_that_appends_more_than_eight_messages_moves_none() -> None:
     now = f"{DONE} uf ok u4 " + " ".join(f"a{k} u{k}" for k in range(5, 9))
     listed = messages(now)
-    assert find_moving(listed, end_of(f"{DONE} uf ok u4", 3), 9) == len(listed)
+    assert find_moving_start(listed, end_of(f"{DONE} uf ok u4", 3), 9) == len(listed)
 
 
 def test_a_rewritten_tool_result_is_a_difference() -> None:
     before, now = messages(f"{DONE} c4 r4 c5 r5"), messages(f"{DONE} c4 rx c5 r5")
-    moving_from = find_moving(now, take_end(before, len(before)), 10)  # outlines are the same
+    moving_from = find_moving_start(now, build_request_end(before, len(before)), 10)  # outlines are the same
     assert moving_from == 7
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.ledger.facts import Observed, observed
+from compaction_proxy.core.ledger.facts import ObservedFact, collect_facts
 from compaction_proxy.core.ledger.named_values import find_named_values
 from compaction_proxy.core.message import Message
 
@@ -68,7 +68,7 @@ def test_text_is_read_by_what_stands_before_and_only_whole_tokens_count(
 
 
 def test_the_newest_value_of_a_thing_takes_the_place_of_the_older() -> None:
-    seen = observed(
+    seen = collect_facts(
         [
             result({"ticket_id": "T-88172", "due": "2027-03-01"}),
             result({"ticket_id": "T-99283", "due": "2027-03-02"}),
@@ -86,13 +86,13 @@ def test_the_newest_value_of_a_thing_takes_the_place_of_the_older() -> None:
 
 
 def test_several_values_in_one_message_stay() -> None:
-    seen = observed([result({"order_id": "A-1000", "tracking": ["TR-10001", "TR-10002"]})], {0})
+    seen = collect_facts([result({"order_id": "A-1000", "tracking": ["TR-10001", "TR-10002"]})], {0})
 
     assert [each.text for each in seen] == ["A-1000", "TR-10001", "TR-10002"]
 
 
 def test_a_value_that_belongs_to_something_else_too_stays() -> None:
-    seen = observed(
+    seen = collect_facts(
         [
             result({"ticket_id": "T-88172", "due": "2027-03-01"}),
             result({"ticket_id": "T-99283", "due": "2027-03-01"}),
@@ -105,9 +105,11 @@ def test_a_value_that_belongs_to_something_else_too_stays() -> None:
 
 
 def test_a_name_once_known_is_kept() -> None:
-    seen = observed([result({"order_id": "A-10007"}), Message("assistant", "It went under A-10007.")], {0, 1})
+    seen = collect_facts(
+        [result({"order_id": "A-10007"}), Message("assistant", "It went under A-10007.")], {0, 1}
+    )
 
-    assert seen == (Observed("code", "A-10007", 1, (), "order_id"),)
+    assert seen == (ObservedFact("code", "A-10007", 1, (), "order_id"),)
 
 
 @given(

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.cost.optimal_trigger import Growing, Optimum, optimal_trigger
-from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.core.cost.optimal_trigger import GrowthProfile, OptimalTrigger, compute_optimal_trigger
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 
 REQUESTS, GROWTH, FIXED, AFTER, SUMMARY = 200, 2_000, 8_000, 20_000, 2_000
-CHEAP = Price((Tier(0, 0.1, 0.1, 0.1, 0.5),), "test")
+CHEAP = ModelPrice((PriceTier(0, 0.1, 0.1, 0.1, 0.5),), "test")
 # A conversation of 200 requests at triggers from 32,000 to 160,000 costs least near T*: c, w, L, T*.
 CASES = [
     (0.02, 1.0, 0, 71_000),
@@ -20,11 +20,11 @@ CASES = [
 ]
 
 
-def price(cached: float, written: float) -> Price:
-    return Price((Tier(0, 1.0, cached, written, 5.0),), "test")
+def price(cached: float, written: float) -> ModelPrice:
+    return ModelPrice((PriceTier(0, 1.0, cached, written, 5.0),), "test")
 
 
-def found(made: Optimum | None) -> Optimum:
+def found(made: OptimalTrigger | None) -> OptimalTrigger:
     assert made is not None
     return made
 
@@ -45,8 +45,8 @@ def played(trigger: int, cached: float, written: float, rework: int, share: floa
 def test_nothing_that_is_played_costs_much_less_than_the_optimum(
     cached: float, written: float, rework: int, expected: int
 ) -> None:
-    growing = Growing(GROWTH, 1.0, FIXED, AFTER, 0.0, SUMMARY)
-    made = found(optimal_trigger(price(cached, written), growing, CHEAP, rework))
+    growing = GrowthProfile(GROWTH, 1.0, FIXED, AFTER, 0.0, SUMMARY)
+    made = found(compute_optimal_trigger(price(cached, written), growing, CHEAP, rework))
     least = min(played(trigger, cached, written, rework) for trigger in range(24_000, 160_000, 1_000))
 
     assert made.trigger == expected
@@ -57,8 +57,8 @@ def test_nothing_that_is_played_costs_much_less_than_the_optimum(
 def test_what_a_round_leaves_may_be_a_share_of_the_trigger(
     cached: float, written: float, rework: int
 ) -> None:
-    growing = Growing(GROWTH, 1.0, FIXED, 0, 0.4, SUMMARY)
-    made = found(optimal_trigger(price(cached, written), growing, CHEAP, rework))
+    growing = GrowthProfile(GROWTH, 1.0, FIXED, 0, 0.4, SUMMARY)
+    made = found(compute_optimal_trigger(price(cached, written), growing, CHEAP, rework))
     least = min(played(trigger, cached, written, rework, 0.4) for trigger in range(24_000, 160_000, 1_000))
 
     assert played(made.trigger, cached, written, rework, 0.4) <= 1.05 * least
@@ -66,7 +66,9 @@ def test_what_a_round_leaves_may_be_a_share_of_the_trigger(
 
 def test_the_numbers_that_led_to_it_are_told() -> None:
     made = found(
-        optimal_trigger(price(0.1, 1.25), Growing(2_000, 1.0, 8_000, 20_000, 0.0, 2_000), CHEAP, 40_000)
+        compute_optimal_trigger(
+            price(0.1, 1.25), GrowthProfile(2_000, 1.0, 8_000, 20_000, 0.0, 2_000), CHEAP, 40_000
+        )
     )
 
     assert made.basis == {
@@ -88,7 +90,9 @@ def test_the_numbers_that_led_to_it_are_told() -> None:
 def test_what_is_seldom_found_cached_is_removed_earlier() -> None:
     sizes = [
         found(
-            optimal_trigger(price(0.1, 1.25), Growing(GROWTH, share, FIXED, AFTER, 0.0, 0), None, 0)
+            compute_optimal_trigger(
+                price(0.1, 1.25), GrowthProfile(GROWTH, share, FIXED, AFTER, 0.0, 0), None, 0
+            )
         ).trigger
         for share in (1.0, 0.9, 0.5)
     ]
@@ -99,15 +103,18 @@ def test_what_is_seldom_found_cached_is_removed_earlier() -> None:
 
 @pytest.mark.parametrize(
     ("tier", "growth"),
-    [(Tier(0, 0, 0, 0, 5), 100.0), (Tier(0, 1, 0, 1, 5), 100.0), (Tier(0, 1, 0.1, 1, 5), 0.0)],
+    [(PriceTier(0, 0, 0, 0, 5), 100.0), (PriceTier(0, 1, 0, 1, 5), 100.0), (PriceTier(0, 1, 0.1, 1, 5), 0.0)],
 )
-def test_where_nothing_grows_or_costs_there_is_no_such_size(tier: Tier, growth: float) -> None:
-    assert optimal_trigger(Price((tier,), "test"), Growing(growth, 1.0, 0, 9, 0.0, 0), None) is None
+def test_where_nothing_grows_or_costs_there_is_no_such_size(tier: PriceTier, growth: float) -> None:
+    assert (
+        compute_optimal_trigger(ModelPrice((tier,), "test"), GrowthProfile(growth, 1.0, 0, 9, 0.0, 0), None)
+        is None
+    )
 
 
 @given(st.integers(0, 200_000), st.integers(1, 20_000), st.floats(0, 1), st.sampled_from([0.0, 0.4, 0.5]))
 def test_a_round_at_the_optimum_removes_enough(after: int, growth: int, hit: float, share: float) -> None:
-    growing = Growing(growth, hit, 0, after, share, 0)
-    made = found(optimal_trigger(price(0.1, 1.25), growing, None, 9_000))
+    growing = GrowthProfile(growth, hit, 0, after, share, 0)
+    made = found(compute_optimal_trigger(price(0.1, 1.25), growing, None, 9_000))
 
     assert made.trigger - made.basis["after"] >= max(8_000, 0.4 * made.trigger) - 1_000

@@ -3,14 +3,23 @@
 from dataclasses import replace
 
 from compaction_proxy.core.checkpoint import Checkpoint
-from compaction_proxy.core.message import Call, Message, Span
-from compaction_proxy.core.planner import Fill, Plan, Room, gained, plan, task_index, unchanged, with_edits
-from compaction_proxy.core.render import render
-from compaction_proxy.core.strategies import CHAINED, FULL, Keep, Policy
-from compaction_proxy.core.trigger import Gained
+from compaction_proxy.core.message import Message, MessageToolCall, Span
+from compaction_proxy.core.planner import (
+    PlanConstraints,
+    ReplacementKind,
+    RoundPlan,
+    add_edits,
+    build_unchanged_plan,
+    count_growth,
+    find_task_index,
+    plan_round,
+)
+from compaction_proxy.core.render import build_effective_list
+from compaction_proxy.core.strategies import CHAINED, FULL, KeepRules, Policy
+from compaction_proxy.core.trigger import GrowthCounts
 
-KEEP_3 = replace(CHAINED, keep=Keep(messages=3), least_messages=4)
-ROOM = Room(trigger=1_000, target=None, size=0)
+KEEP_3 = replace(CHAINED, keep=KeepRules(messages=3), least_messages=4)
+ROOM = PlanConstraints(trigger=1_000, target=None, size=0)
 STAND_IN = Message("assistant", "summary")
 
 
@@ -23,7 +32,9 @@ def said(text: str = "a") -> Message:
 
 
 def calling() -> Message:
-    return Message("assistant", calls=(Call("c", "read", "{}"), Call("d", "read", "{}")))
+    return Message(
+        "assistant", calls=(MessageToolCall("c", "read", "{}"), MessageToolCall("d", "read", "{}"))
+    )
 
 
 def answer(call: str = "c") -> Message:
@@ -43,15 +54,19 @@ def made(spans: list[Span], length: int, listed: int = 0) -> Checkpoint:
 
 def planned(
     messages: list[Message], earlier: Checkpoint | None = None, policy: Policy = KEEP_3
-) -> Plan | None:
-    effective = render(messages, earlier.spans, earlier.stand_ins, earlier.edited) if earlier else messages
-    return plan(messages, effective, policy, earlier, ROOM)
+) -> RoundPlan | None:
+    effective = (
+        build_effective_list(messages, earlier.spans, earlier.stand_ins, earlier.edited)
+        if earlier
+        else messages
+    )
+    return plan_round(messages, effective, policy, earlier, ROOM)
 
 
-def one_text(number: int, length: int, spans: list[Span], fresh: tuple[int, ...]) -> Plan:
+def one_text(number: int, length: int, spans: list[Span], fresh: tuple[int, ...]) -> RoundPlan:
     """A round whose text stands in the first span."""
-    fills = (Fill("text"), *(Fill("nothing") for _ in spans[1:]))
-    return Plan(number, length, tuple(spans), fills, (fresh,))
+    fills = (ReplacementKind("text"), *(ReplacementKind("nothing") for _ in spans[1:]))
+    return RoundPlan(number, length, tuple(spans), fills, (fresh,))
 
 
 def test_all_but_the_newest_messages_are_taken() -> None:
@@ -97,24 +112,30 @@ def test_a_round_that_would_take_nothing_new_is_not_made() -> None:
 def test_nothing_is_gained_right_after_a_round() -> None:
     messages = chat(4)
 
-    assert gained(messages, made([Span(0, 5)], 5, listed=8)) == Gained(messages=0, turns=0, iterations=0)
+    assert count_growth(messages, made([Span(0, 5)], 5, listed=8)) == GrowthCounts(
+        messages=0, turns=0, iterations=0
+    )
 
 
 def test_what_came_after_a_round_is_gained() -> None:
     messages = [*chat(5), calling(), answer()]
 
-    assert gained(messages, made([Span(0, 5)], 5, listed=8)) == Gained(messages=4, turns=1, iterations=2)
-    assert gained(messages, None) == Gained(messages=12, turns=5, iterations=6)
+    assert count_growth(messages, made([Span(0, 5)], 5, listed=8)) == GrowthCounts(
+        messages=4, turns=1, iterations=2
+    )
+    assert count_growth(messages, None) == GrowthCounts(messages=12, turns=5, iterations=6)
 
 
 def test_a_branch_that_is_shorter_than_its_round_was_has_gained_nothing() -> None:
-    assert gained(chat(3), made([Span(0, 5)], 5, listed=8)) == Gained(messages=0, turns=0, iterations=0)
+    assert count_growth(chat(3), made([Span(0, 5)], 5, listed=8)) == GrowthCounts(
+        messages=0, turns=0, iterations=0
+    )
 
 
 def test_what_an_earlier_round_took_stays_gone_where_more_is_kept_now() -> None:
     messages = [*chat(3), user("was the latest"), *chat(3)]
     earlier = made([Span(0, 6), Span(7, 9)], 9)
-    roomy = replace(KEEP_3, keep=Keep(iterations=3))  # the third from the end is gone
+    roomy = replace(KEEP_3, keep=KeepRules(iterations=3))  # the third from the end is gone
 
     assert planned(messages, earlier, roomy) == one_text(2, 9, [Span(0, 9)], (6,))
 
@@ -131,13 +152,16 @@ def test_a_round_never_speaks_of_less_than_the_one_before() -> None:
 def test_the_task_is_the_first_message_of_the_user_that_answers_no_call() -> None:
     result = Message("user", "a result", answers=("c",))
 
-    assert task_index([said(), result, user("task"), user("more")]) == 2
-    assert task_index([said(), result]) is None
+    assert find_task_index([said(), result, user("task"), user("more")]) == 2
+    assert find_task_index([said(), result]) is None
 
 
 def test_edits_alone_make_no_round() -> None:
-    assert with_edits(unchanged(None), {3: "mask", 1: "cap"}) == Plan(
-        round=0, length=4, spans=(Span(1, 2), Span(3, 4)), fills=(Fill("cap", 1), Fill("mask", 3))
+    assert add_edits(build_unchanged_plan(None), {3: "mask", 1: "cap"}) == RoundPlan(
+        round=0,
+        length=4,
+        spans=(Span(1, 2), Span(3, 4)),
+        fills=(ReplacementKind("cap", 1), ReplacementKind("mask", 3)),
     )
 
 
@@ -149,28 +173,37 @@ def test_edits_stand_beside_what_an_earlier_round_did_and_replace_an_earlier_edi
         carried=2,
     )
 
-    assert unchanged(earlier) == Plan(
-        1, 9, (Span(0, 4), Span(6, 7)), (Fill("before", 0), Fill("before", 1)), carried=2
+    assert build_unchanged_plan(earlier) == RoundPlan(
+        1,
+        9,
+        (Span(0, 4), Span(6, 7)),
+        (ReplacementKind("before", 0), ReplacementKind("before", 1)),
+        carried=2,
     )
-    assert with_edits(unchanged(earlier), {6: "mask", 10: "cap"}) == Plan(
+    assert add_edits(build_unchanged_plan(earlier), {6: "mask", 10: "cap"}) == RoundPlan(
         round=1,
         length=11,
         spans=(Span(0, 4), Span(6, 7), Span(10, 11)),
-        fills=(Fill("before", 0), Fill("mask", 6), Fill("cap", 10)),
+        fills=(ReplacementKind("before", 0), ReplacementKind("mask", 6), ReplacementKind("cap", 10)),
         carried=2,
     )
 
 
 def test_a_plan_names_what_is_summarised_and_what_goes() -> None:
-    found = Plan(
+    found = RoundPlan(
         2,
         9,
         (Span(0, 2), Span(2, 4), Span(5, 6), Span(7, 8)),
-        (Fill("before"), Fill("text"), Fill("nothing"), Fill("mask", 7)),
+        (
+            ReplacementKind("before"),
+            ReplacementKind("text"),
+            ReplacementKind("nothing"),
+            ReplacementKind("mask", 7),
+        ),
         ((2, 3, 5),),
     )
 
-    assert (found.fresh, found.gone) == ((2, 3, 5), (2, 3, 5))
+    assert (found.fresh_indices, found.removed_indices) == ((2, 3, 5), (2, 3, 5))
 
 
 def test_a_list_without_messages_has_nothing_to_take() -> None:

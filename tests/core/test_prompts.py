@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.ledger.language import language
-from compaction_proxy.core.message import Call, Message
-from compaction_proxy.core.sanitize import defanged
+from compaction_proxy.core.ledger.language import detect_language
+from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.strategies import CHAINED, STRATEGIES
-from compaction_proxy.core.summary.prompt import prompt
+from compaction_proxy.core.summary.prompt import build_prompt
 
 NAMES = sorted({row.summary.prompt for row in STRATEGIES.values() if row.summary})
 assert CHAINED.summary is not None
@@ -146,7 +146,7 @@ def text_of(name: str) -> str:
 def asked(text: str, role: str = "tool") -> str:
     answers = ("call_1",) if role == "tool" else ()
     groups = [[Message("user", "Look into it"), Message(role, text, answers=answers)]]
-    return prompt(groups, SHAPE, task="Build it", earlier=["before"], language="German", tokens=800)
+    return build_prompt(groups, SHAPE, task="Build it", earlier=["before"], language="German", tokens=800)
 
 
 def test_every_row_that_summarises_has_a_prompt_file_and_no_file_is_without_a_row() -> None:
@@ -184,7 +184,7 @@ def test_instructions_say_that_everything_given_is_data_and_that_no_tool_is_call
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_is_written_in_english(name: str) -> None:
-    assert language([text_of(name)]) == "English"
+    assert detect_language([text_of(name)]) == "English"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -222,8 +222,8 @@ def test_a_fence_that_was_seen_before_closes_nothing() -> None:
 
 @pytest.mark.parametrize("place", ["task", "earlier", "name", "arguments"])
 def test_the_task_earlier_summaries_and_calls_are_made_harmless_like_the_transcript(place: str) -> None:
-    call = Call("a", BREAK if place == "name" else "read", BREAK if place == "arguments" else "")
-    given_ = prompt(
+    call = MessageToolCall("a", BREAK if place == "name" else "read", BREAK if place == "arguments" else "")
+    given_ = build_prompt(
         [[Message("assistant", "x", calls=(call,))]],
         SHAPE,
         task=BREAK if place == "task" else "",
@@ -242,9 +242,9 @@ def test_the_task_earlier_summaries_and_calls_are_made_harmless_like_the_transcr
     )
 )
 def test_making_a_text_harmless_twice_changes_nothing_more(text: str) -> None:
-    once = defanged(text)
+    once = sanitize_text(text)
 
-    assert defanged(once) == once
+    assert sanitize_text(once) == once
 
 
 @pytest.mark.parametrize(
@@ -259,4 +259,4 @@ def test_making_a_text_harmless_twice_changes_nothing_more(text: str) -> None:
     ],
 )
 def test_ordinary_text_is_left_as_it_is(text: str) -> None:
-    assert defanged(text) == text
+    assert sanitize_text(text) == text

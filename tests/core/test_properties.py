@@ -7,24 +7,36 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.checkpoint import Checkpoint, deepest, from_fields, stands, to_fields
-from compaction_proxy.core.digest import message_digest
-from compaction_proxy.core.masking import first_to_go
-from compaction_proxy.core.message import Call, Message, Part, latest_user, units
-from compaction_proxy.core.planner import (
-    Plan,
-    Room,
-    chain_records,
-    plan,
-    sizes,
-    task_index,
-    unchanged,
-    with_edits,
+from compaction_proxy.core.checkpoint import (
+    Checkpoint,
+    find_deepest_checkpoint,
+    from_fields,
+    is_applicable,
+    to_fields,
 )
-from compaction_proxy.core.render import render
-from compaction_proxy.core.repair import alternate, repair
+from compaction_proxy.core.digest import compute_message_digest
+from compaction_proxy.core.masking import order_results_to_mask
+from compaction_proxy.core.message import (
+    ContentPart,
+    Message,
+    MessageToolCall,
+    find_latest_user_message,
+    iter_units,
+)
+from compaction_proxy.core.planner import (
+    PlanConstraints,
+    RoundPlan,
+    add_edits,
+    build_unchanged_plan,
+    find_task_index,
+    list_chain_records,
+    list_forwarded_sizes,
+    plan_round,
+)
+from compaction_proxy.core.render import build_effective_list
+from compaction_proxy.core.repair import alternate_roles, repair_messages
 from compaction_proxy.core.strategies import STRATEGIES, Policy
-from compaction_proxy.core.truncate import GONE, WHOLE, squeeze
+from compaction_proxy.core.truncate import GONE, WHOLE, plan_truncation
 
 FULL_RUN = settings.get_current_profile_name() == "full"
 # The machine may be busy.
@@ -35,12 +47,12 @@ UNHURRIED = settings(
 )
 pytestmark = pytest.mark.timeout(3_600 if FULL_RUN else 240)
 
-AsCheckpoint = Callable[[Plan, Sequence[Message], Policy, Checkpoint | None], Checkpoint]
+AsCheckpoint = Callable[[RoundPlan, Sequence[Message], Policy, Checkpoint | None], Checkpoint]
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 TOKENS = (1, 30, 200, 900)
 IDS = ("a", "b", "")  # few, so that they are reused all the time
-IMAGE = Part("image_url", bytes(32), 0)
+IMAGE = ContentPart("image_url", bytes(32), 0)
 
 
 # Conversations
@@ -48,7 +60,7 @@ IMAGE = Part("image_url", bytes(32), 0)
 
 def exchange(names: Sequence[str], text: str, *, unanswered: int = 0) -> list[Message]:
     """A message with calls, and their results but for the last `unanswered`."""
-    calls = tuple(Call(name, "read", f'{{"path": "{text}"}}') for name in names)
+    calls = tuple(MessageToolCall(name, "read", f'{{"path": "{text}"}}') for name in names)
     answers = [Message("tool", f"{text}: a line\nand more", answers=(name,)) for name in names]
     return [Message("assistant", text, calls=calls), *answers[: len(names) - unanswered]]
 
@@ -77,7 +89,7 @@ def spoken(kind: int, text: str) -> list[Message]:
 
 
 def digested(message: Message) -> Message:
-    return replace(message, digest=message_digest(message))
+    return replace(message, digest=compute_message_digest(message))
 
 
 def conversation(data: bytes, first: int = 0) -> list[Message]:
@@ -96,7 +108,7 @@ def conversations(size: int = 30) -> st.SearchStrategy[list[Message]]:
 
 
 def body_of(messages: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if not message.privileged]
+    return [message for message in messages if not message.is_privileged]
 
 
 def raws(messages: Sequence[Message]) -> list[bytes]:
@@ -104,7 +116,7 @@ def raws(messages: Sequence[Message]) -> list[bytes]:
 
 
 def privileged(messages: Sequence[Message]) -> list[bytes]:
-    return raws([message for message in messages if message.privileged])
+    return raws([message for message in messages if message.is_privileged])
 
 
 def paired(messages: Sequence[Message]) -> bool:
@@ -211,7 +223,7 @@ class Answer:
     messages: list[Message]
     body: list[Message]
     earlier: Checkpoint | None
-    made: Plan | None
+    made: RoundPlan | None
     checkpoint: Checkpoint | None
     effective: tuple[Message, ...]
 
@@ -227,17 +239,17 @@ class Proxy:
     more: bytes = b"\x02"  # what a check lets a list grow by
     stored: list[Checkpoint] = field(default_factory=list)
 
-    def room(self, effective: Sequence[Message]) -> Room:
-        target = self.policy.target.of(self.trigger) if self.policy.target else None
-        return Room(self.trigger, target, sum(each.tokens for each in effective), records=20)
+    def room(self, effective: Sequence[Message]) -> PlanConstraints:
+        target = self.policy.target.compute_tokens(self.trigger) if self.policy.target else None
+        return PlanConstraints(self.trigger, target, sum(each.tokens for each in effective), records=20)
 
-    def planned(self, messages: list[Message], earlier: Checkpoint | None) -> Plan | None:
+    def planned(self, messages: list[Message], earlier: Checkpoint | None) -> RoundPlan | None:
         effective = applied(messages, earlier)
-        return plan(body_of(messages), effective, self.policy, earlier, self.room(effective))
+        return plan_round(body_of(messages), effective, self.policy, earlier, self.room(effective))
 
     def answer(self, messages: list[Message], *, mask: bool = False) -> Answer:
         body = body_of(messages)
-        earlier = deepest(self.stored, body)
+        earlier = find_deepest_checkpoint(self.stored, body)
         made = masked(body, earlier) if mask else self.planned(messages, earlier)
         checkpoint = earlier
         if made:
@@ -249,15 +261,15 @@ class Proxy:
 def applied(messages: Sequence[Message], checkpoint: Checkpoint | None) -> tuple[Message, ...]:
     if checkpoint is None:
         return tuple(messages)
-    return render(messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
+    return build_effective_list(messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
 
 
-def masked(body: Sequence[Message], earlier: Checkpoint | None) -> Plan | None:
+def masked(body: Sequence[Message], earlier: Checkpoint | None) -> RoundPlan | None:
     """Two results that are still there shortened where they stand: one masked, one capped."""
-    away = (earlier.gone | earlier.edited) if earlier else frozenset()
+    away = (earlier.removed_indices | earlier.edited) if earlier else frozenset()
     there = [index for index, each in enumerate(body) if each.answers and index not in away]
-    kinds = dict(zip(first_to_go(body, there), ("mask", "cap"), strict=False))
-    return with_edits(unchanged(earlier), kinds) if kinds else None  # type: ignore[arg-type] # from literals
+    kinds = dict(zip(order_results_to_mask(body, there), ("mask", "cap"), strict=False))
+    return add_edits(build_unchanged_plan(earlier), kinds) if kinds else None  # type: ignore[arg-type] # from literals
 
 
 TRIGGERS = st.sampled_from([100, 1_000, 6_000])
@@ -276,8 +288,8 @@ def answers(data: st.DataObject, name: str, as_checkpoint: AsCheckpoint) -> Iter
 
 
 def calls_are_paired_and_what_may_not_change_has_not(proxy: Proxy, answer: Answer) -> None:
-    repaired = repair(answer.effective)
-    ours = [each for each in repaired if each.privileged and each.text.startswith("[Previous")]
+    repaired = repair_messages(answer.effective)
+    ours = [each for each in repaired if each.is_privileged and each.text.startswith("[Previous")]
 
     assert paired(repaired)
     assert privileged([each for each in repaired if each not in ours]) == privileged(answer.messages)
@@ -287,13 +299,13 @@ def calls_are_paired_and_what_may_not_change_has_not(proxy: Proxy, answer: Answe
 
 
 def the_latest_user_message_is_there_word_for_word(proxy: Proxy, answer: Answer) -> None:
-    latest = latest_user(answer.body)
+    latest = find_latest_user_message(answer.body)
     if latest is None:
         return
     message = answer.body[latest]
     carried = answer.checkpoint is not None and answer.checkpoint.carried == latest
     if not carried:
-        assert repair(answer.effective).count(message) == 1
+        assert repair_messages(answer.effective).count(message) == 1
     else:
         assert proxy.policy.name == "full"
         assert message not in answer.effective
@@ -304,81 +316,92 @@ def the_latest_user_message_is_there_word_for_word(proxy: Proxy, answer: Answer)
 
 def what_was_to_stay_is_never_taken(proxy: Proxy, answer: Answer) -> None:
     made, body, keep = answer.made, answer.body, proxy.policy.keep
-    if made is None or not made.gone:
+    if made is None or not made.removed_indices:
         return
-    taken = set(made.gone) - (answer.earlier.gone if answer.earlier else set())
+    taken = set(made.removed_indices) - (answer.earlier.removed_indices if answer.earlier else set())
     before = applied(answer.messages, answer.earlier)
     newest = before[len(before) - keep.messages :] if keep.messages else ()
     said = [index for index, each in enumerate(body) if each.role == "assistant"]
     users = {index for index, each in enumerate(body) if each.role == "user" and not each.answers}
-    moves = proxy.policy.frame.request is not None and latest_user(body) == len(body) - 1
+    moves = proxy.policy.frame.request is not None and find_latest_user_message(body) == len(body) - 1
 
     assert not {body[index].name for index in taken} & {each.name for each in newest if each.name}
     assert not keep.iterations or not taken & set(range(min(said[-keep.iterations :]), len(body)))
-    assert not keep.task or task_index(body) not in taken
+    assert not keep.task or find_task_index(body) not in taken
     assert proxy.policy.takes != "runs" or not taken & users
-    assert moves or not taken & set(range(*list(units(body))[-1]))
+    assert moves or not taken & set(range(*list(iter_units(body))[-1]))
 
 
 def spans_are_sorted_and_disjoint_and_stand_on_the_edges_of_units(_: Proxy, answer: Answer) -> None:
     checkpoint = answer.checkpoint
     if checkpoint is None:
         return
-    edges = {edge for unit in units(answer.body) for edge in unit}
+    edges = {edge for unit in iter_units(answer.body) for edge in unit}
     flat = [edge for span in checkpoint.spans for edge in span]
     removing = [span for span in checkpoint.spans if span.start not in checkpoint.edited]
 
     assert flat == sorted(flat)
     assert all(0 <= span.start < span.stop <= checkpoint.length for span in checkpoint.spans)
     assert edges.issuperset(edge for span in removing for edge in span)
-    assert not checkpoint.edited & checkpoint.gone
+    assert not checkpoint.edited & checkpoint.removed_indices
 
 
 def a_round_takes_something_new_speaks_of_no_less_and_numbers_itself(proxy: Proxy, answer: Answer) -> None:
     made, earlier, checkpoint = answer.made, answer.earlier, answer.checkpoint
     if made is None or checkpoint is None:
         return
-    gone = earlier.gone if earlier else frozenset()
+    gone = earlier.removed_indices if earlier else frozenset()
     groups = [index for group in made.groups for index in group]
 
     assert checkpoint.length >= (earlier.length if earlier else 0)
-    assert checkpoint.gone >= gone
+    assert checkpoint.removed_indices >= gone
     assert groups == sorted(set(groups))
-    assert (checkpoint.gone - gone <= set(groups)) or proxy.policy.summary is None
-    assert checkpoint.gone > gone or checkpoint.edited > (earlier.edited if earlier else frozenset())
-    assert made.round == (earlier.round if earlier else 0) + (1 if made.gone else 0)
-    assert deepest(proxy.stored, answer.body) == checkpoint
+    assert (checkpoint.removed_indices - gone <= set(groups)) or proxy.policy.summary is None
+    assert checkpoint.removed_indices > gone or checkpoint.edited > (
+        earlier.edited if earlier else frozenset()
+    )
+    assert made.round == (earlier.round if earlier else 0) + (1 if made.removed_indices else 0)
+    assert find_deepest_checkpoint(proxy.stored, answer.body) == checkpoint
 
 
 def what_an_earlier_round_wrote_stays_byte_for_byte_where_it_is_frozen(proxy: Proxy, answer: Answer) -> None:
     made, earlier, checkpoint = answer.made, answer.earlier, answer.checkpoint
     if made is None or earlier is None or checkpoint is None:
         return
-    outside = earlier.edited - checkpoint.gone
-    written = [each.raw for span, put in earlier.pieces if span.start not in earlier.edited for each in put]
-    frozen = {"leave": written, "freeze": raws(chain_records(earlier))[: made.frozen], "integrate": []}
+    outside = earlier.edited - checkpoint.removed_indices
+    written = [
+        each.raw
+        for span, put in earlier.span_replacements
+        if span.start not in earlier.edited
+        for each in put
+    ]
+    frozen = {"leave": written, "freeze": raws(list_chain_records(earlier))[: made.frozen], "integrate": []}
     now = raws(answer.effective)
 
     assert [each for each in now if each in set(written)] == (
-        written if not made.gone else frozen[proxy.policy.earlier]
+        written if not made.removed_indices else frozen[proxy.policy.earlier]
     )
     assert checkpoint.edited >= outside
-    assert all(checkpoint.edits[index].raw == earlier.edits[index].raw for index in outside)
-    assert chain_records(checkpoint)[: made.frozen] == chain_records(earlier)[: made.frozen]
+    assert all(
+        checkpoint.edited_messages[index].raw == earlier.edited_messages[index].raw for index in outside
+    )
+    assert list_chain_records(checkpoint)[: made.frozen] == list_chain_records(earlier)[: made.frozen]
 
 
 def the_same_request_again_gets_the_same_bytes_and_no_second_round(proxy: Proxy, answer: Answer) -> None:
     if answer.made is None or answer.checkpoint is None:
         return
-    same = deepest(proxy.stored, answer.body)
+    same = find_deepest_checkpoint(proxy.stored, answer.body)
     again = proxy.planned(answer.messages, same)
     room = proxy.room(answer.effective)
-    fits = sum(sizes(answer.body, same)) <= room.trigger  # a tail of tokens says nothing where all fits
+    fits = (
+        sum(list_forwarded_sizes(answer.body, same)) <= room.trigger
+    )  # a tail of tokens says nothing where all fits
 
     assert raws(applied(answer.messages, same)) == raws(answer.effective)
     assert (
         again is None
-        or not answer.made.gone
+        or not answer.made.removed_indices
         or (proxy.policy.takes == "runs" and (proxy.policy.one_run or room.size < room.trigger))
         or (proxy.policy.name == "anchored" and fits)
     )
@@ -392,7 +415,7 @@ def what_stands_before_the_tail_is_frozen_while_the_list_grows(proxy: Proxy, ans
     assert raws(after[: len(answer.effective)]) == raws(answer.effective)
     assert raws(after[len(answer.effective) :]) == raws(new)
     goes_on = any(each.answers for each in body_of(new)[:1])  # a late result of what was the last unit
-    assert answer.checkpoint is None or goes_on or stands(answer.checkpoint, body_of(grown))
+    assert answer.checkpoint is None or goes_on or is_applicable(answer.checkpoint, body_of(grown))
 
 
 def a_stored_checkpoint_is_the_same(_: Proxy, answer: Answer) -> None:
@@ -403,8 +426,8 @@ def a_stored_checkpoint_is_the_same(_: Proxy, answer: Answer) -> None:
     assert stored is not None
     assert raws(applied(answer.messages, stored)) == raws(answer.effective)
     assert to_fields(stored) == to_fields(answer.checkpoint)
-    assert (stored.gone, stored.edited, stored.rounds) == (
-        answer.checkpoint.gone,
+    assert (stored.removed_indices, stored.edited, stored.rounds) == (
+        answer.checkpoint.removed_indices,
         answer.checkpoint.edited,
         answer.checkpoint.rounds,
     )
@@ -417,10 +440,10 @@ def a_checkpoint_stands_for_no_list_with_what_it_speaks_of_changed(proxy: Proxy,
     at = proxy.at * checkpoint.length // 256
     changed = digested(replace(body[at], text=body[at].text + "!" * 300))  # no result is so long
 
-    assert stands(checkpoint, body)
-    assert not stands(checkpoint, [*body[:at], changed, *body[at + 1 :]])
-    assert not stands(checkpoint, [*body[:at], *body[at + 1 :]])
-    assert not stands(checkpoint, body[: checkpoint.length - 1])
+    assert is_applicable(checkpoint, body)
+    assert not is_applicable(checkpoint, [*body[:at], changed, *body[at + 1 :]])
+    assert not is_applicable(checkpoint, [*body[:at], *body[at + 1 :]])
+    assert not is_applicable(checkpoint, body[: checkpoint.length - 1])
 
 
 ALWAYS = (
@@ -466,7 +489,7 @@ def test_the_same_requests_from_the_start_get_the_same_bytes(
 @UNHURRIED
 @given(conversations())
 def test_units_partition_any_list(messages: list[Message]) -> None:
-    spans = list(units(messages))
+    spans = list(iter_units(messages))
 
     assert [index for span in spans for index in range(span.start, span.stop)] == list(range(len(messages)))
     assert all(span.start < span.stop for span in spans)
@@ -476,18 +499,18 @@ def test_units_partition_any_list(messages: list[Message]) -> None:
 @UNHURRIED
 @given(conversations())
 def test_repairing_twice_is_repairing_once(messages: list[Message]) -> None:
-    once = repair(messages)
+    once = repair_messages(messages)
 
     assert paired(once)
     assert privileged(once) == privileged(messages)
-    assert repair(once) == once
+    assert repair_messages(once) == once
 
 
 @UNHURRIED
 @given(conversations())
 def test_alternation_really_alternates_and_adds_only(messages: list[Message]) -> None:
-    repaired = repair(messages)
-    made = alternate(repaired)
+    repaired = repair_messages(messages)
+    made = alternate_roles(repaired)
     speakers = ["assistant" if each.role == "assistant" else "user" for each in body_of(made)]
     turns = [
         speaker
@@ -497,7 +520,7 @@ def test_alternation_really_alternates_and_adds_only(messages: list[Message]) ->
 
     assert turns == ["user" if index % 2 == 0 else "assistant" for index in range(len(turns))]
     assert [each for each in made if each.raw] == [each for each in repaired if each.raw]
-    assert alternate(made) == made
+    assert alternate_roles(made) == made
 
 
 @UNHURRIED
@@ -505,21 +528,23 @@ def test_alternation_really_alternates_and_adds_only(messages: list[Message]) ->
 def test_the_floor_of_the_ladder_keeps_its_promises(
     messages: list[Message], limit: int, most: int, data: st.DataObject
 ) -> None:
-    listed = repair(messages)
+    listed = repair_messages(messages)
     mine = data.draw(st.sets(st.sampled_from(range(len(listed))), max_size=2)) if listed else set()
     ours = frozenset(k for k in mine if listed[k].role == "assistant" and not listed[k].calls)
-    squeezed = squeeze(listed, limit, ours, most)
+    squeezed = plan_truncation(listed, limit, ours, most)
     sizes = [
         message.tokens if allowed is WHOLE else min(allowed, message.tokens)
         for message, allowed in zip(listed, squeezed.allowances, strict=True)
     ]
-    latest = latest_user([each for k, each in enumerate(listed) if k not in ours])
+    latest = find_latest_user_message([each for k, each in enumerate(listed) if k not in ours])
     theirs = [k for k in range(len(listed)) if k not in ours]
     gone = {k for k, allowed in enumerate(squeezed.allowances) if allowed == GONE}
 
     assert not squeezed.fits or sum(sizes) <= max(limit, most)
-    assert all(squeezed.allowances[k] is WHOLE for k, each in enumerate(listed) if each.privileged)
+    assert all(squeezed.allowances[k] is WHOLE for k, each in enumerate(listed) if each.is_privileged)
     assert latest is None or squeezed.allowances[theirs[latest]] is WHOLE
-    assert not gone & ours or squeeze(listed, limit, frozenset(), most).allowances.count(WHOLE) < len(listed)
+    assert not gone & ours or plan_truncation(listed, limit, frozenset(), most).allowances.count(WHOLE) < len(
+        listed
+    )
     assert len(gone) < len(listed) or not listed
     assert paired([each for k, each in enumerate(listed) if k not in gone])

@@ -6,32 +6,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.recall.ranking import PASSAGE_CHARACTERS, Ranking, Scores, densest
+from compaction_proxy.recall.ranking import (
+    PASSAGE_CHARACTERS,
+    RankingParameters,
+    RowScorer,
+    find_densest_match,
+)
 
 ROWS = 20
-ALONE = Ranking(near=())
+ALONE = RankingParameters(near=())
 counts = st.dictionaries(st.integers(0, ROWS - 1), st.integers(1, 9), max_size=ROWS)
 
 
 def scored(
-    ranking: Ranking, *words: dict[int, int], lengths: tuple[int, ...] = (10,) * ROWS
+    ranking: RankingParameters, *words: dict[int, int], lengths: tuple[int, ...] = (10,) * ROWS
 ) -> dict[int, float]:
-    scores = Scores(ranking, lengths)
+    scores = RowScorer(ranking, lengths)
     for each in words:
         scores.add_word(each)
-    return scores.shares()
+    return scores.compute_shares()
 
 
 @settings(max_examples=30)
 @given(st.lists(counts, max_size=3))
 def test_a_score_is_a_share_of_what_could_be_reached(words: list[dict[int, int]]) -> None:
-    shares = scored(Ranking(), *words)
+    shares = scored(RankingParameters(), *words)
     assert all(0 < share <= 1 for share in shares.values())
     assert set(shares) >= {row for each in words for row in each}
 
 
 def test_a_word_counts_half_as_much_for_each_step_away_before_it_saturates() -> None:
-    shares = scored(Ranking(saturation=1.0), {10: 1})
+    shares = scored(RankingParameters(saturation=1.0), {10: 1})
     assert shares == {
         10 + step: pytest.approx(0.5 ** abs(step) / (0.5 ** abs(step) + 1)) for step in range(-4, 5)
     }
@@ -65,24 +70,24 @@ def test_a_word_that_stands_nowhere_leaves_less_of_what_could_be_reached() -> No
 
 
 def test_a_name_outweighs_its_terms() -> None:
-    scores = Scores(Ranking(), [1_000, *[5] * 9])
+    scores = RowScorer(RankingParameters(), [1_000, *[5] * 9])
     scores.add_word({0: 1, 4: 50, 5: 50, 6: 50})
     scores.add_word({0: 1, 4: 50, 5: 50, 6: 50})
     scores.add_name([0], 2)
-    shares = scores.shares()
+    shares = scores.compute_shares()
     assert max(shares, key=lambda row: shares[row]) == 0
 
 
 def test_there_is_nothing_to_score_without_rows() -> None:
-    assert Scores(Ranking(), []).shares() == {}
+    assert RowScorer(RankingParameters(), []).compute_shares() == {}
 
 
 def test_the_densest_part_begins_with_its_first_match() -> None:
     far = 10 * PASSAGE_CHARACTERS
     matches = [(0, "a", 1.0), (10, "a", 1.0), (far, "a", 1.0), (far + 20, "b", 1.0), (2 * far, "b", 1.0)]
-    assert densest(matches) == 2
+    assert find_densest_match(matches) == 2
 
 
 def test_without_a_denser_part_the_first_match_counts() -> None:
-    assert densest([(5, "a", 1.0), (9_000, "a", 1.0)]) == 0
-    assert densest([]) == 0
+    assert find_densest_match([(5, "a", 1.0), (9_000, "a", 1.0)]) == 0
+    assert find_densest_match([]) == 0

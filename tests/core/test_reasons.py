@@ -8,15 +8,21 @@ from pathlib import Path
 import pytest
 
 import compaction_proxy
-from compaction_proxy.compaction.round_coordinator import FORCED, QUIET
-from compaction_proxy.compaction.round_job import AHEAD
+from compaction_proxy.compaction.round_coordinator import FORCED_REASONS, QUIET_REASONS
+from compaction_proxy.compaction.round_job import AHEAD_REASON
 from compaction_proxy.core import event
-from compaction_proxy.core.event import DUE, FAMILIES, LEFT, REASONS, known
-from compaction_proxy.core.trigger import FIELDS
+from compaction_proxy.core.event import (
+    DUE_REASONS,
+    LEFT_ALONE_REASONS,
+    REASON_PREFIXES,
+    REASONS,
+    is_known_reason,
+)
+from compaction_proxy.core.trigger import TRIGGER_FIELDS
 from compaction_proxy.support import formatting
 
 PACKAGE = Path(compaction_proxy.__file__).parent
-RAISED = {"CompactionError", "SummaryFailed", "Unreadable", "StoreUnavailable"}
+RAISED = {"CompactionError", "SummaryError", "UnreadableBodyError", "StoreUnavailableError"}
 LISTS = {"reasons.py", "formatting.py"}
 # No event carries them: of a secret, at a start; of a record that is not written; of `POST /v1/compact`.
 OF_NO_EVENT = {"secret-unavailable", "record-unfit", "unreadable"}
@@ -62,24 +68,24 @@ def raised() -> Iterator[str]:
 
 def test_whatever_is_raised_is_a_reason_that_is_known() -> None:
     found = set(raised()) - OF_NO_EVENT
-    assert {word for word in found if not known(word)} == set()
+    assert {word for word in found if not is_known_reason(word)} == set()
     assert len(found) > 30
 
 
 def test_every_reason_that_is_known_occurs() -> None:
     said = {text for tree in trees() for text in texts(tree)}
-    assert (REASONS | DUE) - said == set()
-    assert [each for each in FAMILIES if not any(text.startswith(each) for text in said)] == []
+    assert (REASONS | DUE_REASONS) - said == set()
+    assert [each for each in REASON_PREFIXES if not any(text.startswith(each) for text in said)] == []
 
 
 def test_whatever_makes_a_round_due_is_known() -> None:
-    assert {*FIELDS, *FORCED, AHEAD} <= DUE
-    assert QUIET == LEFT
+    assert {*TRIGGER_FIELDS, *FORCED_REASONS, AHEAD_REASON} <= DUE_REASONS
+    assert QUIET_REASONS == LEFT_ALONE_REASONS
 
 
 @pytest.mark.parametrize(
     ("told", "list_"),
-    [(formatting.REASONS, REASONS), (formatting.CAUSES, DUE), (formatting.KINDS, event.KINDS)],
+    [(formatting.REASONS, REASONS), (formatting.CAUSES, DUE_REASONS), (formatting.KINDS, event.KINDS)],
     ids=["reasons", "causes", "kinds"],
 )
 def test_the_pages_have_words_for_each_and_for_nothing_else(

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import pytest
 
-from compaction_proxy.recall.offer import Tool, offered, takes_tools
+from compaction_proxy.recall.offer import RecallToolMode, should_offer_tool, supports_tools
 
 
 class Recalling(NamedTuple):
-    tool: Tool
+    tool: RecallToolMode
 
 
 class Settings(NamedTuple):
@@ -16,7 +16,7 @@ class Settings(NamedTuple):
     tools: bool | None = None
 
 
-def settings(tool: Tool, *, tools: bool | None = None) -> Settings:
+def settings(tool: RecallToolMode, *, tools: bool | None = None) -> Settings:
     return Settings(Recalling(tool), tools)
 
 
@@ -24,10 +24,10 @@ def settings(tool: Tool, *, tools: bool | None = None) -> Settings:
     ("none", False, False), ("inject", False, True), ("always", True, True),
 ])  # fmt: skip
 def test_the_tool_is_offered_once_something_was_removed_or_always_as_configured(
-    tool: Tool, *, before: bool, after: bool
+    tool: RecallToolMode, *, before: bool, after: bool
 ) -> None:
     found = [
-        offered(settings(tool), compacted=compacted, has_tools=True, model="any")
+        should_offer_tool(settings(tool), compacted=compacted, has_tools=True, model="any")
         for compacted in (False, True)
     ]
     assert found == [before, after]
@@ -47,7 +47,7 @@ def test_a_model_takes_tools_as_configured_else_where_the_request_has_some_else_
     *, tools: bool | None, has_tools: bool, model: str, expected: bool
 ) -> None:
     asked = settings("inject", tools=tools)
-    assert offered(asked, compacted=True, has_tools=has_tools, model=model) is expected
+    assert should_offer_tool(asked, compacted=True, has_tools=has_tools, model=model) is expected
 
 
 @pytest.mark.parametrize("model", [
@@ -55,7 +55,7 @@ def test_a_model_takes_tools_as_configured_else_where_the_request_has_some_else_
     "models/gemini-3.1-pro-preview", "x-ai/grok-4", "mistral-large-latest", "deepseek-chat", "qwen-plus",
 ])  # fmt: skip
 def test_models_that_take_tools_are_known_by_their_names(model: str) -> None:
-    assert takes_tools(model)
+    assert supports_tools(model)
 
 
 @pytest.mark.parametrize("model", [
@@ -63,4 +63,4 @@ def test_models_that_take_tools_are_known_by_their_names(model: str) -> None:
     "meta-llama/Llama-3.1-8B-Instruct", "qwen2.5:7b", "mistral-7b-instruct", "gpt-oss-120b", "nobody-knows",
 ])  # fmt: skip
 def test_open_weights_unknown_names_and_models_without_tools_are_not_taken_for_such(model: str) -> None:
-    assert not takes_tools(model)
+    assert not supports_tools(model)

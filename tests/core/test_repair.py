@@ -3,8 +3,15 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.message import Call, Message
-from compaction_proxy.core.repair import GO_ON, NO_RESPONSE, UNDERSTOOD, alternate, repair, sound
+from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.core.repair import (
+    GO_ON,
+    NO_RESPONSE,
+    UNDERSTOOD,
+    alternate_roles,
+    is_valid_message_list,
+    repair_messages,
+)
 
 SYSTEM = Message("system", "rules")
 DEVELOPER = Message("developer", "more rules")
@@ -13,7 +20,7 @@ SAID = Message("assistant", "done")
 
 
 def calling(*ids: str, name: str = "read") -> Message:
-    return Message("assistant", calls=tuple(Call(each, name, "{}") for each in ids))
+    return Message("assistant", calls=tuple(MessageToolCall(each, name, "{}") for each in ids))
 
 
 def answer(call: str, text: str = "ok") -> Message:
@@ -23,7 +30,7 @@ def answer(call: str, text: str = "ok") -> Message:
 def test_a_valid_list_stays_as_it_is() -> None:
     messages = (SYSTEM, USER, calling("a", "b"), answer("b"), answer("a"), SAID, USER)
 
-    assert repair(messages) == messages
+    assert repair_messages(messages) == messages
 
 
 PLAIN = [SYSTEM, USER, SAID, Message("assistant")]
@@ -34,11 +41,11 @@ ANSWERS = [answer("a"), answer("b"), answer("")]
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([*PLAIN, *CALLING, *ANSWERS]), max_size=8))
 def test_a_list_is_sound_if_repairing_leaves_it_as_it_is(messages: list[Message]) -> None:
-    assert sound(messages) == (repair(messages) == tuple(messages))
+    assert is_valid_message_list(messages) == (repair_messages(messages) == tuple(messages))
 
 
 def test_a_missing_result_is_filled_in_behind_those_that_came() -> None:
-    assert repair([calling("a", "b"), answer("b"), USER]) == (
+    assert repair_messages([calling("a", "b"), answer("b"), USER]) == (
         calling("a", "b"),
         answer("b"),
         answer("a", NO_RESPONSE),
@@ -47,14 +54,16 @@ def test_a_missing_result_is_filled_in_behind_those_that_came() -> None:
 
 
 def test_a_missing_legacy_result_is_filled_in_by_name() -> None:
-    assert repair([calling("", name="weather")]) == (
+    assert repair_messages([calling("", name="weather")]) == (
         calling("", name="weather"),
         Message("function", NO_RESPONSE, name="weather", answers=("",)),
     )
 
 
 def test_results_that_follow_no_call_of_theirs_are_dropped() -> None:
-    assert repair([answer("a"), USER, calling("a"), answer("x"), answer("a"), SAID, answer("a")]) == (
+    assert repair_messages(
+        [answer("a"), USER, calling("a"), answer("x"), answer("a"), SAID, answer("a")]
+    ) == (
         USER,
         calling("a"),
         answer("a"),
@@ -63,13 +72,16 @@ def test_results_that_follow_no_call_of_theirs_are_dropped() -> None:
 
 
 def test_a_second_result_of_the_same_call_is_dropped() -> None:
-    assert repair([calling("a"), answer("a", "1"), answer("a", "2")]) == (calling("a"), answer("a", "1"))
+    assert repair_messages([calling("a"), answer("a", "1"), answer("a", "2")]) == (
+        calling("a"),
+        answer("a", "1"),
+    )
 
 
 def test_reused_ids_are_paired_by_position() -> None:
     messages = [calling("a"), answer("a", "1"), calling("a"), USER, calling("a"), answer("a", "3")]
 
-    assert repair(messages) == (
+    assert repair_messages(messages) == (
         calling("a"),
         answer("a", "1"),
         calling("a"),
@@ -83,44 +95,52 @@ def test_reused_ids_are_paired_by_position() -> None:
 def test_an_id_used_twice_in_one_message_takes_two_results() -> None:
     messages = (calling("a", "a"), answer("a", "1"), answer("a", "2"))
 
-    assert repair(messages) == messages
+    assert repair_messages(messages) == messages
 
 
 def test_a_message_that_names_a_call_twice_answers_it_once() -> None:
     twice = Message("user", "both", answers=("a", "a"))
 
-    assert repair([calling("a"), twice]) == (calling("a"), twice)
+    assert repair_messages([calling("a"), twice]) == (calling("a"), twice)
 
 
 def test_empty_assistant_messages_are_dropped_and_empty_user_messages_stay() -> None:
-    assert repair([Message("user"), Message("assistant"), SAID]) == (Message("user"), SAID)
+    assert repair_messages([Message("user"), Message("assistant"), SAID]) == (Message("user"), SAID)
 
 
 def test_privileged_messages_among_results_move_before_the_call() -> None:
     messages = [USER, calling("a", "b"), SYSTEM, answer("a"), DEVELOPER, answer("b"), SAID]
 
-    assert repair(messages) == (USER, SYSTEM, DEVELOPER, calling("a", "b"), answer("a"), answer("b"), SAID)
+    assert repair_messages(messages) == (
+        USER,
+        SYSTEM,
+        DEVELOPER,
+        calling("a", "b"),
+        answer("a"),
+        answer("b"),
+        SAID,
+    )
 
 
 def test_privileged_messages_among_orphans_keep_their_order() -> None:
     orphaned = [calling("a"), answer("a"), USER, SYSTEM, answer("x"), DEVELOPER, answer("y")]
 
-    assert repair(orphaned) == (calling("a"), answer("a"), USER, SYSTEM, DEVELOPER)
-    assert repair([SYSTEM, USER, answer("x"), DEVELOPER, answer("y")]) == (SYSTEM, USER, DEVELOPER)
+    assert repair_messages(orphaned) == (calling("a"), answer("a"), USER, SYSTEM, DEVELOPER)
+    assert repair_messages([SYSTEM, USER, answer("x"), DEVELOPER, answer("y")]) == (SYSTEM, USER, DEVELOPER)
 
 
 def test_a_privileged_message_behind_the_results_stays_behind_them() -> None:
     messages = (calling("a"), answer("a"), SYSTEM, USER)
 
-    assert repair(messages) == messages
+    assert repair_messages(messages) == messages
 
 
 def test_alternation_begins_with_a_user_message() -> None:
-    assert alternate([SYSTEM, SAID]) == (SYSTEM, Message("user", GO_ON), SAID)
+    assert alternate_roles([SYSTEM, SAID]) == (SYSTEM, Message("user", GO_ON), SAID)
 
 
 def test_two_of_a_kind_get_the_other_between_them() -> None:
-    assert alternate([USER, USER, SAID, SAID]) == (
+    assert alternate_roles([USER, USER, SAID, SAID]) == (
         USER,
         Message("assistant", UNDERSTOOD),
         USER,
@@ -131,8 +151,8 @@ def test_two_of_a_kind_get_the_other_between_them() -> None:
 
 
 def test_results_take_the_place_of_a_user_message() -> None:
-    assert alternate([USER, calling("a"), answer("a"), SAID]) == (USER, calling("a"), answer("a"), SAID)
-    assert alternate([USER, calling("a"), answer("a"), USER]) == (
+    assert alternate_roles([USER, calling("a"), answer("a"), SAID]) == (USER, calling("a"), answer("a"), SAID)
+    assert alternate_roles([USER, calling("a"), answer("a"), USER]) == (
         USER,
         calling("a"),
         answer("a"),

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.ledger.frontier import RequestState
+from compaction_proxy.core.ledger.frontier import StatementStatus
 from compaction_proxy.core.summary.request_states import correct_states
 
 FLIGHT = "Change the return flight to May 27."
 BAG = "Add a checked bag to the reservation."
 NUMBER = "My customer number is C-40771."
 STATES = {
-    (0, FLIGHT): RequestState.ANSWERED,
-    (1, BAG): RequestState.OPEN,
-    (2, "Translate the menu."): RequestState.UNKNOWN,
-    (3, NUMBER): RequestState.TOLD,
+    (0, FLIGHT): StatementStatus.ANSWERED,
+    (1, BAG): StatementStatus.OPEN,
+    (2, "Translate the menu."): StatementStatus.UNKNOWN,
+    (3, NUMBER): StatementStatus.TOLD,
 }
 
 
@@ -70,8 +70,8 @@ def test_rows_and_entries_tell_the_state_that_a_request_has(text: str, expected:
 
 def test_of_requests_that_a_line_holds_whole_that_of_the_most_words_counts() -> None:
     states = {
-        (0, "Add a map command to the parser."): RequestState.ANSWERED,
-        (1, "Add a map command to the parser that refreshes the index."): RequestState.OPEN,
+        (0, "Add a map command to the parser."): StatementStatus.ANSWERED,
+        (1, "Add a map command to the parser that refreshes the index."): StatementStatus.OPEN,
     }
     row = "| Add a map command to the parser that refreshes the index | x | {} |"
 

@@ -7,21 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.core.strategies import CHAINED, FULL, STRATEGIES
-from compaction_proxy.core.summary.sections import Section, has_last_section, repair_sections
+from compaction_proxy.core.summary.sections import PromptSection, has_last_section, repair_sections
 
 ASKED = (
-    Section("### Work Done"),
-    Section("### Rules & Decisions"),
-    Section("### Open Ends"),
-    Section("### Errors", is_optional=True),
+    PromptSection("### Work Done"),
+    PromptSection("### Rules & Decisions"),
+    PromptSection("### Open Ends"),
+    PromptSection("### Errors", is_optional=True),
 )
 WHOLE = "### Work Done\n- a\n\n### Rules & Decisions\n- b\n\n### Open Ends\n- c"
-NUMBERED = (Section("1. The Goals"), Section("2. The Files"), Section("3. The Next Step (CRITICAL)"))
+NUMBERED = (
+    PromptSection("1. The Goals"),
+    PromptSection("2. The Files"),
+    PromptSection("3. The Next Step (CRITICAL)"),
+)
 
 
 @pytest.mark.parametrize("text", [WHOLE, f"{WHOLE}\n\n### Errors\n- d", f"Here it is:\n{WHOLE}", "  "])
 @pytest.mark.parametrize("sections", [ASKED, ()])
-def test_a_text_that_has_everything_comes_back_unchanged(text: str, sections: tuple[Section, ...]) -> None:
+def test_a_text_that_has_everything_comes_back_unchanged(
+    text: str, sections: tuple[PromptSection, ...]
+) -> None:
     expected = text if text.strip() or not sections else ""
     assert repair_sections(text, sections) == expected
 

@@ -8,29 +8,38 @@ from dataclasses import replace
 
 import pytest
 
-from compaction_proxy.core.budget import Reserves, budget
+from compaction_proxy.core.budget import Reserves, compute_budget
 from compaction_proxy.core.checkpoint import Checkpoint
-from compaction_proxy.core.digest import message_digest
-from compaction_proxy.core.message import Call, Message, Span, units
-from compaction_proxy.core.planner import Fill, Plan, Room, chain_records, gained, plan, unchanged, with_edits
-from compaction_proxy.core.render import render, stand_in_text
-from compaction_proxy.core.repair import NO_RESPONSE, repair
-from compaction_proxy.core.strategies import STRATEGIES, Limit, Policy
-from compaction_proxy.core.trigger import Row, fired, marks
+from compaction_proxy.core.digest import compute_message_digest
+from compaction_proxy.core.message import Message, MessageToolCall, Span, iter_units
+from compaction_proxy.core.planner import (
+    PlanConstraints,
+    ReplacementKind,
+    RoundPlan,
+    add_edits,
+    build_unchanged_plan,
+    count_growth,
+    list_chain_records,
+    plan_round,
+)
+from compaction_proxy.core.render import build_effective_list, format_replacement_text
+from compaction_proxy.core.repair import NO_RESPONSE, repair_messages
+from compaction_proxy.core.strategies import STRATEGIES, Policy, ScaledLimit
+from compaction_proxy.core.trigger import TriggerRule, compute_trigger_marks, find_reached_rule
 
-AsCheckpoint = Callable[[Plan, Sequence[Message], Policy, Checkpoint | None], Checkpoint]
+AsCheckpoint = Callable[[RoundPlan, Sequence[Message], Policy, Checkpoint | None], Checkpoint]
 
 FULL, SELECTIVE, SPLIT, PRUNE, ITERATIONS, ANCHORED = (
     STRATEGIES[name] for name in ("full", "selective", "split", "prune", "iterations", "anchored")
 )
-AMPLE = Room(trigger=1_000_000, target=None, size=0)
+AMPLE = PlanConstraints(trigger=1_000_000, target=None, size=0)
 # Tokens of each message here.
 EACH = 100
 
 
 def made(role: str, text: str = "", **fields: object) -> Message:
     message = Message(role, text, tokens=EACH, **fields)  # type: ignore[arg-type]
-    return replace(message, digest=message_digest(message), raw=f"{role} {text}".encode())
+    return replace(message, digest=compute_message_digest(message), raw=f"{role} {text}".encode())
 
 
 def user(text: str = "u") -> Message:
@@ -42,7 +51,9 @@ def said(text: str = "a") -> Message:
 
 
 def calling(text: str = "c", *ids: str) -> Message:
-    return made("assistant", text, calls=tuple(Call(each, "read", "{}") for each in ids or ("call_1",)))
+    return made(
+        "assistant", text, calls=tuple(MessageToolCall(each, "read", "{}") for each in ids or ("call_1",))
+    )
 
 
 def result(text: str = "r", answered: str = "call_1") -> Message:
@@ -65,17 +76,20 @@ TASK = user("Build it")
 def applied(messages: Sequence[Message], checkpoint: Checkpoint | None) -> tuple[Message, ...]:
     if checkpoint is None:
         return tuple(messages)
-    return render(messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
+    return build_effective_list(messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
 
 
 def body_of(messages: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if not message.privileged]
+    return [message for message in messages if not message.is_privileged]
 
 
 def planned(
-    messages: Sequence[Message], policy: Policy, earlier: Checkpoint | None = None, room: Room = AMPLE
-) -> Plan | None:
-    return plan(body_of(messages), applied(messages, earlier), policy, earlier, room)
+    messages: Sequence[Message],
+    policy: Policy,
+    earlier: Checkpoint | None = None,
+    room: PlanConstraints = AMPLE,
+) -> RoundPlan | None:
+    return plan_round(body_of(messages), applied(messages, earlier), policy, earlier, room)
 
 
 Compacting = Callable[..., Checkpoint]
@@ -86,7 +100,10 @@ def compacted(as_checkpoint: AsCheckpoint) -> Compacting:
     """The checkpoint of the next round; there must be one to make."""
 
     def checkpoint(
-        messages: Sequence[Message], policy: Policy, earlier: Checkpoint | None = None, room: Room = AMPLE
+        messages: Sequence[Message],
+        policy: Policy,
+        earlier: Checkpoint | None = None,
+        room: PlanConstraints = AMPLE,
     ) -> Checkpoint:
         found = planned(messages, policy, earlier, room)
         assert found is not None
@@ -103,10 +120,12 @@ def texts(messages: Sequence[Message]) -> list[str]:
 
 
 def test_full_its_trigger_is_200_000_tokens_reached() -> None:
-    wide = budget(1_000_000, FULL.reserves, None)
+    wide = compute_budget(1_000_000, FULL.reserves, None)
 
-    assert fired(FULL.trigger, 199_999, gained([], None), wide) is None
-    assert fired(FULL.trigger, 200_000, gained([], None), wide) == Row(tokens=200_000)
+    assert find_reached_rule(FULL.trigger, 199_999, count_growth([], None), wide) is None
+    assert find_reached_rule(FULL.trigger, 200_000, count_growth([], None), wide) == TriggerRule(
+        tokens=200_000
+    )
 
 
 def test_full_two_messages_result(compacted: Compacting) -> None:
@@ -137,7 +156,7 @@ def test_full_parallel_calls_at_the_end_follow_whole_and_missing_results_are_fil
     compacted: Compacting,
 ) -> None:
     messages = [TASK, said(), calling("both", "a", "b", "a"), result("1", "a"), result("2", "b")]
-    sent = repair(applied(messages, compacted(messages, FULL)))
+    sent = repair_messages(applied(messages, compacted(messages, FULL)))
 
     assert texts(sent)[1:] == ["both", "1", "2", NO_RESPONSE]
 
@@ -156,11 +175,11 @@ def test_full_the_next_round_integrates_the_one_before(compacted: Compacting) ->
     grown = [*messages, *loop(5), user("And ship it")]
     second = compacted(grown, FULL, first)
 
-    assert planned(grown, FULL, first) == Plan(
+    assert planned(grown, FULL, first) == RoundPlan(
         round=2,
         length=23,
         spans=(Span(0, 23),),
-        fills=(Fill("text"),),
+        fills=(ReplacementKind("text"),),
         groups=(tuple(range(12, 23)),),
         carried=22,
     )
@@ -199,7 +218,7 @@ def selective(retention: int = 6, **fields: bool) -> Policy:
 
 
 def test_selective_defaults_are_the_seeds() -> None:
-    assert (SELECTIVE.trigger, SELECTIVE.keep.messages) == ((Row(tokens=60_000),), 6)
+    assert (SELECTIVE.trigger, SELECTIVE.keep.messages) == ((TriggerRule(tokens=60_000),), 6)
     assert SELECTIVE.summary is not None
     assert SELECTIVE.summary.max_tokens == 2_000
 
@@ -221,7 +240,9 @@ def three_runs() -> list[Message]:
 def test_selective_the_earliest_run_is_taken_and_the_next_until_the_request_is_under_its_trigger() -> None:
     # A run of six has 600 tokens, of which its summary is expected to take 180.
     def groups(over: int) -> list[int]:
-        found = planned(three_runs(), selective(), None, Room(trigger=1_000, target=None, size=1_000 + over))
+        found = planned(
+            three_runs(), selective(), None, PlanConstraints(trigger=1_000, target=None, size=1_000 + over)
+        )
         return [each[0] for each in found.groups] if found else []
 
     assert [groups(over) for over in (0, 419, 420, 839, 840, 9_000)] == [
@@ -235,7 +256,7 @@ def test_selective_the_earliest_run_is_taken_and_the_next_until_the_request_is_u
 
 
 def test_selective_take_one_is_one_run_a_request_and_the_next_one_in_the_next(compacted: Compacting) -> None:
-    messages, policy, size = three_runs(), selective(one_run=True), Room(1_000, None, 90_000)
+    messages, policy, size = three_runs(), selective(one_run=True), PlanConstraints(1_000, None, 90_000)
     first = compacted(messages, policy, None, size)
     second = compacted(messages, policy, first, size)
 
@@ -245,7 +266,7 @@ def test_selective_take_one_is_one_run_a_request_and_the_next_one_in_the_next(co
 
 def test_selective_runs_of_one_request_share_a_call_and_get_a_text_each(compacted: Compacting) -> None:
     messages = three_runs()
-    sent = applied(messages, compacted(messages, selective(), None, Room(1_000, None, 90_000)))
+    sent = applied(messages, compacted(messages, selective(), None, PlanConstraints(1_000, None, 90_000)))
 
     assert texts(sent)[:7] == [
         SYSTEM.text,
@@ -278,7 +299,7 @@ def test_selective_a_run_that_was_cut_goes_on_later_and_nothing_is_taken_twice(c
 
 def test_selective_all_user_and_privileged_messages_are_kept(compacted: Compacting) -> None:
     messages = [*three_runs(), made("developer", "Be brief"), *loop(4, 90)]
-    sent = applied(messages, compacted(messages, selective(), None, Room(1, None, 90_000)))
+    sent = applied(messages, compacted(messages, selective(), None, PlanConstraints(1, None, 90_000)))
 
     assert [each.text for each in sent if each.role in {"user", "system", "developer"}] == [
         *("You build things.", "Be brief", "u0", "u1", "u2")
@@ -286,22 +307,26 @@ def test_selective_all_user_and_privileged_messages_are_kept(compacted: Compacti
 
 
 def test_selective_a_closing_tag_inside_a_summary_is_broken_up() -> None:
-    assert stand_in_text(SELECTIVE.frame, 1, "a</summary>b") == "<summary>\na< /summary>b\n</summary>"
+    assert (
+        format_replacement_text(SELECTIVE.frame, 1, "a</summary>b") == "<summary>\na< /summary>b\n</summary>"
+    )
 
 
 # split, seeds/002
 
 
-def halves(trigger: int, records: int = 0) -> Room:
-    return Room(trigger, trigger // 2, 0, records=records)
+def halves(trigger: int, records: int = 0) -> PlanConstraints:
+    return PlanConstraints(trigger, trigger // 2, 0, records=records)
 
 
 def test_split_compacts_at_95_percent_of_the_window() -> None:
-    spent = budget(100_000, SPLIT.reserves, None)
+    spent = compute_budget(100_000, SPLIT.reserves, None)
 
-    assert fired(SPLIT.trigger, 90_000, gained([], None), spent) is None
-    assert fired(SPLIT.trigger, 94_999, gained([], None), spent) is None
-    assert fired(SPLIT.trigger, 95_000, gained([], None), spent) == Row(percent_of_window=95)
+    assert find_reached_rule(SPLIT.trigger, 90_000, count_growth([], None), spent) is None
+    assert find_reached_rule(SPLIT.trigger, 94_999, count_growth([], None), spent) is None
+    assert find_reached_rule(SPLIT.trigger, 95_000, count_growth([], None), spent) == TriggerRule(
+        percent_of_window=95
+    )
     assert SPLIT.reserves == PRUNE.reserves == Reserves(0, 0, 0)
 
 
@@ -312,21 +337,23 @@ def test_split_compacts_at_95_percent_of_the_window() -> None:
         (halves(1_990), 10),
         (halves(2_002), 9),
         (halves(2_000, records=200), 12),  # the summary takes part of the target
-        (Room(9_000, 1_000, 0), 10),  # a target of its own
+        (PlanConstraints(9_000, 1_000, 0), 10),  # a target of its own
         (halves(200), 15),  # at least five
         (halves(0), 15),
         (halves(2_000, records=5_000), 15),
         (halves(100_000), 15),  # everything fits
     ],
 )
-def test_split_the_message_that_reaches_the_target_is_kept_and_five_at_least(room: Room, stop: int) -> None:
+def test_split_the_message_that_reaches_the_target_is_kept_and_five_at_least(
+    room: PlanConstraints, stop: int
+) -> None:
     messages = [user(f"Message {k}") for k in range(20)]
 
-    assert planned([SYSTEM, *messages], SPLIT, None, room) == Plan(
+    assert planned([SYSTEM, *messages], SPLIT, None, room) == RoundPlan(
         round=1,
         length=stop,
         spans=(Span(0, stop),),
-        fills=(Fill("text"),),
+        fills=(ReplacementKind("text"),),
         groups=(tuple(range(stop)),),
     )
 
@@ -366,11 +393,11 @@ def test_split_earlier_summaries_stay_in_place_one_a_round(compacted: Compacting
 def test_split_200_messages_are_less_than_200_with_a_summary_all_along(compacted: Compacting) -> None:
     messages: list[Message] = [SYSTEM]
     checkpoint = None
-    spent = budget(5_000, SPLIT.reserves, None)
+    spent = compute_budget(5_000, SPLIT.reserves, None)
     for number in range(200):
         messages.append(user(f"Message {number}"))
         size = sum(each.tokens for each in applied(messages, checkpoint))
-        if fired(SPLIT.trigger, size, gained(body_of(messages), checkpoint), spent):
+        if find_reached_rule(SPLIT.trigger, size, count_growth(body_of(messages), checkpoint), spent):
             checkpoint = compacted(messages, SPLIT, checkpoint, halves(4_750))
             assert sum(each.tokens for each in applied(messages, checkpoint)) <= 0.6 * size
     sent = applied(messages, checkpoint)
@@ -411,16 +438,18 @@ def test_prune_the_boundary_does_not_part_a_call_from_its_result(compacted: Comp
 
 
 def test_iterations_it_fires_at_every_eighth_iteration_and_at_80_000_tokens(compacted: Compacting) -> None:
-    wide = budget(1_000_000, ITERATIONS.reserves, None)
+    wide = compute_budget(1_000_000, ITERATIONS.reserves, None)
     messages, first, made_at = [SYSTEM, TASK], None, []
     for number in range(1, 25):
         messages += loop(1, number)
-        if fired(ITERATIONS.trigger, 0, gained(body_of(messages), first), wide):
+        if find_reached_rule(ITERATIONS.trigger, 0, count_growth(body_of(messages), first), wide):
             first = compacted(messages, ITERATIONS, first)
             made_at.append(number)
 
     assert made_at == [8, 16, 24]
-    assert fired(ITERATIONS.trigger, 80_000, gained([], None), wide) == Row(tokens=80_000)
+    assert find_reached_rule(ITERATIONS.trigger, 80_000, count_growth([], None), wide) == TriggerRule(
+        tokens=80_000
+    )
 
 
 def test_iterations_the_last_three_stay_whole_which_is_six_messages(compacted: Compacting) -> None:
@@ -464,7 +493,7 @@ def test_iterations_earlier_rounds_are_part_of_what_is_summarised(compacted: Com
 
 # anchored
 
-TIGHT = Room(trigger=2_000, target=800, size=0)
+TIGHT = PlanConstraints(trigger=2_000, target=800, size=0)
 
 
 def test_anchored_the_task_stays_in_place_and_the_records_follow_it(compacted: Compacting) -> None:
@@ -497,7 +526,7 @@ def test_anchored_rounds_are_frozen_and_a_further_one_covers_only_what_is_new(co
 
     assert (first.spans, first.rounds) == ((Span(1, 37),), (37,))
     assert found is not None
-    assert (found.frozen, found.fresh) == (1, tuple(range(37, 77)))
+    assert (found.frozen, found.fresh_indices) == (1, tuple(range(37, 77)))
     assert (second.spans, second.rounds) == ((Span(1, 77),), (37, 77))
     assert second.stand_ins[0][0] == first.stand_ins[0][0]
     assert [each.text[:9] for each in second.stand_ins[0]] == ["[Record 1", "[Record 2", "Ledger 2"]
@@ -519,7 +548,7 @@ def test_anchored_after_six_rounds_the_chain_is_written_anew(compacted: Compacti
 def test_anchored_over_a_quarter_of_the_target_the_chain_is_written_anew(compacted: Compacting) -> None:
     first = compacted([TASK, *loop(20)], ANCHORED, None, TIGHT)
     second = compacted([TASK, *loop(40)], ANCHORED, first, TIGHT)
-    size = sum(each.tokens for each in chain_records(second))
+    size = sum(each.tokens for each in list_chain_records(second))
 
     def frozen(earlier: Checkpoint, target: int) -> int:
         found = planned([TASK, *loop(60)], ANCHORED, earlier, replace(TIGHT, target=target))
@@ -534,7 +563,7 @@ def test_anchored_edits_inside_what_is_taken_disappear_and_later_ones_stay(
     as_checkpoint: AsCheckpoint, compacted: Compacting
 ) -> None:
     messages = [TASK, *loop(20), said("odd")]
-    edits = with_edits(unchanged(None), {2: "mask", 40: "cap"})
+    edits = add_edits(build_unchanged_plan(None), {2: "mask", 40: "cap"})
     edited = as_checkpoint(edits, messages, ANCHORED, None)
     taken = compacted(messages, ANCHORED, edited, TIGHT)
 
@@ -542,7 +571,7 @@ def test_anchored_edits_inside_what_is_taken_disappear_and_later_ones_stay(
     assert texts(applied(messages, edited))[2].startswith("[read {}: 1 lines, 8 characters; left out, m_2]")
     assert (taken.round, taken.edited, taken.length) == (1, frozenset({40}), 41)
     assert taken.spans == (Span(1, 37), Span(40, 41))
-    assert taken.edits[40] == edited.edits[40]
+    assert taken.edited_messages[40] == edited.edited_messages[40]
 
 
 def test_anchored_a_task_that_was_cut_stays_cut_in_later_rounds(
@@ -551,11 +580,11 @@ def test_anchored_a_task_that_was_cut_stays_cut_in_later_rounds(
     messages = [user("Build " * 300), *loop(20), user("next")]
     found = planned(messages, ANCHORED, None, TIGHT)
     assert found is not None
-    first = as_checkpoint(with_edits(found, {0: "cap"}), messages, ANCHORED, None)
+    first = as_checkpoint(add_edits(found, {0: "cap"}), messages, ANCHORED, None)
     second = compacted([*messages, *loop(20)], ANCHORED, first, TIGHT)
 
     assert first.edited == second.edited == frozenset({0})
-    assert second.edits == first.edits
+    assert second.edited_messages == first.edited_messages
 
 
 @pytest.mark.parametrize("policy", [FULL, ITERATIONS, SPLIT, SELECTIVE], ids=lambda policy: policy.name)
@@ -563,15 +592,19 @@ def test_results_that_were_cut_behind_what_is_taken_stay_cut_in_every_strategy(
     policy: Policy, as_checkpoint: AsCheckpoint, compacted: Compacting
 ) -> None:
     messages = [TASK, *loop(20)]
-    edited = as_checkpoint(with_edits(unchanged(None), {2: "cap", 40: "cap"}), messages, policy, None)
+    edited = as_checkpoint(
+        add_edits(build_unchanged_plan(None), {2: "cap", 40: "cap"}), messages, policy, None
+    )
     taken = compacted(messages, policy, edited, halves(2_000))
 
-    assert (taken.edited, taken.edits[40]) == (frozenset({40}), edited.edits[40])
+    assert (taken.edited, taken.edited_messages[40]) == (frozenset({40}), edited.edited_messages[40])
 
 
 def test_an_agent_loop_with_one_user_message_shrinks(compacted: Compacting) -> None:
     messages = [SYSTEM, TASK, *loop(200)]
-    sent = applied(messages, compacted(messages, ANCHORED, None, Room(20_000, 8_000, 40_000, records=900)))
+    sent = applied(
+        messages, compacted(messages, ANCHORED, None, PlanConstraints(20_000, 8_000, 40_000, records=900))
+    )
 
     assert sent[:2] == (SYSTEM, TASK)
     assert sum(each.tokens for each in sent) < 0.2 * sum(each.tokens for each in messages)
@@ -594,7 +627,7 @@ def test_anchored_the_tail_has_a_floor_and_ends_where_the_target_or_its_limit_do
     trigger: int, target: int, fixed: int, records: int, growth: int, tail: int, compacted: Compacting
 ) -> None:
     messages = [TASK, *loop(300)]
-    room = Room(trigger, target, 0, fixed=fixed, records=records, growth=growth)
+    room = PlanConstraints(trigger, target, 0, fixed=fixed, records=records, growth=growth)
 
     assert applied(messages, compacted(messages, ANCHORED, None, room))[3:] == tuple(messages[-tail:])
 
@@ -608,10 +641,10 @@ def test_reused_ids_and_parallel_calls_are_never_parted(policy: Policy, compacte
     messages = [SYSTEM, TASK, *(unit * 30)]
     sent = applied(messages, compacted(messages, policy, None, halves(2_222)))
     theirs = [each for each in body_of(sent) if each is not TASK and each in unit]
-    whole = [theirs[each.start : each.stop] for each in units(theirs)]
+    whole = [theirs[each.start : each.stop] for each in iter_units(theirs)]
 
     assert whole == [unit] * len(whole)
-    assert repair(sent) == sent
+    assert repair_messages(sent) == sent
     assert len(sent) < len(messages)
 
 
@@ -628,12 +661,19 @@ def test_reused_ids_and_parallel_calls_are_never_parted(policy: Policy, compacte
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_t_is_the_number_of_the_row_that_names_tokens(policy: Policy, window: int, trigger: int) -> None:
-    spent = budget(window, policy.reserves, None)
+    spent = compute_budget(window, policy.reserves, None)
 
-    assert marks(policy.trigger, spent, policy.soft_share, policy.hard_percent).trigger == trigger
+    assert (
+        compute_trigger_marks(policy.trigger, spent, policy.soft_share, policy.hard_percent).trigger
+        == trigger
+    )
 
 
 def test_a_limit_is_the_smaller_of_a_figure_and_a_share() -> None:
-    limit = Limit(20_000, 0.2)
+    limit = ScaledLimit(20_000, 0.2)
 
-    assert (limit.of(2_000), limit.of(1_000_000), Limit(None, 0.5).of(1_000_000)) == (400, 20_000, 500_000)
+    assert (
+        limit.compute_tokens(2_000),
+        limit.compute_tokens(1_000_000),
+        ScaledLimit(None, 0.5).compute_tokens(1_000_000),
+    ) == (400, 20_000, 500_000)

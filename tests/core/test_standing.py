@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.ledger.active import Standing, said_by_users
+from compaction_proxy.core.ledger.active import ActiveStatements, list_user_texts
 from compaction_proxy.core.message import Message
 
 SAID = st.sampled_from(
@@ -33,25 +33,25 @@ MESSAGES = st.lists(
 )
 
 
-def told(standing: Standing, messages: list[Message]) -> tuple[object, ...]:
+def told(standing: ActiveStatements, messages: list[Message]) -> tuple[object, ...]:
     """Everything that is asked of it."""
-    return standing.of(range(len(messages))), standing.outdated, standing.count
+    return standing.list_covered(range(len(messages))), standing.superseded, standing.statement_count
 
 
 @given(MESSAGES, MESSAGES, MESSAGES)
 def test_a_list_that_is_carried_on_holds_what_it_holds_when_read_anew(
     first: list[Message], more: list[Message], branch: list[Message]
 ) -> None:
-    before = Standing(first)
+    before = ActiveStatements(first)
     for grown in (first + more, first + branch):
-        assert told(Standing(grown, before=before), grown) == told(Standing(grown), grown)
-    assert told(before, first) == told(Standing(first), first)
+        assert told(ActiveStatements(grown, earlier=before), grown) == told(ActiveStatements(grown), grown)
+    assert told(before, first) == told(ActiveStatements(first), first)
 
 
 @given(MESSAGES, MESSAGES)
 def test_only_what_users_said_first_can_be_carried_on(first: list[Message], other: list[Message]) -> None:
-    ours, theirs = said_by_users(first), said_by_users(other)
-    assert Standing(first).begins(theirs) == bool(ours and theirs[: len(ours)] == ours)
+    ours, theirs = list_user_texts(first), list_user_texts(other)
+    assert ActiveStatements(first).is_prefix_of(theirs) == bool(ours and theirs[: len(ours)] == ours)
 
 
 def test_what_was_read_is_not_read_again() -> None:
@@ -62,6 +62,6 @@ def test_what_was_read_is_not_read_again() -> None:
         return ()
 
     first, second = Message("user", "The port is 8080."), Message("user", "The port is 9090.")
-    before = Standing([first], said)
-    Standing([first, Message("assistant", "Noted."), second], said, before)
+    before = ActiveStatements([first], said)
+    ActiveStatements([first, Message("assistant", "Noted."), second], said, before)
     assert asked == [first.text, second.text]

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from compaction_proxy.core.ledger.cues import Kind
-from compaction_proxy.core.ledger.statements import STATEMENT_CHARACTERS, statements, stem
+from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.statements import STATEMENT_CHARACTERS, read_statements, stem_word
 
 
-def kinds(text: str) -> list[Kind | None]:
-    return [said.kind for said in statements(text)]
+def kinds(text: str) -> list[StatementKind | None]:
+    return [said.kind for said in read_statements(text)]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def kinds(text: str) -> list[Kind | None]:
     ],
 )
 def test_a_rule_is_known_in_each_language(text: str) -> None:
-    assert kinds(text) == [Kind.RULE]
+    assert kinds(text) == [StatementKind.RULE]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_rule_is_known_in_each_language(text: str) -> None:
     ],
 )
 def test_a_rule_is_known_by_prohibition_scope_or_condition(text: str) -> None:
-    assert kinds(text)[-1] is Kind.RULE
+    assert kinds(text)[-1] is StatementKind.RULE
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_fault_that_is_suspected_makes_no_rule_of_what_the_code_must_do() -> N
         "ok, i think the queue view doesn't adhere to the invariant that every line must not be wider than "
         "the width. i think truncate is broken. investigate"
     )
-    assert [each.kind for each in statements(message)] == [None, None, Kind.REQUEST]
+    assert [each.kind for each in read_statements(message)] == [None, None, StatementKind.REQUEST]
 
 
 @pytest.mark.parametrize(
@@ -96,64 +96,64 @@ def test_a_fault_that_is_suspected_makes_no_rule_of_what_the_code_must_do() -> N
     ],
 )
 def test_a_rule_beside_an_opinion_stays_a_rule(text: str) -> None:
-    assert [each.kind for each in statements(text)] == [Kind.RULE]
+    assert [each.kind for each in read_statements(text)] == [StatementKind.RULE]
 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("Fix the login bug.", Kind.REQUEST),
-        ("Could you look at the logs?", Kind.REQUEST),
-        ("请检查日志。", Kind.REQUEST),
-        ("Por favor, revisa el informe.", Kind.REQUEST),
-        ("ログを確認してください。", Kind.REQUEST),
-        ("Let's go with Postgres.", Kind.DECISION),
-        ("Мы решили взять Postgres.", Kind.DECISION),
-        ("I prefer short answers.", Kind.PREFERENCE),
-        ("Ich bevorzuge kurze Antworten.", Kind.PREFERENCE),
-        ("我更喜欢简短的回答。", Kind.PREFERENCE),
-        ("The staging host is stage-3.internal.", Kind.FACT),
-        ("My order number is HX-20931.", Kind.FACT),
+        ("Fix the login bug.", StatementKind.REQUEST),
+        ("Could you look at the logs?", StatementKind.REQUEST),
+        ("请检查日志。", StatementKind.REQUEST),
+        ("Por favor, revisa el informe.", StatementKind.REQUEST),
+        ("ログを確認してください。", StatementKind.REQUEST),
+        ("Let's go with Postgres.", StatementKind.DECISION),
+        ("Мы решили взять Postgres.", StatementKind.DECISION),
+        ("I prefer short answers.", StatementKind.PREFERENCE),
+        ("Ich bevorzuge kurze Antworten.", StatementKind.PREFERENCE),
+        ("我更喜欢简短的回答。", StatementKind.PREFERENCE),
+        ("The staging host is stage-3.internal.", StatementKind.FACT),
+        ("My order number is HX-20931.", StatementKind.FACT),
     ],
 )
-def test_requests_decisions_preferences_and_facts_are_told_apart(text: str, kind: Kind) -> None:
+def test_requests_decisions_preferences_and_facts_are_told_apart(text: str, kind: StatementKind) -> None:
     assert kinds(text) == [kind]
 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("BUILD POLICY: two reviewers for each change.", Kind.RULE),
-        ("Preference: tables over prose.", Kind.PREFERENCE),
-        ("GOAL: port the parser. Lexer is done.", Kind.REQUEST),
-        ("BACKGROUND: we sell bicycles.", Kind.FACT),
-        ("规则：回答要简短。", Kind.RULE),
+        ("BUILD POLICY: two reviewers for each change.", StatementKind.RULE),
+        ("Preference: tables over prose.", StatementKind.PREFERENCE),
+        ("GOAL: port the parser. Lexer is done.", StatementKind.REQUEST),
+        ("BACKGROUND: we sell bicycles.", StatementKind.FACT),
+        ("规则：回答要简短。", StatementKind.RULE),
     ],
 )
-def test_a_label_says_what_all_sentences_behind_it_are(text: str, kind: Kind) -> None:
+def test_a_label_says_what_all_sentences_behind_it_are(text: str, kind: StatementKind) -> None:
     assert set(kinds(text)) == {kind}
 
 
 def test_a_heading_says_what_its_list_is() -> None:
     assert [
-        (said.text, said.kind) for said in statements("Rules:\n- short names\n2. small files\nThanks")
+        (said.text, said.kind) for said in read_statements("Rules:\n- short names\n2. small files\nThanks")
     ] == [
-        ("Rules:", Kind.RULE),
-        ("short names", Kind.RULE),
-        ("small files", Kind.RULE),
+        ("Rules:", StatementKind.RULE),
+        ("short names", StatementKind.RULE),
+        ("small files", StatementKind.RULE),
         ("Thanks", None),
     ]
 
 
 @pytest.mark.parametrize("text", ["ERROR: value must not be null", "INFO: never retried"])
 def test_a_line_of_a_log_gets_no_kind_from_its_level(text: str) -> None:
-    assert statements(text)[0].label == ""
+    assert read_statements(text)[0].label == ""
 
 
 def test_sentences_are_quoted_as_written_and_end_where_their_script_ends_them() -> None:
     text = "Use v1.2 of it, e.g. here. Then stop!  不要删除。好的。 ठीक है। हाँ।"
 
-    assert [said.text for said in statements(text)] == [
+    assert [said.text for said in read_statements(text)] == [
         "Use v1.2 of it, e.g. here.", "Then stop!", "不要删除。", "好的。", "ठीक है।", "हाँ।",
     ]  # fmt: skip
 
@@ -161,24 +161,24 @@ def test_sentences_are_quoted_as_written_and_end_where_their_script_ends_them() 
 def test_code_in_fences_is_data() -> None:
     text = "Look:\n```py\n# never do this\nassert x\n```\nAlways run the tests."
 
-    assert [said.text for said in statements(text)] == ["Look:", "Always run the tests."]
+    assert [said.text for said in read_statements(text)] == ["Look:", "Always run the tests."]
 
 
 def test_a_fence_that_is_never_closed_hides_no_rule() -> None:
-    assert kinds("```\nNever push.") == [None, Kind.RULE]
+    assert kinds("```\nNever push.") == [None, StatementKind.RULE]
 
 
 def test_a_long_message_gives_its_head_and_what_carries_a_cue() -> None:
     log = "\n".join(f"2027-01-01 12:00:{k % 60:02d} worker {k} must not be null" for k in range(2_000))
     text = f"Look at this log\n{log}\nNever restart the worker."
 
-    assert [said.text for said in statements(text)] == ["Look at this log", "Never restart the worker."]
+    assert [said.text for said in read_statements(text)] == ["Look at this log", "Never restart the worker."]
 
 
 def test_a_statement_without_an_end_is_cut_at_spaces() -> None:
     text = "word " * 300
 
-    pieces = [said.text for said in statements(text)]
+    pieces = [said.text for said in read_statements(text)]
 
     assert max(map(len, pieces)) <= STATEMENT_CHARACTERS
     assert " ".join(pieces).split() == text.split()
@@ -189,7 +189,7 @@ def test_a_statement_without_an_end_is_cut_at_spaces() -> None:
     [("approval", "approve"), ("capped", "cap"), ("reports", "reported"), ("spending", "spends")],
 )
 def test_forms_of_a_word_have_one_stem(one: str, other: str) -> None:
-    assert stem(one) == stem(other)
+    assert stem_word(one) == stem_word(other)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,6 @@ def test_a_megabyte_of_anything_is_read_in_no_time(part: str) -> None:
     text = part * (1_000_000 // len(part))
 
     started = time.thread_time()
-    statements(text)
+    read_statements(text)
 
     assert time.thread_time() - started < 5

@@ -6,7 +6,7 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.recall.stems import irregular, root, stem
+from compaction_proxy.recall.stems import find_word_root, list_irregular_forms, stem_word
 
 _ENDINGS = """
 s sses ies ed eed ing ational tional enci anci izer bli alli entli eli ousli ization ation ator alism iveness
@@ -33,7 +33,7 @@ def of_sqlite(words: list[str]) -> list[str]:
 
 @given(st.lists(ended.filter(lambda word: len(word) > 3), max_size=20))
 def test_a_stem_is_that_of_porter(words: list[str]) -> None:
-    assert [stem(word) for word in words] == of_sqlite(words)
+    assert [stem_word(word) for word in words] == of_sqlite(words)
 
 
 def test_forms_of_a_word_have_one_root() -> None:
@@ -46,18 +46,23 @@ def test_forms_of_a_word_have_one_root() -> None:
         "index indices indexes",
         "happy happiness",
     )
-    assert [len({root(word) for word in family.split()}) for family in families] == [1] * len(families)
+    assert [len({find_word_root(word) for word in family.split()}) for family in families] == [1] * len(
+        families
+    )
 
 
 def test_words_that_mean_something_else_do_not() -> None:
-    assert len({root(word) for word in ("general", "gender", "run", "ring", "rug", "child", "chill")}) == 7
+    assert (
+        len({find_word_root(word) for word in ("general", "gender", "run", "ring", "rug", "child", "chill")})
+        == 7
+    )
 
 
 def test_irregular_forms_are_known_by_their_root() -> None:
-    assert irregular(root("going")) == ("go", "goes", "gone", "went")
-    assert irregular(root("table")) == ()
+    assert list_irregular_forms(find_word_root("going")) == ("go", "goes", "gone", "went")
+    assert list_irregular_forms(find_word_root("table")) == ()
 
 
 @given(st.text())
 def test_any_text_has_a_root(word: str) -> None:
-    assert root(word) or not word
+    assert find_word_root(word) or not word

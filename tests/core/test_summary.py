@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.errors import SummaryFailed
-from compaction_proxy.core.message import Call, Message, Part
+from compaction_proxy.core.errors import SummaryError
+from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.core.strategies import CHAINED
 from compaction_proxy.core.summary.prompt import (
     CUT_MARK,
-    aligned_prompt,
-    clean,
-    prompt,
-    task_of,
-    texts,
-    transcript,
-    validated,
+    build_aligned_prompt,
+    build_prompt,
+    build_transcript,
+    clean_summary,
+    find_task_message,
+    split_run_texts,
+    validate_summary,
 )
 
 assert CHAINED.summary is not None
@@ -30,24 +30,30 @@ ASKED = "At most 800 tokens, which is about 560 words. Write in German."
 
 
 def asked(*groups: list[Message], task: str = "Build it", earlier: tuple[str, ...] = ("before",)) -> str:
-    return prompt(groups, SHAPE, task=task, earlier=earlier, language="German", tokens=800)
+    return build_prompt(groups, SHAPE, task=task, earlier=earlier, language="German", tokens=800)
 
 
 def reason_of(text: str, finish_reason: str = "stop", cut_characters: int | None = None) -> str:
-    with pytest.raises(SummaryFailed) as failed:
-        validated(text, finish_reason, called_tools=False, refused=False, cut_characters=cut_characters)
+    with pytest.raises(SummaryError) as failed:
+        validate_summary(
+            text, finish_reason, called_tools=False, refused=False, cut_characters=cut_characters
+        )
     return failed.value.reason
 
 
 def test_a_transcript_numbers_messages_and_names_their_roles() -> None:
     messages = [
-        Message("user", "Look", parts=(Part("image_url", bytes(32), 4),)),
-        Message("assistant", "Reading.", calls=(Call("a", "read", '{"p":"x"}'), Call("b", "stop", ""))),
+        Message("user", "Look", parts=(ContentPart("image_url", bytes(32), 4),)),
+        Message(
+            "assistant",
+            "Reading.",
+            calls=(MessageToolCall("a", "read", '{"p":"x"}'), MessageToolCall("b", "stop", "")),
+        ),
         Message("tool", "found", answers=("a",)),
         Message("assistant", refusal="I will not."),
     ]
 
-    assert transcript(messages, SHAPE) == (
+    assert build_transcript(messages, SHAPE) == (
         "[0] USER:\nLook\n[image_url]\n\n---\n\n"
         '[1] ASSISTANT:\nReading.\n[Tool: read({"p":"x"})]\n[Tool: stop()]\n\n---\n\n'
         "[2] TOOL:\nfound\n\n---\n\n"
@@ -59,7 +65,7 @@ def test_messages_are_cut_to_the_size_of_their_kind() -> None:
     shape = replace(SHAPE, tool_characters=3, message_characters=5)
     messages = [Message("tool", "abcd", answers=("a",)), Message("user", "abcde"), Message("user", "abcdef")]
 
-    assert transcript(messages, shape) == (
+    assert build_transcript(messages, shape) == (
         f"[0] TOOL:\nabc{CUT_MARK}\n\n---\n\n[1] USER:\nabcde\n\n---\n\n[2] USER:\nabcde{CUT_MARK}"
     )
 
@@ -79,7 +85,7 @@ def test_a_large_tool_result_that_ends_in_an_error_keeps_its_end(
     shape = replace(SHAPE, tool_characters=room, message_characters=room)
     message = Message(role, "x" * 9_000 + end, answers=("a",) if role == "tool" else ())
 
-    assert transcript([message], shape) == f"[0] {role.upper()}:\n{expected}"
+    assert build_transcript([message], shape) == f"[0] {role.upper()}:\n{expected}"
 
 
 def test_a_prompt_is_size_and_language_the_earlier_summary_the_task_and_the_fenced_transcript() -> None:
@@ -92,7 +98,7 @@ def test_a_prompt_is_size_and_language_the_earlier_summary_the_task_and_the_fenc
 
 
 def test_a_first_round_has_no_previous_summary_and_a_strategy_without_a_task_shows_none() -> None:
-    text = prompt([[Message("user", "hi")]], SHAPE, task="", earlier=(), language="", tokens=600)
+    text = build_prompt([[Message("user", "hi")]], SHAPE, task="", earlier=(), language="", tokens=600)
 
     assert text.startswith(
         "## Size and Language\n"
@@ -127,7 +133,7 @@ def test_a_lone_surrogate_does_not_keep_a_transcript_from_being_fenced() -> None
 
 
 def test_an_aligned_prompt_begins_with_the_instructions_and_names_size_and_language() -> None:
-    text = aligned_prompt("Summarise.\n", language="German", tokens=800, groups=1)
+    text = build_aligned_prompt("Summarise.\n", language="German", tokens=800, groups=1)
 
     assert text == (
         f"Summarise.\n\n## Size and Language\n{ASKED}\n\n"
@@ -137,7 +143,7 @@ def test_an_aligned_prompt_begins_with_the_instructions_and_names_size_and_langu
 
 
 def test_an_aligned_prompt_about_several_runs_says_which_and_gives_their_marks() -> None:
-    text = aligned_prompt("Summarise.", language="", tokens=800, groups=2)
+    text = build_aligned_prompt("Summarise.", language="", tokens=800, groups=2)
 
     assert "take the 2 earliest. There are 2 runs." in text
     assert text.count("=== RUN ") == 2
@@ -156,7 +162,7 @@ def test_an_aligned_prompt_about_several_runs_says_which_and_gives_their_marks()
 def test_an_answer_about_runs_is_taken_apart_in_order(
     answer: str, count: int, expected: tuple[str, ...]
 ) -> None:
-    assert texts(answer, count) == expected
+    assert split_run_texts(answer, count) == expected
 
 
 @pytest.mark.parametrize(
@@ -173,14 +179,14 @@ def test_an_answer_about_runs_is_taken_apart_in_order(
     ],
 )
 def test_texts_that_cannot_be_told_apart_are_garbage(answer: str, count: int) -> None:
-    with pytest.raises(SummaryFailed) as failed:
-        texts(answer, count)
+    with pytest.raises(SummaryError) as failed:
+        split_run_texts(answer, count)
     assert failed.value.reason == "garbage"
 
 
 def test_a_refusal_in_place_of_one_run_is_no_summary_of_it() -> None:
-    with pytest.raises(SummaryFailed) as failed:
-        texts("=== RUN 1 ===\nI read it.\n=== RUN 2 ===\nSorry, I can\u2019t help with that.", 2)
+    with pytest.raises(SummaryError) as failed:
+        split_run_texts("=== RUN 1 ===\nI read it.\n=== RUN 2 ===\nSorry, I can\u2019t help with that.", 2)
     assert failed.value.reason == "refused"
 
 
@@ -188,7 +194,7 @@ def test_a_refusal_in_place_of_one_run_is_no_summary_of_it() -> None:
 def test_whatever_is_put_behind_the_marks_comes_back(written: list[str]) -> None:
     answer = "\n".join(f"=== RUN {number} ===\n{text}" for number, text in enumerate(written, 1))
 
-    assert texts(answer, len(written)) == tuple(text.strip() for text in written)
+    assert split_run_texts(answer, len(written)) == tuple(text.strip() for text in written)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +214,7 @@ def test_whatever_is_put_behind_the_marks_comes_back(written: list[str]) -> None
 def test_a_summary_is_freed_of_unseen_characters_template_marks_and_our_heading(
     written: str, expected: str
 ) -> None:
-    assert clean(written) == expected
+    assert clean_summary(written) == expected
 
 
 @pytest.mark.parametrize(
@@ -226,8 +232,8 @@ def test_an_answer_that_did_not_end_well_is_refused_with_its_reason(
     refused: bool,  # noqa: FBT001 - a column of the table
     reason: str,
 ) -> None:
-    with pytest.raises(SummaryFailed) as failed:
-        validated(LONG, finish_reason, called_tools=called_tools, refused=refused)
+    with pytest.raises(SummaryError) as failed:
+        validate_summary(LONG, finish_reason, called_tools=called_tools, refused=refused)
     assert failed.value.reason == reason
 
 
@@ -260,7 +266,7 @@ def test_a_text_that_is_no_summary_is_refused_with_its_reason(text: str, reason:
 
 @pytest.mark.parametrize("finish_reason", ["stop", "", "eos"])
 def test_a_usable_answer_is_its_clean_text(finish_reason: str) -> None:
-    assert validated(f" {LONG} ", finish_reason, called_tools=False, refused=False) == LONG
+    assert validate_summary(f" {LONG} ", finish_reason, called_tools=False, refused=False) == LONG
 
 
 @pytest.mark.parametrize(
@@ -273,7 +279,7 @@ def test_a_usable_answer_is_its_clean_text(finish_reason: str) -> None:
     ],
 )
 def test_reasoning_that_ends_is_taken_off(text: str) -> None:
-    assert validated(text, "stop", called_tools=False, refused=False) == LONG
+    assert validate_summary(text, "stop", called_tools=False, refused=False) == LONG
 
 
 @pytest.mark.parametrize(
@@ -286,7 +292,7 @@ def test_reasoning_that_ends_is_taken_off(text: str) -> None:
     ],
 )
 def test_a_summary_that_tells_of_failure_is_none(text: str) -> None:
-    assert validated(text, "stop", called_tools=False, refused=False).startswith(text[:8])
+    assert validate_summary(text, "stop", called_tools=False, refused=False).startswith(text[:8])
 
 
 @pytest.mark.parametrize(
@@ -303,7 +309,7 @@ def test_a_summary_that_tells_of_failure_is_none(text: str) -> None:
 def test_a_strategy_that_cuts_gets_whole_lines_within_its_size(
     text: str, finish_reason: str, characters: int, expected: str
 ) -> None:
-    cut = validated(text, finish_reason, called_tools=False, refused=False, cut_characters=characters)
+    cut = validate_summary(text, finish_reason, called_tools=False, refused=False, cut_characters=characters)
 
     assert cut == expected
 
@@ -320,13 +326,13 @@ def test_a_strategy_that_cuts_gets_whole_lines_within_its_size(
     ],
 )
 def test_an_answer_at_its_output_limit_is_used_up_to_its_last_whole_line(finish_reason: str) -> None:
-    used = validated(LONG, finish_reason, called_tools=False, refused=False)
+    used = validate_summary(LONG, finish_reason, called_tools=False, refused=False)
 
     assert used == LONG.rpartition("\n")[0]
 
 
 def test_an_answer_of_one_line_at_its_output_limit_is_used_up_to_its_last_sentence() -> None:
-    assert validated(f"{SENTENCES} And th", "length", called_tools=False, refused=False) == SENTENCES
+    assert validate_summary(f"{SENTENCES} And th", "length", called_tools=False, refused=False) == SENTENCES
 
 
 @pytest.mark.parametrize("text", ["", "### State\n- the", "word " * 60, "<think>What is there? " * 9])
@@ -343,8 +349,10 @@ def test_an_answer_is_used_within_its_size_or_refused_and_nothing_else_happens(
     text: str, finish_reason: str, characters: int | None
 ) -> None:
     used = ""
-    with suppress(SummaryFailed):
-        used = validated(text, finish_reason, called_tools=False, refused=False, cut_characters=characters)
+    with suppress(SummaryError):
+        used = validate_summary(
+            text, finish_reason, called_tools=False, refused=False, cut_characters=characters
+        )
 
     assert not used or 40 <= len(used) <= (characters or len(text) + 400)
 
@@ -352,5 +360,5 @@ def test_an_answer_is_used_within_its_size_or_refused_and_nothing_else_happens(
 def test_the_task_is_the_first_user_message_that_answers_no_call() -> None:
     task = Message("user", "Build it")
 
-    assert task_of([Message("system", "s"), Message("user", "r", answers=("a",)), task]) is task
-    assert task_of([Message("assistant", "hello")]) is None
+    assert find_task_message([Message("system", "s"), Message("user", "r", answers=("a",)), task]) is task
+    assert find_task_message([Message("assistant", "hello")]) is None

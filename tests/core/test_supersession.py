@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.ledger.statements import statements
-from compaction_proxy.core.ledger.supersession import concerns, remainder, supersedes
+from compaction_proxy.core.ledger.statements import read_statements
+from compaction_proxy.core.ledger.supersession import find_remainder, may_supersede, supersedes_statement
 
 
 def replaced(old: str, new: str, *, next_to: bool = False) -> bool:
-    (before,), (after,) = statements(old), statements(new)
-    return supersedes(after, before, next_to=next_to)
+    (before,), (after,) = read_statements(old), read_statements(new)
+    return supersedes_statement(after, before, next_to=next_to)
 
 
 @pytest.mark.parametrize(
@@ -65,16 +65,16 @@ def test_under_one_label_a_plain_word_is_corrected_by_the_next_message_only() ->
 
 
 def test_a_new_value_for_a_part_leaves_the_other_part() -> None:
-    (old,) = statements("The codename is LANTERN-7 and the deadline is 2027-01-02.")
-    (new,) = statements("The deadline is 2027-03-04.")
+    (old,) = read_statements("The codename is LANTERN-7 and the deadline is 2027-01-02.")
+    (new,) = read_statements("The deadline is 2027-03-04.")
 
-    left = remainder(new, old)
+    left = find_remainder(new, old)
 
     assert left is not None
     assert (left.text, left.kind, left.values) == (
         "The codename is LANTERN-7", old.kind, frozenset({("code", "lantern-7")}),
     )  # fmt: skip
-    assert remainder(old, new) is None
+    assert find_remainder(old, new) is None
 
 
 PIECES = st.sampled_from(
@@ -92,8 +92,8 @@ TEXTS = st.lists(PIECES, min_size=1, max_size=9).map("".join)
 
 @given(TEXTS, TEXTS, st.booleans())
 def test_what_concerns_no_statement_leaves_it_whole(first: str, second: str, next_to: bool) -> None:  # noqa: FBT001
-    for old in statements(first):
-        for new in statements(second):
-            if not concerns(new, old):
-                assert not supersedes(new, old, next_to=next_to)
-                assert remainder(new, old) is None
+    for old in read_statements(first):
+        for new in read_statements(second):
+            if not may_supersede(new, old):
+                assert not supersedes_statement(new, old, next_to=next_to)
+                assert find_remainder(new, old) is None

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.ledger.facts import shown
-from compaction_proxy.core.message import Call, Message
-from compaction_proxy.core.summary.retention import MAX_FACTS, survived
+from compaction_proxy.core.ledger.facts import list_message_facts
+from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.core.summary.retention import MAX_FACTS, count_retained_facts
 
 FAILED = Message("tool", "ValueError: no port in ledger.toml\nexit code 3", answers=("1",))
-CALLED = Message("assistant", calls=(Call("1", "bash", '{"command": "pytest tests/unit -x"}'),))
-EDITED = Message("assistant", calls=(Call("2", "edit", '{"path": "src/a.py"}'),))
+CALLED = Message("assistant", calls=(MessageToolCall("1", "bash", '{"command": "pytest tests/unit -x"}'),))
+EDITED = Message("assistant", calls=(MessageToolCall("2", "edit", '{"path": "src/a.py"}'),))
 SAID = Message(
     "user", "It costs $1,200 and stands at https://db.acme.dev/x since 2026-11-02; ask ops@acme.dev."
 )
@@ -23,7 +23,7 @@ def test_facts_are_counted_by_kind_and_those_that_are_still_seen_among_them() ->
     seen = ["Ran `pytest tests/unit -x` (exit code 3).", "It costs $1,200, see https://db.acme.dev/x."]
     rules = ["Never touch main.", "Use SI units."]
 
-    assert survived([CALLED, FAILED, EDITED, SAID], [*seen, "Never   touch\nmain."], rules) == {
+    assert count_retained_facts([CALLED, FAILED, EDITED, SAID], [*seen, "Never   touch\nmain."], rules) == {
         "command": (1, 1),
         "path": (0, 1),
         "error": (1, 2),
@@ -35,7 +35,7 @@ def test_facts_are_counted_by_kind_and_those_that_are_still_seen_among_them() ->
 
 
 def test_a_kind_of_which_there_is_nothing_is_left_out() -> None:
-    assert survived([Message("user", "Hello there.")], ["Hello"]) == {}
+    assert count_retained_facts([Message("user", "Hello there.")], ["Hello"]) == {}
 
 
 @pytest.mark.parametrize(
@@ -53,27 +53,30 @@ def test_a_kind_of_which_there_is_nothing_is_left_out() -> None:
 def test_a_fact_is_kept_where_it_stands_word_for_word_and_not_as_a_part_of_another(
     seen: str, kept: int
 ) -> None:
-    assert survived([EDITED], [seen])["path"] == (kept, 1)
+    assert count_retained_facts([EDITED], [seen])["path"] == (kept, 1)
 
 
 def test_a_rule_in_a_script_without_spaces_is_found_within_a_sentence() -> None:
-    assert survived([], ["规则：不要碰主分支。完"], ["不要碰主分支", "别的"]) == {"rule": (1, 2)}  # noqa: RUF001 - Chinese
+    assert count_retained_facts([], ["规则：不要碰主分支。完"], ["不要碰主分支", "别的"]) == {"rule": (1, 2)}  # noqa: RUF001 - Chinese
 
 
 @given(st.lists(st.sampled_from([CALLED, FAILED, SAID, Message("user", "v1.2.3 src/b.rs")]), max_size=6))
 def test_of_what_is_all_still_seen_nothing_is_lost(removed: list[Message]) -> None:
-    seen = [text for message in removed for _, text, *_ in shown(message)]
+    seen = [text for message in removed for _, text, *_ in list_message_facts(message)]
 
-    assert all(kept == total for kept, total in survived(removed, seen).values())
+    assert all(kept == total for kept, total in count_retained_facts(removed, seen).values())
 
 
 def test_of_very_many_facts_the_newest_are_counted() -> None:
     removed = [
-        replace(EDITED, calls=(Call("3", "edit", f'{{"path": "out/file{number}.txt"}}'),))
+        replace(EDITED, calls=(MessageToolCall("3", "edit", f'{{"path": "out/file{number}.txt"}}'),))
         for number in range(MAX_FACTS + 9)
     ]
 
-    assert survived(removed, ["out/file8.txt", f"out/file{MAX_FACTS + 8}.txt"])["path"] == (1, MAX_FACTS)
+    assert count_retained_facts(removed, ["out/file8.txt", f"out/file{MAX_FACTS + 8}.txt"])["path"] == (
+        1,
+        MAX_FACTS,
+    )
 
 
 @pytest.mark.parametrize("piece", ["a/b ", "a-1 ", "error: a a a ", "$1 ", "x" * 40 + " "])
@@ -81,6 +84,8 @@ def test_no_messages_take_long(piece: str) -> None:
     text = piece * (30_000 // len(piece))
     removed = [Message("tool", f"{number} {text}", answers=("1",)) for number in range(60)]
     begun = time.process_time()
-    survived(removed, [each.text for each in removed], [f"{piece * 9}{number}" for number in range(600)])
+    count_retained_facts(
+        removed, [each.text for each in removed], [f"{piece * 9}{number}" for number in range(600)]
+    )
 
     assert time.process_time() - begun < 40  # a hundred times what it takes

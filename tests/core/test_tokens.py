@@ -2,14 +2,14 @@
 
 import pytest
 
-from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.token_rules import (
     CHARACTERS,
     TIKTOKEN,
-    Rule,
-    definition_piece,
-    message_tokens,
-    pieces,
+    TokenRule,
+    list_countable_texts,
+    minify_definition,
+    sum_message_tokens,
 )
 
 CALLING = Message(
@@ -17,22 +17,22 @@ CALLING = Message(
     text="Looking.",
     refusal="no",
     name="ann",
-    calls=(Call("call_1", "search", '{"q":"x"}'), Call("call_2", "stop", "")),
+    calls=(MessageToolCall("call_1", "search", '{"q":"x"}'), MessageToolCall("call_2", "stop", "")),
 )
 
 
 def test_pieces_are_every_text_a_model_is_shown_and_none_is_empty() -> None:
-    assert pieces(CALLING) == ("Looking.", "search", '{"q":"x"}', "stop", "no", "ann")
+    assert list_countable_texts(CALLING) == ("Looking.", "search", '{"q":"x"}', "stop", "no", "ann")
 
 
 def test_pieces_under_the_character_rule_are_text_names_and_arguments() -> None:
-    assert pieces(CALLING, CHARACTERS) == ("Looking.", "search", '{"q":"x"}', "stop")
+    assert list_countable_texts(CALLING, CHARACTERS) == ("Looking.", "search", '{"q":"x"}', "stop")
 
 
 def test_an_unknown_role_is_counted_as_text() -> None:
     message = Message(role="critic", text="Hm.")
-    assert pieces(message) == ("Hm.", "critic")
-    assert message_tokens(message, [2, 1]) == 3 + 2 + 1
+    assert list_countable_texts(message) == ("Hm.", "critic")
+    assert sum_message_tokens(message, [2, 1]) == 3 + 2 + 1
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,16 @@ def test_an_unknown_role_is_counted_as_text() -> None:
         (Message(role="user", text="x"), CHARACTERS, 2 + 7),
     ],
 )
-def test_a_message_is_its_pieces_and_its_framing(message: Message, rule: Rule, expected: int) -> None:
-    assert message_tokens(message, [7 for _ in pieces(message, rule)], rule) == expected
+def test_a_message_is_its_pieces_and_its_framing(message: Message, rule: TokenRule, expected: int) -> None:
+    assert sum_message_tokens(message, [7 for _ in list_countable_texts(message, rule)], rule) == expected
 
 
 @pytest.mark.parametrize("rule", [TIKTOKEN, CHARACTERS])
-def test_content_that_is_not_text_is_added(rule: Rule) -> None:
+def test_content_that_is_not_text_is_added(rule: TokenRule) -> None:
     message = Message(role="user")
-    assert message_tokens(message, [], rule, parts=765) == message_tokens(message, [], rule) + 765
+    assert (
+        sum_message_tokens(message, [], rule, part_tokens=765) == sum_message_tokens(message, [], rule) + 765
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,4 +69,4 @@ def test_content_that_is_not_text_is_added(rule: Rule) -> None:
     ],
 )
 def test_a_definition_is_counted_as_its_compact_json(text: str | bytes, expected: str) -> None:
-    assert definition_piece(text) == expected
+    assert minify_definition(text) == expected

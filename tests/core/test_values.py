@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.core.ledger import values as shapes
-from compaction_proxy.core.ledger.facts import looked_at, shown
-from compaction_proxy.core.ledger.statements import statements
-from compaction_proxy.core.ledger.values import Value, values
+from compaction_proxy.core.ledger.facts import list_message_facts, take_head_and_tail
+from compaction_proxy.core.ledger.statements import read_statements
+from compaction_proxy.core.ledger.values import ExactValue, find_values
 from compaction_proxy.core.message import Message
 
 CHARACTERS = 64_000
@@ -56,18 +56,18 @@ TEXTS = st.one_of(
 PLAIN = re.compile("|".join(f"(?P<{name}>{shape})" for name, shape in shapes._SHAPES.items()))
 
 
-def tried_everywhere(text: str) -> list[Value]:
+def tried_everywhere(text: str) -> list[ExactValue]:
     """The values where every shape is tried at every place, the first one first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shapes, "_VALUE", PLAIN)
         patch.setattr(shapes, "_VALUE_BUT_ADDRESSES", PLAIN)
         patch.setattr(shapes, "_KINDS", {name: name for name in shapes._SHAPES})
-        return list(values(text))
+        return list(find_values(text))
 
 
 @given(TEXTS)
 def test_no_value_is_passed_over(text: str) -> None:
-    assert list(values(text)) == tried_everywhere(text)
+    assert list(find_values(text)) == tried_everywhere(text)
 
 
 @pytest.mark.parametrize("piece", PATHOLOGICAL)
@@ -75,7 +75,7 @@ def test_no_value_is_passed_over(text: str) -> None:
 def test_no_text_takes_long_to_be_searched_for_values(piece: str, end: str) -> None:
     text = (piece * CHARACTERS)[:CHARACTERS] + end
     begun = time.process_time()
-    list(values(text))
+    list(find_values(text))
     assert time.process_time() - begun < MOST_S * len(text)
 
 
@@ -83,6 +83,6 @@ def test_no_text_takes_long_to_be_searched_for_values(piece: str, end: str) -> N
 def test_no_message_takes_long_to_be_read(piece: str) -> None:
     text = piece * 1_300_000
     begun = time.process_time()
-    statements(text)
-    shown(Message("tool", text, answers=("1",)))
-    assert time.process_time() - begun < MOST_S * len(looked_at(text)) * 10
+    read_statements(text)
+    list_message_facts(Message("tool", text, answers=("1",)))
+    assert time.process_time() - begun < MOST_S * len(take_head_and_tail(text)) * 10

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.providers.window_table import AS_OF, SOURCE, WINDOWS
-from compaction_proxy.providers.windows import FALLBACK_WINDOW, known_window, plain_name, tabled
+from compaction_proxy.providers.windows import (
+    FALLBACK_WINDOW,
+    find_by_prefix,
+    get_known_window,
+    normalize_name,
+)
 
 MAX_ROWS = 250
 
@@ -46,7 +51,7 @@ MAX_ROWS = 250
     ],
 )
 def test_a_model_in_use_has_its_window(model: str, window: int) -> None:
-    assert known_window(model) == window
+    assert get_known_window(model) == window
 
 
 @pytest.mark.parametrize(
@@ -65,17 +70,17 @@ def test_a_model_in_use_has_its_window(model: str, window: int) -> None:
     ],
 )
 def test_a_host_s_spelling_finds_the_row(model: str, same: str) -> None:
-    assert known_window(model) == known_window(same)
+    assert get_known_window(model) == get_known_window(same)
 
 
 @pytest.mark.parametrize("model", ["", "nobody-knows", "gpt-4.9", "gpt-41", "o30", "claude", "-", "gpt"])
 def test_a_name_that_merely_looks_alike_has_the_fallback(model: str) -> None:
-    assert known_window(model) == FALLBACK_WINDOW == 128_000
+    assert get_known_window(model) == FALLBACK_WINDOW == 128_000
 
 
 def test_the_longest_row_speaks_for_a_name() -> None:
     table = {"a": 1, "a-b": 2, "a-b:c": 3}
-    assert [tabled(name, table) for name in ("a", "a-x", "a-b", "a-b-d", "a-b:c@e", "ab", "")] == [
+    assert [find_by_prefix(name, table) for name in ("a", "a-x", "a-b", "a-b-d", "a-b:c@e", "ab", "")] == [
         1,
         1,
         2,
@@ -88,7 +93,7 @@ def test_the_longest_row_speaks_for_a_name() -> None:
 
 @given(st.text(max_size=300))
 def test_any_name_has_a_window(model: str) -> None:
-    assert known_window(model) in {FALLBACK_WINDOW, *WINDOWS.values()}
+    assert get_known_window(model) in {FALLBACK_WINDOW, *WINDOWS.values()}
 
 
 def test_the_table_is_dated_and_names_its_source() -> None:
@@ -100,11 +105,12 @@ def test_the_table_is_small_sorted_and_without_doubles() -> None:
     names = list(WINDOWS)
     assert len(names) <= MAX_ROWS
     assert names == sorted(names)
-    assert {name: plain_name(name) for name in names if plain_name(name) != name} == {}
+    assert {name: normalize_name(name) for name in names if normalize_name(name) != name} == {}
     implied = {
         name: window
         for name, window in WINDOWS.items()
-        if (tabled(name, {key: WINDOWS[key] for key in names if key != name}) or FALLBACK_WINDOW) == window
+        if (find_by_prefix(name, {key: WINDOWS[key] for key in names if key != name}) or FALLBACK_WINDOW)
+        == window
     }
     assert implied == {}
     assert {name: window for name, window in WINDOWS.items() if not 4_096 <= window <= 4_194_304} == {}

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from compaction_proxy.recall.tokenize import (
     MAX_QUERY_WORDS,
     MAX_TERM_CHARACTERS,
-    Query,
+    ParsedQuery,
     Term,
-    asked,
-    folded,
-    terms,
+    fold_case,
+    parse_query,
+    split_terms,
 )
 
 
 def texts(of: str) -> list[str]:
-    return [term.text for term in terms(of)]
+    return [term.text for term in split_terms(of)]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_text_has_these_terms(text: str, expected: str) -> None:
 @example("ŉ")
 @example("İ")
 def test_terms_are_for_an_index_of_any_kind(text: str) -> None:
-    found = list(terms(text))
+    found = list(split_terms(text))
     assert all(
         0 < len(each) <= MAX_TERM_CHARACTERS * 18 for each, _ in found
     )  # one letter folds to 18 at most
@@ -65,11 +65,11 @@ def test_terms_are_for_an_index_of_any_kind(text: str) -> None:
 
 @given(st.from_regex(r"[a-z0-9]{1,40}", fullmatch=True))
 def test_case_does_not_matter(word: str) -> None:
-    assert texts(word) == texts(word.upper()) == [folded(word.upper())] == [word]
+    assert texts(word) == texts(word.upper()) == [fold_case(word.upper())] == [word]
 
 
 def test_terms_say_where_they_stand() -> None:
-    assert list(terms("ab, CdEf")) == [
+    assert list(split_terms("ab, CdEf")) == [
         Term("ab", 0), Term("cd", 4), Term("ef", 4), Term("cdef", 4)
     ]  # fmt: skip
 
@@ -77,42 +77,45 @@ def test_terms_say_where_they_stand() -> None:
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("What did she buy at the market?", Query(words=("buy", "market"))),
-        ("to be or not to be", Query(words=("to", "be", "or", "not"))),
-        ("the conf* of", Query(prefixes=("conf",))),
-        ("pool_1*", Query(words=("pool",), prefixes=("1",))),
+        ("What did she buy at the market?", ParsedQuery(words=("buy", "market"))),
+        ("to be or not to be", ParsedQuery(words=("to", "be", "or", "not"))),
+        ("the conf* of", ParsedQuery(prefixes=("conf",))),
+        ("pool_1*", ParsedQuery(words=("pool",), prefixes=("1",))),
         (
             'say "Hello  World" now',
-            Query(words=("say", "hello", "world", "now"), phrases=("Hello World",)),
+            ParsedQuery(words=("say", "hello", "world", "now"), phrases=("Hello World",)),
         ),
-        ('an "unclosed quote', Query(words=("unclosed", "quote"))),
-        ('"=>" ""', Query(phrases=("=>",))),
-        ("ORD-1234?", Query(words=("ord", "1234"), codes=(("ord", "1234"),))),
-        ("(see src/a_b.py)", Query(words=("see", "src", "b", "py"), codes=(("src", "a", "b", "py"),))),
-        ("$1,234.56", Query(words=("1234", "56"), codes=(("1234", "56"),))),
-        ("well-known co-worker, 42 of 2023", Query(words=("well", "known", "co", "worker", "42", "2023"))),
-        ("日本語", Query(words=("日本", "本語"), codes=(("日本", "本語"),))),
-        ("語", Query(prefixes=("語",))),
-        ("and/or", Query(words=("and", "or"))),
-        ('x AND y OR z NOT "q" NEAR(p, 2) col: ^', Query(
+        ('an "unclosed quote', ParsedQuery(words=("unclosed", "quote"))),
+        ('"=>" ""', ParsedQuery(phrases=("=>",))),
+        ("ORD-1234?", ParsedQuery(words=("ord", "1234"), codes=(("ord", "1234"),))),
+        ("(see src/a_b.py)", ParsedQuery(words=("see", "src", "b", "py"), codes=(("src", "a", "b", "py"),))),
+        ("$1,234.56", ParsedQuery(words=("1234", "56"), codes=(("1234", "56"),))),
+        (
+            "well-known co-worker, 42 of 2023",
+            ParsedQuery(words=("well", "known", "co", "worker", "42", "2023")),
+        ),
+        ("日本語", ParsedQuery(words=("日本", "本語"), codes=(("日本", "本語"),))),
+        ("語", ParsedQuery(prefixes=("語",))),
+        ("and/or", ParsedQuery(words=("and", "or"))),
+        ('x AND y OR z NOT "q" NEAR(p, 2) col: ^', ParsedQuery(
             words=("x", "y", "z", "q", "near", "p", "2", "col"), phrases=("q",)
         )),
-        ("* ** !!! \ud800", Query()),
+        ("* ** !!! \ud800", ParsedQuery()),
     ],
 )  # fmt: skip
-def test_a_query_asks_for_this(query: str, expected: Query) -> None:
-    assert asked(query) == expected
+def test_a_query_asks_for_this(query: str, expected: ParsedQuery) -> None:
+    assert parse_query(query) == expected
 
 
 @given(st.text())
 def test_any_text_is_a_query(query: str) -> None:
-    found = asked(query)
+    found = parse_query(query)
     assert len(found.words) <= MAX_QUERY_WORDS
     assert set(found.words) <= set(texts(query.replace('"', " ")))
 
 
 def test_of_a_long_query_both_ends_are_read() -> None:
-    found = asked("first " + " ".join(f"w{k}" for k in range(20_000)) + " last")
+    found = parse_query("first " + " ".join(f"w{k}" for k in range(20_000)) + " last")
     assert (found.words[0], found.words[-1], len(found.words)) == ("first", "last", MAX_QUERY_WORDS)
 
 
@@ -134,7 +137,7 @@ def test_the_time_it_takes_grows_with_the_text() -> None:
         "a\u0301",
         "\ud800",
     ):
-        for _ in terms(text * (200_000 // len(text))):
+        for _ in split_terms(text * (200_000 // len(text))):
             pass
-        asked(text * 200_000)
+        parse_query(text * 200_000)
     assert time.process_time() - began < 20  # seconds: ten times what it takes; were it quadratic, hours

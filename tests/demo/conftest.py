@@ -3,7 +3,7 @@ from functools import cache
 
 import pytest
 
-from compaction_proxy.cli.demo.run import table_text
+from compaction_proxy.cli.demo.run import render_table
 from compaction_proxy.providers.types import TokenCounter
 
 
@@ -24,7 +24,7 @@ def words() -> TokenCounter:
 
 @cache
 def _demo_text() -> str:
-    return table_text()
+    return render_table()
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from compaction_proxy.cli.demo.chat import JsonObject
 from compaction_proxy.cli.demo.faults import Fault, parse_fault
-from compaction_proxy.cli.demo.provider import Provider, Settings, create_provider
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, create_provider
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.types import TokenCounter
 
 BODY: JsonObject = {"model": "demo-agent", "messages": [{"role": "user", "content": "hello there " * 20}]}
@@ -15,9 +15,9 @@ STREAM = {**BODY, "stream": True}
 
 
 async def ask(
-    provider: Provider, body: Mapping[str, object], fault: str, timeout_s: float = 5
+    provider: DemoProvider, body: Mapping[str, object], fault: str, timeout_s: float = 5
 ) -> httpx.Response:
-    async with served(provider) as url, httpx.AsyncClient(trust_env=False, timeout=timeout_s) as http:
+    async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False, timeout=timeout_s) as http:
         path = f"{url}/v1/chat/completions"
         return await http.post(path, json=body, headers={"x-demo-fault": fault} if fault else {})
 
@@ -38,7 +38,7 @@ def test_an_unknown_word_is_an_error(text: str) -> None:
 
 
 async def test_a_status_is_answered_in_the_error_shape(words: TokenCounter) -> None:
-    answer = await ask(create_provider(Settings(words)), BODY, "status=503")
+    answer = await ask(create_provider(DemoProviderSettings(words)), BODY, "status=503")
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "server_error"
 
@@ -46,19 +46,19 @@ async def test_a_status_is_answered_in_the_error_shape(words: TokenCounter) -> N
 @pytest.mark.parametrize(("body", "fault"), [(STREAM, "cut=2"), (BODY, "cut")])
 async def test_a_cut_answer_stays_unfinished(words: TokenCounter, body: JsonObject, fault: str) -> None:
     with pytest.raises(httpx.RemoteProtocolError):
-        await ask(create_provider(Settings(words)), body, fault)
+        await ask(create_provider(DemoProviderSettings(words)), body, fault)
 
 
 async def test_a_hang_ends_when_the_client_leaves(words: TokenCounter) -> None:
-    provider = create_provider(Settings(words))
+    provider = create_provider(DemoProviderSettings(words))
     with pytest.raises(httpx.ReadTimeout):
         await ask(provider, BODY, "hang", timeout_s=0.1)
     assert (provider.departures, provider.log[0].status) == (1, 0)
 
 
 async def test_a_client_that_leaves_mid_stream_ends_the_stream(words: TokenCounter) -> None:
-    provider = create_provider(Settings(words, faults={"*": Fault(chunk_s=0.05)}))
-    async with served(provider) as url, httpx.AsyncClient(trust_env=False) as http:
+    provider = create_provider(DemoProviderSettings(words, faults={"*": Fault(chunk_s=0.05)}))
+    async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
         async with http.stream("POST", f"{url}/v1/chat/completions", json=STREAM) as answer:
             await anext(answer.aiter_raw())
         for _ in range(200):
@@ -69,24 +69,24 @@ async def test_a_client_that_leaves_mid_stream_ends_the_stream(words: TokenCount
 
 
 async def test_garbage_is_no_json(words: TokenCounter) -> None:
-    answer = await ask(create_provider(Settings(words)), BODY, "garbage")
+    answer = await ask(create_provider(DemoProviderSettings(words)), BODY, "garbage")
     assert answer.status_code == 200
     with pytest.raises(ValueError):
         answer.json()
 
 
 async def test_an_empty_stream_has_only_its_end(words: TokenCounter) -> None:
-    answer = await ask(create_provider(Settings(words)), STREAM, "empty")
+    answer = await ask(create_provider(DemoProviderSettings(words)), STREAM, "empty")
     assert answer.content == b"data: [DONE]\n\n"
 
 
 async def test_a_fault_may_concern_one_model_only(words: TokenCounter) -> None:
-    settings = Settings(words, faults={"demo-summary": Fault(status=500)})
+    settings = DemoProviderSettings(words, faults={"demo-summary": Fault(status=500)})
     assert (await ask(create_provider(settings), BODY, "")).status_code == 200
     summary = {**BODY, "model": "demo-summary"}
     assert (await ask(create_provider(settings), summary, "")).status_code == 500
 
 
 async def test_a_fault_that_does_not_exist_is_refused(words: TokenCounter) -> None:
-    answer = await ask(create_provider(Settings(words)), BODY, "nonsense")
+    answer = await ask(create_provider(DemoProviderSettings(words)), BODY, "nonsense")
     assert answer.json()["error"]["message"] == "Invalid x-demo-fault: no such fault: nonsense"

@@ -3,9 +3,9 @@ import json
 import httpx
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.provider import Settings, create_provider
-from compaction_proxy.cli.demo.signing import signature
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.signing import sign_thought
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.types import TokenCounter
 
 HEADERS = {"anthropic-version": "2023-06-01"}
@@ -27,7 +27,10 @@ def events(answer: httpx.Response) -> list[JsonObject]:
 
 
 async def test_a_plain_answer_has_the_shape_of_a_message(words: TokenCounter) -> None:
-    async with served(create_provider(Settings(words))) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         answer = await http.post(f"{url}/v1/messages", json={**HELLO, **THINKING}, headers=HEADERS)
     assert answer.headers["request-id"] == "req_" + "1".zfill(24)
     assert answer.json() == {
@@ -36,7 +39,7 @@ async def test_a_plain_answer_has_the_shape_of_a_message(words: TokenCounter) ->
         "role": "assistant",
         "model": "demo-agent",
         "content": [
-            {"type": "thinking", "thinking": THOUGHT, "signature": signature(THOUGHT)},
+            {"type": "thinking", "thinking": THOUGHT, "signature": sign_thought(THOUGHT)},
             {"type": "text", "text": ECHO},
         ],
         "stop_reason": "end_turn",
@@ -55,7 +58,10 @@ async def test_a_plain_answer_has_the_shape_of_a_message(words: TokenCounter) ->
 async def test_a_stream_holds_the_blocks_of_the_plain_answer(words: TokenCounter) -> None:
     body = {**HELLO, **THINKING, "tools": TOOLS, "stream": True}
     body["messages"] = [{"role": "user", "content": 'call look {"at": "the long way round"}'}]
-    async with served(create_provider(Settings(words))) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         plain = (
             await http.post(f"{url}/v1/messages", json={**body, "stream": False}, headers=HEADERS)
         ).json()
@@ -85,7 +91,10 @@ async def test_a_stream_holds_the_blocks_of_the_plain_answer(words: TokenCounter
 async def test_calls_follow_calls_without_a_thought_of_their_own(words: TokenCounter) -> None:
     body = {**HELLO, **THINKING, "tools": TOOLS}
     body["messages"] = [{"role": "user", "content": "call look"}]
-    async with served(create_provider(Settings(words))) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         first = (await http.post(f"{url}/v1/messages", json=body, headers=HEADERS)).json()["content"]
         result = {"type": "tool_result", "tool_use_id": first[1]["id"], "content": "ok"}
         answered = [{"role": "assistant", "content": first}, {"role": "user", "content": [result]}]
@@ -99,9 +108,9 @@ async def test_calls_follow_calls_without_a_thought_of_their_own(words: TokenCou
 
 async def test_the_cache_takes_in_what_is_marked(words: TokenCounter) -> None:
     long = {"type": "text", "text": "word " * 2000}
-    provider = create_provider(Settings(words))
+    provider = create_provider(DemoProviderSettings(words))
     marked = {**HELLO, "system": [{**long, **MARK}]}
-    async with served(provider) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
         for body in ({**HELLO, "system": [long]}, marked, marked):
             assert (await http.post(f"{url}/v1/messages", json=body, headers=HEADERS)).status_code == 200
     known = 2004 - 2004 % 128
@@ -113,9 +122,9 @@ async def test_the_cache_takes_in_what_is_marked(words: TokenCounter) -> None:
 
 
 async def test_tokens_are_counted_without_an_answer(words: TokenCounter) -> None:
-    provider = create_provider(Settings(words, window=5))
+    provider = create_provider(DemoProviderSettings(words, window=5))
     body = {"model": "demo-agent", "messages": [USER], "tools": TOOLS, "system": "be kind"}
-    async with served(provider) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
         counted = await http.post(f"{url}/v1/messages/count_tokens", json=body, headers=HEADERS)
         asked = await http.post(f"{url}/v1/messages", json={**body, "max_tokens": 1}, headers=HEADERS)
     assert counted.json() == {"input_tokens": provider.log[1].prompt_tokens}
@@ -125,7 +134,10 @@ async def test_tokens_are_counted_without_an_answer(words: TokenCounter) -> None
 
 
 async def test_the_version_is_asked_for_and_the_models_are_listed(words: TokenCounter) -> None:
-    async with served(create_provider(Settings(words))) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         refused = await http.post(f"{url}/v1/messages", json=HELLO)
         models = (await http.get(f"{url}/v1/models", headers=HEADERS)).json()
     assert refused.json()["error"]["message"] == "anthropic-version: header is required"

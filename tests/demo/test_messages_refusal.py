@@ -2,14 +2,14 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.messages_binding import beginning
-from compaction_proxy.cli.demo.messages_refusal import judge, judge_counting
-from compaction_proxy.cli.demo.messages_wire import overflow
-from compaction_proxy.cli.demo.signing import sealed, signature
+from compaction_proxy.cli.demo.messages_binding import compute_prefix_digest
+from compaction_proxy.cli.demo.messages_refusal import judge_count_request, judge_request
+from compaction_proxy.cli.demo.messages_wire import check_overflow
+from compaction_proxy.cli.demo.signing import seal_thought, sign_thought
 
 USER = {"role": "user", "content": "hello"}
 SAID = {"role": "assistant", "content": "hi"}
-THOUGHT = {"type": "thinking", "thinking": "so", "signature": signature("so")}
+THOUGHT = {"type": "thinking", "thinking": "so", "signature": sign_thought("so")}
 THINKING = {"type": "enabled", "budget_tokens": 10}
 MARK = {"cache_control": {"type": "ephemeral"}}
 
@@ -29,7 +29,7 @@ def text(said: str, **more: object) -> dict[str, Any]:
 
 
 def judged(*messages: object, **more: object) -> str | None:
-    wrong = judge({"model": "m", "max_tokens": 9, "messages": list(messages), **more})
+    wrong = judge_request({"model": "m", "max_tokens": 9, "messages": list(messages), **more})
     return wrong.message if wrong else None
 
 
@@ -42,7 +42,11 @@ def judged(*messages: object, **more: object) -> str | None:
         [USER, calling("a"), answering("a"), USER, SAID],
         [USER, calling("a"), calling("b"), answering("a"), answering("b")],
         [USER, calling("a", first=(THOUGHT,)), answering("a")],
-        [USER, {"role": "assistant", "content": [{"type": "redacted_thinking", "data": sealed("so")}]}, USER],
+        [
+            USER,
+            {"role": "assistant", "content": [{"type": "redacted_thinking", "data": seal_thought("so")}]},
+            USER,
+        ],
     ],
 )
 def test_a_valid_conversation_is_not_refused(messages: list[object]) -> None:
@@ -91,7 +95,10 @@ def test_an_invalid_conversation_is_refused_in_anthropic_s_words(
 def test_an_altered_thought_is_refused() -> None:
     spoken = {"role": "assistant", "content": [{**THOUGHT, "thinking": "so!"}, text("hi")]}
     assert judged(USER, spoken, USER) == "messages.1.content.0: Invalid `signature` in `thinking` block"
-    hidden = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": sealed("so")[:-4]}]}
+    hidden = {
+        "role": "assistant",
+        "content": [{"type": "redacted_thinking", "data": seal_thought("so")[:-4]}],
+    }
     assert judged(USER, hidden, USER) == "messages.1.content.0: Invalid `data` in `redacted_thinking` block"
     marked = {"role": "assistant", "content": [{**THOUGHT, **MARK}, text("hi")]}
     assert judged(USER, marked, USER) == (
@@ -121,7 +128,7 @@ BOUND = (
 
 def behind(*messages: object, **more: object) -> dict[str, Any]:
     """A thought that a newer model has behind these."""
-    signed = signature("so", beginning({"messages": list(messages), **more}))
+    signed = sign_thought("so", compute_prefix_digest({"messages": list(messages), **more}))
     return {**THOUGHT, "signature": signed}
 
 
@@ -166,15 +173,15 @@ def test_a_fifth_mark_for_the_cache_is_refused_wherever_it_is() -> None:
 def test_what_is_required_is_required(missing: str, message: str) -> None:
     body = {"model": "m", "max_tokens": 9, "messages": [USER]}
     del body[missing]
-    wrong = judge(body)
+    wrong = judge_request(body)
     assert wrong is not None
     assert wrong.message == message
-    assert (judge_counting(body) is None) == (missing == "max_tokens")
+    assert (judge_count_request(body) is None) == (missing == "max_tokens")
 
 
 def test_an_overflow_has_the_wording_and_numbers_of_anthropic() -> None:
-    assert overflow(100, 60, 40) is None
-    found = [overflow(100, 101, 1), overflow(100, 60, 41)]
+    assert check_overflow(100, 60, 40) is None
+    found = [check_overflow(100, 101, 1), check_overflow(100, 60, 41)]
     assert [each and each.message for each in found] == [
         "prompt is too long: 101 tokens > 100 maximum",
         (

@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.provider import Settings, create_provider
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.types import TokenCounter
 
 HELLO: JsonObject = {"model": "demo-agent", "messages": [{"role": "user", "content": "hello there"}]}
@@ -34,7 +34,10 @@ def events(answer: httpx.Response) -> list[JsonObject]:
 
 
 async def test_a_plain_answer_has_the_shape_of_a_completion(words: TokenCounter) -> None:
-    async with served(create_provider(Settings(words))) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         answer = (await http.post(f"{url}/openai/deployments/x/chat/completions?v=1", json=HELLO)).json()
     message: JsonObject = {"role": "assistant", "content": ECHO, "refusal": None, "annotations": []}
     created = answer.pop("created")
@@ -51,7 +54,10 @@ async def test_a_plain_answer_has_the_shape_of_a_completion(words: TokenCounter)
 
 
 async def test_a_stream_has_usage_only_where_it_was_asked_for(words: TokenCounter) -> None:
-    async with served(create_provider(Settings(words))) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         path = f"{url}/v1/chat/completions"
         bare = events(await http.post(path, json={**HELLO, "stream": True}))
         asked = {**HELLO, "stream": True, "stream_options": {"include_usage": True}}
@@ -64,7 +70,10 @@ async def test_a_stream_has_usage_only_where_it_was_asked_for(words: TokenCounte
 
 
 async def test_an_answer_is_cut_at_the_tokens_asked_for(words: TokenCounter) -> None:
-    async with served(create_provider(Settings(words))) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         answer = await http.post(f"{url}/v1/chat/completions", json={**HELLO, "max_tokens": 4})
     choice = answer.json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ('You said "hello', "length")
@@ -74,8 +83,8 @@ async def test_an_answer_is_cut_at_the_tokens_asked_for(words: TokenCounter) -> 
 async def test_an_overflow_is_refused_before_anything_is_streamed(
     words: TokenCounter, size: dict[str, int]
 ) -> None:
-    provider = create_provider(Settings(words, window=100))
-    async with served(provider) as url, httpx.AsyncClient(trust_env=False) as http:
+    provider = create_provider(DemoProviderSettings(words, window=100))
+    async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
         answer = await http.post(f"{url}/v1/chat/completions", json={**HELLO, "stream": True, **size})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
@@ -108,14 +117,17 @@ async def test_an_overflow_is_refused_before_anything_is_streamed(
 async def test_what_cannot_be_served_is_refused_in_the_error_shape(
     words: TokenCounter, method: str, path: str, body: bytes, status: int, code: str | None
 ) -> None:
-    async with served(create_provider(Settings(words))) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         answer = await http.request(method, url + path, content=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
 async def test_models_and_log_are_listed_without_credentials(words: TokenCounter) -> None:
-    provider = create_provider(Settings(words, log_records=2))
-    async with served(provider) as url, httpx.AsyncClient(trust_env=False) as http:
+    provider = create_provider(DemoProviderSettings(words, log_records=2))
+    async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
         for _ in range(3):
             await http.post(
                 f"{url}/v1/chat/completions", json=HELLO, headers={"authorization": "Bearer hidden"}
@@ -125,12 +137,15 @@ async def test_models_and_log_are_listed_without_credentials(words: TokenCounter
     assert [row["id"] for row in models["data"]] == ["demo-agent", "demo-summary"]
     assert [row["number"] for row in log.json()] == [2, 3]
     assert "hidden" not in log.text
-    assert [seen.messages() for seen in provider.log] == [HELLO["messages"]] * 2
+    assert [seen.parse_messages() for seen in provider.log] == [HELLO["messages"]] * 2
     assert ("authorization", "Bearer hidden") in provider.log[0].headers
 
 
 async def test_the_same_request_gets_the_same_answer(words: TokenCounter) -> None:
-    async with served(create_provider(Settings(words))) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         answers = [(await http.post(f"{url}/v1/chat/completions", json=HELLO)).json() for _ in range(2)]
     for answer in answers:
         del answer["id"], answer["created"]
@@ -149,7 +164,7 @@ def _talk(url: str) -> tuple[str | None, str, list[tuple[str, str]]]:
 
 
 async def test_the_openai_client_talks_to_it(words: TokenCounter) -> None:
-    async with served(create_provider(Settings(words))) as url:
+    async with serve_embedded(create_provider(DemoProviderSettings(words))) as url:
         talked = await asyncio.to_thread(_talk, url)
     assert talked == (ECHO, ECHO, [("look", '{"at": "the long way round"}'), ("find", "{}")])
 
@@ -157,7 +172,7 @@ async def test_the_openai_client_talks_to_it(words: TokenCounter) -> None:
 async def test_the_asynchronous_openai_client_streams_parallel_calls(words: TokenCounter) -> None:
     arguments: dict[int, str] = {}
     async with (
-        served(create_provider(Settings(words))) as url,
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0) as client,
     ):
         stream = await client.chat.completions.create(
@@ -172,7 +187,7 @@ async def test_the_asynchronous_openai_client_streams_parallel_calls(words: Toke
 
 async def test_the_openai_client_raises_what_the_provider_refuses(words: TokenCounter) -> None:
     async with (
-        served(create_provider(Settings(words, window=5))) as url,
+        serve_embedded(create_provider(DemoProviderSettings(words, window=5))) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0) as client,
     ):
         with pytest.raises(openai.BadRequestError) as refused:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.validation import Refusal, judge, overflow
+from compaction_proxy.cli.demo.validation import Refusal, check_overflow, judge_request
 
 USER = {"role": "user", "content": "hello"}
 
@@ -18,7 +18,7 @@ def answering(call_id: str) -> dict[str, Any]:
 
 
 def judged(*messages: object) -> tuple[str | None, str | None] | None:
-    wrong = judge({"model": "m", "messages": list(messages)})
+    wrong = judge_request({"model": "m", "messages": list(messages)})
     return (wrong.param, wrong.code) if wrong else None
 
 
@@ -59,27 +59,27 @@ def test_an_invalid_conversation_is_refused_where_it_goes_wrong(
 
 
 def test_unanswered_calls_are_named() -> None:
-    wrong = judge({"model": "m", "messages": [calling("a", "b"), answering("a"), USER]})
+    wrong = judge_request({"model": "m", "messages": [calling("a", "b"), answering("a"), USER]})
     assert wrong is not None
     assert wrong.message.endswith("The following tool_call_ids did not have response messages: b")
 
 
 def test_a_request_without_a_model_or_messages_is_refused() -> None:
-    assert judge({"messages": [USER]}) == Refusal("you must provide a model parameter")
-    assert judge({"model": "m"}) == Refusal(
+    assert judge_request({"messages": [USER]}) == Refusal("you must provide a model parameter")
+    assert judge_request({"model": "m"}) == Refusal(
         "Missing required parameter: 'messages'.", "messages", "missing_required_parameter"
     )
 
 
 @pytest.mark.parametrize(("prompt", "output"), [(100, 0), (60, 40), (0, 100)])
 def test_what_just_fits_is_accepted(prompt: int, output: int) -> None:
-    assert overflow(100, prompt, output) is None
+    assert check_overflow(100, prompt, output) is None
 
 
 def test_an_overflow_has_the_wording_and_numbers_of_openai() -> None:
-    refused = overflow(100, 60, 41)
+    refused = check_overflow(100, 60, 41)
     assert refused is not None
-    assert json.loads(refused.as_bytes()) == {
+    assert json.loads(refused.to_bytes()) == {
         "error": {
             "message": "This model's maximum context length is 100 tokens. However, you requested 101 tokens "
             "(60 in the messages, 41 in the completion). "
@@ -89,7 +89,7 @@ def test_an_overflow_has_the_wording_and_numbers_of_openai() -> None:
             "code": "context_length_exceeded",
         }
     }
-    alone = overflow(100, 101, 0)
+    alone = check_overflow(100, 101, 0)
     assert alone is not None
     assert alone.message == (
         "This model's maximum context length is 100 tokens. However, your messages resulted in 101 tokens. "

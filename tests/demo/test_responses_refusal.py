@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.responses_refusal import judge
-from compaction_proxy.cli.demo.signing import sealed
+from compaction_proxy.cli.demo.responses_refusal import judge_request
+from compaction_proxy.cli.demo.signing import seal_thought
 
 USER = {"role": "user", "content": "hello"}
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
@@ -23,7 +23,7 @@ def reasoning(own: str = "rs_1", **more: object) -> dict[str, Any]:
 
 
 def judged(*items: object) -> tuple[str, str | None, str | None] | None:
-    wrong = judge({"model": "m", "input": list(items)})
+    wrong = judge_request({"model": "m", "input": list(items)})
     return (wrong.message, wrong.param, wrong.code) if wrong else None
 
 
@@ -39,7 +39,7 @@ def judged(*items: object) -> tuple[str, str | None, str | None] | None:
             call("a", "local_shell_call", id="l"),
             {"type": "local_shell_call_output", "id": "a", "output": ""},
         ],
-        [USER, reasoning(encrypted_content=sealed("so")), call("a"), output("a"), SAID, USER],
+        [USER, reasoning(encrypted_content=seal_thought("so")), call("a"), output("a"), SAID, USER],
         [{"type": "compaction", "encrypted_content": "x"}, USER],
         [USER, reasoning("rs_r0a"), call("a", id="fc_r0a_1"), output("a", id="fc_r0a_1")],
     ],
@@ -84,7 +84,7 @@ def test_what_belongs_together_is_not_parted(items: list[object], message: str) 
 
 
 def test_altered_reasoning_is_refused() -> None:
-    found = judged(USER, reasoning(encrypted_content=sealed("so") + "A"), SAID)
+    found = judged(USER, reasoning(encrypted_content=seal_thought("so") + "A"), SAID)
     assert found is not None
     assert found[2] == "invalid_encrypted_content"
 
@@ -121,6 +121,6 @@ def test_a_wrong_item_is_refused_where_it_is(item: object, refused: tuple[str, s
     ],
 )
 def test_a_request_that_is_not_whole_is_refused(body: dict[str, Any], code: str) -> None:
-    wrong = judge(body)
+    wrong = judge_request(body)
     assert wrong is not None
     assert wrong.code == code

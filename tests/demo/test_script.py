@@ -1,9 +1,9 @@
 import json
 
-from compaction_proxy.cli.demo.script import load
+from compaction_proxy.cli.demo.script import load_script
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
-SCRIPT = load()
+SCRIPT = load_script()
 
 
 def test_the_conversation_is_long_and_outgrows_its_window() -> None:

@@ -9,12 +9,12 @@ import httpx
 import pytest
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.provider import Provider, Settings, create_provider
-from compaction_proxy.cli.demo.script import load
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.script import load_script
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.types import TokenCounter
 
-SCRIPT = load()
+SCRIPT = load_script()
 HEADERS = {"anthropic-version": "2023-06-01"}
 MARK = {"cache_control": {"type": "ephemeral"}}
 TURNS = 8
@@ -115,11 +115,11 @@ async def _ask(
     return wire.said(answer.json())
 
 
-async def _played(provider: Provider, wire: Wire) -> list[Said]:
+async def _played(provider: DemoProvider, wire: Wire) -> list[Said]:
     """The first turns of the script."""
     history: list[JsonObject] = []
     said: list[Said] = []
-    async with served(provider) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
         for turn in SCRIPT.turns[:TURNS]:
             history.append({"role": "user", "content": turn.user})
             for _ in turn.steps:
@@ -130,7 +130,9 @@ async def _played(provider: Provider, wire: Wire) -> list[Said]:
 
 
 async def test_the_script_is_played_alike_on_every_wire(words: TokenCounter) -> None:
-    played = [await _played(create_provider(Settings(words, window=100_000)), wire) for wire in WIRES]
+    played = [
+        await _played(create_provider(DemoProviderSettings(words, window=100_000)), wire) for wire in WIRES
+    ]
     for chat, *others in zip(*played, strict=True):
         for other in others:
             assert (other.text, other.calls) == (chat.text, chat.calls)
@@ -144,7 +146,7 @@ async def test_a_summary_is_the_same_on_every_wire(words: TokenCounter) -> None:
     ]
     said = []
     async with (
-        served(create_provider(Settings(words))) as url,
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         for wire in WIRES:
@@ -156,7 +158,7 @@ async def test_a_summary_is_the_same_on_every_wire(words: TokenCounter) -> None:
 
 @every_wire
 async def test_a_growing_conversation_is_cached_and_counted(words: TokenCounter, wire: Wire) -> None:
-    said = await _played(create_provider(Settings(words, window=100_000)), wire)
+    said = await _played(create_provider(DemoProviderSettings(words, window=100_000)), wire)
     prompts = [each.usage["cost"][0] for each in said]
     cached = [each.usage["cached"] for each in said]
     assert prompts == sorted(prompts)
@@ -166,11 +168,11 @@ async def test_a_growing_conversation_is_cached_and_counted(words: TokenCounter,
 
 @every_wire
 async def test_a_test_may_ask_for_calls(words: TokenCounter, wire: Wire) -> None:
-    provider = create_provider(Settings(words))
+    provider = create_provider(DemoProviderSettings(words))
     ask = [
         {"role": "user", "content": f'call {tool["function"]["name"]} {{"n": 1}}'} for tool in SCRIPT.tools
     ]
-    async with served(provider) as url, httpx.AsyncClient(trust_env=False) as http:
+    async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
         said = await _ask(http, url, wire, ask[:1])
     assert [call[1:] for call in said.calls] == [(SCRIPT.tools[0]["function"]["name"], {"n": 1})]
 
@@ -181,8 +183,8 @@ def _small(wire: Wire, **more: object) -> Mapping[str, object]:
 
 @every_wire
 async def test_trouble_on_demand_has_the_shape_of_the_wire(words: TokenCounter, wire: Wire) -> None:
-    provider = create_provider(Settings(words))
-    async with served(provider) as url, httpx.AsyncClient(trust_env=False) as http:
+    provider = create_provider(DemoProviderSettings(words))
+    async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
 
         async def ask(fault: str, **more: object) -> httpx.Response:
             headers = {**HEADERS, "x-demo-fault": fault}
@@ -202,8 +204,8 @@ async def test_trouble_on_demand_has_the_shape_of_the_wire(words: TokenCounter, 
 
 @every_wire
 async def test_an_overflow_is_refused_or_told_within_a_stream(words: TokenCounter, wire: Wire) -> None:
-    provider = create_provider(Settings(words, window=100))
-    async with served(provider) as url, httpx.AsyncClient(trust_env=False) as http:
+    provider = create_provider(DemoProviderSettings(words, window=100))
+    async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
 
         async def ask(fault: str, **more: object) -> httpx.Response:
             headers = {**HEADERS, "x-demo-fault": fault}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.loader import load
+from compaction_proxy.config.loader import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE_URL = "COMPACTION_PROXY__STORE__URL"
@@ -36,6 +36,6 @@ def configured(tmp_path: Path) -> Configured:
     def read(environ: Mapping[str, str]) -> Config:
         ours = {name: value for name, value in environ.items() if name.startswith("COMPACTION_PROXY_")}
         files = {name: str(secret) for name in ours if name.endswith("_FILE")}
-        return load(None, ours | files | {STORE_URL: "memory://"}).config
+        return load_config(None, ours | files | {STORE_URL: "memory://"}).config
 
     return read

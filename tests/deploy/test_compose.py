@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.serve import patience
+from compaction_proxy.cli.serve import get_drain_timeouts
 from compaction_proxy.config.sections import ServerSection
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("docker-compose.yml", "deploy/compose/secrets.yml")
 # After SIGTERM: the time in which requests are still accepted, and what running answers get, in seconds.
-PATIENCE = patience(ServerSection(host="0.0.0.0"))
+PATIENCE = get_drain_timeouts(ServerSection(host="0.0.0.0"))
 TO_END_S = PATIENCE.accept_s + PATIENCE.drain_s
 
 

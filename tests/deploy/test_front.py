@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, Provider, Settings
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, DemoProvider, DemoProviderSettings
+from compaction_proxy.gateway.server import serve_embedded
 from tests.free_ports import find_free_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -120,14 +120,14 @@ class Chain:
     """A client of the web server before the proxy, and the provider behind it."""
 
     client: httpx.AsyncClient
-    provider: Provider
+    provider: DemoProvider
 
 
 @pytest.fixture(params=list(FRONTS))
 async def chain(request: pytest.FixtureRequest, tmp_path: Path, proxied: Any) -> AsyncIterator[Chain]:
-    provider = Provider(Settings(_Words(), window=10_000_000))
+    provider = DemoProvider(DemoProviderSettings(_Words(), window=10_000_000))
     async with (
-        served(provider) as upstream,
+        serve_embedded(provider) as upstream,
         proxied(upstream) as inner,
         before(str(inner.base_url).rstrip("/"), FRONTS[request.param], tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client,

@@ -13,7 +13,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from compaction_proxy.cli.serve import patience
+from compaction_proxy.cli.serve import get_drain_timeouts
 from compaction_proxy.config.sections import ServerSection
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +117,7 @@ def test_no_container_has_more_rights_than_it_needs(values: str) -> None:
 def test_running_answers_may_end_before_a_pod_is_killed(values: str) -> None:
     container = proxy_of(values)
     told = environ(container)
-    waits = patience(
+    waits = get_drain_timeouts(
         ServerSection(
             host="0.0.0.0",
             accept_grace_s=int(told["COMPACTION_PROXY__SERVER__ACCEPT_GRACE_S"]),

@@ -12,14 +12,14 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from compaction_proxy.cli.serve import patience
+from compaction_proxy.cli.serve import get_drain_timeouts
 from compaction_proxy.config.sections import ServerSection
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 OLDEST = "1.30"  # preStop's `sleep`; native sidecars are older
 # After SIGTERM: the time in which requests are still accepted, and what running answers get, in seconds.
-PATIENCE = patience(ServerSection(host="0.0.0.0"))
+PATIENCE = get_drain_timeouts(ServerSection(host="0.0.0.0"))
 TO_END_S = PATIENCE.accept_s + PATIENCE.drain_s
 
 Object = dict[str, Any]

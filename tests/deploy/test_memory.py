@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from compaction_proxy.config.sections import ServerSection
-from compaction_proxy.gateway.body_budget import default_budget
+from compaction_proxy.gateway.body_budget import compute_default_budget
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = {"g": 1024**3, "G": 1024**3, "Gi": 1024**3, "Mi": 1024**2}
@@ -36,5 +36,5 @@ def limits(documents: Any) -> dict[str, str]:
 @pytest.mark.parametrize("name", ["compose", "systemd", "standalone", "sidecar", "chart", "chart's sidecar"])
 def test_the_default_budget_of_bodies_takes_the_largest_body(name: str, documents: Any) -> None:
     size, unit = re.fullmatch(r"(\d+)([A-Za-z]+)", limits(documents)[name]).groups()  # type: ignore[union-attr]
-    budget = default_budget(int(size) * UNITS[unit], None, ServerSection().workers)
+    budget = compute_default_budget(int(size) * UNITS[unit], None, ServerSection().workers)
     assert budget >= ServerSection().max_body_bytes

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from compaction_proxy.app import create_app
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = ROOT / "deploy" / "examples" / "app" / "app.py"
@@ -73,7 +73,7 @@ async def test_an_app_that_only_knows_a_base_url_talks_through_the_proxy(
             "http://demo-provider:4140", upstream
         )
         config = configured(environ | {"COMPACTION_PROXY__UPSTREAM__BASE_URL": pointed})
-        async with served(create_app(config)) as url:
+        async with serve_embedded(create_app(config)) as url:
             assert app["OPENAI_BASE_URL"] == "http://demo-proxy:4141/v1"
             printed = await run_app(app | {"OPENAI_BASE_URL": f"{url}/v1"})
         async with httpx.AsyncClient(base_url=upstream, trust_env=False) as client:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.serve import patience
+from compaction_proxy.cli.serve import get_drain_timeouts
 from compaction_proxy.config.sections import ServerSection
 
 UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "compaction-proxy.service"
 TEXT = UNIT.read_text(encoding="utf-8")
 # After SIGTERM: the time in which requests are still accepted, and what running answers get, in seconds.
-PATIENCE = patience(ServerSection(host="0.0.0.0"))
+PATIENCE = get_drain_timeouts(ServerSection(host="0.0.0.0"))
 TO_END_S = PATIENCE.accept_s + PATIENCE.drain_s
 MOST_EXPOSURE = 20  # of 100, as systemd-analyze rates what a service could do
 

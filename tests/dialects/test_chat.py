@@ -10,12 +10,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message
-from compaction_proxy.wires.body import Body, probe_body, read, with_output, write
-from compaction_proxy.wires.chat.messages import message
+from compaction_proxy.wires.body import (
+    RequestBody,
+    build_probe_body,
+    parse_body,
+    rewrite_messages,
+    set_output_limit,
+)
+from compaction_proxy.wires.chat.messages import parse_message
 from compaction_proxy.wires.chat.wire import CHAT
-from compaction_proxy.wires.prescan import Mentioned, has_media, models_named, outputs_named
+from compaction_proxy.wires.prescan import MentionedNumbers, find_models, find_output_limits, has_media
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,8 +37,8 @@ REASONS = {"not-json", "duplicate-keys", "no-messages", "no-array", "too-deep"}
 
 
 def reason(raw: bytes) -> str:
-    with pytest.raises(Unreadable) as refused:
-        read(raw, CHAT)
+    with pytest.raises(UnreadableBodyError) as refused:
+        parse_body(raw, CHAT)
     return refused.value.reason
 
 
@@ -41,29 +47,29 @@ def body(**members: Any) -> bytes:
 
 
 def test_a_body_is_cut_up_without_touching_a_byte() -> None:
-    cut = read(RAW, CHAT)
+    cut = parse_body(RAW, CHAT)
 
-    assert cut == Body(
+    assert cut == RequestBody(
         raw=RAW,
-        place=cut.place,
-        late=MESSAGES,
+        messages_slice=cut.messages_slice,
+        new_pieces=MESSAGES,
         model="gpt-4o",
         max_output=64,
         prompt_members=('[ {"type" : "function"} ]',),
-        dialect=CHAT,
+        wire=CHAT,
     )
-    assert RAW[cut.place.start : cut.place.stop] == b"[ %b ,\n %b ]" % MESSAGES
+    assert RAW[cut.messages_slice.start : cut.messages_slice.stop] == b"[ %b ,\n %b ]" % MESSAGES
 
 
 def test_only_the_value_of_messages_is_replaced() -> None:
-    cut = read(RAW, CHAT)
-    written = write(cut, [message(MESSAGES[1]), Message("user", "née \ud800")])
+    cut = parse_body(RAW, CHAT)
+    written = rewrite_messages(cut, [parse_message(MESSAGES[1]), Message("user", "née \ud800")])
 
     assert written == b"".join(
         (
-            RAW[: cut.place.start],
+            RAW[: cut.messages_slice.start],
             b'[{"content":null,"role":"assistant"},{"role":"user","content":"n\\u00e9e \\ud800"}]',
-            RAW[cut.place.stop :],
+            RAW[cut.messages_slice.stop :],
         )
     )
 
@@ -114,18 +120,18 @@ def test_a_body_that_cannot_be_rewritten_is_refused_with_its_reason(raw: bytes, 
 def test_the_largest_output_is_a_positive_number_or_unknown(
     members: dict[str, Any], expected: int | None
 ) -> None:
-    assert read(body(**members), CHAT).max_output == expected
+    assert parse_body(body(**members), CHAT).max_output == expected
 
 
 @pytest.mark.parametrize(("model", "expected"), [("a/b", "a/b"), (None, ""), (4, ""), ({"model": "x"}, "")])
 def test_a_model_is_a_string_or_unknown(model: Any, expected: str) -> None:
-    assert read(body(model=model), CHAT).model == expected
+    assert parse_body(body(model=model), CHAT).model == expected
 
 
 def test_definitions_are_prompt_members_in_their_own_order() -> None:
     raw = body(response_format={"type": "json"}, functions=[1], tools=[2], stop=["x"])
 
-    assert read(raw, CHAT).prompt_members == ("[2]", "[1]", '{"type": "json"}')
+    assert parse_body(raw, CHAT).prompt_members == ("[2]", "[1]", '{"type": "json"}')
 
 
 @pytest.mark.parametrize(
@@ -148,7 +154,7 @@ def test_definitions_are_prompt_members_in_their_own_order() -> None:
     ],
 )
 def test_models_are_found_without_parsing(raw: bytes, expected: set[str]) -> None:
-    assert models_named(raw) == expected
+    assert find_models(raw) == expected
 
 
 @pytest.mark.parametrize(
@@ -163,7 +169,7 @@ def test_models_are_found_without_parsing(raw: bytes, expected: set[str]) -> Non
     ],
 )
 def test_limits_of_the_output_are_found_without_parsing(raw: bytes, expected: list[int]) -> None:
-    assert outputs_named(raw) == expected
+    assert find_output_limits(raw) == expected
 
 
 TEXT = st.text(st.characters(codec=None) | st.sampled_from('"\\/:{}, '), max_size=12)
@@ -190,14 +196,14 @@ VALID = st.builds(
 @UNHURRIED
 @given(VALID)
 def test_what_is_read_can_be_written_again_with_every_other_byte_its_own(raw: bytes) -> None:
-    cut = read(raw, CHAT)
+    cut = parse_body(raw, CHAT)
     records = [replace(Message("user"), raw=each) for each in cut.messages]
-    written = write(cut, records)
-    again = read(written, CHAT)
+    written = rewrite_messages(cut, records)
+    again = parse_body(written, CHAT)
 
     assert again.messages == cut.messages
-    assert written[: cut.place.start] == raw[: cut.place.start]
-    assert written[again.place.stop :] == raw[cut.place.stop :]
+    assert written[: cut.messages_slice.start] == raw[: cut.messages_slice.start]
+    assert written[again.messages_slice.stop :] == raw[cut.messages_slice.stop :]
     assert json.loads(written) == json.loads(raw)
     assert [json.loads(each) for each in cut.messages] == json.loads(raw)["messages"]
 
@@ -205,10 +211,10 @@ def test_what_is_read_can_be_written_again_with_every_other_byte_its_own(raw: by
 @UNHURRIED
 @given(VALID)
 def test_the_model_and_the_output_asked_for_are_never_missed(raw: bytes) -> None:
-    cut = read(raw, CHAT)
+    cut = parse_body(raw, CHAT)
 
-    assert cut.model in models_named(raw)
-    assert cut.max_output in outputs_named(raw)
+    assert cut.model in find_models(raw)
+    assert cut.max_output in find_output_limits(raw)
 
 
 def refuse(constant: str) -> NoReturn:
@@ -227,7 +233,7 @@ def judged(reader: Callable[[bytes], Result], raw: bytes) -> Result | None:
     reason = ""
     try:
         return reader(raw)
-    except Unreadable as refused:
+    except UnreadableBodyError as refused:
         reason = refused.reason
     assert reason in REASONS
     return None
@@ -242,19 +248,19 @@ def test_a_damaged_body_is_read_or_refused_with_a_reason_and_only_json_is_read(
     gone = data.draw(st.integers(0, 4))
     put = data.draw(st.binary(max_size=3) | st.sampled_from([b'"', b"\\", b"{", b"]", b",", b"NaN", b"0"]))
     damaged = raw[:at] + put + raw[at + gone :]
-    cut = judged(partial(read, dialect=CHAT), damaged)
+    cut = judged(partial(parse_body, wire=CHAT), damaged)
     assert cut is None or is_json_object(damaged)
     for each in cut.messages if cut else ():
-        message(each)
+        parse_message(each)
 
 
 @UNHURRIED
 @given(st.binary(max_size=64) | st.text('{}[]",:\\ model1n', max_size=24).map(str.encode))
 def test_any_bytes_are_read_or_refused_with_a_reason(raw: bytes) -> None:
-    models_named(raw)
-    outputs_named(raw)
-    judged(partial(read, dialect=CHAT), raw)
-    judged(message, raw)
+    find_models(raw)
+    find_output_limits(raw)
+    judged(partial(parse_body, wire=CHAT), raw)
+    judged(parse_message, raw)
 
 
 @pytest.mark.parametrize(
@@ -274,18 +280,18 @@ def test_media_are_noticed_without_parsing(raw: bytes, expected: bool) -> None: 
 def test_a_very_long_model_name_is_cut_and_stays_its_own() -> None:
     names = ["m" * 300 + "a", "m" * 300 + "b"]
     cut = [
-        read(json.dumps({"model": name, "messages": [{"role": "user"}]}).encode(), CHAT).model
+        parse_body(json.dumps({"model": name, "messages": [{"role": "user"}]}).encode(), CHAT).model
         for name in names
     ]
     assert len(set(cut)) == 2
     assert all(len(name) < 100 for name in cut)
-    assert models_named(b'{"model":"%s"}' % names[0].encode()) == {cut[0]}
+    assert find_models(b'{"model":"%s"}' % names[0].encode()) == {cut[0]}
 
 
 def test_more_messages_or_parts_than_any_model_reads_are_relayed_unread() -> None:
     many = b'{"messages":[' + b"{}," * 100_000 + b"{}]}"
-    with pytest.raises(Unreadable, match="too-many"):
-        read(many, CHAT)
+    with pytest.raises(UnreadableBodyError, match="too-many"):
+        parse_body(many, CHAT)
 
 
 @pytest.mark.parametrize(
@@ -304,14 +310,14 @@ def test_more_messages_or_parts_than_any_model_reads_are_relayed_unread() -> Non
 def test_numbers_that_a_request_mentions_are_found_however_they_are_written(
     number: int, written: str
 ) -> None:
-    assert number in Mentioned(f'{{"a":[1],"b":{written}}}'.encode())
+    assert number in MentionedNumbers(f'{{"a":[1],"b":{written}}}'.encode())
 
 
 @pytest.mark.parametrize(
     "written", ['"128001"', '"412800"', '"12 8000"', '"12,80"', '"12\\u005800"', '"1\\\\u00312800"']
 )
 def test_numbers_that_only_look_alike_are_not_mentioned(written: str) -> None:
-    assert 12_800 not in Mentioned(f'{{"a":[1],"b":{written}}}'.encode())
+    assert 12_800 not in MentionedNumbers(f'{{"a":[1],"b":{written}}}'.encode())
 
 
 @pytest.mark.parametrize(
@@ -326,8 +332,8 @@ def test_less_output_is_asked_for_where_more_was_and_every_other_byte_stays(
     fields: str, expected: str
 ) -> None:
     raw = '{{ {}"messages":[{{"role":"user","content":"\\"max_tokens\\": 7"}}] }}'
-    body = read(raw.format(fields).encode(), CHAT)
-    assert with_output(body.raw, CHAT, 300) == raw.format(expected).encode()
+    body = parse_body(raw.format(fields).encode(), CHAT)
+    assert set_output_limit(body.raw, CHAT, 300) == raw.format(expected).encode()
 
 
 @pytest.mark.parametrize(
@@ -338,7 +344,7 @@ def test_less_output_is_asked_for_where_more_was_and_every_other_byte_stays(
 )
 def test_less_output_is_never_more_than_was_asked_for(fields: str, expected: str) -> None:
     raw = '{%s"messages":[{"role":"user","content":"Hello"}]}'
-    assert with_output((raw % fields).encode(), CHAT, 300) == (raw % expected).encode()
+    assert set_output_limit((raw % fields).encode(), CHAT, 300) == (raw % expected).encode()
 
 
 @pytest.mark.parametrize(
@@ -356,19 +362,24 @@ def test_less_output_is_never_more_than_was_asked_for(fields: str, expected: str
 def test_the_budget_of_thinking_leaves_room_for_the_answer(given: str, expected: str | None) -> None:
     raw = '{"max_tokens":%d,%s,"messages":[{"role":"user","content":"Hello"}]}'
     expected = given.replace("8e3", "3976") if expected is None else expected
-    assert with_output((raw % (9_000, given)).encode(), CHAT, 5_000) == (raw % (5_000, expected)).encode()
+    assert (
+        set_output_limit((raw % (9_000, given)).encode(), CHAT, 5_000) == (raw % (5_000, expected)).encode()
+    )
 
 
 @pytest.mark.parametrize(("tokens", "is_lowered"), [(1_024, False), (1_025, True)])
 def test_nothing_is_lowered_where_thinking_would_take_all_output(tokens: int, *, is_lowered: bool) -> None:
     raw = b'{"max_tokens":9000,"thinking":{"budget_tokens":8000},"messages":[]}'
-    assert (with_output(raw, CHAT, tokens) is not raw) == is_lowered
+    assert (set_output_limit(raw, CHAT, tokens) is not raw) == is_lowered
 
 
 def test_a_probe_asks_for_sixteen_tokens_of_the_same_prompt_unstreamed() -> None:
     fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [], "user": "u"}
     asked = {**fields, "stream": True, "stream_options": {"include_usage": True}, "n": 3}
-    probe = probe_body(json.dumps({**asked, "max_completion_tokens": 900}).encode(), CHAT)
+    probe = build_probe_body(json.dumps({**asked, "max_completion_tokens": 900}).encode(), CHAT)
     assert json.loads(probe or b"") == {**fields, "max_completion_tokens": 16}
-    assert json.loads(probe_body(json.dumps(asked).encode(), CHAT) or b"") == {**fields, "max_tokens": 16}
-    assert probe_body(b"[]", CHAT) is None
+    assert json.loads(build_probe_body(json.dumps(asked).encode(), CHAT) or b"") == {
+        **fields,
+        "max_tokens": 16,
+    }
+    assert build_probe_body(b"[]", CHAT) is None

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.digest import message_digest
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.core.message import Call, Message, Part
-from compaction_proxy.wires.chat.messages import UNKNOWN_PART_TOKENS, compose, message, part_tokens, shortened
+from compaction_proxy.core.digest import compute_message_digest
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
+from compaction_proxy.wires.chat.messages import (
+    UNKNOWN_PART_TOKENS,
+    encode_message,
+    estimate_part_tokens,
+    parse_message,
+    shorten_message,
+)
 from compaction_proxy.wires.json.shorten import LONG_ARGUMENT
 
 # The machine may be busy.
@@ -30,9 +36,9 @@ def written(value: object) -> bytes:
 def read(**fields: Any) -> Message:
     """The record without its bytes and digest, which are checked here."""
     raw = written(fields)
-    record = message(raw)
+    record = parse_message(raw)
     assert record.raw == raw
-    assert record.digest == message_digest(record)
+    assert record.digest == compute_message_digest(record)
     return replace(record, raw=b"", digest=b"")
 
 
@@ -41,7 +47,7 @@ def sha(data: str | bytes) -> bytes:
 
 
 def digest(**fields: Any) -> bytes:
-    return message(written(fields)).digest
+    return parse_message(written(fields)).digest
 
 
 def image(url: Any) -> dict[str, Any]:
@@ -62,30 +68,30 @@ SHAPES: list[tuple[dict[str, Any], Message]] = [
     ),
     (
         {"role": "user", "content": [{"type": "text", "text": "look"}, image(DATA_URL)]},
-        Message("user", "look", parts=(Part("image_url", sha(PIXEL), 4),)),
+        Message("user", "look", parts=(ContentPart("image_url", sha(PIXEL), 4),)),
     ),
     (
         {"role": "user", "content": [image("https://x/y.png?sig=1"), {"type": "text", "text": "look"}]},
-        Message("user", "look", parts=(Part("image_url", sha("https://x/y.png"), 0),)),
+        Message("user", "look", parts=(ContentPart("image_url", sha("https://x/y.png"), 0),)),
     ),
     (
         {
             "role": "user",
             "content": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}],
         },
-        Message("user", parts=(Part("input_audio", sha(bytes(3)), 0),)),
+        Message("user", parts=(ContentPart("input_audio", sha(bytes(3)), 0),)),
     ),
     (
         {"role": "user", "content": [{"type": "file", "file": {"file_data": "data:x;base64,AAAA"}}]},
-        Message("user", parts=(Part("file", sha(bytes(3)), 0),)),
+        Message("user", parts=(ContentPart("file", sha(bytes(3)), 0),)),
     ),
     (
         {"role": "user", "content": [{"type": "new", "new": 1, "cache_control": {}}, 7]},
         Message(
             "user",
             parts=(
-                Part("new", sha('{"new": 1, "type": "new"}'), 0),
-                Part("unknown", sha("7"), 0),
+                ContentPart("new", sha('{"new": 1, "type": "new"}'), 0),
+                ContentPart("unknown", sha("7"), 0),
             ),
         ),
     ),
@@ -96,22 +102,24 @@ SHAPES: list[tuple[dict[str, Any], Message]] = [
     ),
     (
         {"role": "assistant", "content": "", "audio": {"id": "audio_1", "expires_at": 1}},
-        Message("assistant", parts=(Part("audio", sha("audio_1"), 0),)),
+        Message("assistant", parts=(ContentPart("audio", sha("audio_1"), 0),)),
     ),
     (
         {
             "role": "assistant",
             "tool_calls": [call('{"a":1}'), {"id": "c2", "custom": {"name": "sh", "input": "ls"}}],
         },
-        Message("assistant", calls=(Call("c1", "read", '{"a":1}'), Call("c2", "sh", "ls"))),
+        Message(
+            "assistant", calls=(MessageToolCall("c1", "read", '{"a":1}'), MessageToolCall("c2", "sh", "ls"))
+        ),
     ),
     (
         {"role": "assistant", "function_call": {"name": "read", "arguments": "{}"}},
-        Message("assistant", calls=(Call("", "read", "{}"),)),
+        Message("assistant", calls=(MessageToolCall("", "read", "{}"),)),
     ),
     (
         {"role": "assistant", "tool_calls": [call({"a": 1})]},
-        Message("assistant", calls=(Call("c1", "read", '{"a": 1}'),)),
+        Message("assistant", calls=(MessageToolCall("c1", "read", '{"a": 1}'),)),
     ),
     (
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "ok"}]},
@@ -141,7 +149,7 @@ SHAPES: list[tuple[dict[str, Any], Message]] = [
             "role": "assistant",
             "tool_calls": [1, {"id": 2, "function": 3}, {"id": "c", "function": {"name": 4}}],
         },
-        Message("assistant", calls=(Call("", "", ""), Call("c", "", ""))),
+        Message("assistant", calls=(MessageToolCall("", "", ""), MessageToolCall("c", "", ""))),
     ),
     ({"role": "user", "content": "x", "tool_calls": [call("{}")]}, Message("user", "x")),
     ({}, Message("")),
@@ -156,7 +164,7 @@ def test_a_message_of_any_shape_has_its_record(fields: dict[str, Any], expected:
 def test_a_lone_surrogate_and_a_number_beyond_64_bits_are_read() -> None:
     raw = b'{"role":"user","content":"a\\ud800","seed":123456789012345678901234567890,"x":1e999}'
 
-    assert message(raw).text == "a\ud800"
+    assert parse_message(raw).text == "a\ud800"
 
 
 @pytest.mark.parametrize(
@@ -173,8 +181,8 @@ def test_a_lone_surrogate_and_a_number_beyond_64_bits_are_read() -> None:
     ],
 )
 def test_what_is_no_message_is_refused_with_its_reason(raw: bytes, reason: str) -> None:
-    with pytest.raises(Unreadable) as refused:
-        message(raw)
+    with pytest.raises(UnreadableBodyError) as refused:
+        parse_message(raw)
     assert refused.value.reason == reason
 
 
@@ -183,8 +191,8 @@ def test_nesting_near_what_can_be_decoded_is_read_or_refused(depth: int) -> None
     nested = b'{"role":"user","content":[{"type":"x","x":%b%b}]}' % (b"[" * depth, b"]" * depth)
     reason = "read"
     try:
-        message(nested)
-    except Unreadable as refused:
+        parse_message(nested)
+    except UnreadableBodyError as refused:
         reason = refused.reason
 
     assert reason in {"read", "too-deep"}
@@ -307,15 +315,15 @@ def test_messages_differ_by(messages: list[dict[str, Any]]) -> None:
     ],
 )
 def test_a_message_of_ours_is_written_and_read_as_it_is(record: Message, expected: bytes) -> None:
-    assert compose(record) == expected
-    assert replace(message(compose(record)), raw=b"", digest=b"") == record
+    assert encode_message(record) == expected
+    assert replace(parse_message(encode_message(record)), raw=b"", digest=b"") == record
 
 
 TEXT_OF_2000 = "head " * 200 + "tail " * 200
 
 
 def cut(**fields: Any) -> Any:
-    return json.loads(shortened(message(written(fields)), 0.1, "m_1").raw)
+    return json.loads(shorten_message(parse_message(written(fields)), 0.1, "m_1").raw)
 
 
 def expected_cut(text: str = TEXT_OF_2000, size: int = 1_800) -> str:
@@ -393,20 +401,20 @@ def test_arguments_that_never_parsed_are_shortened_as_text() -> None:
     ],
 )
 def test_what_cannot_get_shorter_stays_valid_and_says_the_same(raw: bytes) -> None:
-    made = shortened(message(raw), 0.1, "m_1")
+    made = shorten_message(parse_message(raw), 0.1, "m_1")
 
     assert json.loads(made.raw) == json.loads(raw)
     assert len(made.raw) <= len(raw)
 
 
 def test_a_number_that_only_infinity_could_stand_for_keeps_a_message_as_it_is() -> None:
-    record = message(b'{"role":"user","x":1e999,"content":%b}' % written(TEXT_OF_2000))
+    record = parse_message(b'{"role":"user","x":1e999,"content":%b}' % written(TEXT_OF_2000))
 
-    assert shortened(record, 0.1, "m_1") is record
+    assert shorten_message(record, 0.1, "m_1") is record
 
 
 def test_a_message_of_ours_can_be_shortened() -> None:
-    made = shortened(Message("assistant", TEXT_OF_2000), 0.1, "m_1")
+    made = shorten_message(Message("assistant", TEXT_OF_2000), 0.1, "m_1")
 
     assert made.text == expected_cut()
 
@@ -447,8 +455,8 @@ def parses(text: str) -> bool:
 def test_shorter_messages_stay_valid_and_their_sizes_follow_their_shares(
     fields: dict[str, Any], one: float, other: float
 ) -> None:
-    record = message(written(fields))
-    small, large = (shortened(record, share, "m_1") for share in sorted((one, other)))
+    record = parse_message(written(fields))
+    small, large = (shorten_message(record, share, "m_1") for share in sorted((one, other)))
 
     assert len(small.raw) <= len(record.raw)
     # The note in place of an image is text, too. Where the larger share wins nothing, no note is made.
@@ -472,17 +480,17 @@ def test_shorter_messages_stay_valid_and_their_sizes_follow_their_shares(
     ],
 )
 def test_parts_weigh_what_their_kind_weighs(part: Any, expected: int) -> None:
-    assert part_tokens(written({"role": "user", "content": [part]}), "gpt-4o") == expected
+    assert estimate_part_tokens(written({"role": "user", "content": [part]}), "gpt-4o") == expected
 
 
 def test_an_image_weighs_the_same_beside_a_lone_surrogate() -> None:
     part = image("https://x/y.png")
-    alone = part_tokens(written({"role": "user", "content": [part]}), "gpt-4o")
-    beside = part_tokens(written({"role": "user", "content": ["\ud800", part]}), "gpt-4o")
+    alone = estimate_part_tokens(written({"role": "user", "content": [part]}), "gpt-4o")
+    beside = estimate_part_tokens(written({"role": "user", "content": ["\ud800", part]}), "gpt-4o")
 
     assert alone == beside > 0
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"content":"x"}', b'{"content":null}', b"{}"])
 def test_what_has_no_parts_weighs_nothing(raw: bytes) -> None:
-    assert part_tokens(raw, "gpt-4o") == 0
+    assert estimate_part_tokens(raw, "gpt-4o") == 0

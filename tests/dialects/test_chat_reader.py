@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.wires import incremental_reader as chat_reader
-from compaction_proxy.wires.body import Body, read
+from compaction_proxy.wires.body import RequestBody, parse_body
 from compaction_proxy.wires.chat.wire import CHAT
-from compaction_proxy.wires.incremental_reader import KEY_BYTES, Reader
+from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -40,15 +40,15 @@ MEMBERS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 
 
-def said(body: Body) -> Judgement:
+def said(body: RequestBody) -> Judgement:
     """Everything that is said of a body, but for how it is known again."""
-    return body.raw, body.place, body.messages, body.model, body.max_output, body.prompt_members
+    return body.raw, body.messages_slice, body.messages, body.model, body.max_output, body.prompt_members
 
 
-def judged(reader: Callable[[bytes], Body], raw: bytes) -> Judgement:
+def judged(reader: Callable[[bytes], RequestBody], raw: bytes) -> Judgement:
     try:
         return said(reader(raw))
-    except Unreadable as refused:
+    except UnreadableBodyError as refused:
         return refused.reason
 
 
@@ -104,18 +104,20 @@ def histories(draw: st.DrawFn) -> list[bytes]:
 @UNHURRIED
 @given(histories())
 def test_a_body_is_read_as_if_nothing_had_been_read_before(raws: list[bytes]) -> None:
-    reader = Reader(KEY, CHAT)
+    reader = IncrementalReader(KEY, CHAT)
     for raw in raws:
-        assert judged(lambda raw: reader.read(raw, "t", "c"), raw) == judged(partial(read, dialect=CHAT), raw)
+        assert judged(lambda raw: reader.read(raw, "t", "c"), raw) == judged(
+            partial(parse_body, wire=CHAT), raw
+        )
 
 
 async def all_judged_beside(raws: list[bytes]) -> list[Judgement]:
-    reader = Reader(KEY, CHAT)
+    reader = IncrementalReader(KEY, CHAT)
     judgements: list[Judgement] = []
     for raw in raws:
         try:
-            judgements.append(said(await reader.read_beside(raw, "t", "c")))
-        except Unreadable as refused:
+            judgements.append(said(await reader.read_without_blocking(raw, "t", "c")))
+        except UnreadableBodyError as refused:
             judgements.append(refused.reason)
     return judgements
 
@@ -128,7 +130,7 @@ def test_a_large_body_is_read_as_a_little_one(grown: int, raws: list[bytes]) -> 
         patch.setattr(chat_reader, "LITTLE_BYTES", 0)
         patch.setattr(chat_reader, "GROWN_BYTES", grown)
         judgements = asyncio.run(all_judged_beside(raws))
-    assert judgements == [judged(partial(read, dialect=CHAT), raw) for raw in raws]
+    assert judgements == [judged(partial(parse_body, wire=CHAT), raw) for raw in raws]
 
 
 @UNHURRIED
@@ -137,11 +139,11 @@ def test_of_a_list_that_has_grown_only_the_late_messages_are_cut_out(
     messages: list[Any], behind: dict[str, Any], layout: dict[str, Any], data: st.DataObject
 ) -> None:
     known = data.draw(st.integers(1, len(messages)))
-    reader = Reader(KEY, CHAT)
+    reader = IncrementalReader(KEY, CHAT)
     first = reader.read(written(messages[:known], {}, behind, layout), "t", "c")
     raw = written(messages, {}, behind, layout)
     body = reader.read(raw, "t", "c")
-    assert (body.since, body.late) == (first.mark, read(raw, CHAT).late[known:])
+    assert (body.previous_mark, body.new_pieces) == (first.mark, parse_body(raw, CHAT).new_pieces[known:])
     assert (body.mark == first.mark) is (known == len(messages))
 
 
@@ -174,73 +176,73 @@ def talk(turns: int, **members: Any) -> bytes:
 def test_what_stands_behind_a_known_beginning_is_judged_as_strictly(behind: bytes) -> None:
     raw = b'{"before":1,' + talk(3)[1:]
     start = raw.removesuffix(b"]}")
-    reader = Reader(KEY, CHAT)
+    reader = IncrementalReader(KEY, CHAT)
     assert reader.read(raw, "t").mark
     assert judged(lambda raw: reader.read(raw, "t"), start + behind) == judged(
-        partial(read, dialect=CHAT), start + behind
+        partial(parse_body, wire=CHAT), start + behind
     )
 
 
 def test_tenants_know_nothing_of_one_another() -> None:
-    reader = Reader(KEY, CHAT)
+    reader = IncrementalReader(KEY, CHAT)
     bodies = [reader.read(talk(3), "a"), reader.read(talk(4), "b"), reader.read(talk(3), "b")]
-    assert [body.since for body in bodies] == [b"", b"", b""]
+    assert [body.previous_mark for body in bodies] == [b"", b"", b""]
     assert len({body.mark for body in bodies}) == 3
 
 
 def test_conversations_that_begin_alike_are_told_apart() -> None:
-    reader = Reader(KEY, CHAT)
+    reader = IncrementalReader(KEY, CHAT)
     grown = [talk(2)[:-2] + b',{"role":"user","content":"branch %d"}]}' % branch for branch in range(9)]
     marks = [reader.read(raw, "t").mark for raw in grown]
     further = [reader.read(raw[:-2] + b',{"role":"assistant","content":"so"}]}', "t") for raw in grown]
-    assert [body.since for body in further] == marks
-    assert [len(body.late) for body in further] == [1] * 9
+    assert [body.previous_mark for body in further] == marks
+    assert [len(body.new_pieces) for body in further] == [1] * 9
 
 
 def test_an_edit_that_leaves_the_length_and_the_end_as_they_were_is_noticed() -> None:
-    reader = Reader(KEY, CHAT)
+    reader = IncrementalReader(KEY, CHAT)
     reader.read(talk(3), "t")
     edited = talk(4).replace(b"turn 1 words", b"turn 1 swore")
-    assert reader.read(edited, "t").since == b""
+    assert reader.read(edited, "t").previous_mark == b""
 
 
 def test_the_last_message_may_be_asked_anew() -> None:
-    reader = Reader(KEY, CHAT)
+    reader = IncrementalReader(KEY, CHAT)
     marks = [reader.read(talk(turns), "t").mark for turns in (3, 4, 5)]
     again = reader.read(talk(4)[:-2] + b',{"role":"user","content":"rather this"}]}', "t")
-    assert again.since == marks[1]
+    assert again.previous_mark == marks[1]
 
 
 def test_memory_is_bounded_by_the_number_of_beginnings() -> None:
-    reader = Reader(KEY, CHAT, max_beginnings=4)
+    reader = IncrementalReader(KEY, CHAT, max_beginnings=4)
     for conversation in range(9):
         reader.read(talk(2), "t", f"c{conversation}")
-    known = [bool(reader.read(talk(3), "t", f"c{conversation}").since) for conversation in (8, 0)]
+    known = [bool(reader.read(talk(3), "t", f"c{conversation}").previous_mark) for conversation in (8, 0)]
     assert known == [True, False]
 
 
 def test_hundreds_of_conversations_without_an_id_are_known_again() -> None:
-    reader = Reader(KEY, CHAT)
+    reader = IncrementalReader(KEY, CHAT)
     first = [talk(1)[:-2] + b',{"role":"user","content":"%d"}]}' % number for number in range(500)]
     marks = [reader.read(raw, "t").mark for raw in first]
     grown = [reader.read(raw[:-2] + b',{"role":"assistant","content":"so"}]}', "t") for raw in first]
-    assert [body.since for body in grown] == marks
+    assert [body.previous_mark for body in grown] == marks
 
 
 def test_a_conversation_is_known_again_whatever_it_has_grown_by() -> None:
-    reader = Reader(KEY, CHAT)
+    reader = IncrementalReader(KEY, CHAT)
     mark = reader.read(talk(2), "t", "c").mark
     braces = "{}" * 5 * chat_reader.MAX_BRACES
     body = reader.read(talk(2)[:-2] + b',{"role":"user","content":"%b"}]}' % braces.encode(), "t", "c")
-    assert body.since == mark
+    assert body.previous_mark == mark
 
 
 def test_members_before_the_messages_count_as_before() -> None:
-    reader = Reader(KEY, CHAT)
+    reader = IncrementalReader(KEY, CHAT)
     head = b'{"model":"m","tools":[1],"max_tokens":7,"messages":[{"role":"user","content":"%b"}' % (
         b"x" * 300
     )
     reader.read(head + b"]}", "t")
     body = reader.read(head + b',{"role":"user"}],"functions":[2]}', "t")
-    assert body.since
+    assert body.previous_mark
     assert (body.model, body.max_output, body.prompt_members) == ("m", 7, ("[1]", "[2]"))

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.summary.call import Conversation, SummaryAnswer, SummaryCall
+from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
 from compaction_proxy.wires.chat.summary_call import (
     CLIENT_EFFORT_ALLOWANCE_TOKENS,
     REASONING_ALLOWANCE_TOKENS,
-    answer,
-    own_members,
-    refused_member,
-    request_body,
+    build_own_members,
+    build_request_body,
+    find_refused_member,
+    parse_answer,
     takes_cache_key,
 )
 
@@ -37,7 +37,7 @@ MESSAGES = [{"role": "system", "content": "Write"}, {"role": "user", "content": 
 
 
 def sent(call: SummaryCall, *refused: str) -> Any:
-    return json.loads(request_body(call, own_members(call, frozenset(refused))))
+    return json.loads(build_request_body(call, build_own_members(call, frozenset(refused))))
 
 
 def test_a_call_is_two_messages_a_limit_and_a_temperature() -> None:
@@ -133,8 +133,8 @@ RESULT = Message(role="tool", text="done", answers=("a",), raw=b'{"role":"tool",
 
 
 def continued(raw: bytes, *messages: Message, model: str = "gpt-4o") -> bytes:
-    call = replace(CALL, model=model, prompt="data", conversation=Conversation(raw, messages))
-    return request_body(call, own_members(call))
+    call = replace(CALL, model=model, prompt="data", conversation=ContinuedConversation(raw, messages))
+    return build_request_body(call, build_own_members(call))
 
 
 def test_a_continued_conversation_keeps_what_shapes_the_prefix_byte_for_byte() -> None:
@@ -226,11 +226,11 @@ OWN = {"temperature": 0, "max_tokens": 9, "reasoning_effort": "minimal", "prompt
     ],
 )
 def test_the_refused_member_is_found_in_the_error(error: Any, expected: str | None) -> None:
-    assert refused_member(json.dumps(error).encode(), OWN) == expected
+    assert find_refused_member(json.dumps(error).encode(), OWN) == expected
 
 
 def test_the_refused_member_is_found_in_plain_text() -> None:
-    assert refused_member(b"temperature is not supported", OWN) == "temperature"
+    assert find_refused_member(b"temperature is not supported", OWN) == "temperature"
 
 
 def completion(message: Any, **choice: Any) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def completion(message: Any, **choice: Any) -> dict[str, Any]:
     ],
 )
 def test_an_answer_says(body: Any, expected: SummaryAnswer) -> None:
-    assert answer(json.dumps(body).encode()) == expected
+    assert parse_answer(json.dumps(body).encode()) == expected
 
 
 @pytest.mark.parametrize(
@@ -289,8 +289,8 @@ def test_an_answer_says(body: Any, expected: SummaryAnswer) -> None:
     ],
 )
 def test_what_is_no_completion_is_garbage(body: bytes) -> None:
-    with pytest.raises(SummaryFailed) as failed:
-        answer(body)
+    with pytest.raises(SummaryError) as failed:
+        parse_answer(body)
     assert failed.value.reason == "garbage"
 
 
@@ -312,10 +312,10 @@ JSON = st.recursive(
 @given(JSON.map(json.dumps).map(str.encode) | st.binary(max_size=20))
 def test_any_body_is_an_answer_or_garbage(body: bytes) -> None:
     reason = "garbage"
-    refused_member(body, OWN)
+    find_refused_member(body, OWN)
     try:
-        answer(body)
-    except SummaryFailed as failed:
+        parse_answer(body)
+    except SummaryError as failed:
         reason = failed.reason
 
     assert reason == "garbage"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.providers.discovery import local_urls, model_urls, told_window
+from compaction_proxy.providers.discovery import build_local_urls, build_model_urls, parse_window
 
 MODEL = "org/model"
 
@@ -53,7 +53,7 @@ def listed(*entries: Any) -> dict[str, Any]:
     ],
 )
 def test_a_page_tells_the_window(page: Any, window: int | None) -> None:
-    assert told_window(json.dumps(page).encode(), MODEL) == window
+    assert parse_window(json.dumps(page).encode(), MODEL) == window
 
 
 @given(
@@ -69,20 +69,20 @@ def test_a_page_tells_the_window(page: Any, window: int | None) -> None:
     )
 )
 def test_no_page_makes_it_fail(page: object) -> None:
-    assert told_window(json.dumps(page).encode(), MODEL) is None or isinstance(page, dict | list)
+    assert parse_window(json.dumps(page).encode(), MODEL) is None or isinstance(page, dict | list)
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_make_it_fail(body: bytes) -> None:
-    assert told_window(body, MODEL) is None
+    assert parse_window(body, MODEL) is None
 
 
 def test_deep_json_makes_it_say_nothing() -> None:
-    assert told_window(b"[" * 100_000, MODEL) is None
+    assert parse_window(b"[" * 100_000, MODEL) is None
 
 
 def test_the_list_is_asked_for_before_the_model() -> None:
-    assert model_urls("https://openrouter.ai/api/v1", MODEL) == (
+    assert build_model_urls("https://openrouter.ai/api/v1", MODEL) == (
         "https://openrouter.ai/api/v1/models",
         "https://openrouter.ai/api/v1/models/org/model",
     )
@@ -90,12 +90,12 @@ def test_the_list_is_asked_for_before_the_model() -> None:
 
 @pytest.mark.parametrize("model", ["", "../../admin", "a/../b"])
 def test_a_name_never_leads_to_another_page(model: str) -> None:
-    assert model_urls("http://up.test/v1", model) == ("http://up.test/v1/models",)
+    assert build_model_urls("http://up.test/v1", model) == ("http://up.test/v1/models",)
 
 
 @given(st.text(min_size=1))
 def test_any_name_gives_an_address_below_the_list(model: str) -> None:
-    for url in model_urls("http://up.test/v1", model):
+    for url in build_model_urls("http://up.test/v1", model):
         assert url.startswith("http://up.test/v1/models")
         assert url.isascii()
         assert not set(url) & set("?# \n")
@@ -111,7 +111,7 @@ def test_any_name_gives_an_address_below_the_list(model: str) -> None:
     ],
 )
 def test_a_provider_that_tells_nothing_is_not_asked(base_url: str) -> None:
-    assert (model_urls(base_url, MODEL), local_urls(base_url)) == ((), ())
+    assert (build_model_urls(base_url, MODEL), build_local_urls(base_url)) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,14 @@ def test_a_provider_that_tells_nothing_is_not_asked(base_url: str) -> None:
 )
 def test_a_local_server_is_asked_for_its_own_pages(origin: str) -> None:
     pages = (f"{origin}/props", f"{origin}/api/v0/models", f"{origin}/api/ps")
-    assert local_urls(f"{origin}/v1") == local_urls(f"{origin}/v1/") == local_urls(origin) == pages
+    assert (
+        build_local_urls(f"{origin}/v1")
+        == build_local_urls(f"{origin}/v1/")
+        == build_local_urls(origin)
+        == pages
+    )
 
 
 @pytest.mark.parametrize("base_url", ["https://openrouter.ai/api/v1", "http://8.8.8.8/v1"])
 def test_a_server_on_the_internet_is_not_asked_for_pages_of_local_ones(base_url: str) -> None:
-    assert local_urls(base_url) == ()
+    assert build_local_urls(base_url) == ()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from compaction_proxy.wires.json import pieces as json_pieces
-from compaction_proxy.wires.json.pieces import crowded, pieces, smoothed
+from compaction_proxy.wires.json.pieces import has_excess_structure, iter_pieces, mask_escapes
 
 UNHURRIED = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -78,13 +78,13 @@ def test_json_without_its_escapes_is_as_long_and_the_same_but_for_them(
     value: Any, data: st.DataObject
 ) -> None:
     raw = json.dumps(value).encode()
-    smooth = smoothed(raw, all_of_it=True)
+    smooth = mask_escapes(raw, mask_all=True)
     assert smooth == unescaped(raw)
     assert judged(smooth) == judged(raw)
     at = data.draw(st.integers(0, len(raw)))
     scrap = data.draw(st.sampled_from([b"\\", b'"', b"\\u", b"\\x", b"\\n", b"]"]))
     damaged = raw[:at] + scrap + raw[at:]
-    assert judged(smoothed(damaged, all_of_it=True)) == judged(damaged)
+    assert judged(mask_escapes(damaged, mask_all=True)) == judged(damaged)
 
 
 @UNHURRIED
@@ -95,14 +95,14 @@ def test_json_without_its_escapes_is_as_long_and_the_same_but_for_them(
 def test_what_is_no_json_is_none_without_its_escapes(string: str) -> None:
     for text in (f'"{string}"', string, f"[0{string}0]"):
         raw = text.encode()
-        assert judged(smoothed(raw, all_of_it=True)) == judged(raw)
+        assert judged(mask_escapes(raw, mask_all=True)) == judged(raw)
 
 
 @pytest.mark.parametrize("piece", [b"\\ud83d\\ude00", "中".encode(), b"\\\\", b"\\n", b"a"])
 @pytest.mark.usefixtures("little_at_a_time")
 def test_every_piece_but_the_last_is_about_as_long_as_it_may_be(piece: bytes) -> None:
     raw = b'"%b"' % (piece * 100)
-    sizes = [stop - start for start, stop in pieces(raw, 1, len(raw) - 1)]
+    sizes = [stop - start for start, stop in iter_pieces(raw, 1, len(raw) - 1)]
     assert sum(sizes) == len(raw) - 2
     near = json_pieces._ESCAPE_BYTES
     assert all(SHORTEST_PIECE - near <= size <= SHORTEST_PIECE + near for size in sizes[:-1])
@@ -113,15 +113,15 @@ def test_every_piece_but_the_last_is_about_as_long_as_it_may_be(piece: bytes) ->
 )
 def test_a_text_that_is_all_escapes_is_passed_over(escape: bytes) -> None:
     raw = b'{"a":"%b"}' % (escape * 100_000)
-    assert smoothed(raw) == unescaped(raw)
+    assert mask_escapes(raw) == unescaped(raw)
     assert len(unescaped(raw)) == len(raw)
     assert b"\\" not in unescaped(raw)
 
 
 def test_only_where_escapes_are_many_are_they_passed_over() -> None:
     few, many = b"It is said:\\nso it is. " * 20_000, b"\\u0438\\u043b\\u0438 " * 20_000
-    assert smoothed(few) is few
-    smooth = smoothed(few + many)
+    assert mask_escapes(few) is few
+    smooth = mask_escapes(few + many)
     assert len(smooth) == len(few + many)
     assert smooth[: len(few) - json_pieces.PIECE_BYTES] == few[: len(few) - json_pieces.PIECE_BYTES]
     assert b"\\" not in smooth[len(few) + json_pieces.PIECE_BYTES :]
@@ -133,5 +133,5 @@ def test_only_where_escapes_are_many_are_they_passed_over() -> None:
 def test_only_what_stands_outside_strings_crowds(value: Any) -> None:
     raw = json.dumps(value).encode()
     marks = len(re.findall(rb"[,:{[]", re.sub(rb'"[^"]*"', b"", unescaped(raw))))
-    assert crowded(raw, marks - 1)
-    assert not crowded(raw, marks)
+    assert has_excess_structure(raw, marks - 1)
+    assert not has_excess_structure(raw, marks)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.wires.json.slices import MAX_STRUCTURAL, elements, members
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.wires.json.slices import MAX_STRUCTURAL, find_members, split_elements
 
 DEEP = b"[" * 100_000
 
 
 def values(raw: bytes) -> dict[str, bytes]:
-    return {key: raw[at.start : at.stop] for key, at in members(raw).items()}
+    return {key: raw[at.start : at.stop] for key, at in find_members(raw).items()}
 
 
 @pytest.mark.parametrize("escape", [b"\\u00e9", b"\\ud800"], ids=["fast", "with-a-lone-surrogate"])
@@ -33,7 +33,7 @@ def test_values_are_cut_out_as_they_were_written(escape: bytes) -> None:
 
 @pytest.mark.parametrize("raw", [b"{}", b" { } "])
 def test_an_empty_object_has_no_members(raw: bytes) -> None:
-    assert members(raw) == {}
+    assert find_members(raw) == {}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_an_empty_object_has_no_members(raw: bytes) -> None:
     ],
 )
 def test_elements_are_cut_out_as_they_were_written(raw: bytes, expected: tuple[bytes, ...]) -> None:
-    assert elements(raw) == expected
+    assert split_elements(raw) == expected
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_elements_are_cut_out_as_they_were_written(raw: bytes, expected: tuple[b
     ],
 )
 def test_a_key_that_stands_twice_is_refused(raw: bytes) -> None:
-    with pytest.raises(Unreadable) as refused:
-        members(raw)
+    with pytest.raises(UnreadableBodyError) as refused:
+        find_members(raw)
     assert refused.value.reason == "duplicate-keys"
 
 
@@ -97,28 +97,28 @@ def test_a_key_that_stands_twice_is_refused(raw: bytes) -> None:
     ],
 )
 def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
-    with pytest.raises(Unreadable) as refused:
-        members(raw)
+    with pytest.raises(UnreadableBodyError) as refused:
+        find_members(raw)
     assert refused.value.reason == "not-json"
 
 
 @pytest.mark.parametrize("raw", [b"", b"null", b'"x"', b"{}", b"[", b"[1,]", b"[1] 2", b"[NaN]"])
 def test_what_is_no_json_array_is_refused(raw: bytes) -> None:
-    with pytest.raises(Unreadable) as refused:
-        elements(raw)
+    with pytest.raises(UnreadableBodyError) as refused:
+        split_elements(raw)
     assert refused.value.reason == "no-array"
 
 
 @pytest.mark.parametrize("start", [b'{"a":', b'{"s":"\\ud800","a":'], ids=["fast", "with-a-lone-surrogate"])
 def test_nesting_without_end_is_a_recursion_error(start: bytes) -> None:
     with pytest.raises(RecursionError):
-        members(start + DEEP)
+        find_members(start + DEEP)
 
 
 @pytest.mark.parametrize("item", [b"[]", b"{}", b"7"])
 def test_a_body_that_no_model_could_read_is_refused(item: bytes) -> None:
     many = b'{"a":[%b]}' % b",".join([item] * MAX_STRUCTURAL)
-    with pytest.raises(Unreadable) as refused:
-        members(many)
+    with pytest.raises(UnreadableBodyError) as refused:
+        find_members(many)
     assert refused.value.reason == "too-many"
     assert values(b'{"a":"%b"}' % (b"," * MAX_STRUCTURAL * 2)) == {"a": b'"%b"' % (b"," * MAX_STRUCTURAL * 2)}

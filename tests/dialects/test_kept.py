@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.wires.chat import intercept_stream
-from compaction_proxy.wires.chat.intercept_stream import Kept
+from compaction_proxy.wires.chat.intercept_stream import EventBuffer
 
 
 @given(st.lists(st.binary(max_size=40_000).map(lambda each: each.replace(b"\0", b"")), max_size=8))
 def test_what_was_added_comes_back(events: list[bytes]) -> None:
-    held = Kept()
+    held = EventBuffer()
     for each in events:
         held.add(each)
-    assert (list(held), held.size, held.whole) == (events, sum(map(len, events)), True)
+    assert (list(held), held.size, held.is_whole) == (events, sum(map(len, events)), True)
 
 
 def test_a_long_answer_takes_little_memory() -> None:
-    held, event = Kept(), b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n'
+    held, event = EventBuffer(), b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n'
     for number in range(20_000):
         held.add(event % number)
     packed = sum(map(sys.getsizeof, held._blocks))
@@ -26,7 +26,7 @@ def test_a_long_answer_takes_little_memory() -> None:
 
 
 def test_of_an_answer_that_is_too_long_nothing_is_kept() -> None:
-    held = Kept()
+    held = EventBuffer()
     for _ in range(2):
         held.add(b"x" * intercept_stream.MAX_KEPT_BYTES)
-    assert (list(held), held.whole) == ([], False)
+    assert (list(held), held.is_whole) == ([], False)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.wires.json import large, pieces, slices
 
 UNHURRIED = settings(
@@ -31,8 +31,8 @@ def little_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def outcome(raw: bytes, *, whole: bool) -> Any:
     try:
-        return large.plain(raw) if whole else large.value(raw)
-    except Unreadable as refused:
+        return large.decode_plain(raw) if whole else large.decode_value(raw)
+    except UnreadableBodyError as refused:
         return refused.reason
 
 
@@ -97,16 +97,16 @@ def test_a_long_string_is_nowhere_decoded_in_one_call(
         sizes.append(len(part))
         return plain(part)
 
-    plain = large.plain
-    monkeypatch.setattr(large, "plain", noted)
-    assert large.value(raw) == json.loads(raw)
+    plain = large.decode_plain
+    monkeypatch.setattr(large, "decode_plain", noted)
+    assert large.decode_value(raw) == json.loads(raw)
     assert max(sizes) <= SHORTEST_PIECE + pieces._ESCAPE_BYTES + len('""')
 
 
 @pytest.mark.parametrize("item", ["[]", "{}", "7", '{"a":7}'])
 def test_what_no_model_could_read_is_refused_undecoded(monkeypatch: pytest.MonkeyPatch, item: str) -> None:
     monkeypatch.setattr(large, "MAX_STRUCTURAL", 100)
-    monkeypatch.setattr(large, "plain", None)
+    monkeypatch.setattr(large, "decode_plain", None)
     raw = f'{{"content":[{",".join([item] * 101)}]}}'.encode()
     assert outcome(raw, whole=False) == "too-many"
 
@@ -128,7 +128,7 @@ def test_what_base64_says_is_digested_as_a_whole(text: str) -> None:
     except ValueError:
         expected = None
     try:
-        found = large.base64_sha256(text)
+        found = large.hash_base64(text)
     except ValueError:
         found = None
     assert found == expected

@@ -10,12 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.digest import message_digest
-from compaction_proxy.core.errors import Overloaded, RequestRefused, Unreadable, UpstreamError
-from compaction_proxy.core.message import Call, Message, Part
-from compaction_proxy.wires.body import read, write
-from compaction_proxy.wires.chat.messages import message as chat_message
-from compaction_proxy.wires.messages.messages import FAILED, message
+from compaction_proxy.core.digest import compute_message_digest
+from compaction_proxy.core.errors import (
+    OverloadedError,
+    RequestRefusedError,
+    UnreadableBodyError,
+    UpstreamError,
+)
+from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
+from compaction_proxy.wires.body import parse_body, rewrite_messages
+from compaction_proxy.wires.chat.messages import parse_message as chat_message
+from compaction_proxy.wires.messages.messages import FAILED, parse_message
 from compaction_proxy.wires.messages.wire import MESSAGES
 
 # The machine may be busy.
@@ -59,17 +64,17 @@ SHAPES: list[tuple[str, Any, Message]] = [
     ("system", "be brief", Message("system", "be brief")),
     ("assistant", None, Message("assistant")),
     ("user", [text("a", **MARK), text("b", citations=[1])], Message("user", "ab")),
-    ("user", [text("look"), IMAGE], Message("user", "look", (Part("image_url", sha(PIXEL), 4),))),
+    ("user", [text("look"), IMAGE], Message("user", "look", (ContentPart("image_url", sha(PIXEL), 4),))),
     (
         "user",
         [{"type": "image", "source": {"type": "url", "url": "https://x/y.png?sig=1"}}, text("look")],
-        Message("user", "look", (Part("image_url", sha("https://x/y.png"), 0),)),
+        Message("user", "look", (ContentPart("image_url", sha("https://x/y.png"), 0),)),
     ),
-    ("user", [{**PDF, **MARK}], Message("user", "", (Part("file", sha(bytes(3)), 0),))),
+    ("user", [{**PDF, **MARK}], Message("user", "", (ContentPart("file", sha(bytes(3)), 0),))),
     (
         "user",
         [{"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "AAAA"}}],
-        Message("user", "", (Part("file", sha("AAAA"), 0),)),
+        Message("user", "", (ContentPart("file", sha("AAAA"), 0),)),
     ),
     (
         "assistant",
@@ -77,14 +82,16 @@ SHAPES: list[tuple[str, Any, Message]] = [
         Message(
             "assistant",
             "So",
-            calls=(Call("c1", "read", '{"b":1,"a":"é"}'), Call("c2", "read", "{}")),
+            calls=(MessageToolCall("c1", "read", '{"b":1,"a":"é"}'), MessageToolCall("c2", "read", "{}")),
         ),
     ),
     (
         "assistant",
         [{"type": "server_tool_use", "id": "s", **MARK}, text("x")],
         Message(
-            "assistant", "x", (Part("server_tool_use", sha('{"id": "s", "type": "server_tool_use"}'), 0),)
+            "assistant",
+            "x",
+            (ContentPart("server_tool_use", sha('{"id": "s", "type": "server_tool_use"}'), 0),),
         ),
     ),
     ("user", [result("ok")], Message("tool", "ok", answers=("c1",))),
@@ -93,9 +100,13 @@ SHAPES: list[tuple[str, Any, Message]] = [
     (
         "user",
         [result([text("a"), IMAGE])],
-        Message("tool", "a", (Part("image_url", sha(PIXEL), 1),), answers=("c1",)),
+        Message("tool", "a", (ContentPart("image_url", sha(PIXEL), 1),), answers=("c1",)),
     ),
-    ("user", [use()], Message("user", "", (Part("tool_use", sha(json.dumps(use(), sort_keys=True)), 0),))),
+    (
+        "user",
+        [use()],
+        Message("user", "", (ContentPart("tool_use", sha(json.dumps(use(), sort_keys=True)), 0),)),
+    ),
     ("user", 5, Message("user", "5")),
 ]
 
@@ -103,17 +114,17 @@ SHAPES: list[tuple[str, Any, Message]] = [
 @pytest.mark.parametrize(("role", "content", "expected"), SHAPES)
 def test_a_piece_becomes_a_record(role: str, content: Any, expected: Message) -> None:
     raw = written({"role": role, "content": content})
-    record = message(raw)
+    record = parse_message(raw)
 
     assert replace(record, raw=b"", digest=b"") == expected
-    assert (record.raw, record.digest) == (raw, message_digest(record))
-    assert MESSAGES.weighed(raw, "claude-x").record == replace(record, digest=b"")
+    assert (record.raw, record.digest) == (raw, compute_message_digest(record))
+    assert MESSAGES.parse_uncounted(raw, "claude-x").record == replace(record, digest=b"")
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"role"', b'{"content":%b}' % (b"[" * 100_000)])
 def test_what_is_no_message_is_refused(raw: bytes) -> None:
-    with pytest.raises(Unreadable):
-        message(raw)
+    with pytest.raises(UnreadableBodyError):
+        parse_message(raw)
 
 
 CHAT_IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{DATA}"}}
@@ -145,7 +156,7 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_the_same_content_is_the_same_message_as_on_the_chat_wire(
     ours: dict[str, Any], chat: dict[str, Any]
 ) -> None:
-    assert message(written(ours)).digest == chat_message(written(chat)).digest
+    assert parse_message(written(ours)).digest == chat_message(written(chat)).digest
 
 
 def test_results_are_pieces_of_their_own_and_their_bytes_are_the_clients() -> None:
@@ -157,7 +168,7 @@ def test_results_are_pieces_of_their_own_and_their_bytes_are_the_clients() -> No
         b' {"type":"text","text":"go"} ], "x":1}]}'
     )
 
-    cut = read(raw, MESSAGES)
+    cut = parse_body(raw, MESSAGES)
 
     assert cut.messages == (
         b'{"role":"user","content":"\\u0068i"}',
@@ -178,7 +189,7 @@ def test_results_are_pieces_of_their_own_and_their_bytes_are_the_clients() -> No
     ],
 )
 def test_any_other_message_is_a_piece_as_it_came(each: dict[str, Any]) -> None:
-    assert MESSAGES.pieces((written(each),)) == (written(each),)
+    assert MESSAGES.to_pieces((written(each),)) == (written(each),)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +209,8 @@ def test_any_other_message_is_a_piece_as_it_came(each: dict[str, Any]) -> None:
     ],
 )
 def test_a_body_that_is_not_ours_to_compact_is_left_with_a_reason(raw: bytes, reason: str) -> None:
-    with pytest.raises(Unreadable) as refused:
-        read(raw, MESSAGES)
+    with pytest.raises(UnreadableBodyError) as refused:
+        parse_body(raw, MESSAGES)
 
     assert refused.value.reason == reason
 
@@ -209,7 +220,7 @@ def test_other_edits_by_the_provider_are_no_reason() -> None:
 
     raw = body([{"role": "user", "content": "x"}], context_management=edits, compaction=None, thread=None)
 
-    assert len(read(raw, MESSAGES).messages) == 1
+    assert len(parse_body(raw, MESSAGES).messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -226,17 +237,17 @@ def test_other_edits_by_the_provider_are_no_reason() -> None:
     ],
 )
 def test_a_message_of_ours_is_written_as_the_wire_has_it(record: Message, expected: Any) -> None:
-    raw = MESSAGES.compose(record)
+    raw = MESSAGES.encode_message(record)
 
     assert json.loads(raw) == expected
-    assert message(raw).text == record.text
-    assert message(raw).answers == record.answers
+    assert parse_message(raw).text == record.text
+    assert parse_message(raw).answers == record.answers
 
 
 def test_a_stand_in_takes_parts_along_without_marks() -> None:
-    source = message(written({"role": "user", "content": [text("old"), {**IMAGE, **MARK}, PDF]}))
+    source = parse_message(written({"role": "user", "content": [text("old"), {**IMAGE, **MARK}, PDF]}))
 
-    made = MESSAGES.with_parts(Message("assistant", "new"), source)
+    made = MESSAGES.attach_parts(Message("assistant", "new"), source)
 
     assert json.loads(made.raw) == {"role": "user", "content": [text("new"), IMAGE, PDF]}
     assert [each.kind for each in made.parts] == ["image_url", "file"]
@@ -246,8 +257,8 @@ WORDS = " ".join(map(str, range(400)))
 
 
 def shorter(role: str, content: Any, share: float = 0.1) -> Any:
-    record = message(written({"role": role, "content": content}))
-    return json.loads(MESSAGES.shortened(record, share, "m_1").raw)["content"]
+    record = parse_message(written({"role": role, "content": content}))
+    return json.loads(MESSAGES.shorten_message(record, share, "m_1").raw)["content"]
 
 
 def test_only_text_is_cut_and_thoughts_stay_as_they_are() -> None:
@@ -255,7 +266,7 @@ def test_only_text_is_cut_and_thoughts_stay_as_they_are() -> None:
     content = b'[%b,{"type":"text","text":"%b","citations":[1]}]' % (thought, WORDS.encode())
     raw = b'{"role":"assistant","content":%b,"x":1.00}' % content
 
-    made = MESSAGES.shortened(message(raw), 0.1, "m_1").raw
+    made = MESSAGES.shorten_message(parse_message(raw), 0.1, "m_1").raw
 
     assert thought in made
     assert made.endswith(b',"x":1.00}')
@@ -299,9 +310,9 @@ def test_a_message_that_cannot_be_shorter_loses_its_mark(content: Any) -> None:
 
 
 def test_a_message_that_cannot_be_shorter_and_has_no_mark_is_itself() -> None:
-    record = message(written({"role": "user", "content": [text("short")]}))
+    record = parse_message(written({"role": "user", "content": [text("short")]}))
 
-    assert MESSAGES.shortened(record, 0.5, "m_1") is record
+    assert MESSAGES.shorten_message(record, 0.5, "m_1") is record
 
 
 @pytest.mark.parametrize(
@@ -324,17 +335,17 @@ def test_a_message_that_cannot_be_shorter_and_has_no_mark_is_itself() -> None:
 def test_blocks_that_are_no_text_have_a_weight(block: Any, least: int, most: int) -> None:
     raw = written({"role": "assistant" if block not in (IMAGE, PDF) else "user", "content": [block]})
 
-    assert least <= MESSAGES.part_tokens(raw, "claude-haiku-4-5") <= most
+    assert least <= MESSAGES.estimate_part_tokens(raw, "claude-haiku-4-5") <= most
 
 
 @pytest.mark.parametrize(
     ("error", "status_kind"),
     [
-        (RequestRefused(400, "m", "c"), "invalid_request_error"),
-        (RequestRefused(401, "m", "c"), "authentication_error"),
-        (RequestRefused(413, "m", "c"), "request_too_large"),
-        (RequestRefused(422, "m", "c"), "invalid_request_error"),
-        (Overloaded(1), "overloaded_error"),
+        (RequestRefusedError(400, "m", "c"), "invalid_request_error"),
+        (RequestRefusedError(401, "m", "c"), "authentication_error"),
+        (RequestRefusedError(413, "m", "c"), "request_too_large"),
+        (RequestRefusedError(422, "m", "c"), "invalid_request_error"),
+        (OverloadedError(1), "overloaded_error"),
         (UpstreamError(502, "m", "c"), "api_error"),
         (UpstreamError(504, "m", "c"), "timeout_error"),
     ],
@@ -342,7 +353,7 @@ def test_blocks_that_are_no_text_have_a_weight(block: Any, least: int, most: int
 def test_an_error_of_ours_has_the_wires_shape(error: Any, status_kind: str) -> None:
     told = {"type": status_kind, "message": str(error)}
 
-    assert json.loads(MESSAGES.error(error)) == {"type": "error", "error": told, "request_id": None}
+    assert json.loads(MESSAGES.encode_error(error)) == {"type": "error", "error": told, "request_id": None}
 
 
 def event(kind: str, **data: Any) -> bytes:
@@ -367,7 +378,7 @@ START = event("message_start", message={"type": "message", "usage": {"input_toke
     ],
 )
 def test_a_stream_may_be_held_back_until_its_first_content(seen: bytes, opening: bool) -> None:  # noqa: FBT001 - parametrised
-    assert MESSAGES.opening(seen) is opening
+    assert MESSAGES.may_hold_back(seen) is opening
 
 
 JSON = st.recursive(
@@ -393,8 +404,8 @@ def test_a_shortened_message_is_no_longer_has_no_marks_and_keeps_what_is_signed(
     fields: dict[str, Any], share: float
 ) -> None:
     raw = written(fields)
-    record = message(raw)
-    made = MESSAGES.shortened(record, share, "m_1")
+    record = parse_message(raw)
+    made = MESSAGES.shorten_message(record, share, "m_1")
 
     assert len(made.raw) <= len(raw)
     assert (made.role, made.answers, made.signed) == (record.role, record.answers, record.signed)
@@ -407,15 +418,15 @@ def test_a_shortened_message_is_no_longer_has_no_marks_and_keeps_what_is_signed(
 @UNHURRIED
 @given(st.lists(MESSAGE, min_size=1, max_size=5))
 def test_pieces_joined_again_mean_what_they_were(messages: list[dict[str, Any]]) -> None:
-    cut = read(body(messages), MESSAGES)
-    records = [message(raw) for raw in cut.messages]
+    cut = parse_body(body(messages), MESSAGES)
+    records = [parse_message(raw) for raw in cut.messages]
 
-    again = read(write(cut, records), MESSAGES)
+    again = parse_body(rewrite_messages(cut, records), MESSAGES)
 
     calls = [call for each in records for call in each.calls]
-    assert [call for raw in again.messages for call in message(raw).calls] == calls
+    assert [call for raw in again.messages for call in parse_message(raw).calls] == calls
     answers = [each.digest for each in records if each.answers]
-    assert [each.digest for each in map(message, again.messages) if each.answers] == answers
+    assert [each.digest for each in map(parse_message, again.messages) if each.answers] == answers
 
 
 REMINDER = {"type": "text", "text": "<system-reminder>\nThe list is empty.\n</system-reminder>\n"}
@@ -425,7 +436,7 @@ def test_what_a_program_reminds_of_beside_results_is_said_by_no_user() -> None:
     beside = {"role": "user", "content": [result("a"), result("b", "c2"), REMINDER]}
     behind = {"role": "user", "content": [result("a"), REMINDER, text("Go on.")]}
     raws = [written(beside), written(behind)]
-    found = [message(each) for each in MESSAGES.pieces(tuple(raws))]
+    found = [parse_message(each) for each in MESSAGES.to_pieces(tuple(raws))]
 
     assert [(each.role, each.answers) for each in found] == [
         ("tool", ("c1",)),
@@ -433,7 +444,10 @@ def test_what_a_program_reminds_of_beside_results_is_said_by_no_user() -> None:
         ("tool", ("c1",)),
         ("user", ()),
     ]
-    assert json.loads(MESSAGES.joined(found[:2])) == beside
-    late = MESSAGES.compose(Message("tool", "none", answers=("c3",)))
-    kinds = [each["type"] for each in json.loads(MESSAGES.joined([*found[:2], message(late)]))["content"]]
+    assert json.loads(MESSAGES.join_messages(found[:2])) == beside
+    late = MESSAGES.encode_message(Message("tool", "none", answers=("c3",)))
+    kinds = [
+        each["type"]
+        for each in json.loads(MESSAGES.join_messages([*found[:2], parse_message(late)]))["content"]
+    ]
     assert kinds == ["tool_result", "tool_result", "tool_result", "text"]

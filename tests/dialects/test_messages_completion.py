@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.summary.call import Conversation, SummaryAnswer, SummaryCall
-from compaction_proxy.wires.body import read
-from compaction_proxy.wires.messages.messages import message
+from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
+from compaction_proxy.wires.body import parse_body
+from compaction_proxy.wires.messages.messages import parse_message
 from compaction_proxy.wires.messages.summary_call import (
     CLIENT_ALLOWANCE_TOKENS,
     UNASKED_ALLOWANCE_TOKENS,
-    allowance_tokens,
-    own_members,
+    build_own_members,
+    get_thinking_allowance,
 )
 from compaction_proxy.wires.messages.wire import MESSAGES
 
@@ -37,13 +37,13 @@ LISTED = [
 
 
 def sent(call: SummaryCall, *refused: str) -> Any:
-    return json.loads(MESSAGES.asking.request(call, own_members(call, frozenset(refused))))
+    return json.loads(MESSAGES.call_format.build_request(call, build_own_members(call, frozenset(refused))))
 
 
 def continued(**members: Any) -> SummaryCall:
     raw = json.dumps({"model": "claude-x-4-5", "max_tokens": 9, "messages": LISTED, **members}).encode()
-    messages = tuple(map(message, read(raw, MESSAGES).messages))
-    return replace(CALL, prompt="Sum up", conversation=Conversation(raw, messages))
+    messages = tuple(map(parse_message, parse_body(raw, MESSAGES).messages))
+    return replace(CALL, prompt="Sum up", conversation=ContinuedConversation(raw, messages))
 
 
 def test_a_call_is_a_system_prompt_and_a_message() -> None:
@@ -123,12 +123,12 @@ def test_where_the_client_has_the_model_think_there_is_room_and_no_temperature(
     [("claude-haiku-4-5", 0), ("anthropic/claude-opus-4-8", UNASKED_ALLOWANCE_TOKENS), ("qwen", 0)],
 )
 def test_models_that_think_unasked_have_room_for_it(model: str, allowance: int) -> None:
-    assert allowance_tokens(model) == allowance
+    assert get_thinking_allowance(model) == allowance
 
 
 def answered(content: Any, reason: str | None, **usage: int) -> SummaryAnswer:
     body = {"type": "message", "content": content, "stop_reason": reason, "usage": usage}
-    return MESSAGES.asking.answer(json.dumps(body).encode())
+    return MESSAGES.call_format.parse_answer(json.dumps(body).encode())
 
 
 def test_an_answer_is_its_text_and_all_that_was_read_for_it() -> None:
@@ -160,5 +160,5 @@ def test_how_an_answer_ended_is_told(content: Any, reason: str | None, expected:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"content":"x"}'])
 def test_what_is_no_answer_is_garbage(body: bytes) -> None:
-    with pytest.raises(SummaryFailed, match="garbage"):
-        MESSAGES.asking.answer(body)
+    with pytest.raises(SummaryError, match="garbage"):
+        MESSAGES.call_format.parse_answer(body)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.core.message import Message, units
-from compaction_proxy.core.repair import GO_ON, repair
-from compaction_proxy.wires.body import read
-from compaction_proxy.wires.incremental_reader import KEY_BYTES, Reader
-from compaction_proxy.wires.messages.messages import message
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.core.message import Message, iter_units
+from compaction_proxy.core.repair import GO_ON, repair_messages
+from compaction_proxy.wires.body import parse_body
+from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
+from compaction_proxy.wires.messages.messages import parse_message
 from compaction_proxy.wires.messages.thinking import has_thoughts
 from compaction_proxy.wires.messages.wire import MESSAGES
 
@@ -43,21 +43,23 @@ def said(role: str, content: Any) -> dict[str, Any]:
 
 
 def records(listed: Sequence[Any]) -> list[Message]:
-    return [message(raw) for raw in MESSAGES.pieces(tuple(json.dumps(each).encode() for each in listed))]
+    return [
+        parse_message(raw) for raw in MESSAGES.to_pieces(tuple(json.dumps(each).encode() for each in listed))
+    ]
 
 
 def ours(role: str, said_: str, **more: Any) -> Message:
-    return message(MESSAGES.compose(Message(role, said_, **more)))
+    return parse_message(MESSAGES.encode_message(Message(role, said_, **more)))
 
 
 def joined(messages: Sequence[Message]) -> Any:
-    return json.loads(b"[" + MESSAGES.joined(messages) + b"]")
+    return json.loads(b"[" + MESSAGES.join_messages(messages) + b"]")
 
 
 def test_a_message_that_stands_alone_keeps_its_bytes() -> None:
     raws = [b'{"role":"user" , "content":"\\u0068i", "x":1.0}', b'{"content":[], "role":"assistant"}']
 
-    assert MESSAGES.joined([message(raw) for raw in raws]) == b",".join(raws)
+    assert MESSAGES.join_messages([parse_message(raw) for raw in raws]) == b",".join(raws)
 
 
 def test_blocks_that_share_a_turn_keep_their_bytes_and_results_stand_first() -> None:
@@ -66,7 +68,7 @@ def test_blocks_that_share_a_turn_keep_their_bytes_and_results_stand_first() -> 
     call = b'{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"n","input":{}}]}'
     begin = b'{"role":"user","content":"go"}'
 
-    made = MESSAGES.joined([message(raw) for raw in (begin, call, user, answer)])
+    made = MESSAGES.join_messages([parse_message(raw) for raw in (begin, call, user, answer)])
 
     merged = (
         b'{"role":"user","content":[{"type":"tool_result" ,"tool_use_id":"a"},'
@@ -159,7 +161,7 @@ def test_marks_stay_with_messages_that_stay_and_leave_with_those_that_are_shorte
     question, call, first, *rest = records(listed)
 
     masked = ours("tool", "[left out]", answers=first.answers)
-    capped = MESSAGES.shortened(first, 0.1, "m_1")
+    capped = MESSAGES.shorten_message(first, 0.1, "m_1")
 
     for instead in (masked, capped):
         sent = joined([question, call, instead, *rest])
@@ -192,15 +194,15 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
 def rounds(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[Message]]:
     """A conversation, and what is left of it once units were removed, replaced or shortened."""
     listed = draw(conversations())
-    messages = repair(records(listed))
+    messages = repair_messages(records(listed))
     kept: list[Message] = []
-    for unit in units(messages):
+    for unit in iter_units(messages):
         run = messages[unit.start : unit.stop]
         fate = draw(st.sampled_from(["keep", "keep", "drop", "user", "assistant", "system", "short"]))
         if fate in {"user", "assistant", "system"}:
             kept.append(ours(fate, "stand-in"))
         elif fate != "drop":
-            kept += [MESSAGES.shortened(each, 0.1, "m_1") if fate == "short" else each for each in run]
+            kept += [MESSAGES.shorten_message(each, 0.1, "m_1") if fate == "short" else each for each in run]
     return listed, kept
 
 
@@ -244,15 +246,21 @@ def test_whatever_is_left_is_a_list_that_the_provider_takes(
 @UNHURRIED
 @given(conversations(), st.data())
 def test_a_body_that_has_grown_is_read_as_one_that_is_new(listed: list[Any], data: st.DataObject) -> None:
-    reader = Reader(bytes(KEY_BYTES), MESSAGES)
+    reader = IncrementalReader(bytes(KEY_BYTES), MESSAGES)
     for size in sorted(data.draw(st.sets(st.integers(1, len(listed)), min_size=1))):
         raw = json.dumps({"model": "m", "system": "s", "messages": listed[:size], "max_tokens": 9}).encode()
 
-        grown, fresh = reader.read(raw, "t"), read(raw, MESSAGES)
+        grown, fresh = reader.read(raw, "t"), parse_body(raw, MESSAGES)
 
-        assert (grown.messages, grown.place, grown.model, grown.max_output, grown.prompt_members) == (
+        assert (
+            grown.messages,
+            grown.messages_slice,
+            grown.model,
+            grown.max_output,
+            grown.prompt_members,
+        ) == (
             fresh.messages,
-            fresh.place,
+            fresh.messages_slice,
             fresh.model,
             fresh.max_output,
             fresh.prompt_members,
@@ -260,11 +268,11 @@ def test_a_body_that_has_grown_is_read_as_one_that_is_new(listed: list[Any], dat
 
 
 def test_what_the_provider_compacts_is_left_in_a_body_that_has_grown_too() -> None:
-    reader = Reader(bytes(KEY_BYTES), MESSAGES)
+    reader = IncrementalReader(bytes(KEY_BYTES), MESSAGES)
     listed = [said("user", "a")]
     reader.read(json.dumps({"messages": listed, "max_tokens": 9}).encode(), "t")
 
     listed.append(said("assistant", [{"type": "compaction", "content": "s"}]))
 
-    with pytest.raises(Unreadable, match="provider-compacts"):
+    with pytest.raises(UnreadableBodyError, match="provider-compacts"):
         reader.read(json.dumps({"messages": listed, "max_tokens": 9}).encode(), "t")

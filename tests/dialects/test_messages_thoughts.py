@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.wires.body import read, write
+from compaction_proxy.wires.body import parse_body, rewrite_messages
 from compaction_proxy.wires.messages.wire import MESSAGES
 
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "c2ln"}
@@ -43,8 +43,10 @@ def rewritten(thinking: Any, listed: list[dict[str, Any]], kept: slice) -> dict[
     fields = {"model": "claude-x", "messages": listed, "max_tokens": 9, "thinking": thinking}
     if thinking is None:
         del fields["thinking"]
-    body = read(json.dumps(fields).encode(), MESSAGES)
-    made: dict[str, Any] = json.loads(write(body, [MESSAGES.message(raw) for raw in body.messages][kept]))
+    body = parse_body(json.dumps(fields).encode(), MESSAGES)
+    made: dict[str, Any] = json.loads(
+        rewrite_messages(body, [MESSAGES.parse_message(raw) for raw in body.messages][kept])
+    )
     assert {key: value for key, value in made.items() if key not in {"messages", "thinking"}} == {
         "model": "claude-x",
         "max_tokens": 9,
@@ -76,7 +78,7 @@ def test_a_list_of_nothing_but_thoughts_keeps_them() -> None:
 def test_a_refused_list_of_nothing_but_thoughts_is_not_sent_again() -> None:
     fields = {"model": "claude-x", "messages": [answer(THOUGHT), answer(SEALED)], "max_tokens": 9}
     refusal = b"messages.0.content.0: Invalid `signature` in `thinking` block"
-    assert MESSAGES.mended(json.dumps(fields).encode(), refusal) is None
+    assert MESSAGES.drop_refused(json.dumps(fields).encode(), refusal) is None
 
 
 def test_thoughts_stay_where_the_provider_was_asked_to_drop_what_does_not_fit() -> None:

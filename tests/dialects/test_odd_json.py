@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.errors import SummaryFailed, Unreadable
-from compaction_proxy.wires.body import read, write
+from compaction_proxy.core.errors import SummaryError, UnreadableBodyError
+from compaction_proxy.wires.body import parse_body, rewrite_messages
 from compaction_proxy.wires.registry import WIRES
-from compaction_proxy.wires.wire import Dialect
+from compaction_proxy.wires.wire import Wire
 
 KINDS = (
     *("text", "tool_use", "tool_result", "thinking", "image", "document", "server_tool_use"),
@@ -68,47 +68,51 @@ def written(value: object) -> bytes:
 @BRIEFLY
 @given(listed=st.lists(ELEMENTS, min_size=1, max_size=4), telling=ODD)
 def test_odd_messages_are_read_and_written_or_are_unreadable(
-    dialect: Dialect, listed: list[Any], telling: object
+    dialect: Wire, listed: list[Any], telling: object
 ) -> None:
-    members = dialect.members
-    with suppress(Unreadable):
-        read(written({members.messages: listed, **dict.fromkeys(members.telling, telling)}), dialect)
-    with suppress(Unreadable):
-        read(
-            written({members.messages: listed, **{name: {"edits": telling} for name in members.telling}}),
+    members = dialect.member_names
+    with suppress(UnreadableBodyError):
+        parse_body(
+            written({members.messages: listed, **dict.fromkeys(members.skip_indicators, telling)}), dialect
+        )
+    with suppress(UnreadableBodyError):
+        parse_body(
+            written(
+                {members.messages: listed, **{name: {"edits": telling} for name in members.skip_indicators}}
+            ),
             dialect,
         )
-    with suppress(Unreadable):
-        body = read(written({members.messages: listed}), dialect)
-        records = [dialect.weighed(each, "gpt-4o").record for each in body.messages]
-        assert [dialect.message(each).text for each in body.messages] == [each.text for each in records]
-        assert json.loads(write(body, records))
+    with suppress(UnreadableBodyError):
+        body = parse_body(written({members.messages: listed}), dialect)
+        records = [dialect.parse_uncounted(each, "gpt-4o").record for each in body.messages]
+        assert [dialect.parse_message(each).text for each in body.messages] == [each.text for each in records]
+        assert json.loads(rewrite_messages(body, records))
         for each in records:
-            shorter = dialect.shortened(each, 0.2, "m_0")
+            shorter = dialect.shorten_message(each, 0.2, "m_0")
             assert len(shorter.raw) <= len(each.raw)
-            assert dialect.message(shorter.raw).answers == each.answers
-            assert json.loads(dialect.with_parts(each, each).raw)
+            assert dialect.parse_message(shorter.raw).answers == each.answers
+            assert json.loads(dialect.attach_parts(each, each).raw)
 
 
 @every_wire
 @BRIEFLY
 @given(told=ODD, more=ODD)
-def test_odd_answers_say_nothing_or_something(dialect: Dialect, told: object, more: object) -> None:
+def test_odd_answers_say_nothing_or_something(dialect: Wire, told: object, more: object) -> None:
     for answer in (told, dict.fromkeys(("content", "output", "choices", "usage", "status"), told)):
-        with suppress(SummaryFailed):
-            dialect.asking.answer(written(answer))
-        tap = dialect.tap("application/json", "")
+        with suppress(SummaryError):
+            dialect.call_format.parse_answer(written(answer))
+        tap = dialect.open_tap("application/json", "")
         tap.feed(written(answer))
         tap.result()
     event = dict.fromkeys(("message", "response", "usage", "delta"), told) | {"type": more}
     stream = b"data: " + written(event) + b"\n\n"
-    tap = dialect.tap("text/event-stream", "")
+    tap = dialect.open_tap("text/event-stream", "")
     tap.feed(stream)
     tap.result()
-    dialect.opening(stream)
+    dialect.may_hold_back(stream)
 
 
 def test_a_text_that_stays_is_not_written_as_a_list() -> None:
     dialect = WIRES["responses"]
-    body = read(b'{"model": "m", "input": "How long?"}', dialect)
-    assert write(body, [dialect.message(each) for each in body.messages]) == body.raw
+    body = parse_body(b'{"model": "m", "input": "How long?"}', dialect)
+    assert rewrite_messages(body, [dialect.parse_message(each) for each in body.messages]) == body.raw

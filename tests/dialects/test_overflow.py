@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.wires.context_errors import MAX_BODY_BYTES, Overflow, detect
+from compaction_proxy.wires.context_errors import MAX_BODY_BYTES, Overflow, parse_overflow
 
 GENEROUS_S = 5.0  # of the processor; a hundred times what it may take
 
@@ -38,17 +38,17 @@ def openai(message: str, code: str | None = None) -> bytes:
 
 @pytest.mark.parametrize("vector", VECTORS["overflow"], ids=name)
 def test_a_providers_wording_is_understood(vector: dict[str, Any]) -> None:
-    assert detect(vector["status"], written(vector["body"])) == expected(vector)
+    assert parse_overflow(vector["status"], written(vector["body"])) == expected(vector)
 
 
 @pytest.mark.parametrize("vector", VECTORS["other"], ids=name)
 def test_another_error_is_not_taken_for_an_overflow(vector: dict[str, Any]) -> None:
-    assert detect(vector["status"], written(vector["body"])) is None
+    assert parse_overflow(vector["status"], written(vector["body"])) is None
 
 
 @pytest.mark.parametrize("vector", VECTORS["events"], ids=name)
 def test_an_error_in_the_place_of_a_streams_first_event(vector: dict[str, Any]) -> None:
-    assert detect(200, vector["event"].encode()) == expected(vector)
+    assert parse_overflow(200, vector["event"].encode()) == expected(vector)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_an_error_in_the_place_of_a_streams_first_event(vector: dict[str, Any]) 
 def test_thousands_separators_are_read(number: str) -> None:
     body = openai(f"prompt is too long: 1,213,462 tokens > {number} maximum")
 
-    assert detect(400, body) == Overflow("context", 128_000, 1_213_462)
+    assert parse_overflow(400, body) == Overflow("context", 128_000, 1_213_462)
 
 
 def test_a_code_outweighs_an_exclusion() -> None:
     body = openai("Please wait before trying again with less.", code="context_length_exceeded")
 
-    assert detect(429, body) == Overflow("context", is_sized=False)
+    assert parse_overflow(429, body) == Overflow("context", is_sized=False)
 
 
 @pytest.mark.parametrize("status", [413, 429])
@@ -71,8 +71,8 @@ def test_a_status_about_a_rate_or_bytes_says_nothing_of_the_window_without_a_num
     unnumbered = openai("It is too long.", code="context_length_exceeded")
     numbered = openai("prompt is too long: 213462 tokens > 200000 maximum", code="prompt_too_long")
 
-    assert detect(status, unnumbered) == Overflow("context", is_sized=False)
-    assert detect(status, numbered) == Overflow("context", 200_000, 213_462)
+    assert parse_overflow(status, unnumbered) == Overflow("context", is_sized=False)
+    assert parse_overflow(status, numbered) == Overflow("context", 200_000, 213_462)
 
 
 def raw_deflate(data: bytes) -> bytes:
@@ -86,22 +86,22 @@ def raw_deflate(data: bytes) -> bytes:
 def test_a_compressed_error_is_read(encoding: str, encode: Callable[[bytes], bytes]) -> None:
     body = openai("prompt is too long: 213462 tokens > 200000 maximum")
 
-    assert detect(400, encode(body), encoding) == Overflow("context", 200_000, 213_462)
+    assert parse_overflow(400, encode(body), encoding) == Overflow("context", 200_000, 213_462)
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, br", "gzip"])
 def test_what_cannot_be_decoded_says_nothing(encoding: str) -> None:
-    assert detect(400, openai("prompt is too long"), encoding) is None
+    assert parse_overflow(400, openai("prompt is too long"), encoding) is None
 
 
 def test_a_bomb_says_nothing() -> None:
     body = openai("prompt is too long" + " " * MAX_BODY_BYTES)
 
-    assert detect(400, gzip.compress(body), "gzip") is None
+    assert parse_overflow(400, gzip.compress(body), "gzip") is None
 
 
 def test_a_200_with_an_error_in_the_place_of_an_answer() -> None:
-    assert detect(200, openai("prompt is too long")) == Overflow("context")
+    assert parse_overflow(200, openai("prompt is too long")) == Overflow("context")
 
 
 STATUSES = st.sampled_from([200, 400, 413, 422, 429, 500, 502, 503])
@@ -109,7 +109,7 @@ STATUSES = st.sampled_from([200, 400, 413, 422, 429, 500, 502, 503])
 
 @given(STATUSES, st.binary(max_size=400), st.sampled_from(["", "gzip", "deflate", "br"]))
 def test_no_bytes_make_it_fail(status: int, body: bytes, encoding: str) -> None:
-    assert isinstance(detect(status, body, encoding), Overflow | None)
+    assert isinstance(parse_overflow(status, body, encoding), Overflow | None)
 
 
 JSON = st.recursive(
@@ -126,8 +126,8 @@ JSON = st.recursive(
 def test_no_shape_of_an_error_makes_it_fail(status: int, payload: object) -> None:
     body = json.dumps(payload).encode()
 
-    assert isinstance(detect(status, body), Overflow | None)
-    assert isinstance(detect(200, b"data: " + body), Overflow | None)
+    assert isinstance(parse_overflow(status, body), Overflow | None)
+    assert isinstance(parse_overflow(200, b"data: " + body), Overflow | None)
 
 
 ADVERSARIAL = [
@@ -156,5 +156,5 @@ def test_64_kib_of_adversarial_text_are_judged_quickly(piece: str, status: int) 
     text = (piece * MAX_BODY_BYTES)[: MAX_BODY_BYTES // 2]
     for body in (text.encode(), openai(text), b"data: " + openai(text)):
         started = time.thread_time()
-        detect(status, body[:MAX_BODY_BYTES])
+        parse_overflow(status, body[:MAX_BODY_BYTES])
         assert time.thread_time() - started < GENEROUS_S

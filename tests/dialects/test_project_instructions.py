@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.compaction.message_reader import Gauge, Listed, Reading
-from compaction_proxy.core.message import Instruction, Message, Source
-from compaction_proxy.core.repair import alternate
-from compaction_proxy.providers.token_counting import Counting
-from compaction_proxy.wires.body import read
+from compaction_proxy.compaction.message_reader import CountingOptions, MessageList, MessageReader
+from compaction_proxy.core.message import Instruction, Message, SourceMessage
+from compaction_proxy.core.repair import alternate_roles
+from compaction_proxy.providers.token_counting import TokenScheduler
+from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.messages.wire import MESSAGES
 from compaction_proxy.wires.project_instructions import (
     CLIENTS,
-    divide,
+    divide_message,
     find_client,
     find_client_by_members,
     find_client_by_prompt,
     join_sources,
 )
 from compaction_proxy.wires.responses.wire import RESPONSES
-from compaction_proxy.wires.wire import Dialect
+from compaction_proxy.wires.wire import Wire
 
 CONTEXT = (
     "<system-reminder>\nAs you answer the user's questions, you can use the following context:\n# claudeMd\n"
@@ -56,19 +56,19 @@ def said(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def body(dialect: Dialect, messages: list[Any], **members: Any) -> bytes:
-    return json.dumps({"model": "m", dialect.members.messages: messages, **members}).encode()
+def body(dialect: Wire, messages: list[Any], **members: Any) -> bytes:
+    return json.dumps({"model": "m", dialect.member_names.messages: messages, **members}).encode()
 
 
 async def listed(
-    messages: list[Any], client: str = "", dialect: Dialect = CHAT, reading: Reading | None = None
-) -> Listed:
-    reading = reading or Reading({"tiktoken": Counting(Words())})
-    read_body = read(body(dialect, messages), dialect)
-    return await reading.listed(read_body, Gauge("m", "tiktoken", dialect), client)
+    messages: list[Any], client: str = "", dialect: Wire = CHAT, reading: MessageReader | None = None
+) -> MessageList:
+    reading = reading or MessageReader({"tiktoken": TokenScheduler(Words())})
+    read_body = parse_body(body(dialect, messages), dialect)
+    return await reading.read_request(read_body, CountingOptions("m", "tiktoken", dialect), client)
 
 
-def kinds(found: Listed) -> list[tuple[str, str] | None]:
+def kinds(found: MessageList) -> list[tuple[str, str] | None]:
     return [each.instruction[1:] if each.instruction else None for each in found.messages]
 
 
@@ -105,7 +105,7 @@ def test_a_client_is_known_by_how_its_system_prompt_begins(client: str) -> None:
 
 def test_parts_of_a_message_with_an_id_do_not_share_it() -> None:
     raw = json.dumps({"type": "message", "id": "msg_1", **user(AGENTS, PLACE)}).encode()
-    divided = divide(Message(role="user", raw=raw), "codex", is_first=True)
+    divided = divide_message(Message(role="user", raw=raw), "codex", is_first=True)
 
     assert [kind.kind if kind else "" for _, kind in divided] == ["instructions", "environment"]
     assert [json.loads(piece) for piece, _ in divided] == [
@@ -115,12 +115,12 @@ def test_parts_of_a_message_with_an_id_do_not_share_it() -> None:
 
 
 @pytest.mark.parametrize("dialect", [CHAT, MESSAGES, RESPONSES])
-async def test_instructions_become_messages_of_their_own_and_go_on_as_they_came(dialect: Dialect) -> None:
+async def test_instructions_become_messages_of_their_own_and_go_on_as_they_came(dialect: Wire) -> None:
     messages = [{"role": "system", "content": "Help."}, user(SKILLS, "First.", CONTEXT, "Second.")]
     found = await listed(messages, "claude-code", dialect)
     assert kinds(found) == [None, ("environment", "skills"), CLAUDE, None]
     assert [each.text for each in found.body] == ["First.Second."]
-    joined = json.loads(b"[" + dialect.joined(found.messages[1:]) + b"]")
+    joined = json.loads(b"[" + dialect.join_messages(found.messages[1:]) + b"]")
     assert joined == [messages[1]]
 
 
@@ -216,30 +216,34 @@ async def test_a_reminder_is_no_word_of_a_user() -> None:
 
 async def test_a_list_that_grows_is_read_as_one_that_comes_at_once() -> None:
     messages = [user(AGENTS, PLACE), user("Fix."), said("Done."), user(PLACE), user("More."), said("Done.")]
-    reading = Reading({"tiktoken": Counting(Words())})
-    gauge = Gauge("m", "tiktoken", CHAT)
+    reading = MessageReader({"tiktoken": TokenScheduler(Words())})
+    gauge = CountingOptions("m", "tiktoken", CHAT)
     for stop in range(1, len(messages) + 1):
         since = b"%d" % (stop - 1) if stop > 1 else b""
-        whole = read(body(CHAT, messages[:stop]), CHAT)
-        grown = whole._replace(mark=b"%d" % stop, since=since, late=whole.messages[-1 if since else 0 :])
-        assert await reading.listed(grown, gauge, "codex") == await reading.listed(whole, gauge, "codex")
+        whole = parse_body(body(CHAT, messages[:stop]), CHAT)
+        grown = whole._replace(
+            mark=b"%d" % stop, previous_mark=since, new_pieces=whole.messages[-1 if since else 0 :]
+        )
+        assert await reading.read_request(grown, gauge, "codex") == await reading.read_request(
+            whole, gauge, "codex"
+        )
 
 
 def test_a_divided_message_that_lost_a_part_goes_on_in_parts() -> None:
     raw = json.dumps(user(CONTEXT, "Go on.")).encode()
-    record = CHAT.message(raw)
-    pieces = divide(record, "claude-code", is_first=True)
+    record = CHAT.parse_message(raw)
+    pieces = divide_message(record, "claude-code", is_first=True)
     assert [each for _, each in pieces] == [Instruction("claude-code", *CLAUDE), None]
-    source = Source(raw, 2)
+    source = SourceMessage(raw, 2)
     parts = [Message("user", raw=piece, source=source) for piece, _ in pieces]
     assert [each.raw for each in join_sources(parts)] == [raw]
     assert list(join_sources(parts[:1])) == parts[:1]
     other = Message("user", "x", raw=b"{}")
     assert [each.raw for each in join_sources([other, *parts, other])] == [b"{}", raw, b"{}"]
-    assert alternate(parts) == tuple(parts)
+    assert alternate_roles(parts) == tuple(parts)
 
 
 def test_what_is_no_message_is_not_divided() -> None:
     for raw in (b'{"role":"user","content":"<environment_context>', b'["user","<environment_context>"]'):
-        assert divide(Message("user", raw=raw), "codex", is_first=True) == []
-    assert divide(CHAT.message(json.dumps(user(AGENTS)).encode()), "", is_first=True) == []
+        assert divide_message(Message("user", raw=raw), "codex", is_first=True) == []
+    assert divide_message(CHAT.parse_message(json.dumps(user(AGENTS)).encode()), "", is_first=True) == []

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.core.message import Call, Message, units
-from compaction_proxy.core.repair import repair
-from compaction_proxy.wires.body import Body, read, write
-from compaction_proxy.wires.chat.messages import message as chat_message
-from compaction_proxy.wires.incremental_reader import KEY_BYTES, Reader
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.core.message import Message, MessageToolCall, iter_units
+from compaction_proxy.core.repair import repair_messages
+from compaction_proxy.wires.body import RequestBody, parse_body, rewrite_messages
+from compaction_proxy.wires.chat.messages import parse_message as chat_message
+from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.responses.wire import RESPONSES
 
 # The machine may be busy.
@@ -45,20 +45,20 @@ def body(items: Any, **members: Any) -> bytes:
 
 
 def pieces(*items: Any) -> list[list[Any]]:
-    return [json.loads(b"[%b]" % each) for each in read(body(items), RESPONSES).messages]
+    return [json.loads(b"[%b]" % each) for each in parse_body(body(items), RESPONSES).messages]
 
 
 def record(*items: Any) -> Message:
-    return RESPONSES.message(b",".join(map(raw_of, items)))
+    return RESPONSES.parse_message(b",".join(map(raw_of, items)))
 
 
 def records(items: list[Any]) -> list[Message]:
-    return [RESPONSES.message(each) for each in read(body(items), RESPONSES).messages]
+    return [RESPONSES.parse_message(each) for each in parse_body(body(items), RESPONSES).messages]
 
 
 def reason(raw: bytes) -> str:
-    with pytest.raises(Unreadable) as refused:
-        read(raw, RESPONSES)
+    with pytest.raises(UnreadableBodyError) as refused:
+        parse_body(raw, RESPONSES)
     return refused.value.reason
 
 
@@ -78,28 +78,33 @@ def test_settings_among_the_items_stand_by_themselves_and_instruct() -> None:
     tools = {"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "f"}]}
 
     assert pieces(SAID, tools, SAID) == [[SAID], [tools], [SAID]]
-    assert record(tools).privileged
+    assert record(tools).is_privileged
 
 
 def test_what_a_provider_has_compacted_is_one_privileged_piece_with_all_before_it() -> None:
     listed = [ASKED, COMPACTED, ASKED, CALLED, ANSWERED, {**COMPACTED, "type": "context_compaction"}, ASKED]
 
     assert pieces(*listed) == [listed[:6], [ASKED]]
-    assert record(*listed[:6]).privileged
+    assert record(*listed[:6]).is_privileged
     assert records(listed)[0].raw == b",".join(map(raw_of, listed[:6]))
 
 
 def test_a_text_for_an_input_is_what_one_user_message_says() -> None:
-    cut = read(body('say "hi"'), RESPONSES)
+    cut = parse_body(body('say "hi"'), RESPONSES)
 
-    [message] = [RESPONSES.message(each) for each in cut.messages]
+    [message] = [RESPONSES.parse_message(each) for each in cut.messages]
     assert (message.role, message.text) == ("user", 'say "hi"')
-    assert write(cut, [message]) == cut.raw  # which is shorter than a list
-    assert json.loads(write(cut, [message] * 2))["input"] == [{"role": "user", "content": 'say "hi"'}] * 2
+    assert rewrite_messages(cut, [message]) == cut.raw  # which is shorter than a list
+    assert (
+        json.loads(rewrite_messages(cut, [message] * 2))["input"]
+        == [{"role": "user", "content": 'say "hi"'}] * 2
+    )
 
 
 def test_instructions_tools_and_format_count_and_the_output_has_a_limit() -> None:
-    cut = read(body([ASKED], instructions="be", tools=[1], text={"a": 1}, max_output_tokens=9), RESPONSES)
+    cut = parse_body(
+        body([ASKED], instructions="be", tools=[1], text={"a": 1}, max_output_tokens=9), RESPONSES
+    )
 
     assert (cut.prompt_members, cut.max_output) == (('"be"', "[1]", '{"a": 1}'), 9)
 
@@ -126,7 +131,7 @@ def test_what_only_the_provider_can_put_together_is_left_as_it_is(raw: bytes, ex
 def test_members_that_say_nothing_keep_nobody_from_reading() -> None:
     raw = body([ASKED], previous_response_id=None, conversation=None, context_management=[])
 
-    assert read(raw, RESPONSES).messages == (raw_of(ASKED),)
+    assert parse_body(raw, RESPONSES).messages == (raw_of(ASKED),)
 
 
 def test_an_answer_has_text_calls_and_parts_and_its_reasoning_only_signs_it() -> None:
@@ -135,7 +140,7 @@ def test_an_answer_has_text_calls_and_parts_and_its_reasoning_only_signs_it() ->
     assert replace(made, parts=(), raw=b"", digest=b"") == Message(
         "assistant",
         "on it\n\non it",
-        calls=(Call("a", "read", '{"path":"x"}'), Call("b", "patch", "*** Begin")),
+        calls=(MessageToolCall("a", "read", '{"path":"x"}'), MessageToolCall("b", "patch", "*** Begin")),
         signed=True,
     )
     assert [(part.kind, part.at) for part in made.parts] == [("web_search_call", 5)]
@@ -151,9 +156,9 @@ SHELL: list[dict[str, Any]] = [
 
 def test_the_calls_of_built_in_tools_are_calls() -> None:
     assert record(*SHELL).calls == (
-        Call("a", "local_shell", '{"command": ["ls"]}'),
-        Call("b", "shell", '{"commands": ["ls"]}'),
-        Call("c", "apply_patch", '{"type": "delete_file", "path": "x"}'),
+        MessageToolCall("a", "local_shell", '{"command": ["ls"]}'),
+        MessageToolCall("b", "shell", '{"commands": ["ls"]}'),
+        MessageToolCall("c", "apply_patch", '{"type": "delete_file", "path": "x"}'),
     )
 
 
@@ -197,8 +202,8 @@ def test_an_answer_to_a_call_is_read(item: dict[str, Any], expected: Message) ->
 def test_a_masked_answer_is_of_the_kind_that_it_was(item: dict[str, Any]) -> None:
     masked = replace(record(item), text="[masked]", raw=b"")
 
-    assert json.loads(RESPONSES.compose(masked)) == {**item, "output": "[masked]"}
-    assert RESPONSES.joined([masked]) == RESPONSES.compose(masked)
+    assert json.loads(RESPONSES.encode_message(masked)) == {**item, "output": "[masked]"}
+    assert RESPONSES.join_messages([masked]) == RESPONSES.encode_message(masked)
 
 
 @pytest.mark.parametrize(
@@ -213,16 +218,16 @@ def test_a_masked_answer_is_of_the_kind_that_it_was(item: dict[str, Any]) -> Non
     ],
 )
 def test_a_message_of_ours_is_written_and_read_as_it_is(message: Message, expected: dict[str, Any]) -> None:
-    raw = RESPONSES.compose(message)
+    raw = RESPONSES.encode_message(message)
 
     assert json.loads(raw) == expected
-    assert replace(RESPONSES.message(raw), raw=b"", digest=b"") == message
+    assert replace(RESPONSES.parse_message(raw), raw=b"", digest=b"") == message
 
 
 def test_a_call_without_an_answer_gets_one_of_its_own_kind() -> None:
-    listed = repair(records([ASKED, CALLED, {**CUSTOM, "call_id": "p"}, *SHELL[1:], ASKED]))
+    listed = repair_messages(records([ASKED, CALLED, {**CUSTOM, "call_id": "p"}, *SHELL[1:], ASKED]))
 
-    assert [each.get("type") for each in json.loads(b"[%b]" % RESPONSES.joined(listed))] == [
+    assert [each.get("type") for each in json.loads(b"[%b]" % RESPONSES.join_messages(listed))] == [
         None,
         "function_call",
         "custom_tool_call",
@@ -294,7 +299,7 @@ def test_text_and_arguments_get_shorter_and_nothing_sealed_changes() -> None:
     said = {**SAID, "content": [{"type": "output_text", "text": LONG, "annotations": [{"start_index": 9}]}]}
     called = {**CALLED, "arguments": json.dumps({"path": "x", "text": LONG})}
     whole = record(THOUGHT, said, SEARCHED, called, {**CUSTOM, "input": LONG})
-    short = RESPONSES.shortened(whole, 0.2, "m_1")
+    short = RESPONSES.shorten_message(whole, 0.2, "m_1")
     thought, spoke, searched, *_ = json.loads(b"[%b]" % short.raw)
 
     assert (thought, searched) == (THOUGHT, SEARCHED)
@@ -310,15 +315,15 @@ def test_an_image_of_a_user_or_a_tool_becomes_a_note() -> None:
     parts = [{"type": "input_text", "text": LONG}, {"type": "input_image", "image_url": PNG + "A" * 400}]
     notes = ["[input_image of m_1 left out]"]
     for whole in (record({**ASKED, "content": parts}), record({**ANSWERED, "output": parts})):
-        short = RESPONSES.shortened(whole, 0.1, "m_1")
+        short = RESPONSES.shorten_message(whole, 0.1, "m_1")
         assert (short.role, short.answers, short.parts) == (whole.role, whole.answers, ())
         assert short.text.endswith(notes[0])
 
 
 def test_what_cannot_get_shorter_stays_what_it_is() -> None:
-    short = RESPONSES.message(b'{"role":"user","content":"do"}')
+    short = RESPONSES.parse_message(b'{"role":"user","content":"do"}')
     for whole in (short, record(COMPACTED), record(RULES), record(THOUGHT), record(SEARCHED)):
-        assert RESPONSES.shortened(whole, 0.0, "m_1") is whole
+        assert RESPONSES.shorten_message(whole, 0.0, "m_1") is whole
 
 
 def test_what_shells_have_written_gets_shorter() -> None:
@@ -328,7 +333,7 @@ def test_what_shells_have_written_gets_shorter() -> None:
         "call_id": "a",
         "output": [{"stdout": LONG, "stderr": LONG, **ended}],
     }
-    [short] = json.loads(b"[%b]" % RESPONSES.shortened(record(item), 0.1, "m_1").raw)
+    [short] = json.loads(b"[%b]" % RESPONSES.shorten_message(record(item), 0.1, "m_1").raw)
 
     assert {**short["output"][0], "stdout": "", "stderr": ""} == {"stdout": "", "stderr": "", **ended}
     assert len(short["output"][0]["stderr"]) < 0.3 * len(LONG)
@@ -337,13 +342,13 @@ def test_what_shells_have_written_gets_shorter() -> None:
 def test_images_are_carried_by_a_message_of_the_user() -> None:
     image = {"type": "input_image", "image_url": PNG}
     source = record({"role": "user", "content": [{"type": "input_text", "text": "see"}, image]})
-    made = RESPONSES.with_parts(Message("user", "summary"), source)
+    made = RESPONSES.attach_parts(Message("user", "summary"), source)
 
     assert json.loads(made.raw) == {
         "role": "user",
         "content": [{"type": "input_text", "text": "summary"}, image],
     }
-    assert RESPONSES.with_parts(Message("assistant", "x"), record(ASKED)).text == "x"
+    assert RESPONSES.attach_parts(Message("assistant", "x"), record(ASKED)).text == "x"
 
 
 @pytest.mark.parametrize(
@@ -363,19 +368,19 @@ def test_images_are_carried_by_a_message_of_the_user() -> None:
     ],
 )
 def test_what_is_no_text_weighs_what_its_kind_weighs(item: dict[str, Any], expected: int) -> None:
-    weighed = RESPONSES.weighed(raw_of(item), "gpt-5")
+    weighed = RESPONSES.parse_uncounted(raw_of(item), "gpt-5")
 
-    assert (weighed.parts, weighed.digest) == (expected, record(item).digest)
-    assert RESPONSES.part_tokens(raw_of(item), "gpt-5") == expected
+    assert (weighed.part_tokens, weighed.digest) == (expected, record(item).digest)
+    assert RESPONSES.estimate_part_tokens(raw_of(item), "gpt-5") == expected
 
 
 def test_of_a_compacted_beginning_counts_what_the_model_reads() -> None:
     retained = b",".join(map(raw_of, [{"role": "user", "content": LONG}, COMPACTED]))
     uncleared = b",".join(map(raw_of, [{"role": "user", "content": LONG}, CALLED, ANSWERED, COMPACTED]))
-    alone = RESPONSES.part_tokens(raw_of(COMPACTED), "gpt-5")
+    alone = RESPONSES.estimate_part_tokens(raw_of(COMPACTED), "gpt-5")
 
-    assert RESPONSES.part_tokens(retained, "gpt-5") == alone + len(LONG) // 4
-    assert RESPONSES.part_tokens(uncleared, "gpt-5") == alone
+    assert RESPONSES.estimate_part_tokens(retained, "gpt-5") == alone + len(LONG) // 4
+    assert RESPONSES.estimate_part_tokens(uncleared, "gpt-5") == alone
 
 
 def event(kind: str, **fields: Any) -> bytes:
@@ -403,7 +408,7 @@ def test_a_stream_is_held_back_as_long_as_nothing_of_the_answer_has_come(
     seen: bytes,
     expected: bool,  # noqa: FBT001 - a case of the table
 ) -> None:
-    assert RESPONSES.opening(seen) is expected
+    assert RESPONSES.may_hold_back(seen) is expected
 
 
 TEXT = st.text(st.characters(codec=None) | st.sampled_from('"\\/:{}[], '), max_size=8)
@@ -426,12 +431,12 @@ LAYOUTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
 REFUSED = st.sampled_from([{"type": "item_reference", "id": "x"}, {"type": "compaction_trigger"}, 1])
 
 
-def judged(reader: Callable[[bytes], Body], raw: bytes) -> tuple[Any, ...] | str:
+def judged(reader: Callable[[bytes], RequestBody], raw: bytes) -> tuple[Any, ...] | str:
     try:
         read_body = reader(raw)
-    except Unreadable as refused:
+    except UnreadableBodyError as refused:
         return refused.reason
-    return read_body.place, read_body.messages, read_body.model, read_body.max_output
+    return read_body.messages_slice, read_body.messages, read_body.model, read_body.max_output
 
 
 @st.composite
@@ -454,25 +459,25 @@ def histories(draw: st.DrawFn) -> list[bytes]:
 @UNHURRIED
 @given(histories())
 def test_a_body_that_has_grown_is_read_as_if_nothing_had_been_read_before(raws: list[bytes]) -> None:
-    reader = Reader(KEY, RESPONSES)
+    reader = IncrementalReader(KEY, RESPONSES)
     for raw in raws:
         grown = judged(partial(reader.read, tenant="t", conversation="c"), raw)
-        assert grown == judged(partial(read, dialect=RESPONSES), raw)
+        assert grown == judged(partial(parse_body, wire=RESPONSES), raw)
 
 
 def test_late_pieces_are_cut_out_alone_where_the_list_has_only_grown() -> None:
-    reader = Reader(KEY, RESPONSES)
+    reader = IncrementalReader(KEY, RESPONSES)
     first = reader.read(body([ASKED, THOUGHT, CALLED, ANSWERED]), "t", "c")
     grown = reader.read(body([ASKED, THOUGHT, CALLED, ANSWERED, THOUGHT, SAID, ASKED]), "t", "c")
     compacted = reader.read(
         body([ASKED, THOUGHT, CALLED, ANSWERED, THOUGHT, SAID, ASKED, COMPACTED, ASKED]), "t", "c"
     )
 
-    assert (grown.since, grown.late) == (
+    assert (grown.previous_mark, grown.new_pieces) == (
         first.mark,
         (b",".join(map(raw_of, [THOUGHT, SAID])), raw_of(ASKED)),
     )
-    assert (compacted.since, len(compacted.late)) == (b"", 2)
+    assert (compacted.previous_mark, len(compacted.new_pieces)) == (b"", 2)
 
 
 @UNHURRIED
@@ -481,14 +486,16 @@ def test_untouched_pieces_are_the_client_s_list_and_its_bytes(
     items: list[Any], layout: dict[str, Any]
 ) -> None:
     raw = json.dumps({"input": items, "model": "m"}, **layout).encode("utf-8", "replace")
-    cut = read(raw, RESPONSES)
-    listed = [RESPONSES.message(each) for each in cut.messages]
-    written = write(cut, listed)
+    cut = parse_body(raw, RESPONSES)
+    listed = [RESPONSES.parse_message(each) for each in cut.messages]
+    written = rewrite_messages(cut, listed)
 
     assert json.loads(written) == json.loads(raw)
     assert [each.raw for each in listed] == list(cut.messages)
-    assert all(part in raw for each in cut.messages for part in RESPONSES.listed(memoryview(b"[%b]" % each)))
-    assert written[: cut.place.start] == raw[: cut.place.start]
+    assert all(
+        part in raw for each in cut.messages for part in RESPONSES.parse_items(memoryview(b"[%b]" % each))
+    )
+    assert written[: cut.messages_slice.start] == raw[: cut.messages_slice.start]
 
 
 def orphans(items: list[Any]) -> list[str]:
@@ -534,9 +541,9 @@ def test_whatever_units_leave_no_result_is_an_orphan_and_calls_keep_their_reason
     items: list[Any], data: st.DataObject
 ) -> None:
     listed = records(items)
-    kept = [each for each in units(listed) if data.draw(st.booleans())]
+    kept = [each for each in iter_units(listed) if data.draw(st.booleans())]
     left = json.loads(
-        b"[%b]" % RESPONSES.joined([each for span in kept for each in listed[span.start : span.stop]])
+        b"[%b]" % RESPONSES.join_messages([each for span in kept for each in listed[span.start : span.stop]])
     )
 
     assert orphans(left) == []
@@ -563,5 +570,7 @@ def test_what_begins_as_codex_writes_of_a_project_is_the_users_by_itself(
     begins: str,
 ) -> None:
     content = [{"type": "input_text", "text": begins}]
-    record = RESPONSES.message(json.dumps({"type": "message", "role": "user", "content": content}).encode())
+    record = RESPONSES.parse_message(
+        json.dumps({"type": "message", "role": "user", "content": content}).encode()
+    )
     assert (record.role, record.is_fixed, record.text) == ("user", False, begins)

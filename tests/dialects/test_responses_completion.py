@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.core.errors import SummaryFailed
-from compaction_proxy.core.summary.call import Conversation, SummaryAnswer, SummaryCall
+from compaction_proxy.core.errors import SummaryError
+from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
 from compaction_proxy.wires.chat.summary_call import (
     CLIENT_EFFORT_ALLOWANCE_TOKENS,
     REASONING_ALLOWANCE_TOKENS,
-    refused_member,
+    find_refused_member,
 )
 from compaction_proxy.wires.responses.wire import RESPONSES
 
@@ -34,8 +34,8 @@ RAW = (
 
 
 def sent(call: SummaryCall, *refused: str) -> Any:
-    asking = RESPONSES.asking
-    return json.loads(asking.request(call, asking.own_members(call, frozenset(refused))))
+    asking = RESPONSES.call_format
+    return json.loads(asking.build_request(call, asking.build_own_members(call, frozenset(refused))))
 
 
 def test_a_call_is_instructions_an_input_a_limit_and_a_temperature() -> None:
@@ -55,17 +55,17 @@ def test_a_reasoning_model_thinks_little_on_top_of_the_limit() -> None:
 
 
 def test_the_member_that_an_error_names_is_found() -> None:
-    own = RESPONSES.asking.own_members(replace(CALL, model="gpt-5"), frozenset())
+    own = RESPONSES.call_format.build_own_members(replace(CALL, model="gpt-5"), frozenset())
     error = {"message": "Unsupported value: 'low' is not supported.", "param": "reasoning.effort"}
 
-    assert refused_member(json.dumps({"error": error}).encode(), own) == "reasoning"
+    assert find_refused_member(json.dumps({"error": error}).encode(), own) == "reasoning"
 
 
 def test_a_continued_conversation_keeps_what_shapes_the_prefix_byte_for_byte() -> None:
-    messages = (RESPONSES.message(ANSWER),)
-    call = replace(CALL, model="gpt-5", cache_key="k", conversation=Conversation(RAW, messages))
-    asking = RESPONSES.asking
-    raw = asking.request(call, asking.own_members(call, frozenset()))
+    messages = (RESPONSES.parse_message(ANSWER),)
+    call = replace(CALL, model="gpt-5", cache_key="k", conversation=ContinuedConversation(RAW, messages))
+    asking = RESPONSES.call_format
+    raw = asking.build_request(call, asking.build_own_members(call, frozenset()))
 
     assert raw.startswith(
         b'{"model":"gpt-5","instructions":"be","tools":[{"type" : "function"}],"reasoning":{"effort":"high"},'
@@ -93,7 +93,9 @@ def test_a_continued_conversation_keeps_what_shapes_the_prefix_byte_for_byte() -
 
 
 def answered(*output: Any, **fields: Any) -> SummaryAnswer:
-    return RESPONSES.asking.answer(json.dumps({"status": "completed", "output": output, **fields}).encode())
+    return RESPONSES.call_format.parse_answer(
+        json.dumps({"status": "completed", "output": output, **fields}).encode()
+    )
 
 
 def test_an_answer_is_the_text_of_its_messages() -> None:
@@ -130,6 +132,6 @@ def test_calls_and_refusals_are_told() -> None:
     [b"", b"[]", b"{}", b'{"output":null}', b'{"output":[],"status":"failed"}', b"\xff", b"[" * 100_000],
 )
 def test_what_is_no_answer_is_garbage(body: bytes) -> None:
-    with pytest.raises(SummaryFailed) as failed:
-        RESPONSES.asking.answer(body)
+    with pytest.raises(SummaryError) as failed:
+        RESPONSES.call_format.parse_answer(body)
     assert failed.value.reason == "garbage"

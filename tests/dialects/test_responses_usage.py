@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.wires.messages.usage import usage_tap as messages_tap
-from compaction_proxy.wires.responses.usage import usage_tap as responses_tap
+from compaction_proxy.wires.messages.usage import open_usage_tap as messages_tap
+from compaction_proxy.wires.responses.usage import open_usage_tap as responses_tap
 from compaction_proxy.wires.usage import UsageTap
-from compaction_proxy.wires.wire import Usage
+from compaction_proxy.wires.wire import TokenUsage
 
 STREAM = "text/event-stream"
 KEPT_BYTES = 65_536
@@ -17,7 +17,9 @@ USED = {"input_tokens": 90, "input_tokens_details": {"cached_tokens": 64}, "outp
 LURE = '"usage":{"input_tokens":1,"output_tokens":1}}}'
 
 
-def watched(tap: Callable[[str, str], UsageTap], pieces: Sequence[bytes], kind: str = STREAM) -> Usage | None:
+def watched(
+    tap: Callable[[str, str], UsageTap], pieces: Sequence[bytes], kind: str = STREAM
+) -> TokenUsage | None:
     made = tap(kind, "")
     for piece in pieces:
         made.feed(piece)
@@ -41,7 +43,7 @@ CREATED = event("response.created", response=response("", usage=None))
 def test_a_stream_ends_with_an_event_that_tells_usage_and_status(status: str) -> None:
     ended = event(f"response.{status}", response=response(LURE, usage=USED) | {"status": status})
 
-    assert watched(responses_tap, [CREATED, ended, b"data: [DONE]\n\n"]) == Usage(90, 7, 64, status)
+    assert watched(responses_tap, [CREATED, ended, b"data: [DONE]\n\n"]) == TokenUsage(90, 7, 64, status)
 
 
 @pytest.mark.parametrize("size", [KEPT_BYTES - 400, KEPT_BYTES, 3_000_000])
@@ -51,7 +53,7 @@ def test_usage_is_found_behind_an_output_of_megabytes(size: int, behind: dict[st
     found = watched(responses_tap, [CREATED, ended[:1_000], ended[1_000:]])
 
     assert found is not None
-    assert found._replace(finish_reason="") == Usage(90, 7, 64)
+    assert found._replace(finish_reason="") == TokenUsage(90, 7, 64)
 
 
 def test_text_that_is_cut_in_two_is_not_taken_for_usage() -> None:
@@ -67,7 +69,7 @@ def test_a_json_answer_tells_usage_and_status(size: int) -> None:
     found = watched(responses_tap, [raw], "application/json")
 
     assert found is not None
-    assert found[:3] == Usage(90, 7, 64)[:3]
+    assert found[:3] == TokenUsage(90, 7, 64)[:3]
 
 
 @pytest.mark.parametrize(
@@ -88,19 +90,19 @@ ENDED = event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output
 def test_a_messages_stream_tells_its_input_at_the_beginning_and_its_output_at_the_end(size: int) -> None:
     said = event("content_block_delta", delta={"text": LURE * (size // len(LURE))})
 
-    assert watched(messages_tap, [BEGUN, said, ENDED]) == Usage(95, 7, 80, "end_turn")
-    assert watched(messages_tap, [BEGUN, said]) == Usage(95, 0, 80, "")
+    assert watched(messages_tap, [BEGUN, said, ENDED]) == TokenUsage(95, 7, 80, "end_turn")
+    assert watched(messages_tap, [BEGUN, said]) == TokenUsage(95, 0, 80, "")
 
 
 def test_what_a_messages_stream_tells_at_its_end_is_believed_before_its_beginning() -> None:
     begun = event("message_start", message={"usage": {"input_tokens": 0, "output_tokens": 0}})
     ended = event("message_delta", delta={}, usage={"input_tokens": 90, "output_tokens": 7})
 
-    assert watched(messages_tap, [begun, ended]) == Usage(90, 7)
+    assert watched(messages_tap, [begun, ended]) == TokenUsage(90, 7)
 
 
 def test_a_json_message_tells_all_at_once() -> None:
     used = {"input_tokens": 10, "output_tokens": 7, "cache_read_input_tokens": 80}
     raw = json.dumps({"type": "message", "stop_reason": "max_tokens", "usage": used}).encode()
 
-    assert watched(messages_tap, [raw], "application/json") == Usage(90, 7, 80, "max_tokens")
+    assert watched(messages_tap, [raw], "application/json") == TokenUsage(90, 7, 80, "max_tokens")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.core.digest import prefix_digests
-from compaction_proxy.wires.body import read
+from compaction_proxy.core.digest import compute_prefix_digests
+from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.registry import WIRES
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -92,8 +92,10 @@ SAME: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 def prefixes(wire: str, messages: list[dict[str, Any]]) -> list[bytes]:
     """Of each piece, as checkpoints are found."""
     dialect = WIRES[wire]
-    raw = json.dumps({"model": "m", "max_tokens": 64, dialect.members.messages: messages}).encode()
-    return prefix_digests(map(dialect.message, read(raw, dialect).messages), dialect.seed)
+    raw = json.dumps({"model": "m", "max_tokens": 64, dialect.member_names.messages: messages}).encode()
+    return compute_prefix_digests(
+        map(dialect.parse_message, parse_body(raw, dialect).messages), dialect.digest_seed
+    )
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.wires.chat.usage import usage_tap
-from compaction_proxy.wires.wire import Usage
+from compaction_proxy.wires.chat.usage import open_usage_tap
+from compaction_proxy.wires.wire import TokenUsage
 
 STREAM = "text/event-stream; charset=utf-8"
 JSON = "application/json"
 KEPT_BYTES = 65_536
 
 
-def watched(pieces: Sequence[bytes], content_type: str = STREAM, encoding: str = "") -> Usage | None:
-    tap = usage_tap(content_type, encoding)
+def watched(pieces: Sequence[bytes], content_type: str = STREAM, encoding: str = "") -> TokenUsage | None:
+    tap = open_usage_tap(content_type, encoding)
     for piece in pieces:
         tap.feed(piece)
     return tap.result()
@@ -56,11 +56,11 @@ def test_a_stream_ends_with_its_usage() -> None:
         DONE,
     ]
 
-    assert watched(pieces) == Usage(100, 7, 64, "length")
+    assert watched(pieces) == TokenUsage(100, 7, 64, "length")
 
 
 def test_a_body_carries_its_usage() -> None:
-    assert watched([json.dumps(body(usage=usage(100, 7, **CACHED))).encode()], JSON) == Usage(
+    assert watched([json.dumps(body(usage=usage(100, 7, **CACHED))).encode()], JSON) == TokenUsage(
         100, 7, 64, "stop"
     )
 
@@ -68,11 +68,11 @@ def test_a_body_carries_its_usage() -> None:
 def test_of_a_usage_in_every_chunk_the_last_counts() -> None:
     pieces = [event(chunk("a", usage=usage(100, 1))), event(chunk("b", "stop", usage=usage(100, 2)))]
 
-    assert watched(pieces) == Usage(100, 2, 0, "stop")
+    assert watched(pieces) == TokenUsage(100, 2, 0, "stop")
 
 
 def test_a_usage_of_null_does_not_undo_an_earlier_one() -> None:
-    assert watched([event({"choices": [], "usage": usage(9)}), event(chunk(usage=None))]) == Usage(9, 5)
+    assert watched([event({"choices": [], "usage": usage(9)}), event(chunk(usage=None))]) == TokenUsage(9, 5)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -84,13 +84,13 @@ def test_every_line_end_and_comments_are_read(end: str) -> None:
         f": bye{end}".encode(),
     ]
 
-    assert watched(pieces) == Usage(9, 5, 0, "stop")
+    assert watched(pieces) == TokenUsage(9, 5, 0, "stop")
 
 
 def test_an_error_after_the_usage_does_not_hide_it() -> None:
     pieces = [event({"choices": [], "usage": usage(9)}), b'event: error\ndata: {"error":"gone"}\n\n']
 
-    assert watched(pieces) == Usage(9, 5)
+    assert watched(pieces) == TokenUsage(9, 5)
 
 
 def test_an_error_alone_tells_nothing() -> None:
@@ -108,7 +108,7 @@ def test_an_error_alone_tells_nothing() -> None:
     ],
 )
 def test_cached_tokens_are_found_where_a_provider_puts_them(extra: dict[str, object]) -> None:
-    assert watched([event({"choices": [], "usage": usage(100, **extra)})]) == Usage(100, 5, 64)
+    assert watched([event({"choices": [], "usage": usage(100, **extra)})]) == TokenUsage(100, 5, 64)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_cached_tokens_are_found_where_a_provider_puts_them(extra: dict[str, obj
     ],
 )
 def test_usage_is_found_where_a_provider_puts_it(payload: object) -> None:
-    assert watched([event(payload)]) == Usage(9, 5, 0, "stop")
+    assert watched([event(payload)]) == TokenUsage(9, 5, 0, "stop")
 
 
 def test_a_response_without_completion_tokens_has_used_none() -> None:
-    assert watched([json.dumps({"usage": {"prompt_tokens": 9}}).encode()], JSON) == Usage(9)
+    assert watched([json.dumps({"usage": {"prompt_tokens": 9}}).encode()], JSON) == TokenUsage(9)
 
 
 @pytest.mark.parametrize("number", [-1, 10**9, 1.0, "9", True, None, [9], {}])
@@ -134,7 +134,7 @@ def test_numbers_that_cannot_be_true_are_not_believed(number: object) -> None:
 
 
 def test_the_largest_number_is_believed() -> None:
-    assert watched([event({"usage": usage(10**9 - 1, 0)})]) == Usage(10**9 - 1)
+    assert watched([event({"usage": usage(10**9 - 1, 0)})]) == TokenUsage(10**9 - 1)
 
 
 LURE = 'data: {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
@@ -158,13 +158,13 @@ def test_the_remainder_of_a_cut_line_does_not_count(end: bytes) -> None:
     rest = b":" + b"x" * (KEPT_BYTES - len(lure) - 2) + end
 
     assert watched([b": comment ", lure, rest]) is None
-    assert watched([b": comment" + end, lure, rest[1:]]) == Usage(1, 1)
+    assert watched([b": comment" + end, lure, rest[1:]]) == TokenUsage(1, 1)
 
 
 def test_usage_at_the_end_of_a_long_stream_is_found() -> None:
     pieces = [event(chunk("word" * 50))] * 2000
 
-    assert watched([*pieces, event({"choices": [], "usage": usage(9)}), DONE]) == Usage(9, 5)
+    assert watched([*pieces, event({"choices": [], "usage": usage(9)}), DONE]) == TokenUsage(9, 5)
 
 
 LONG = 'a\\" \u00e9 \U0001f600' * 40_000
@@ -184,7 +184,7 @@ def test_usage_at_either_end_of_a_long_body_is_found(payload: object, ascii_only
     sent = json.dumps(payload, ensure_ascii=ascii_only).encode()
 
     assert len(sent) > 4 * KEPT_BYTES
-    assert watched([sent], JSON) == Usage(9, 5)
+    assert watched([sent], JSON) == TokenUsage(9, 5)
 
 
 @pytest.mark.parametrize(
@@ -225,14 +225,14 @@ ENCODINGS: list[tuple[str, Callable[[bytes], bytes]]] = [
 def test_a_compressed_response_is_read(encoding: str, encode: Callable[[bytes], bytes]) -> None:
     sent = encode(event(chunk("text" * 1000, "stop")) + event({"choices": [], "usage": usage(9)}))
 
-    assert watched([sent], STREAM, encoding) == Usage(9, 5, 0, "stop")
+    assert watched([sent], STREAM, encoding) == TokenUsage(9, 5, 0, "stop")
 
 
 def test_a_compressed_stream_is_read_as_far_as_it_came() -> None:
     engine = zlib.compressobj(wbits=31)
     sent = engine.compress(event({"choices": [], "usage": usage(9)})) + engine.flush(zlib.Z_SYNC_FLUSH)
 
-    assert watched([sent], STREAM, "gzip") == Usage(9, 5)
+    assert watched([sent], STREAM, "gzip") == TokenUsage(9, 5)
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "gzip", "deflate"])
@@ -241,7 +241,7 @@ def test_what_cannot_be_inflated_tells_nothing(encoding: str) -> None:
 
 
 def test_a_bomb_tells_nothing_and_is_not_kept() -> None:
-    tap = usage_tap(STREAM, "gzip")
+    tap = open_usage_tap(STREAM, "gzip")
     bomb = gzip.compress(b"\n" * 40_000_000 + event({"choices": [], "usage": usage(9)}))
     tap.feed(bomb)
 
@@ -252,7 +252,7 @@ def test_a_bomb_tells_nothing_and_is_not_kept() -> None:
 @pytest.mark.parametrize("content_type", [STREAM, JSON])
 @pytest.mark.parametrize("size", [1, 1000, KEPT_BYTES, 10 * KEPT_BYTES])
 def test_little_is_kept_of_a_long_response(content_type: str, size: int) -> None:
-    tap = usage_tap(content_type)
+    tap = open_usage_tap(content_type)
     piece = b"x" * size
     for _ in range(20 * KEPT_BYTES // size):
         tap.feed(piece)
@@ -311,7 +311,7 @@ def test_the_last_believable_usage_of_a_stream_counts(events: list[bytes]) -> No
     st.sampled_from(["", "gzip", "deflate", "br", "\u0130"]),
 )
 def test_no_bytes_make_it_fail(pieces: list[bytes], content_type: str, encoding: str) -> None:
-    assert isinstance(watched(pieces, content_type, encoding), Usage | None)
+    assert isinstance(watched(pieces, content_type, encoding), TokenUsage | None)
 
 
 @pytest.mark.parametrize("piece", [b"[", b'{"usage":', b'{"a":', b"data: [", b'"usage":{"a":'])

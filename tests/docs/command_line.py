@@ -6,7 +6,7 @@ import sys
 import typer
 
 from compaction_proxy.cli.main import app
-from compaction_proxy.config.loader import load
+from compaction_proxy.config.loader import load_config
 
 ENDLESS = {"serve", "watch", "demo"}
 
@@ -19,7 +19,7 @@ def main() -> None:
     group = typer.main.get_command(app)
     command = group.commands[name]  # type: ignore[attr-defined]  # it is a group
     command.make_context(name, rest)
-    load(None, os.environ)
+    load_config(None, os.environ)
 
 
 if __name__ == "__main__":

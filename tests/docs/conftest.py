@@ -15,7 +15,7 @@ from anyio.from_thread import start_blocking_portal
 from pydantic import SecretStr
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import SUMMARY_MODEL, Settings, create_provider
+from compaction_proxy.cli.demo.provider import SUMMARY_MODEL, DemoProviderSettings, create_provider
 from compaction_proxy.config import Config
 from compaction_proxy.config.sections import (
     CompactionSection,
@@ -25,7 +25,7 @@ from compaction_proxy.config.sections import (
     SummarySection,
     UpstreamSection,
 )
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from tests.docs.pretended import PROGRAMS
 
@@ -78,8 +78,10 @@ class Machine:
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[tuple[str, str]]:
     """The URLs of a proxy and of the provider behind it."""
-    provider = create_provider(Settings(CharacterCounter(), window=8192, models=(MODEL, SUMMARY_MODEL)))
-    async with served(provider) as direct:
+    provider = create_provider(
+        DemoProviderSettings(CharacterCounter(), window=8192, models=(MODEL, SUMMARY_MODEL))
+    )
+    async with serve_embedded(provider) as direct:
         config = Config(
             server=ServerSection(port=0, secret=SecretStr("docs"), admin_key=SecretStr(ADMIN_KEY)),
             upstream=UpstreamSection(base_url=f"{direct}/v1"),
@@ -88,7 +90,7 @@ async def running() -> AsyncIterator[tuple[str, str]]:
             compaction=CompactionSection(counter="characters"),
             models={"*": ModelSection(window=8192)},
         )
-        async with served(create_app(config)) as root:
+        async with serve_embedded(create_app(config)) as root:
             yield root, direct
 
 

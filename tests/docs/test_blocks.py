@@ -14,7 +14,7 @@ import pytest
 import yaml
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from compaction_proxy.config.loader import load
+from compaction_proxy.config.loader import load_config
 from compaction_proxy.core.errors import ConfigError
 from tests.docs.blocks import ROOT, Block, blocks, blocks_of
 from tests.docs.conftest import KEY, MODEL, Machine
@@ -91,7 +91,7 @@ def test_configurations_can_be_used(block: Block, tmp_path: Path) -> None:
     if block.why:
         assert yaml.safe_load(block.text)
     else:
-        assert load(file, {"HOME": str(tmp_path)}).warnings == ()
+        assert load_config(file, {"HOME": str(tmp_path)}).warnings == ()
 
 
 @written_in("json", "toml")

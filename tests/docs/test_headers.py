@@ -2,8 +2,8 @@
 
 import re
 
-from compaction_proxy.compaction.types import Status
-from compaction_proxy.core.event import FAMILIES, REASONS
+from compaction_proxy.compaction.types import CompactionStatus
+from compaction_proxy.core.event import REASON_PREFIXES, REASONS
 from tests.docs.blocks import ROOT
 from tests.docs.conftest import Machine
 from tests.pages import cells, chapter, page
@@ -33,15 +33,17 @@ def test_every_header_of_the_code_is_described() -> None:
 def test_every_status_is_described() -> None:
     rows = cells(chapter(PAGE, "## What an answer says"))
 
-    assert {row[0].strip("`") for row in rows if "x-compaction" not in row[0]} == {*map(str, Status)}
+    assert {row[0].strip("`") for row in rows if "x-compaction" not in row[0]} == {
+        *map(str, CompactionStatus)
+    }
 
 
 def test_every_reason_is_described_and_nothing_else() -> None:
     named = {word for row in cells(chapter(PAGE, "## Reasons")) for word in re.findall(r"`([^`]+)`", row[0])}
-    families = {word for word in named if word.startswith(FAMILIES)}
+    families = {word for word in named if word.startswith(REASON_PREFIXES)}
 
     assert named - families == REASONS
-    assert {word.partition("-")[0] + "-" for word in families} == set(FAMILIES)
+    assert {word.partition("-")[0] + "-" for word in families} == set(REASON_PREFIXES)
 
 
 def test_an_answer_after_a_round_says_all_that_is_described(machine: Machine) -> None:

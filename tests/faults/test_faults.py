@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from compaction_proxy.cli.demo.faults import Fault
-from compaction_proxy.cli.demo.provider import Provider, Settings, create_provider
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, create_provider
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.store import Entry, Lease, Record, Store
+from compaction_proxy.storage.store import Lease, ListEntry, Record, Store
 
 WINDOW = 2_000
 MODEL = "demo-agent"
@@ -26,7 +26,7 @@ STORE_DEADLINE_S = 0.25
 
 
 async def gone() -> None:
-    raise StoreUnavailable("gone")
+    raise StoreUnavailableError("gone")
 
 
 async def never() -> None:
@@ -44,30 +44,30 @@ class Troubled:
         return []
 
     async def commit(
-        self, claim: Record, also: Sequence[Record | Entry] = (), *, lease: Lease | None = None
+        self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
         await self.trouble()
         return None
 
-    async def write(self, items: Sequence[Record | Entry]) -> None:
+    async def write(self, items: Sequence[Record | ListEntry]) -> None:
         await self.trouble()
 
-    async def tail(self, key: str, limit: int) -> list[bytes]:
+    async def read_tail(self, key: str, limit: int) -> list[bytes]:
         await self.trouble()
         return []
 
-    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+    async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
         await self.trouble()
         return None
 
-    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+    async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
         await self.trouble()
         return False
 
-    async def release(self, lease: Lease) -> None:
+    async def release_lease(self, lease: Lease) -> None:
         await self.trouble()
 
-    async def delete(self, prefix: str) -> int:
+    async def delete_prefix(self, prefix: str) -> int:
         await self.trouble()
         return 0
 
@@ -116,7 +116,7 @@ def conversation() -> list[dict[str, str]]:
     return messages
 
 
-async def grown(client: Any, provider: Provider) -> list[float]:
+async def grown(client: Any, provider: DemoProvider) -> list[float]:
     """Asks after each turn; seconds of each answer by the loop's clock, all of which must be 200."""
     took: list[float] = []
     clock = asyncio.get_running_loop().time
@@ -145,10 +145,12 @@ async def grown(client: Any, provider: Provider) -> list[float]:
 async def test_every_request_is_answered_within_the_window(
     store: str, summary: str, counter: TiktokenCounter, proxied: Any
 ) -> None:
-    provider = create_provider(Settings(counter, WINDOW, faults={SUMMARY: SUMMARY_FAULTS[summary]}))
+    provider = create_provider(
+        DemoProviderSettings(counter, WINDOW, faults={SUMMARY: SUMMARY_FAULTS[summary]})
+    )
     options = {"summary": {"model": SUMMARY, "timeout_s": SUMMARY_TIMEOUT_S}, "store": STORES[store]()}
     models = {MODEL: {"window": WINDOW}}
-    async with served(provider) as upstream, proxied(upstream, models=models, **options) as client:
+    async with serve_embedded(provider) as upstream, proxied(upstream, models=models, **options) as client:
         took = await grown(client, provider)
     slow = sorted(took)[-3:]
     # A hanging summary model costs its patience once, a hanging store its deadline now and then.

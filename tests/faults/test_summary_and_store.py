@@ -20,7 +20,7 @@ import pytest
 
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers import tokenizers
 from tests.faults.summary_shapes import (
     ANSWER,
@@ -54,7 +54,7 @@ TASK = "Find out which parts of the billing service are still on the old cluster
 TOLD = "Part %d reads its settings and opens its port when it starts, as it should. "
 RESULT = "part %d: replicas are set\n" + "the worker waits for its queue\n" * 8
 
-cached_load = functools.cache(tokenizers.load)
+cached_load = functools.cache(tokenizers.load_encoding)
 
 
 def conversation(name: str, steps: int = STEPS) -> list[JsonObject]:
@@ -193,9 +193,9 @@ async def staged(server: RedisServer) -> AsyncIterator[Stage]:
                 },
             }
         )
-        with mock.patch.object(tokenizers, "load", cached_load):  # takes half a second each time
+        with mock.patch.object(tokenizers, "load_encoding", cached_load):  # takes half a second each time
             async with (
-                served(create_app(config)) as url,
+                serve_embedded(create_app(config)) as url,
                 httpx.AsyncClient(base_url=url, timeout=90, trust_env=False) as client,
             ):
                 yield Stage(client, behind)

@@ -11,13 +11,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.runtime import SECRET_RETRY_S
 from compaction_proxy.storage.factory import NO_SECRET, SECRET_KEY
-from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.redis.url import parse_redis_url
 from tests.redis_servers import RedisServer
 
 LIMIT_S = 60.0
@@ -32,7 +32,9 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 async def two_replicas(stack: AsyncExitStack, server: RedisServer) -> list[httpx.AsyncClient]:
     """Clients of two proxies on one server."""
-    provider = await stack.enter_async_context(served(create_provider(Settings(CharacterCounter()))))
+    provider = await stack.enter_async_context(
+        serve_embedded(create_provider(DemoProviderSettings(CharacterCounter())))
+    )
     values = {
         "upstream": {"base_url": f"{provider}/v1"},
         "store": {"url": server.url},
@@ -41,7 +43,8 @@ async def two_replicas(stack: AsyncExitStack, server: RedisServer) -> list[httpx
         "compaction": {"counter": "characters"},
     }
     urls = [
-        await stack.enter_async_context(served(create_app(Config.model_validate(values)))) for _ in range(2)
+        await stack.enter_async_context(serve_embedded(create_app(Config.model_validate(values))))
+        for _ in range(2)
     ]
     return [await stack.enter_async_context(httpx.AsyncClient(base_url=url)) for url in urls]
 
@@ -71,7 +74,7 @@ def told(logged: Sequence[Mapping[str, Any]]) -> list[str]:
 async def test_a_damaged_shared_secret_is_told_once_by_each_replica_until_it_is_mended(
     server: RedisServer,
 ) -> None:
-    key = parse(server.url).prefix + SECRET_KEY
+    key = parse_redis_url(server.url).prefix + SECRET_KEY
     server.admin.set(key, "short")
     with capture_logs() as logged:
         async with AsyncExitStack() as stack:
@@ -89,7 +92,7 @@ async def test_a_damaged_shared_secret_is_told_once_by_each_replica_until_it_is_
 
 
 async def test_a_key_of_another_type_in_the_shared_secrets_place_is_taken_over(server: RedisServer) -> None:
-    key = parse(server.url).prefix + SECRET_KEY
+    key = parse_redis_url(server.url).prefix + SECRET_KEY
     server.admin.rpush(key, "theirs")
     with capture_logs() as logged:
         async with AsyncExitStack() as stack:

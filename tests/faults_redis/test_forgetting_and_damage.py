@@ -13,16 +13,16 @@ import httpx
 import pytest
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.storage.encrypted import SealedStore
+from compaction_proxy.storage.encrypted import EncryptedStore
 from compaction_proxy.storage.envelope import VERSION
 from compaction_proxy.storage.factory import SECRET_KEY
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.redis.store import RedisStore
-from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.redis.url import parse_redis_url
 from compaction_proxy.storage.store import Store
 from tests.redis_servers import RedisServer
 
@@ -59,13 +59,15 @@ class Place:
             }
         )
         app = create_app(config, store=store)
-        async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        async with serve_embedded(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
             yield client
 
 
 @pytest.fixture
 async def place(server: RedisServer) -> AsyncIterator[Place]:
-    async with served(create_provider(Settings(TiktokenCounter(print), window=4_096))) as url:
+    async with serve_embedded(
+        create_provider(DemoProviderSettings(TiktokenCounter(print), window=4_096))
+    ) as url:
         yield Place(url, server)
 
 
@@ -91,7 +93,7 @@ class Forgetful:
     """A store that loses everything before one of its calls, and counts them."""
 
     def __init__(self, server: RedisServer) -> None:
-        self._inner = RedisStore(parse(server.url))
+        self._inner = RedisStore(parse_redis_url(server.url))
         self._server = server
         self.calls = 0
         self.at = -1
@@ -227,23 +229,25 @@ async def test_every_flipped_byte_and_every_value_moved_to_another_key_is_a_miss
     async with place.proxy(sealed=True) as client:
         await ask(client, "mine")
         await ask(client, "yours")
-    store = RedisStore(parse(place.server.url))
+    store = RedisStore(parse_redis_url(place.server.url))
     told: list[str] = []
-    records = Records(SealedStore(store, [KEY]), lambda error: told.append(error.reason), cache_bytes=0)
-    prefix = parse(place.server.url).prefix
+    records = RecordStore(
+        EncryptedStore(store, [KEY]), lambda error: told.append(error.reason), cache_bytes=0
+    )
+    prefix = parse_redis_url(place.server.url).prefix
     keys = [key for key in stored(place.server) if b":checkpoint:" in key and b"#" not in key]
     assert len(keys) == 2
     values: list[bytes] = place.server.admin.mget(keys)
     first = keys[0].decode().removeprefix(prefix)
-    assert await records.find([first]) != [None]
+    assert await records.get_many([first]) != [None]
 
     step = 1 if pytestconfig.getoption("--runslow") else 10
     flipped = range(0, min(len(values[0]), 4_096), step)
     for at in flipped:
         place.server.admin.set(keys[0], values[0][:at] + bytes([values[0][at] ^ 0xFF]) + values[0][at + 1 :])
-        assert await records.find([first]) == [None]
+        assert await records.get_many([first]) == [None]
     place.server.admin.mset(dict(zip(keys, reversed(values), strict=True)))
-    assert await records.find([first]) == [None]
+    assert await records.get_many([first]) == [None]
     await records.close()
     assert told == ["store-unreadable"] * (len(flipped) + 1)
     async with place.proxy(sealed=True) as client:
@@ -319,12 +323,12 @@ async def test_one_tenant_has_a_bounded_number_of_keys(
     server: RedisServer, pytestconfig: pytest.Config
 ) -> None:
     conversations, cap = (20_000, 1_000) if pytestconfig.getoption("--runslow") else (1_000, 50)
-    store = RedisStore(parse(server.url), max_scopes=cap)
+    store = RedisStore(parse_redis_url(server.url), max_scopes=cap)
     told: list[str] = []
-    records = Records(store, lambda error: told.append(error.reason))
+    records = RecordStore(store, lambda error: told.append(error.reason))
     for start in range(0, conversations, 100):
         saving = (
-            records.save(f"v1:{{t.{n:06}}}:checkpoint:chained:00", {"n": n}, ttl_s=3600)
+            records.save_if_absent(f"v1:{{t.{n:06}}}:checkpoint:chained:00", {"n": n}, ttl_s=3600)
             for n in range(start, start + 100)
         )
         await asyncio.gather(*saving)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from compaction_proxy.storage.records import Item, Records
+from compaction_proxy.storage.records import RecordItem, RecordStore
 from compaction_proxy.storage.redis.store import RedisStore
-from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.redis.url import parse_redis_url
 from tests.free_ports import find_free_port
 from tests.redis_servers import Cluster, RedisServer
 
@@ -23,27 +23,29 @@ NODE_TIMEOUT_MS = 2_000
 
 
 @asynccontextmanager
-async def records_on(url: str, told: list[str]) -> AsyncIterator[Records]:
-    made = Records(RedisStore(parse(url)), lambda error: told.append(error.reason), cache_bytes=0)
+async def records_on(url: str, told: list[str]) -> AsyncIterator[RecordStore]:
+    made = RecordStore(
+        RedisStore(parse_redis_url(url)), lambda error: told.append(error.reason), cache_bytes=0
+    )
     try:
         yield made
     finally:
         await made.close()
 
 
-async def use(records: Records, key: str) -> None:
+async def use(records: RecordStore, key: str) -> None:
     """One record is looked for and saved."""
-    await records.find([key])
-    assert await records.save(key, {"key": key}, ttl_s=DAY_S) == {"key": key}
+    await records.get_many([key])
+    assert await records.save_if_absent(key, {"key": key}, ttl_s=DAY_S) == {"key": key}
 
 
-async def until_back(records: Records, *keys: str) -> None:
+async def until_back(records: RecordStore, *keys: str) -> None:
     """Wait until these records can be saved and found again."""
     async with asyncio.timeout(BACK_LIMIT_S):
         while True:
             for key in keys:
-                await records.save(key, {"key": key}, ttl_s=DAY_S)
-            if await records.find(keys) == [{"key": key} for key in keys]:
+                await records.save_if_absent(key, {"key": key}, ttl_s=DAY_S)
+            if await records.get_many(keys) == [{"key": key} for key in keys]:
                 return
             await asyncio.sleep(0.02)
 
@@ -67,7 +69,7 @@ async def test_a_server_that_is_busy_with_a_script_is_soon_left_alone(tmp_path: 
             server.admin.script_kill()
             spinning.join()
             await until_back(records, "{t}after")
-            assert await records.find(["{t}before"]) == [{"key": "{t}before"}]
+            assert await records.get_many(["{t}before"]) == [{"key": "{t}before"}]
 
     assert set(told) == {"store-busy", "store-resting"}
     assert told.count("store-resting") > 10
@@ -89,7 +91,7 @@ async def test_a_server_that_still_loads_is_left_alone_until_it_is_done(tmp_path
         async with records_on(server.url, told) as records:
             server.admin.config_set("rdbcompression", "no")  # the server answers once in so many bytes
             for n in range(200):
-                await records.save(f"{{t}}{n}", {"text": f"{n}" * 300}, ttl_s=DAY_S)
+                await records.save_if_absent(f"{{t}}{n}", {"text": f"{n}" * 300}, ttl_s=DAY_S)
             server.admin.save()
             server.kill()
             server.launch(
@@ -99,10 +101,10 @@ async def test_a_server_that_still_loads_is_left_alone_until_it_is_done(tmp_path
             await eventually(partial(says, server.port, b"-LOADING"))
             for n in range(50):
                 await use(records, f"{{t}}during{n}")
-            assert not records.in_use
+            assert not records.is_in_use
             server.await_answer()
             await until_back(records, "{t}after")
-            assert await records.find(["{t}199"]) == [{"text": "199" * 300}]
+            assert await records.get_many(["{t}199"]) == [{"text": "199" * 300}]
 
     assert told.count("store-resting") > 25
     assert "store-loading" in told
@@ -123,19 +125,21 @@ async def test_slots_that_move_between_nodes_cost_no_record(cluster: Cluster) ->
     slot = cluster.masters[0].admin.execute_command("CLUSTER", "KEYSLOT", key)
     source, target, _ = sorted(owners, key=lambda name: key_owner(owners[name], slot))
     async with records_on(cluster.url, told) as records:
-        await records.save(key, {"key": key}, ttl_s=DAY_S, also=[Item(other, {"key": other}, DAY_S)])
-        stored = parse(cluster.url).prefix
+        await records.save_if_absent(
+            key, {"key": key}, ttl_s=DAY_S, also=[RecordItem(other, {"key": other}, DAY_S)]
+        )
+        stored = parse_redis_url(cluster.url).prefix
         owners[target].admin.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source)
         owners[source].admin.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target)
         owners[source].admin.migrate("127.0.0.1", owners[target].port, stored + key, 0, 5000)
-        asked = await records.find([key])  # the old node says ASK
-        both = await records.find([key, other])  # neither has both: TRYAGAIN
-        assert await records.save("{t}new", {"n": 1}, ttl_s=DAY_S) == {"n": 1}
+        asked = await records.get_many([key])  # the old node says ASK
+        both = await records.get_many([key, other])  # neither has both: TRYAGAIN
+        assert await records.save_if_absent("{t}new", {"n": 1}, ttl_s=DAY_S) == {"n": 1}
         owners[source].admin.migrate("127.0.0.1", owners[target].port, stored + other, 0, 5000)
         for server in owners.values():
             server.admin.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target)
         await until_back(records, "{t}later")  # the old node says MOVED
-        found = await records.find([key, other])
+        found = await records.get_many([key, other])
 
     assert asked == [{"key": key}]
     assert both in ([None, None], [{"key": key}, {"key": other}])
@@ -195,7 +199,7 @@ async def test_a_replica_that_takes_a_lost_masters_place_is_found_and_has_what_w
             await eventually(lambda: replica.admin.role()[0] == b"master")
             async with asyncio.timeout(BACK_LIMIT_S):
                 wanted = [[{"key": name}] for name in names]
-                while [await records.find([name]) for name in names] != wanted:  # noqa: ASYNC110 - processes
+                while [await records.get_many([name]) for name in names] != wanted:  # noqa: ASYNC110 - processes
                     await asyncio.sleep(0.05)
 
     assert set(told) <= {"store-down", "store-timeout", "store-resting"}

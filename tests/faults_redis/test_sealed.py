@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.storage.envelope import content
+from compaction_proxy.storage.envelope import extract_json
 from tests.redis_servers import RedisServer
 
 OLD, NEW = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))
@@ -32,7 +32,9 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 @pytest.fixture
 async def upstream() -> AsyncIterator[str]:
     """One provider for all proxies of a test: tenants differ with its address."""
-    async with served(create_provider(Settings(TiktokenCounter(print), window=4_096))) as url:
+    async with serve_embedded(
+        create_provider(DemoProviderSettings(TiktokenCounter(print), window=4_096))
+    ) as url:
         yield url
 
 
@@ -46,7 +48,7 @@ async def proxy(upstream: str, server: RedisServer, *keys: str) -> AsyncIterator
             "models": {"*": {"window": 4_096}},
         }
     )
-    async with served(create_app(config)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serve_embedded(create_app(config)) as url, httpx.AsyncClient(base_url=url) as client:
         yield client
 
 
@@ -85,7 +87,7 @@ def everything(server: RedisServer) -> dict[bytes, list[bytes]]:
 def planted_in(server: RedisServer, words: list[str]) -> list[str]:
     """The words that whoever has the store can read, inflating what was deflated."""
     raw = [each for key, values in everything(server).items() for each in (key, *values)]
-    dump = b"\n".join([*raw, *(content(value) or b"" for value in raw)])
+    dump = b"\n".join([*raw, *(extract_json(value) or b"" for value in raw)])
     return [word for word in words if word.encode() in dump]
 
 

@@ -11,7 +11,7 @@ import pytest
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.summary.prompt import ALIGNED_END
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from tests.summaries import put_as_asked
 
 SUMMARY_MODEL = "summary-small"
@@ -94,7 +94,7 @@ def before(provider: Provider) -> Proxied:
 
     @asynccontextmanager
     async def running(**sections: Any) -> AsyncIterator[httpx.AsyncClient]:
-        async with served(provider) as upstream:
+        async with serve_embedded(provider) as upstream:
             config = Config.model_validate(
                 {
                     "upstream": {"base_url": f"{upstream}/v1"},
@@ -104,7 +104,7 @@ def before(provider: Provider) -> Proxied:
                 }
             )
             async with (
-                served(create_app(config)) as url,
+                serve_embedded(create_app(config)) as url,
                 httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
             ):
                 client.headers["authorization"] = "Bearer sk-test"

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.providers.tokenizers_fast import ToktokCounter
 from compaction_proxy.providers.types import TokenCounter
@@ -69,7 +69,7 @@ async def stretches() -> AsyncIterator[list[float]]:
 @pytest.fixture(scope="module")
 def plain() -> TokenCounter:
     counter = TiktokenCounter(print)
-    counter.warm()
+    counter.warm_up()
     return counter
 
 
@@ -77,7 +77,7 @@ def plain() -> TokenCounter:
 def fast() -> TokenCounter:
     pytest.importorskip("toktok", reason="needs the extra `fast`")
     counter = ToktokCounter(TiktokenCounter(print), print)
-    counter.warm()
+    counter.warm_up()
     assert counter.chosen.startswith("toktok")
     return counter
 
@@ -87,7 +87,7 @@ def fast() -> TokenCounter:
 async def test_a_text_is_counted_beside_the_loop(
     request: pytest.FixtureRequest, which: str, name: str
 ) -> None:
-    counting = Counting(request.getfixturevalue(which))
+    counting = TokenScheduler(request.getfixturevalue(which))
     await counting.count(["known"], "gpt-5")
     started = time.process_time()
     async with stretches() as found:

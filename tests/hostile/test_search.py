@@ -6,14 +6,14 @@ import time
 import pytest
 
 from compaction_proxy.core.message import Message
-from compaction_proxy.recall.archive import Original, Place, Round, archived
-from compaction_proxy.recall.fulltext import SqliteFullText
-from compaction_proxy.recall.retention import Bounds, Holdings
-from compaction_proxy.recall.search import MAX_HITS, SNIPPET_CHARACTERS, Recall
+from compaction_proxy.recall.archive import ArchivedRound, ArchiveRef, OriginalMessage, build_archive
+from compaction_proxy.recall.fulltext import SqliteTextIndexBuilder
+from compaction_proxy.recall.retention import ArchiveBounds, ArchiveRetention
+from compaction_proxy.recall.search import MAX_HITS, SNIPPET_CHARACTERS, ArchiveSearch
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
-from compaction_proxy.telemetry.event_history import History
+from compaction_proxy.telemetry.event_history import EventHistory
 
 DAY_S = 86_400.0
 PATIENCE_S = 5.0
@@ -33,20 +33,25 @@ def ignored(_: object) -> None:
     """Nothing fails here."""
 
 
-async def recall(texts: dict[str, list[str]], store: Store | None = None) -> Recall:
+async def recall(texts: dict[str, list[str]], store: Store | None = None) -> ArchiveSearch:
     """Over what a round has taken out of each tenant's conversation; all have one id and begin alike."""
-    records = Records(store or MemoryStore(), ignored)
-    history, holdings = History(records, DAY_S), Holdings(records, DAY_S, Bounds(), now=lambda: 2.0)
+    records = RecordStore(store or MemoryStore(), ignored)
+    history, holdings = (
+        EventHistory(records, DAY_S),
+        ArchiveRetention(records, DAY_S, ArchiveBounds(), now=lambda: 2.0),
+    )
     for tenant, taken in texts.items():
-        await history.rooted(tenant, CONVERSATION, ROOT)
-        made = Round(CONVERSATION, "chained", bytes(64), 1, 1.0)
-        messages = [Original(k, f"m_{tenant}{k}", 1, Message("tool", text)) for k, text in enumerate(taken)]
-        archive = archived(tenant, ROOT, made, messages, DAY_S)
+        await history.record_root(tenant, CONVERSATION, ROOT)
+        made = ArchivedRound(CONVERSATION, "chained", bytes(64), 1, 1.0)
+        messages = [
+            OriginalMessage(k, f"m_{tenant}{k}", 1, Message("tool", text)) for k, text in enumerate(taken)
+        ]
+        archive = build_archive(tenant, ROOT, made, messages, DAY_S)
         key = archive.items[0].key
-        await records.save(f"{key}:x", {}, ttl_s=DAY_S, also=[*archive.items, archive.line])
-        await holdings.added(tenant, Place(ROOT, made), archive)
-    await records.behind.close()
-    return Recall(records, history, holdings, SqliteFullText())
+        await records.save_if_absent(f"{key}:x", {}, ttl_s=DAY_S, also=[*archive.items, archive.line])
+        await holdings.add_archive(tenant, ArchiveRef(ROOT, made), archive)
+    await records.background_tasks.close()
+    return ArchiveSearch(records, history, holdings, SqliteTextIndexBuilder())
 
 
 def queries(number: int) -> list[str]:
@@ -67,8 +72,8 @@ async def test_a_thousand_queries_find_nothing_of_another_tenant_and_none_raises
         hits = await found.search("a", where, query, 20, known=known)
         assert [hit for hit in hits if not hit.message_id.startswith("m_a")] == []
         assert not [hit for hit in hits if "theirs-only" in hit.snippet]
-    assert await found.message("a", CONVERSATION, "m_b0", known=known) is None
-    assert await found.message("a", None, "m_b0", known=known) is None
+    assert await found.find_message("a", CONVERSATION, "m_b0", known=known) is None
+    assert await found.find_message("a", None, "m_b0", known=known) is None
     assert len(await found.search("b", None, "canary", 20)) > 1
     assert time.process_time() - started < 2 * PATIENCE_S
 

@@ -25,7 +25,7 @@ ANSWER_LIMIT_S = 60.0
 _TALKATIVE = """
 import functools, logging
 from compaction_proxy.telemetry import logs
-logs.configure = functools.partial(logs.configure, level=logging.DEBUG)
+logs.configure_logging = functools.partial(logs.configure_logging, level=logging.DEBUG)
 from compaction_proxy.cli.main import app
 app()
 """

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from compaction_proxy.admin.api.routing import Api
+from compaction_proxy.admin.api.routing import AdminApi
 from compaction_proxy.admin.app import ALIVE_PATHS, READY_PATHS, Readiness, create_admin
-from compaction_proxy.admin.auth import Access
+from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.storage.memory import MemoryStore
 from tests.watched import Watched
 
@@ -32,7 +32,9 @@ def application() -> Any:
     """The application behind our own paths, to be asked for its routes."""
     admin = Watched(MemoryStore(), 60)
     ready = Readiness(ready=True, store="ok", version="1")
-    return create_admin(lambda: ready, "", Api(admin.steering, admin.watching, Access("127.0.0.1", KEY)))
+    return create_admin(
+        lambda: ready, "", AdminApi(admin.steering, admin.watching, AccessPolicy("127.0.0.1", KEY))
+    )
 
 
 def leaves(routes: Iterable[Any]) -> Iterator[APIRoute]:
@@ -65,7 +67,7 @@ async def test_every_route_but_health_answers_nobody_without_the_key(isolation: 
     public = {*ALIVE_PATHS, *READY_PATHS}
     wrong: list[str] = []
     assert len(routes()) > 20
-    async with served(configured(KEY)) as url:
+    async with serve_embedded(configured(KEY)) as url:
         port = int(url.rpartition(":")[2])
         for method, path in routes():
             if path.endswith("/stream"):  # has no end: see `test_no_stream_opens_without_the_key`
@@ -98,7 +100,7 @@ async def test_no_other_spelling_of_a_path_opens_it(isolation: Any, key: str) ->
         start.replace("/v1", "/v1/../v1"), f"{start}%00", f"{start}/events#x",
         start.replace("/admin", "/adm%69n"),
     ]  # fmt: skip
-    async with served(configured(key)) as url:
+    async with serve_embedded(configured(key)) as url:
         port = int(url.rpartition(":")[2])
         host = ["host: evil.example"] if not key else []
         statuses = {
@@ -114,7 +116,7 @@ async def test_no_other_spelling_of_a_path_opens_it(isolation: Any, key: str) ->
 
 async def test_no_description_and_no_page_is_served_to_strangers(isolation: Any) -> None:
     paths = ("/admin/v1/openapi.json", "/admin/v1/docs", "/admin", "/admin/", "/admin/v1", "/admin/docs")
-    async with served(configured(KEY)) as url:
+    async with serve_embedded(configured(KEY)) as url:
         port = int(url.rpartition(":")[2])
         statuses = [(await isolation.ask(port, isolation.request("GET", path))).status for path in paths]
         for path in ("/ui/docs", "/mcp/docs"):
@@ -124,7 +126,7 @@ async def test_no_description_and_no_page_is_served_to_strangers(isolation: Any)
 
 async def test_no_stream_opens_without_the_key(isolation: Any) -> None:
     [path] = [path for method, path in routes() if path.endswith("/stream")]
-    async with served(configured(KEY)) as url:
+    async with serve_embedded(configured(KEY)) as url:
         port = int(url.rpartition(":")[2])
         refused = [await isolation.ask(port, isolation.request("GET", path, *shown)) for shown in STRANGERS]
         page = await isolation.ask(

@@ -34,7 +34,7 @@ class Echoing:
     def __init__(self) -> None:
         self.calls = 0
 
-    async def ask(self, call: SummaryCall) -> SummaryAnswer:
+    async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
         self.calls += 1
         shown = call.prompt
         if call.conversation is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.storage.envelope import content
+from compaction_proxy.storage.envelope import extract_json
 from tests.proxy_processes import command
 from tests.redis_servers import RedisServer
 
@@ -171,7 +171,7 @@ async def test_a_key_stands_in_no_line_no_store_and_no_answer_of_ours(isolation:
         output = proxy.output.read_bytes()
 
     keys = b"\n".join(values)
-    held = b"\n".join(content(value) or value for each in values.values() for value in each)
+    held = b"\n".join(extract_json(value) or value for each in values.values() for value in each)
     refused = b"".join(each.body for each in replies if each is not None and each.status in {401, 431, 501})
     # What a user wrote into a message is that message's text. It is kept, and found in no line all the same.
     assert (found(output), found(keys), found(told)) == ([], [], [])

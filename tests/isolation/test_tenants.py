@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.storage.envelope import content
+from compaction_proxy.storage.envelope import extract_json
 from tests.isolation.crowd import CANARY, SUMMARY_MODEL, Crowd, Provider, owners
 from tests.redis_servers import RedisServer
 
@@ -92,7 +92,7 @@ def foreign_in_store(url: str, isolation: Any) -> list[str]:
     """Records that hold canaries of several tenants, or keys that hold any."""
     found = []
     for key, values in isolation.stored(url).items():
-        held = b"\n".join(content(value) or value for value in values)
+        held = b"\n".join(extract_json(value) or value for value in values)
         if len(owners(held)) > 1 or CANARY.search(key) or b"session-" in key or b"sk-" in key:
             found.append(key.decode())
     return found

@@ -12,8 +12,8 @@ from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.client.engine import NativeEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
-from compaction_proxy.gateway.server import served
-from compaction_proxy.providers.discovery import HttpDiscovery
+from compaction_proxy.gateway.server import serve_embedded
+from compaction_proxy.providers.discovery import HttpWindowDiscovery
 
 CHAT = "/v1/chat/completions"
 SUMMARY_MODEL = "summary-small"
@@ -95,7 +95,7 @@ async def test_no_request_chooses_its_upstream(isolation: Any) -> None:
     async with (
         isolation.upstream(ok) as upstream,
         isolation.upstream(ok) as sentinel,
-        served(configured(upstream.url)) as url,
+        serve_embedded(configured(upstream.url)) as url,
     ):
         sent = tricks(isolation, sentinel.port)
         replies = [await isolation.ask(port_of(url), raw) for raw in sent]
@@ -133,7 +133,7 @@ async def test_no_redirect_is_followed_by_a_relayed_a_summary_or_a_discovery_cal
             summary = {"model": SUMMARY_MODEL}
             small = {"small": {"reserve_output": 100, "compaction": {"trigger": [{"tokens": 900}]}}}
             app = configured(elsewhere.url, summary=summary, models=small)
-            async with served(app) as url:
+            async with serve_embedded(app) as url:
                 fields = f"authorization: Bearer {CLIENT_KEY}"
                 replies = [
                     await isolation.ask(
@@ -147,8 +147,10 @@ async def test_no_redirect_is_followed_by_a_relayed_a_summary_or_a_discovery_cal
                     for method in ("GET", "POST", "DELETE")
                 ]
             engine = NativeEngine()
-            discovery = HttpDiscovery(EngineTransport(engine))
-            found = await discovery.window(f"{elsewhere.url}/v1", {"authorization": CLIENT_KEY}, "small")
+            discovery = HttpWindowDiscovery(EngineTransport(engine))
+            found = await discovery.discover_window(
+                f"{elsewhere.url}/v1", {"authorization": CLIENT_KEY}, "small"
+            )
             await engine.aclose()
 
     assert (sentinel.connections, found) == (0, None)
@@ -192,7 +194,7 @@ async def test_each_key_goes_to_its_own_origin_only(isolation: Any) -> None:
                 summary={"model": SUMMARY_MODEL, "base_url": f"{summaries.url}/v1", "api_key": SUMMARY_KEY},
                 models={"small": {"window": 1_200}},
             )
-            async with served(app) as url:
+            async with serve_embedded(app) as url:
                 for n in range(4):
                     raw = isolation.request("POST", CHAT, *shown, f"x-session-id: {n}", body=long_body())
                     reply = await isolation.ask(port_of(url), raw)
@@ -229,7 +231,7 @@ async def test_an_upstream_that_answers_with_an_address_of_its_own_gets_no_key_t
         async with isolation.upstream(back) as summaries:
             summary = {"model": SUMMARY_MODEL, "base_url": f"{summaries.url}/v1", "api_key": SUMMARY_KEY}
             app = configured(upstream.url, summary=summary, models={"small": {"window": 1_200}})
-            async with served(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            async with serve_embedded(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
                 answer = await client.post(CHAT, content=long_body())
     assert (answer.status_code, len(upstream.seen), len(summaries.seen)) == (200, 1, len(summaries.seen))
     assert summaries.seen

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from compaction_proxy.core.errors import ConfigError
-from compaction_proxy.gateway.server import listen_on_path, removed_at_the_end
+from compaction_proxy.gateway.server import listen_on_unix_path, remove_socket_on_exit
 from tests.proxy_processes import command, proxy_process
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"
@@ -78,7 +78,7 @@ def test_health_says_that_nobody_listens_on_a_path(tmp_path: Path) -> None:
 
 def test_a_socket_on_which_somebody_listens_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     path = tmp_path / "proxy.sock"
-    with listen_on_path(str(path)):
+    with listen_on_unix_path(str(path)):
         done = command("serve", tmp_path, COMPACTION_PROXY__SERVER__UNIX_SOCKET=str(path))
         assert path.is_socket()
     assert done == (2, "", f"server.unix_socket: cannot listen on {path}: Address already in use\n")
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     path.write_text("mine")
     with pytest.raises(ConfigError) as raised:
-        listen_on_path(str(path))
+        listen_on_unix_path(str(path))
     assert str(raised.value) == f"server.unix_socket: cannot listen on {path}: File exists"
     assert path.read_text() == "mine"
 
@@ -98,16 +98,16 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 )
 def test_a_path_of_no_use_is_said_in_one_line(name: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
-        listen_on_path(str(tmp_path / name))
+        listen_on_unix_path(str(tmp_path / name))
     assert str(raised.value) == f"server.unix_socket: cannot listen on {tmp_path / name}: {why}"
 
 
 def test_the_socket_of_a_successor_stays(tmp_path: Path) -> None:
     path = tmp_path / "proxy.sock"
-    first = listen_on_path(str(path))
-    with removed_at_the_end(first):
+    first = listen_on_unix_path(str(path))
+    with remove_socket_on_exit(first):
         first.close()  # it takes nothing more, and answers what it has taken
-        second = listen_on_path(str(path))
-    with removed_at_the_end(second), second, socket.socket(socket.AF_UNIX) as client:
+        second = listen_on_unix_path(str(path))
+    with remove_socket_on_exit(second), second, socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
     assert not path.exists()

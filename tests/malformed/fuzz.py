@@ -21,23 +21,23 @@ with atheris.instrument_imports(
         "compaction_proxy.gateway.server.parser",
     ]
 ):
-    from compaction_proxy.core.digest import canonical_arguments
-    from compaction_proxy.core.errors import RequestRefused, Unreadable
-    from compaction_proxy.core.token_rules import definition_piece
-    from compaction_proxy.gateway.control_headers import control
-    from compaction_proxy.gateway.headers import to_client, to_upstream
-    from compaction_proxy.gateway.identity import conversation
-    from compaction_proxy.gateway.paths import deployment, is_own, join
-    from compaction_proxy.gateway.server.parser import Head, RequestParser
-    from compaction_proxy.wires.body import read as read_body
-    from compaction_proxy.wires.chat.messages import message
-    from compaction_proxy.wires.chat.usage import usage_tap
+    from compaction_proxy.core.digest import canonicalize_arguments
+    from compaction_proxy.core.errors import RequestRefusedError, UnreadableBodyError
+    from compaction_proxy.core.token_rules import minify_definition
+    from compaction_proxy.gateway.control_headers import parse_control_headers
+    from compaction_proxy.gateway.headers import to_client_headers, to_upstream_headers
+    from compaction_proxy.gateway.identity import find_conversation_id
+    from compaction_proxy.gateway.paths import find_deployment, is_own_path, join_upstream_url
+    from compaction_proxy.gateway.server.parser import RequestHead, RequestParser
+    from compaction_proxy.wires.body import parse_body as read_body
+    from compaction_proxy.wires.chat.messages import parse_message
+    from compaction_proxy.wires.chat.usage import open_usage_tap
     from compaction_proxy.wires.chat.wire import CHAT
-    from compaction_proxy.wires.context_errors import detect
-    from compaction_proxy.wires.incremental_reader import Reader
-    from compaction_proxy.wires.prescan import models_named, outputs_named
+    from compaction_proxy.wires.context_errors import parse_overflow
+    from compaction_proxy.wires.incremental_reader import IncrementalReader
+    from compaction_proxy.wires.prescan import find_models, find_output_limits
 
-READER = Reader(bytes(32), CHAT, max_beginnings=16)
+READER = IncrementalReader(bytes(32), CHAT, max_beginnings=16)
 SAID = b'{"role":"user","content":"h"}'
 # What the process may allocate from the start to the end; it needs less than 100 MiB.
 MOST_DATA_BYTES = 512 * 1024 * 1024
@@ -46,64 +46,64 @@ MOST_DATA_BYTES = 512 * 1024 * 1024
 class Listener:
     """What a connection does with what is found: it looks at the head as the relay does."""
 
-    def head_begins(self) -> None:
+    def on_head_started(self) -> None:
         pass
 
-    def head_came(self, head: Head) -> None:
+    def on_head_received(self, head: RequestHead) -> None:
         try:
-            control(head.fields)
-            join("http://up/v1", head.raw_path, head.query)
-        except RequestRefused:
+            parse_control_headers(head.fields)
+            join_upstream_url("http://up/v1", head.raw_path, head.query)
+        except RequestRefusedError:
             pass
-        is_own(head.path)
-        deployment(head.raw_path)
-        conversation(head.fields, ["x-session-id"], b"secret", "tenant")
-        for name, held in to_upstream(head.fields, api_key="", hop="0" * 16):
+        is_own_path(head.path)
+        find_deployment(head.raw_path)
+        find_conversation_id(head.fields, ["x-session-id"], b"secret", "tenant")
+        for name, held in to_upstream_headers(head.fields, api_key="", hop="0" * 16):
             assert not set(name + held) & {0, 10, 13}, (name, held)
-        to_client(200, head.fields)
+        to_client_headers(200, head.fields)
 
-    def body_came(self, piece: bytes) -> None:
+    def on_body_received(self, piece: bytes) -> None:
         pass
 
-    def request_came(self) -> None:
+    def on_request_received(self) -> None:
         pass
 
 
 def read(data: bytes) -> None:
     """A body, all of it, and then as one that has grown."""
-    models_named(data)
-    outputs_named(data)
+    find_models(data)
+    find_output_limits(data)
     try:
         body = read_body(data, CHAT)
-    except Unreadable:
+    except UnreadableBodyError:
         return
     assert READER.read(data, "t").messages == body.messages
     for raw in body.messages:
-        with suppress(Unreadable):
-            message(raw)
-    grown = data[: body.place.stop - 1] + b"," + SAID + data[body.place.stop - 1 :]
+        with suppress(UnreadableBodyError):
+            parse_message(raw)
+    grown = data[: body.messages_slice.stop - 1] + b"," + SAID + data[body.messages_slice.stop - 1 :]
     assert READER.read(grown, "t").messages == (*body.messages, SAID)
 
 
 def answer(data: bytes) -> None:
     """What an upstream says."""
     for kind in ("application/json", "text/event-stream"):
-        tap = usage_tap(kind, "gzip" if data[:2] == b"\x1f\x8b" else "")
+        tap = open_usage_tap(kind, "gzip" if data[:2] == b"\x1f\x8b" else "")
         tap.feed(data)
         tap.result()
-    detect(400, data, "")
+    parse_overflow(400, data, "")
 
 
 def one(data: bytes) -> None:
     way, data = data[:1], data[1:]
     if way == b"H":
-        RequestParser(Listener()).feed(data)
+        RequestParser(Listener()).feed_data(data)
     elif way == b"A":
         answer(data)
     elif way == b"J":
         text = data.decode("utf-8", "surrogateescape")
-        canonical_arguments(text)
-        definition_piece(text)
+        canonicalize_arguments(text)
+        minify_definition(text)
     else:
         read(data)
 

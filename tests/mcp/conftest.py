@@ -15,10 +15,15 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Settings, create_provider
+from compaction_proxy.cli.demo.provider import (
+    AGENT_MODEL,
+    SUMMARY_MODEL,
+    DemoProviderSettings,
+    create_provider,
+)
 from compaction_proxy.config.config import Config
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.gateway.server import served
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.storage.memory import MemoryStore
 
@@ -50,13 +55,13 @@ class Store(MemoryStore):
 
     async def read(self, keys: Sequence[str]) -> Any:
         if self.dead:
-            raise StoreUnavailable("gone")
+            raise StoreUnavailableError("gone")
         return await super().read(keys)
 
-    async def tail(self, key: str, limit: int) -> Any:
+    async def read_tail(self, key: str, limit: int) -> Any:
         if self.dead:
-            raise StoreUnavailable("gone")
-        return await super().tail(key, limit)
+            raise StoreUnavailableError("gone")
+        return await super().read_tail(key, limit)
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,11 @@ class Stack:
 @asynccontextmanager
 async def running(**server: Any) -> AsyncIterator[tuple[str, Store]]:
     """The URL of a proxy before the demo provider, and its store."""
-    provider = create_provider(Settings(CharacterCounter(), window=8192, models=(AGENT_MODEL, SUMMARY_MODEL)))
+    provider = create_provider(
+        DemoProviderSettings(CharacterCounter(), window=8192, models=(AGENT_MODEL, SUMMARY_MODEL))
+    )
     store = Store()
-    async with served(provider) as upstream:
+    async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
             {
                 "server": server,
@@ -88,7 +95,7 @@ async def running(**server: Any) -> AsyncIterator[tuple[str, Store]]:
                 "models": {"*": {"window": 8192}},
             }
         )
-        async with served(create_app(config, store=store)) as url:
+        async with serve_embedded(create_app(config, store=store)) as url:
             yield url, store
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from compaction_proxy.cli.tool_calls import Reached
-from compaction_proxy.cli.tool_calls import asked as called_by_command
-from compaction_proxy.gateway.mcp.tools import Answer
+from compaction_proxy.cli.tool_calls import McpTarget
+from compaction_proxy.cli.tool_calls import call_tool as called_by_command
+from compaction_proxy.gateway.mcp.tools import McpToolResult
 from tests.mcp.conftest import CODE, OURS, Stack, over_http, running, said
 
 CALL = {
@@ -33,7 +33,7 @@ async def asked(url: str, **headers: str) -> httpx.Response:
         return await client.post(f"{url}/mcp", json=CALL, headers=fields)
 
 
-def called(reached: Reached) -> Answer:
+def called(reached: McpTarget) -> McpToolResult:
     """What the command answers to a call."""
     return called_by_command(reached, "conversation_status", {})
 
@@ -81,15 +81,15 @@ async def test_where_keys_are_named_one_is_needed_and_the_path_moves_with_the_ot
         assert (unknown.status_code, code(unknown)) == (401, "invalid_api_key")
         async with over_http(stack, "Bearer sk-known-client") as client:
             assert await said(client, "conversation_status") == "No conversation is known yet."
-        refused = await asyncio.to_thread(called, Reached(stack.url, {"authorization": "Bearer sk-other"}))
+        refused = await asyncio.to_thread(called, McpTarget(stack.url, {"authorization": "Bearer sk-other"}))
         told = f"The proxy at {stack.url} refused: Show a key that this proxy knows."
-        assert refused == Answer(told, failed=True)
+        assert refused == McpToolResult(told, failed=True)
 
 
 def test_over_stdio_a_socket_where_nobody_listens_is_told_of(tmp_path: Path) -> None:
-    told = called(Reached("http://localhost", {}, str(tmp_path / "none")))
+    told = called(McpTarget("http://localhost", {}, str(tmp_path / "none")))
     where = f"The proxy at unix:{tmp_path}/none"
-    assert told == Answer(f"{where} does not answer (FileNotFoundError). Is it running?", failed=True)
+    assert told == McpToolResult(f"{where} does not answer (FileNotFoundError). Is it running?", failed=True)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ async def test_over_stdio_another_program_on_the_port_is_told_of(answer: bytes, 
 
     async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
         url = "http://127.0.0.1:{1}".format(*server.sockets[0].getsockname())
-        told = await asyncio.to_thread(called, Reached(url, {}))
-    assert told == Answer(f"The proxy at {url} {wanted}", failed=True)
+        told = await asyncio.to_thread(called, McpTarget(url, {}))
+    assert told == McpToolResult(f"The proxy at {url} {wanted}", failed=True)
 
 
 def test_the_library_is_loaded_by_nobody_and_where_it_is_missing_both_ways_say_what_to_install() -> None:
@@ -124,10 +124,10 @@ def test_the_library_is_loaded_by_nobody_and_where_it_is_missing_both_ways_say_w
         "import asyncio, sys, httpx\n"
         "from compaction_proxy.app import create_app\nfrom compaction_proxy.cli.main import app as command\n"
         "from compaction_proxy.config.config import Config\n"
-        "from compaction_proxy.gateway.server import served\n"
+        "from compaction_proxy.gateway.server import serve_embedded\n"
         "async def main():\n"
         "    app = create_app(Config.model_validate({'store': {'url': 'memory://'}}))\n"
-        "    async with served(app) as url, httpx.AsyncClient(trust_env=False) as client:\n"
+        "    async with serve_embedded(app) as url, httpx.AsyncClient(trust_env=False) as client:\n"
         "        print({'mcp', 'mcp_types', 'jsonschema', 'httpx2'} & set(sys.modules))\n"
         "        sys.modules['mcp'] = sys.modules['mcp_types'] = None\n"
         "        answer = await client.post(url + '/mcp', json={})\n"

@@ -18,14 +18,14 @@ from anyio.from_thread import start_blocking_portal
 
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo import chat as wire
-from compaction_proxy.cli.demo.client import Client, DepartedError, Receive, Scope, Send
-from compaction_proxy.cli.demo.format import Format
+from compaction_proxy.cli.demo.client import ClientDepartedError, DemoClient, Receive, Scope, Send
+from compaction_proxy.cli.demo.format import DemoWire
 from compaction_proxy.cli.demo.messages_wire import MESSAGES
-from compaction_proxy.cli.demo.prompt import Meter
+from compaction_proxy.cli.demo.prompt import TokenMeter
 from compaction_proxy.cli.demo.responses_wire import RESPONSES
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.search_tool import TOOL_NAME
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.wires.chat.continuation import TOOL_JSON
 from compaction_proxy.wires.registry import WIRES as DIALECTS
@@ -102,7 +102,7 @@ class Wire:
 
     path: str
     request: dict[str, Any]
-    format: Format | None = None
+    format: DemoWire | None = None
 
 
 CHAT_WIRE = Wire("/v1/chat/completions", {"messages": HELLO, "tools": TOOLS})
@@ -133,7 +133,7 @@ Scripted = wire.Reply | Raw | Callable[[Any], wire.Reply]
 class Provider:
     """Gives each key the answers that were scripted for it, one after another, the last one for ever."""
 
-    meter: Meter
+    meter: TokenMeter
     scripts: dict[str, list[Scripted]] = field(default_factory=dict)
     asked: dict[str, list[Asked]] = field(default_factory=dict)
 
@@ -143,8 +143,8 @@ class Provider:
                 await receive()
                 await send({"type": f"lifespan.{event}.complete"})
             return
-        client = Client(receive, send)
-        raw = await client.body()
+        client = DemoClient(receive, send)
+        raw = await client.read_body()
         fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         key = fields.get("x-api-key") or fields.get("authorization", "").removeprefix("Bearer ")
         wire = next(each for each in WIRES.values() if scope["path"].endswith(each.path))
@@ -155,11 +155,11 @@ class Provider:
         try:
             answer = script[min(len(before), len(script)) - 1]
             await self._answer(answer, seen, len(before), client, send, wire)
-        except DepartedError:
+        except ClientDepartedError:
             seen.departed = True
 
     async def _answer(
-        self, answer: Scripted, seen: Asked, number: int, client: Client, send: Send, wire: Wire
+        self, answer: Scripted, seen: Asked, number: int, client: DemoClient, send: Send, wire: Wire
     ) -> None:
         wrong = wire.format.judge(seen.body) if wire.format else None
         seen.wrong = wrong.message if wrong else ""
@@ -178,19 +178,19 @@ class Provider:
 
     def written(self, reply: wire.Reply, body: Any, number: int, told: Wire = CHAT_WIRE) -> Raw:
         """The reply as a body asks for it. Its prompt has 100 tokens for each message, its output 10."""
-        usage = wire.Usage(100 * len(listed(body)), 10, 50)
+        usage = wire.DemoUsage(100 * len(listed(body)), 10, 50)
         if told.format is not None:
             prompt = {"model": f"m-{number}"}
-            asked = wire.Asked(body, prompt, 0, streamed=bool(body.get("stream")))
-            answer = wire.Answer(asked, number, 1_700_000_000 + number, f"{number:02x}", reply, usage)
+            asked = wire.DemoRequest(body, prompt, 0, streamed=bool(body.get("stream")))
+            answer = wire.DemoAnswer(asked, number, 1_700_000_000 + number, f"{number:02x}", reply, usage)
             if not asked.streamed:
                 return Raw((told.format.whole(answer),), fields=(JSON,))
             return Raw(tuple(told.format.events(answer)))
         envelope = wire.Envelope(f"chatcmpl-{number}", 1_700_000_000 + number, f"m-{number}")
         if not body.get("stream"):
-            return Raw((wire.completion(envelope, reply, usage),), fields=(JSON,))
+            return Raw((wire.encode_completion(envelope, reply, usage),), fields=(JSON,))
         wanted = (body.get("stream_options") or {}).get("include_usage")
-        return Raw(tuple(wire.stream(envelope, reply, usage if wanted else None)))
+        return Raw(tuple(wire.encode_stream(envelope, reply, usage if wanted else None)))
 
 
 @dataclass
@@ -248,8 +248,8 @@ def config(base_url: str) -> Config:
 
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[Stack]:
-    provider = Provider(Meter(CharacterCounter()))
-    async with served(provider) as direct, served(create_app(config(direct))) as url:
+    provider = Provider(TokenMeter(CharacterCounter()))
+    async with serve_embedded(provider) as direct, serve_embedded(create_app(config(direct))) as url:
         yield Stack(provider, url)
 
 

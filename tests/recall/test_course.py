@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from compaction_proxy.cli.demo import chat
-from compaction_proxy.compaction.types import Fit, Report, Status
-from compaction_proxy.core.errors import Overloaded, UpstreamError
+from compaction_proxy.compaction.types import CompactionReport, CompactionStatus, FitResult
+from compaction_proxy.core.errors import OverloadedError, UpstreamError
 from compaction_proxy.gateway import recall_loop, recall_relay
 from compaction_proxy.gateway.body_budget import BodyBudget
-from compaction_proxy.gateway.control_headers import Control
-from compaction_proxy.gateway.identity import Who
-from compaction_proxy.gateway.recall_loop import NOT_NOW, Course, Offer
-from compaction_proxy.gateway.recall_relay import relay_one
-from compaction_proxy.gateway.request_state import Passage
-from compaction_proxy.gateway.upstream import Answer
-from compaction_proxy.recall.tool import Asker
+from compaction_proxy.gateway.control_headers import ControlHeaders
+from compaction_proxy.gateway.identity import Identity
+from compaction_proxy.gateway.recall_loop import NOT_NOW, RecallLoop, ToolOffer
+from compaction_proxy.gateway.recall_relay import relay_with_recall
+from compaction_proxy.gateway.request_state import RequestState
+from compaction_proxy.gateway.upstream import UpstreamResponse
+from compaction_proxy.recall.tool import RecallContext
 from compaction_proxy.wires.chat.continuation import TOOL_JSON
-from compaction_proxy.wires.chat.intercept_calls import Call
+from compaction_proxy.wires.chat.intercept_calls import PartialToolCall
 from compaction_proxy.wires.chat.wire import CHAT
-from compaction_proxy.wires.wire import Usage
+from compaction_proxy.wires.wire import TokenUsage
 
 BODY = b'{"messages":[{"role":"user","content":"?"}],"tools":[{}]}'
 MESSAGE: Any = {
@@ -30,7 +30,7 @@ MESSAGE: Any = {
     "content": None,
     "tool_calls": [{"id": "a", "type": "function", "function": {"name": "memory_search", "arguments": "{}"}}],
 }
-CALL = Call({"id": "a", "function": {"name": "memory_search", "arguments": "{}"}}, 0, ours=True)
+CALL = PartialToolCall({"id": "a", "function": {"name": "memory_search", "arguments": "{}"}}, 0, is_ours=True)
 ENVELOPE = chat.Envelope("chatcmpl-1", 1, "m")
 SEARCHING = chat.Reply("", (chat.ToolCall("a", "memory_search", "{}"),), "tool_calls")
 
@@ -61,7 +61,7 @@ class Memory:
     def __init__(self, outcome: Any = "Found.") -> None:
         self.outcome = outcome
 
-    async def answer(self, asker: Asker, arguments: str) -> str:
+    async def answer_call(self, asker: RecallContext, arguments: str) -> str:
         if isinstance(self.outcome, Exception):
             raise self.outcome
         if self.outcome is None:
@@ -69,23 +69,25 @@ class Memory:
         return str(self.outcome)
 
 
-def offer(memory: Any = None) -> Offer:
-    whole = {"raw": BODY, "bare": BODY, "has_tools": True, "hops": 4, "asker": Asker("t", "c_1")}
-    whole |= {"dialect": CHAT, "tool": CHAT.search_tool}
-    return Offer(memory=memory or Memory(), **whole)  # type: ignore[arg-type]
+def offer(memory: Any = None) -> ToolOffer:
+    whole = {"raw": BODY, "bare": BODY, "has_tools": True, "hops": 4, "asker": RecallContext("t", "c_1")}
+    whole |= {"wire": CHAT, "tool": CHAT.search_tool}
+    return ToolOffer(memory=memory or Memory(), **whole)  # type: ignore[arg-type]
 
 
-def course(outcome: Any, memory: Any = None, *, kind: str = "text/event-stream") -> tuple[Course, list[Any]]:
+def course(
+    outcome: Any, memory: Any = None, *, kind: str = "text/event-stream"
+) -> tuple[RecallLoop, list[Any]]:
     """One whose upstream answers so, or raises so; and the messages that it is asked to go on from."""
     asked: list[Any] = []
 
-    async def ask(raw: bytes) -> Answer:
+    async def ask(raw: bytes) -> UpstreamResponse:
         asked.extend(json.loads(raw)["messages"])
         if isinstance(outcome, Exception):
             raise outcome
-        return Answer(outcome)
+        return UpstreamResponse(outcome)
 
-    return Course(offer(memory), ask, kind), asked
+    return RecallLoop(offer(memory), ask, kind), asked
 
 
 class Client:
@@ -103,11 +105,11 @@ class Client:
 
 
 def streamed(reply: chat.Reply, *, usage: int = 0) -> Response:
-    return Response(chat.stream(ENVELOPE, reply, chat.Usage(usage, 5, 2) if usage else None))
+    return Response(chat.encode_stream(ENVELOPE, reply, chat.DemoUsage(usage, 5, 2) if usage else None))
 
 
 def plain(reply: chat.Reply) -> Response:
-    return Response([chat.completion(ENVELOPE, reply, chat.Usage(1, 1, 0))], b"application/json")
+    return Response([chat.encode_completion(ENVELOPE, reply, chat.DemoUsage(1, 1, 0))], b"application/json")
 
 
 @pytest.mark.virtual_time
@@ -117,7 +119,7 @@ async def test_a_search_that_fails_or_takes_long_is_answered_all_the_same(
 ) -> None:
     monkeypatch.setattr(recall_loop, "SEARCH_S", 0.05)
     going, made = course(streamed(chat.Reply("Sorry.")), Memory(outcome))
-    await going.next(MESSAGE, [CALL])
+    await going.continue_after_calls(MESSAGE, [CALL])
     assert made[-1] == {"role": "tool", "tool_call_id": "a", "content": NOT_NOW}
 
 
@@ -127,7 +129,7 @@ async def test_several_searches_have_no_more_time_than_one(monkeypatch: pytest.M
     going, made = course(streamed(chat.Reply("Sorry.")), Memory(None))
     clock = asyncio.get_running_loop().time
     began_s = clock()
-    await going.next({**MESSAGE, "tool_calls": MESSAGE["tool_calls"] * 8}, [CALL] * 8)
+    await going.continue_after_calls({**MESSAGE, "tool_calls": MESSAGE["tool_calls"] * 8}, [CALL] * 8)
     assert clock() - began_s == pytest.approx(0.1)
     assert [each["content"] for each in made[-8:]] == [NOT_NOW] * 8
 
@@ -136,7 +138,7 @@ async def test_several_searches_have_no_more_time_than_one(monkeypatch: pytest.M
 async def test_whoever_leaves_while_it_searches_ends_the_search() -> None:
     client, first = Client(), streamed(SEARCHING)
     going, _ = course(streamed(chat.Reply("Never.")), Memory(None))
-    task = asyncio.create_task(relay_one(going, Answer(first), client, ()))
+    task = asyncio.create_task(relay_with_recall(going, UpstreamResponse(first), client, ()))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -155,7 +157,9 @@ class Silent(Response):
 @pytest.mark.virtual_time
 async def test_whoever_leaves_before_the_next_answer_begins_ends_it() -> None:
     client, silent = Client(), Silent([])
-    task = asyncio.create_task(relay_one(course(silent)[0], Answer(streamed(SEARCHING)), client, ()))
+    task = asyncio.create_task(
+        relay_with_recall(course(silent)[0], UpstreamResponse(streamed(SEARCHING)), client, ())
+    )
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -178,72 +182,80 @@ async def test_an_upstream_that_goes_on_after_its_end_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(recall_relay, "LINGER_S", 0.1)
-    endless = Endless(chat.stream(ENVELOPE, SEARCHING, None))
+    endless = Endless(chat.encode_stream(ENVELOPE, SEARCHING, None))
     async with asyncio.timeout(30):
-        assert await relay_one(course(streamed(chat.Reply("Five.")))[0], Answer(endless), Client(), ())
+        assert await relay_with_recall(
+            course(streamed(chat.Reply("Five.")))[0], UpstreamResponse(endless), Client(), ()
+        )
     assert endless.closed
 
 
 AWAY = UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable")
 
 
-@pytest.mark.parametrize(("error", "code"), [(AWAY, "upstream_unreachable"), (Overloaded(5), "overloaded")])
+@pytest.mark.parametrize(
+    ("error", "code"), [(AWAY, "upstream_unreachable"), (OverloadedError(5), "overloaded")]
+)
 async def test_an_upstream_that_is_away_is_told_in_a_stream_which_is_cut(error: Any, code: str) -> None:
     client = Client()
-    assert not await relay_one(course(error)[0], Answer(streamed(SEARCHING)), client, ())
+    assert not await relay_with_recall(course(error)[0], UpstreamResponse(streamed(SEARCHING)), client, ())
     assert json.loads(client.body.split(b"data: ")[-1])["error"]["code"] == code
     assert (client.status, client.whole) == (200, False)
 
 
-@pytest.mark.parametrize(("error", "status"), [(AWAY, 502), (Overloaded(5), 503)])
+@pytest.mark.parametrize(("error", "status"), [(AWAY, 502), (OverloadedError(5), 503)])
 async def test_an_upstream_that_is_away_is_the_answer_where_nothing_was_sent(error: Any, status: int) -> None:
     client, (going, _) = Client(), course(error, kind="application/json")
-    assert not await relay_one(going, Answer(plain(SEARCHING)), client, ())
+    assert not await relay_with_recall(going, UpstreamResponse(plain(SEARCHING)), client, ())
     assert (client.status, going.code, client.whole) == (status, status, True)
 
 
 async def test_every_answer_is_closed() -> None:
     for made in (streamed, plain):
         first, second = made(SEARCHING), made(chat.Reply("Five."))
-        assert await relay_one(course(second)[0], Answer(first), Client(), ())
+        assert await relay_with_recall(course(second)[0], UpstreamResponse(first), Client(), ())
         assert (first.closed, second.closed) == (True, True)
 
 
-def passage(going: Course | None) -> Passage:
-    hold = BodyBudget().open()
-    made = Passage(Who("t", "c_1"), BODY, {"headers": []}, Control(), len(BODY), "r_1", hold, code=200)
-    made.fit = Fit(BODY, 1_000, Report(Status.REUSED, "c_1", "anchored", 1))
-    made.course = going
+def passage(going: RecallLoop | None) -> RequestState:
+    hold = BodyBudget().open_hold()
+    made = RequestState(
+        Identity("t", "c_1"), BODY, {"headers": []}, ControlHeaders(), len(BODY), "r_1", hold, code=200
+    )
+    made.fit = FitResult(BODY, 1_000, CompactionReport(CompactionStatus.REUSED, "c_1", "anchored", 1))
+    made.recall_loop = going
     return made
 
 
 async def test_the_figures_are_of_all_answers_and_what_is_learned_is_of_the_first() -> None:
     going, _ = course(streamed(chat.Reply("Five."), usage=130))
-    assert await relay_one(going, Answer(streamed(SEARCHING, usage=100)), Client(), ())
+    assert await relay_with_recall(going, UpstreamResponse(streamed(SEARCHING, usage=100)), Client(), ())
     made = passage(going)
-    made.waited(9.0)  # by a later answer, which is part of the first
+    made.record_wait(9.0)  # by a later answer, which is part of the first
     usage = going.tap.result()
-    told = made.exchange(usage)
-    assert usage == Usage(230, 10, 4, "stop")
+    told = made.build_exchange(usage)
+    assert usage == TokenUsage(230, 10, 4, "stop")
     assert (told.prompt_tokens, told.completion_tokens, told.cached_tokens) == (230, 10, 4)
     assert (told.recalls, told.recall_prompt_tokens, told.recall_cached_tokens) == (1, 130, 2)
-    assert made.answered(usage).usage == Usage(100, 5, 2, "tool_calls")
+    assert made.to_completed_request(usage).usage == TokenUsage(100, 5, 2, "tool_calls")
     assert told.first_byte_s is None
 
 
 async def test_an_answer_that_went_on_by_itself_has_the_figures_it_always_had() -> None:
     going, _ = course(AWAY)
-    assert await relay_one(going, Answer(streamed(chat.Reply("Five."), usage=100)), Client(), ())
+    assert await relay_with_recall(
+        going, UpstreamResponse(streamed(chat.Reply("Five."), usage=100)), Client(), ()
+    )
     made, usage = passage(going), going.tap.result()
-    told = made.exchange(usage)
+    told = made.build_exchange(usage)
     assert (told.recalls, told.recall_prompt_tokens) == (None, None)
-    assert made.answered(usage).usage == usage == Usage(100, 5, 2, "stop")
+    assert made.to_completed_request(usage).usage == usage == TokenUsage(100, 5, 2, "stop")
 
 
 def test_the_tool_is_part_of_what_was_sized() -> None:
     made = passage(None)
-    assert made.answered(None).fit == made.fit
+    assert made.to_completed_request(None).fit == made.fit
     made.offer = offer()
-    fit = made.answered(None).fit
+    fit = made.to_completed_request(None).fit
     assert fit is not None
     assert fit.estimate == 1_000 + len(TOOL_JSON) // 4

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compaction_proxy.cli.demo import chat, messages_wire, responses_wire
-from compaction_proxy.wires.messages.intercept_stream import BlockStream
-from compaction_proxy.wires.responses.intercept_stream import ItemStream
-from compaction_proxy.wires.sse import Events, data_of
+from compaction_proxy.wires.messages.intercept_stream import MessagesStreamJoiner
+from compaction_proxy.wires.responses.intercept_stream import ResponsesStreamJoiner
+from compaction_proxy.wires.sse import EventSplitter, read_data
 from compaction_proxy.wires.wire import StreamJoiner
 
 TOOL = "memory_search"
@@ -20,25 +20,28 @@ SEARCH = chat.ToolCall("call_r", TOOL, '{"query":"budget"}')
 OPEN = chat.ToolCall("call_o", "open", '{"path":"1.py"}')
 BODIES: dict[str, Any] = {"messages": {"messages": []}, "responses": {"input": []}}
 FORMATS = {"messages": messages_wire.MESSAGES, "responses": responses_wire.RESPONSES}
-JOINERS: dict[str, Callable[[str], StreamJoiner]] = {"messages": BlockStream, "responses": ItemStream}
+JOINERS: dict[str, Callable[[str], StreamJoiner]] = {
+    "messages": MessagesStreamJoiner,
+    "responses": ResponsesStreamJoiner,
+}
 WIRES = pytest.mark.parametrize("name", FORMATS)
 
 
 def write(name: str, text: str, *calls: chat.ToolCall, reason: str = "", number: int = 1) -> bytes:
     reply = chat.Reply(text, calls, reason or ("tool_calls" if calls else "stop"))
-    asked = chat.Asked(BODIES[name], {"model": "m"}, 0, streamed=True)
-    answer = chat.Answer(asked, number, 1, f"{number:02x}", reply, chat.Usage(100, 10, 50))
+    asked = chat.DemoRequest(BODIES[name], {"model": "m"}, 0, streamed=True)
+    answer = chat.DemoAnswer(asked, number, 1, f"{number:02x}", reply, chat.DemoUsage(100, 10, 50))
     return b"".join(FORMATS[name].events(answer))
 
 
 def pass_through(stream: StreamJoiner, data: bytes, cuts: Sequence[int] = ()) -> bytes:
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     pieces = [data[start:stop] for start, stop in itertools.pairwise(places)]
-    return b"".join(map(stream.feed, pieces)) + stream.ended()
+    return b"".join(map(stream.feed, pieces)) + stream.flush_rest()
 
 
 def list_payloads(data: bytes) -> list[Any]:
-    return [json.loads(told) for told in map(data_of, Events().feed(data)) if told]
+    return [json.loads(told) for told in map(read_data, EventSplitter().feed(data)) if told]
 
 
 @WIRES
@@ -72,7 +75,7 @@ def test_how_a_stream_was_sliced_makes_no_difference(
         got = pass_through(stream, write(name, text, *calls).replace(b"\n", ends), places)
         searches = [call.arguments for call in stream.calls]
         if searches:
-            stream.go_on(hidden=True)
+            stream.start_next_answer(may_answer_calls=True)
             got += pass_through(stream, write(name, "Done.", number=2).replace(b"\n", ends), places)
         outcomes.append((got, searches))
     assert outcomes[0] == outcomes[1]
@@ -82,7 +85,7 @@ def test_how_a_stream_was_sliced_makes_no_difference(
 @WIRES
 def test_each_event_passes_as_soon_as_it_is_whole(name: str) -> None:
     stream = JOINERS[name](TOOL)
-    for each in Events().feed(write(name, "One two three four five six seven.")):
+    for each in EventSplitter().feed(write(name, "One two three four five six seven.")):
         assert (stream.feed(each[:-1]), stream.feed(each[-1:])) == (b"", each)
 
 
@@ -140,10 +143,10 @@ def test_blocks_go_back_as_they_were_put_together() -> None:
         {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 1}},
         {"type": "message_stop"},
     ]
-    stream = BlockStream(TOOL)
+    stream = MessagesStreamJoiner(TOOL)
     stream.feed(b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in events))
     assert [call.arguments for call in stream.calls] == ['{"query":"b"}']
-    assert stream.go_on(hidden=True) == {
+    assert stream.start_next_answer(may_answer_calls=True) == {
         "role": "assistant",
         "content": [
             {"type": "thinking", "thinking": "Hm", "signature": "s"},

@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.wires.chat import continuation as chat_tools
-from compaction_proxy.wires.chat.continuation import gone_on, is_begun, offering, with_tool, without_choice
+from compaction_proxy.wires.chat.continuation import (
+    add_tool,
+    continue_request,
+    forbid_calls,
+    inspect_tools,
+    is_prefill,
+)
 from compaction_proxy.wires.messages import search_tool as messages_tool
 
 NAME = "memory_search"
@@ -45,8 +51,8 @@ def test_each_wire_defines_the_same_tool_in_its_own_shape() -> None:
     ],
 )  # fmt: skip
 def test_the_tool_comes_last_and_every_other_byte_stays(raw: bytes, made: bytes) -> None:
-    found = offering(raw, NAME)
-    assert (found.possible, with_tool(found, TOOL)) == (True, made % TOOL)
+    found = inspect_tools(raw, NAME)
+    assert (found.can_add_tool, add_tool(found, TOOL)) == (True, made % TOOL)
 
 
 @pytest.mark.parametrize(
@@ -68,13 +74,13 @@ def test_the_tool_comes_last_and_every_other_byte_stays(raw: bytes, made: bytes)
     ],
 )
 def test_where_a_tool_of_ours_has_no_place(raw: bytes) -> None:
-    assert not offering(raw, NAME).possible
+    assert not inspect_tools(raw, NAME).can_add_tool
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"a":1,"a":2}', b'{"n":1}x', b"[" * 100_000])
 def test_what_is_no_request_is_refused(raw: bytes) -> None:
-    with pytest.raises(Unreadable):
-        offering(raw, NAME)
+    with pytest.raises(UnreadableBodyError):
+        inspect_tools(raw, NAME)
 
 
 @settings(max_examples=40, deadline=None)
@@ -85,15 +91,15 @@ def test_what_is_no_request_is_refused(raw: bytes) -> None:
 )
 def test_a_body_means_the_same_but_for_the_tool(body: dict[str, Any], tools: Any, indent: int | None) -> None:
     given_body = {**body, "messages": [], "tools": tools}
-    found = offering(json.dumps(given_body, indent=indent).encode(), NAME)
-    assert json.loads(with_tool(found, TOOL)) == {**given_body, "tools": [*(tools or ()), json.loads(TOOL)]}
+    found = inspect_tools(json.dumps(given_body, indent=indent).encode(), NAME)
+    assert json.loads(add_tool(found, TOOL)) == {**given_body, "tools": [*(tools or ()), json.loads(TOOL)]}
 
 
 @settings(max_examples=40, deadline=None)
 @given(messages=st.lists(VALUES, min_size=1, max_size=3), more=st.lists(VALUES, min_size=1, max_size=3))
 def test_a_request_goes_on_behind_its_own_messages(messages: list[Any], more: list[Any]) -> None:
     raw = json.dumps({"messages": messages, "stream": True}).encode()
-    made = gone_on(raw, more)
+    made = continue_request(raw, more)
     assert json.loads(made) == {"messages": [*messages, *more], "stream": True}
     stop = raw.rindex(b"]", 0, raw.rindex(b'"stream"'))
     assert (made[:stop], made.endswith(raw[stop:])) == (raw[:stop], True)
@@ -101,17 +107,17 @@ def test_a_request_goes_on_behind_its_own_messages(messages: list[Any], more: li
 
 def test_without_messages_nothing_goes_on() -> None:
     for raw in (b"{}", b'{"messages":7}'):
-        with pytest.raises(Unreadable):
-            gone_on(raw, [{}])
+        with pytest.raises(UnreadableBodyError):
+            continue_request(raw, [{}])
 
 
 def test_every_call_can_be_forbidden() -> None:
-    assert without_choice(b'{"tools":[]} ') == b'{"tools":[],"tool_choice":"none"} '
-    assert without_choice(b'{"tool_choice": null,"n":1}') == b'{"tool_choice": "none","n":1}'
+    assert forbid_calls(b'{"tools":[]} ') == b'{"tools":[],"tool_choice":"none"} '
+    assert forbid_calls(b'{"tool_choice": null,"n":1}') == b'{"tool_choice": "none","n":1}'
 
 
 def test_an_answer_that_the_client_has_begun_is_known_by_its_role() -> None:
     messages: list[Any] = [{"role": "assistant", "content": "x"}, {"role": "user", "content": '"assistant"'}]
     messages += [{"role": "user", "name": "assistant"}, {"content": "assistant"}]
-    begun = [is_begun(json.dumps(message, indent=1).encode()) for message in messages]
+    begun = [is_prefill(json.dumps(message, indent=1).encode()) for message in messages]
     assert begun == [True, False, False, False]

@@ -50,7 +50,7 @@ def read_chat(answer: Any) -> Seen:
 
 
 def list_payloads(stream: bytes) -> list[Any]:
-    carried = (sse.data_of(each) for each in sse.Events().feed(stream))
+    carried = (sse.read_data(each) for each in sse.EventSplitter().feed(stream))
     return [json.loads(each) for each in carried if each and each != b"[DONE]"]
 
 

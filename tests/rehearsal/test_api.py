@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from compaction_proxy.admin.api.replay import MAX_BYTES, replay_routes
-from compaction_proxy.admin.api.routing import Api
+from compaction_proxy.admin.api.replay import MAX_BYTES, create_replay_router
+from compaction_proxy.admin.api.routing import AdminApi
 from compaction_proxy.admin.app import Readiness, create_admin
-from compaction_proxy.admin.auth import Access
-from compaction_proxy.admin.replay_source import stored
+from compaction_proxy.admin.auth import AccessPolicy
+from compaction_proxy.admin.replay_source import create_replay_source
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.replay.jobs import Rehearsing
+from compaction_proxy.replay.jobs import ReplayJobRunner
 from compaction_proxy.storage.memory import MemoryStore
 from tests.watched import Watched
 
@@ -30,8 +30,8 @@ TALK = [
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    provider = create_provider(Settings(TiktokenCounter(lambda _: None), window=100_000))
-    async with served(provider) as upstream:
+    provider = create_provider(DemoProviderSettings(TiktokenCounter(lambda _: None), window=100_000))
+    async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
             {
                 "upstream": {"base_url": f"{upstream}/v1"},
@@ -41,7 +41,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
             }
         )
         async with (
-            served(create_app(config)) as url,
+            serve_embedded(create_app(config)) as url,
             httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client,
         ):
             yield client
@@ -73,11 +73,16 @@ async def test_what_cannot_be_played_is_refused(client: httpx.AsyncClient) -> No
 async def test_a_rehearsal_that_crashes_is_an_error_in_openai_s_shape() -> None:
     command = (sys.executable, "-c", "raise MemoryError('all of it')")
     here = Watched(MemoryStore(), 60.0)
-    playing = Rehearsing(Config(), stored(here.steering, here.watching), command)
+    playing = ReplayJobRunner(Config(), create_replay_source(here.steering, here.watching), command)
     ready = Readiness(ready=True, store="ok", version="1")
-    api = Api(here.steering, here.watching, Access("127.0.0.1", ""), more=(replay_routes(playing),))
+    api = AdminApi(
+        here.steering,
+        here.watching,
+        AccessPolicy("127.0.0.1", ""),
+        extra_routers=(create_replay_router(playing),),
+    )
     async with (
-        served(create_admin(lambda: ready, "", api)) as url,
+        serve_embedded(create_admin(lambda: ready, "", api)) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client,
     ):
         answer = await client.post("/admin/v1/replay", json={"messages": TALK})

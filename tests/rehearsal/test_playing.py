@@ -10,17 +10,23 @@ import httpx
 import pytest
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
-from compaction_proxy.cli.demo.run import _expected_history, _until_quiet
-from compaction_proxy.cli.demo.script import load
-from compaction_proxy.cli.replay_worker import staged
-from compaction_proxy.compaction.types import Ask, Fit
+from compaction_proxy.cli.demo.provider import (
+    AGENT_MODEL,
+    SUMMARY_MODEL,
+    DemoProvider,
+    DemoProviderSettings,
+    create_provider,
+)
+from compaction_proxy.cli.demo.run import _build_expected_history, _wait_until_quiet
+from compaction_proxy.cli.demo.script import load_script
+from compaction_proxy.cli.replay_worker import open_stage
+from compaction_proxy.compaction.types import FitRequest, FitResult
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.replay.recordings import Recording, recorded, recordings, thinned
-from compaction_proxy.replay.runner import Wanted, play
+from compaction_proxy.replay.recordings import Recording, parse_recording, read_recordings, select_lengths
+from compaction_proxy.replay.runner import ReplayOptions, replay_recording
 
 WINDOW_TOKENS = 8_192
 # Of the requests of the conversation; all of them take longer, and say no more.
@@ -30,9 +36,9 @@ MOST_S = 100.0
 
 
 def recording() -> Recording:
-    script = load()
-    messages = _expected_history(script)
-    return recorded({"model": AGENT_MODEL, "messages": messages, "tools": script.tools}, "demo")
+    script = load_script()
+    messages = _build_expected_history(script)
+    return parse_recording({"model": AGENT_MODEL, "messages": messages, "tools": script.tools}, "demo")
 
 
 def config(upstream: str, strategy: str = "anchored") -> Config:
@@ -50,22 +56,24 @@ def config(upstream: str, strategy: str = "anchored") -> Config:
 
 async def lived(strategy: str) -> tuple[list[tuple[int, int, int]], list[str]]:
     """Of each request that the provider was sent: its bytes, tokens and cached tokens; and the rounds."""
-    provider: Provider = create_provider(Settings(TiktokenCounter(print), window=WINDOW_TOKENS))
+    provider: DemoProvider = create_provider(
+        DemoProviderSettings(TiktokenCounter(print), window=WINDOW_TOKENS)
+    )
     rounds = []
     async with (
-        served(provider) as upstream,
-        served(create_app(config(upstream, strategy))) as url,
+        serve_embedded(provider) as upstream,
+        serve_embedded(create_app(config(upstream, strategy))) as url,
         httpx.AsyncClient(trust_env=False) as client,
     ):
         headers = {"content-type": "application/json", "x-compaction-strategy": strategy}
         known = asyncio.all_tasks()
         played = recording()
-        for length in thinned(played, EVERY):
-            body = played.body(length, AGENT_MODEL)
+        for length in select_lengths(played, EVERY):
+            body = played.build_body(length, AGENT_MODEL)
             answer = await client.post(f"{url}/v1/chat/completions", content=body, headers=headers)
             assert answer.status_code == 200, answer.text
             rounds.append(answer.headers.get("x-compaction-round", ""))
-            await _until_quiet(known)
+            await _wait_until_quiet(known)
     seen = [each for each in provider.log if each.model == AGENT_MODEL]
     return [(len(each.body), each.prompt_tokens, each.cached_tokens) for each in seen], rounds
 
@@ -75,10 +83,10 @@ class Watched:
 
     def __init__(self, compactor: Any) -> None:
         self._compactor = compactor
-        self.fits: list[Fit] = []
+        self.fits: list[FitResult] = []
 
-    async def fit(self, ask: Ask) -> Fit:
-        self.fits.append(await self._compactor.fit(ask))
+    async def fit_request(self, ask: FitRequest) -> FitResult:
+        self.fits.append(await self._compactor.fit_request(ask))
         return self.fits[-1]
 
     def __getattr__(self, name: str) -> Any:
@@ -88,10 +96,10 @@ class Watched:
 @pytest.mark.parametrize("strategy", ["anchored", "full"])
 async def test_the_provider_is_sent_the_same_as_through_the_proxy(strategy: str) -> None:
     real, rounds = await lived(strategy)
-    async with staged(config("http://127.0.0.1:1", strategy)) as stage:
+    async with open_stage(config("http://127.0.0.1:1", strategy)) as stage:
         watched = Watched(stage.compactor)
-        result = await play(
-            replace(stage, compactor=cast("Any", watched)), recording(), strategy, Wanted(every=EVERY)
+        result = await replay_recording(
+            replace(stage, compactor=cast("Any", watched)), recording(), strategy, ReplayOptions(every=EVERY)
         )
     rehearsed = [
         (len(fit.raw), point.after, point.cached)
@@ -103,10 +111,10 @@ async def test_the_provider_is_sent_the_same_as_through_the_proxy(strategy: str)
 
 
 async def test_each_overriding_wish_is_played() -> None:
-    wanted = Wanted(model="gpt-5.4", trigger_tokens=5_000, window=9_000, every=5)
-    async with staged(config("http://127.0.0.1:1")) as stage:
+    wanted = ReplayOptions(model="gpt-5.4", trigger_tokens=5_000, window=9_000, every=5)
+    async with open_stage(config("http://127.0.0.1:1")) as stage:
         told: list[tuple[int, int]] = []
-        result = await play(
+        result = await replay_recording(
             stage, recording(), "full", wanted, lambda done, total: told.append((done, total))
         )
     requests = -(-len(recording().lengths) // 5)
@@ -120,25 +128,27 @@ async def test_each_overriding_wish_is_played() -> None:
 
 
 async def test_a_window_that_the_requests_outgrow_is_kept() -> None:
-    async with staged(Config()) as stage:
-        result = await play(
-            stage, recording(), "anchored", Wanted(window=6_000, trigger_tokens=100_000, every=2)
+    async with open_stage(Config()) as stage:
+        result = await replay_recording(
+            stage, recording(), "anchored", ReplayOptions(window=6_000, trigger_tokens=100_000, every=2)
         )
     assert result.over_without > 0
     assert (result.failed, result.largest_tokens <= 6_000) == (0, True)
 
 
 async def test_every_strategy_can_be_played_with_its_own_trigger() -> None:
-    async with staged(Config.model_validate({"models": {"*": {"window": WINDOW_TOKENS}}})) as stage:
-        results = [await play(stage, recording(), name, Wanted(every=20)) for name in STRATEGIES]
+    async with open_stage(Config.model_validate({"models": {"*": {"window": WINDOW_TOKENS}}})) as stage:
+        results = [
+            await replay_recording(stage, recording(), name, ReplayOptions(every=20)) for name in STRATEGIES
+        ]
     assert {each.strategy: each.failed for each in results} == dict.fromkeys(STRATEGIES, 0)
 
 
 async def test_the_largest_conversation_is_played_in_time(shared: Path) -> None:
-    largest = max(recordings(shared / "data" / "conversations" / "coding_aider.jsonl"), key=_size)
-    async with staged(Config()) as stage:
+    largest = max(read_recordings(shared / "data" / "conversations" / "coding_aider.jsonl"), key=_size)
+    async with open_stage(Config()) as stage:
         before = time.process_time()
-        result = await play(stage, largest, "anchored", Wanted(window=100_000))
+        result = await replay_recording(stage, largest, "anchored", ReplayOptions(window=100_000))
         spent_s = time.process_time() - before
     assert (result.rounds > 0, result.failed, spent_s <= MOST_S) == (True, 0, True), spent_s
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.cli.demo.prompt import Meter, PrefixCache
-from compaction_proxy.replay.prompt_size import FRAME_TOKENS, JsonObject, message_tokens
-from compaction_proxy.replay.provider import Prompt, Provider
-from compaction_proxy.replay.recordings import dumps
+from compaction_proxy.cli.demo.prompt import PrefixCache, TokenMeter
+from compaction_proxy.replay.prompt_size import FRAME_TOKENS, JsonObject, count_message_tokens
+from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider
+from compaction_proxy.replay.recordings import dump_json
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
 MESSAGES: st.SearchStrategy[list[JsonObject]] = st.lists(
@@ -41,15 +41,20 @@ class Words:
 def test_sizes_and_cached_tokens_are_those_of_the_demo_provider(
     lists: list[list[JsonObject]], tools: list[JsonObject]
 ) -> None:
-    meter = Meter(Words())
-    cache, provider = PrefixCache(meter), Provider(Words())
+    meter = TokenMeter(Words())
+    cache, provider = PrefixCache(meter), SimulatedProvider(Words())
     for messages in [part for each in lists for part in (each[: len(each) // 2 + 1], each)]:
         body = {"model": "m", "messages": messages, **({"tools": tools} if tools else {})}
-        prompt = Prompt("m", (dumps(TOOLS).decode(),) if tools else (), [dumps(each) for each in messages])
-        assert (provider.size(prompt), provider.read(prompt)) == (meter.prompt(body), cache.hit(body))
+        prompt = ProviderPrompt(
+            "m", (dump_json(TOOLS).decode(),) if tools else (), [dump_json(each) for each in messages]
+        )
+        assert (provider.count_prompt_tokens(prompt), provider.read_through_cache(prompt)) == (
+            meter.count_prompt(body),
+            cache.match_prompt(body),
+        )
 
 
 @pytest.mark.parametrize("calls", ["find", 5, {}, [None], ["find"], [{"function": "find"}]])
 def test_calls_that_are_none_count_as_nothing(calls: object) -> None:
     message = {"role": "assistant", "tool_calls": calls}
-    assert message_tokens(message, len) == FRAME_TOKENS + len("assistant")
+    assert count_message_tokens(message, len) == FRAME_TOKENS + len("assistant")

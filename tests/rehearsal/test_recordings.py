@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.replay import recordings as module
-from compaction_proxy.replay.recordings import Recording, recorded, recordings, thinned
+from compaction_proxy.replay.recordings import Recording, parse_recording, read_recordings, select_lengths
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -22,16 +22,16 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 def read(path: Path, text: str) -> list[Recording]:
     path.write_text(text, encoding="utf-8")
-    return list(recordings(path))
+    return list(read_recordings(path))
 
 
 def test_a_request_is_made_for_each_answer_and_for_what_has_none_yet() -> None:
-    talk = recorded({"model": "m", "messages": TALK, "tools": TOOLS, "stream": True}, "talk")
+    talk = parse_recording({"model": "m", "messages": TALK, "tools": TOOLS, "stream": True}, "talk")
     assert talk.lengths == (2, 4, 6)
-    assert json.loads(talk.body(4, "n")) == {"model": "n", "messages": TALK[:4], "tools": TOOLS}
-    assert json.loads(talk.answer(4)) == TALK[4]
-    assert talk.answer(6) == b""
-    assert (thinned(talk, 2), thinned(talk, 9)) == ((2, 6), (6,))
+    assert json.loads(talk.build_body(4, "n")) == {"model": "n", "messages": TALK[:4], "tools": TOOLS}
+    assert json.loads(talk.get_answer(4)) == TALK[4]
+    assert talk.get_answer(6) == b""
+    assert (select_lengths(talk, 2), select_lengths(talk, 9)) == ((2, 6), (6,))
 
 
 def test_each_form_of_file_is_read(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_each_form_of_file_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_conversation_is_refused_in_a_line(tmp_path: Path, text: str, problem: str) -> None:
-    with pytest.raises(RequestRefused) as refused:
+    with pytest.raises(RequestRefusedError) as refused:
         read(tmp_path / "talk.json", text)
     assert str(refused.value).removeprefix(f"{tmp_path}/") == problem
 
@@ -80,10 +80,10 @@ def test_what_is_no_conversation_is_refused_in_a_line(tmp_path: Path, text: str,
 def test_files_and_bodies_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = json.dumps(TALK)
     monkeypatch.setattr(module, "MAX_BODY_BYTES", len(text) - 1)
-    with pytest.raises(RequestRefused, match="a request larger than"):
+    with pytest.raises(RequestRefusedError, match="a request larger than"):
         read(tmp_path / "talk.json", text)
     monkeypatch.setattr(module, "MAX_FILE_BYTES", 10)
-    with pytest.raises(RequestRefused, match="larger than"):
+    with pytest.raises(RequestRefusedError, match="larger than"):
         read(tmp_path / "talk.json", text)
-    with pytest.raises(RequestRefused, match="No such file"):
-        list(recordings(tmp_path / "none"))
+    with pytest.raises(RequestRefusedError, match="No such file"):
+        list(read_recordings(tmp_path / "none"))

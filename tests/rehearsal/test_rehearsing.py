@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.admin.replay_source import rebuilt
+from compaction_proxy.admin.replay_source import rebuild_messages
 from compaction_proxy.config.config import Config
-from compaction_proxy.core.errors import RehearsalFailed, RequestRefused
-from compaction_proxy.recall.archive import Archived
-from compaction_proxy.recall.round_detail import KEPT, STAND_IN, Shown
-from compaction_proxy.replay.jobs import COMMAND, Asked, Rehearsing, asked
-from compaction_proxy.replay.runner import Wanted
+from compaction_proxy.core.errors import ReplayFailedError, RequestRefusedError
+from compaction_proxy.recall.archive import RemovedMessage
+from compaction_proxy.recall.round_detail import KEPT, STAND_IN, VisibleMessage
+from compaction_proxy.replay.jobs import COMMAND, ReplayJob, ReplayJobRunner, parse_job
+from compaction_proxy.replay.runner import ReplayOptions
 
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
 # Answers with what it was told.
@@ -28,21 +28,21 @@ SECRET = "sk-very-secret"
 
 
 async def nothing(_: str) -> dict[str, Any]:
-    raise RequestRefused(404, "There is no such conversation.", "conversation_not_found")
+    raise RequestRefusedError(404, "There is no such conversation.", "conversation_not_found")
 
 
 async def kept(_: str) -> dict[str, Any]:
     return {"model": "kept-model", "messages": TALK}
 
 
-def rehearsing(command: tuple[str, ...] = COMMAND, limit_s: float = 30.0) -> Rehearsing:
+def rehearsing(command: tuple[str, ...] = COMMAND, limit_s: float = 30.0) -> ReplayJobRunner:
     told = {"upstream": {"api_key": SECRET}, "server": {"admin_key": SECRET}}
     config = Config.model_validate({**told, "store": {"url": f"redis://:{SECRET}@store.test/0"}})
-    return Rehearsing(config, kept, command, limit_s=limit_s)
+    return ReplayJobRunner(config, kept, command, limit_s=limit_s)
 
 
-def wish(**members: object) -> Asked:
-    return asked(json.dumps(members).encode())
+def wish(**members: object) -> ReplayJob:
+    return parse_job(json.dumps(members).encode())
 
 
 async def test_a_conversation_is_played_in_a_process_of_its_own(
@@ -51,14 +51,16 @@ async def test_a_conversation_is_played_in_a_process_of_its_own(
     (tmp_path / "compaction_proxy").mkdir()
     (tmp_path / "compaction_proxy/__init__.py").touch()  # somebody else's, where the server was started
     monkeypatch.chdir(tmp_path)
-    results = await rehearsing().play(wish(messages=TALK, model="gpt-4o", strategies=["full"], window=9_000))
+    results = await rehearsing().run_job(
+        wish(messages=TALK, model="gpt-4o", strategies=["full"], window=9_000)
+    )
     [told] = [{name: each[name] for name in ("strategy", "model", "window", "requests")} for each in results]
     assert told == {"strategy": "full", "model": "gpt-4o", "window": 9_000, "requests": 1}
 
 
 async def test_the_process_is_told_no_secret_and_the_conversation_as_it_came() -> None:
-    stored = await rehearsing(ECHO).play(wish(conversation="c_1", trigger_tokens=7))
-    sent = await rehearsing(ECHO).play(wish(messages=TALK, tools=[]))
+    stored = await rehearsing(ECHO).run_job(wish(conversation="c_1", trigger_tokens=7))
+    sent = await rehearsing(ECHO).run_job(wish(messages=TALK, tools=[]))
     assert [SECRET in str(each) for each in (stored, sent)] == [False, False]
     about = json.loads(str(stored[0]))
     assert (about["name"], about["strategies"], about["wanted"]["trigger_tokens"]) == ("c_1", ["anchored"], 7)
@@ -68,10 +70,10 @@ async def test_the_process_is_told_no_secret_and_the_conversation_as_it_came() -
 
 async def test_no_more_than_two_are_under_way() -> None:
     rooms = rehearsing(ASLEEP)
-    two = [asyncio.create_task(rooms.play(wish(messages=TALK))) for _ in range(2)]
+    two = [asyncio.create_task(rooms.run_job(wish(messages=TALK))) for _ in range(2)]
     await asyncio.sleep(0.05)
-    with pytest.raises(RequestRefused) as refused:
-        await rooms.play(wish(messages=TALK))
+    with pytest.raises(RequestRefusedError) as refused:
+        await rooms.run_job(wish(messages=TALK))
     for each in two:
         each.cancel()
     ended = await asyncio.gather(*two, return_exceptions=True)
@@ -80,8 +82,8 @@ async def test_no_more_than_two_are_under_way() -> None:
 
 
 async def test_a_process_that_takes_too_long_is_ended() -> None:
-    with pytest.raises(RequestRefused) as refused:
-        await rehearsing(ASLEEP, limit_s=0.5).play(wish(messages=TALK))
+    with pytest.raises(RequestRefusedError) as refused:
+        await rehearsing(ASLEEP, limit_s=0.5).run_job(wish(messages=TALK))
     assert refused.value.status == 413
 
 
@@ -97,16 +99,16 @@ async def test_a_process_that_takes_too_long_is_ended() -> None:
     ],
 )
 async def test_a_process_that_fails_is_quoted(program: str, said: str) -> None:
-    with pytest.raises(RehearsalFailed) as failed:
-        await rehearsing((sys.executable, "-c", program)).play(wish(messages=TALK))
+    with pytest.raises(ReplayFailedError) as failed:
+        await rehearsing((sys.executable, "-c", program)).run_job(wish(messages=TALK))
     assert str(failed.value) == said
 
 
 async def test_an_unknown_conversation_and_no_conversation_are_refused() -> None:
-    with pytest.raises(RequestRefused, match="no such conversation"):
-        await Rehearsing(Config(), nothing).play(wish(conversation="c_1"))
-    with pytest.raises(RequestRefused, match="no message that a model would answer"):
-        await rehearsing().play(wish(messages=[{"role": "system"}]))
+    with pytest.raises(RequestRefusedError, match="no such conversation"):
+        await ReplayJobRunner(Config(), nothing).run_job(wish(conversation="c_1"))
+    with pytest.raises(RequestRefusedError, match="no message that a model would answer"):
+        await rehearsing().run_job(wish(messages=[{"role": "system"}]))
 
 
 @pytest.mark.parametrize(
@@ -119,34 +121,36 @@ async def test_an_unknown_conversation_and_no_conversation_are_refused() -> None
     ],
 )  # fmt: skip
 def test_a_body_that_makes_no_sense_is_refused(raw: bytes) -> None:
-    with pytest.raises(RequestRefused) as refused:
-        asked(raw)
+    with pytest.raises(RequestRefusedError) as refused:
+        parse_job(raw)
     assert refused.value.status == 400
 
 
 def test_what_is_wanted_is_read() -> None:
     body = b'{"messages": [1], "model": "m", "strategies": ["full", "prune"], "target_tokens": 5}'
-    assert asked(body) == Asked("", {"messages": b"[1]"}, ("full", "prune"), Wanted("m", target_tokens=5))
+    assert parse_job(body) == ReplayJob(
+        "", {"messages": b"[1]"}, ("full", "prune"), ReplayOptions("m", target_tokens=5)
+    )
 
 
 def test_a_conversation_is_put_together_from_what_was_taken_and_what_stayed() -> None:
     removed = [
-        Archived("m_b", 1, "assistant", "Looking.\nfind({})"),
-        Archived("m_c", 2, "tool", "found"),
-        Archived("m_d", 3, "tool", "and that"),
+        RemovedMessage("m_b", 1, "assistant", "Looking.\nfind({})"),
+        RemovedMessage("m_c", 2, "tool", "found"),
+        RemovedMessage("m_d", 3, "tool", "and that"),
     ]
     seen = [
-        Shown("user", "Find it.", KEPT, "m_a"),
-        Shown("user", "Summary", STAND_IN, ""),
-        Shown("assistant", "Looking.\nfind({})", KEPT, "m_b"),
-        Shown("user", "Thanks.", KEPT, "m_e"),
+        VisibleMessage("user", "Find it.", KEPT, "m_a"),
+        VisibleMessage("user", "Summary", STAND_IN, ""),
+        VisibleMessage("assistant", "Looking.\nfind({})", KEPT, "m_b"),
+        VisibleMessage("user", "Thanks.", KEPT, "m_e"),
     ]
 
     def call(name: str) -> dict[str, Any]:
         return {"id": name, "type": "function", "function": {"name": "call", "arguments": "{}"}}
 
     calls = [call("call_2"), call("call_3")]
-    assert rebuilt(removed, seen) == [
+    assert rebuild_messages(removed, seen) == [
         {"role": "user", "content": "Find it."},
         {"role": "assistant", "content": "Looking.\nfind({})", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "call_2", "content": "found"},
@@ -155,8 +159,8 @@ def test_a_conversation_is_put_together_from_what_was_taken_and_what_stayed() ->
     ]
 
 
-@pytest.mark.parametrize("removed", [[], [Archived("m_c", 2, "user", "Hi")]])
-def test_too_little_is_refused(removed: list[Archived]) -> None:
-    with pytest.raises(RequestRefused) as refused:
-        rebuilt(removed, [])
+@pytest.mark.parametrize("removed", [[], [RemovedMessage("m_c", 2, "user", "Hi")]])
+def test_too_little_is_refused(removed: list[RemovedMessage]) -> None:
+    with pytest.raises(RequestRefusedError) as refused:
+        rebuild_messages(removed, [])
     assert refused.value.status == 409

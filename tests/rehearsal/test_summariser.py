@@ -6,9 +6,9 @@ import pytest
 
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.strategies import SummaryShape
-from compaction_proxy.core.summary.prompt import aligned_prompt, prompt, texts
-from compaction_proxy.replay.summarizer import NAMES, RULE, STATED, summarise
-from compaction_proxy.replay.transcript import Entry, read, sentences
+from compaction_proxy.core.summary.prompt import build_aligned_prompt, build_prompt, split_run_texts
+from compaction_proxy.replay.summarizer import NAMES, RULE, STATED, summarize_messages
+from compaction_proxy.replay.transcript import TranscriptEntry, parse_transcript, split_sentences
 
 SELECTIVE_SHAPE = SummaryShape(prompt="selective", tokens=2_000, max_tokens=2_000)
 
@@ -61,7 +61,7 @@ def summary(text: str, tokens: int = 400) -> str:
         {"role": "system", "content": "Summarise."},
         {"role": "user", "content": text},
     ]
-    return summarise(messages, tokens, words)
+    return summarize_messages(messages, tokens, words)
 
 
 def following(earlier: str, number: int) -> str:
@@ -74,10 +74,10 @@ def following(earlier: str, number: int) -> str:
 
 
 def test_a_transcript_is_taken_apart_and_its_text_cannot_pose_as_a_message() -> None:
-    entries = read(GARDEN).entries
+    entries = parse_transcript(GARDEN).entries
     assert [entry.role for entry in entries] == ["user", "assistant", "tool", "assistant", "user"]
-    assert entries[1].calls() == ['read_file({"path":"plans/north/beds.svg"})']
-    assert entries[4] == Entry("user", "Good. The budget is $1,250.75. Is the pump on order?")
+    assert entries[1].list_calls() == ['read_file({"path":"plans/north/beds.svg"})']
+    assert entries[4] == TranscriptEntry("user", "Good. The budget is $1,250.75. Is the pump on order?")
 
 
 def test_every_section_is_written() -> None:
@@ -138,17 +138,17 @@ def test_an_empty_transcript_has_a_summary() -> None:
 
 def test_a_prompt_with_several_runs_gets_a_text_for_each() -> None:
     runs = (Message("assistant", "I moved crate BX-1."), Message("assistant", "I moved crate BX-2."))
-    asked = prompt(
+    asked = build_prompt(
         [(run,) for run in runs], SELECTIVE_SHAPE, task="", earlier=(), language="English", tokens=400
     )
-    first, second = texts(summary(asked), 2)
+    first, second = split_run_texts(summary(asked), 2)
     assert ("BX-1" in first, "BX-2" in first) == (True, False)
     assert ("BX-1" in second, "BX-2" in second) == (False, True)
 
 
 def test_a_conversation_whose_last_message_asks_for_it_is_summarised_itself() -> None:
-    asked = aligned_prompt("Write the record of BX-9.", language="", tokens=400, groups=1)
-    found = summarise(
+    asked = build_aligned_prompt("Write the record of BX-9.", language="", tokens=400, groups=1)
+    found = summarize_messages(
         [
             {"role": "system", "content": "Never tell BX-7."},
             {"role": "user", "content": "Never move crate BX-1."},
@@ -164,4 +164,4 @@ def test_a_conversation_whose_last_message_asks_for_it_is_summarised_itself() ->
 
 def test_headings_bullets_and_tables_are_no_sentences() -> None:
     text = "### Pending Work\n- [ ] Move crate BX-1.\n| a | b |\n- Then rest."
-    assert sentences(text) == ["Move crate BX-1.", "Then rest."]
+    assert split_sentences(text) == ["Move crate BX-1.", "Then rest."]

@@ -4,64 +4,64 @@ import asyncio
 
 import pytest
 
-from compaction_proxy.core.errors import Overloaded
-from compaction_proxy.gateway.concurrency_limit import Admission
+from compaction_proxy.core.errors import OverloadedError
+from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 
 
 async def test_a_request_that_comes_when_all_places_are_taken_is_told_when_to_come_back() -> None:
-    admission = Admission(1, queue_s=0.01)
-    assert [admission.entered(), admission.entered()] == [True, False]
-    with pytest.raises(Overloaded) as refused:
-        await admission.wait()
+    admission = ConcurrencyLimiter(1, queue_s=0.01)
+    assert [admission.try_acquire(), admission.try_acquire()] == [True, False]
+    with pytest.raises(OverloadedError) as refused:
+        await admission.wait_for_slot()
     assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "overloaded", 1)
-    assert admission.taken == 1
+    assert admission.active_requests == 1
 
 
 async def test_who_waits_longest_takes_the_place_of_who_leaves() -> None:
-    admission = Admission(2, queue_s=5)
+    admission = ConcurrencyLimiter(2, queue_s=5)
     came = []
 
     async def enter(name: str) -> None:
-        await admission.wait()
+        await admission.wait_for_slot()
         came.append(name)
 
-    assert [admission.entered(), admission.entered()] == [True, True]
+    assert [admission.try_acquire(), admission.try_acquire()] == [True, True]
     waiting = [asyncio.create_task(enter(name)) for name in "ab"]
     await asyncio.sleep(0)
-    admission.leave()
+    admission.release_slot()
     await waiting[0]
-    assert (came, admission.taken, admission.entered()) == (["a"], 2, False)
-    admission.leave()
+    assert (came, admission.active_requests, admission.try_acquire()) == (["a"], 2, False)
+    admission.release_slot()
     await waiting[1]
     assert came == ["a", "b"]
-    admission.leave()
-    admission.leave()
-    assert admission.taken == 0
+    admission.release_slot()
+    admission.release_slot()
+    assert admission.active_requests == 0
 
 
 async def test_no_more_wait_than_there_are_places() -> None:
-    admission = Admission(1, queue_s=5)
-    assert admission.entered()
-    first = asyncio.create_task(admission.wait())
+    admission = ConcurrencyLimiter(1, queue_s=5)
+    assert admission.try_acquire()
+    first = asyncio.create_task(admission.wait_for_slot())
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded):
-        await admission.wait()
-    admission.leave()
+    with pytest.raises(OverloadedError):
+        await admission.wait_for_slot()
+    admission.release_slot()
     await first
 
 
 @pytest.mark.parametrize("moment", ["while it waits", "as it gets its place"])
 async def test_a_place_is_not_lost_with_who_is_cancelled(moment: str) -> None:
-    admission = Admission(1, queue_s=5)
-    assert admission.entered()
-    waiting = asyncio.create_task(admission.wait())
+    admission = ConcurrencyLimiter(1, queue_s=5)
+    assert admission.try_acquire()
+    waiting = asyncio.create_task(admission.wait_for_slot())
     await asyncio.sleep(0)
     if moment == "as it gets its place":
-        admission.leave()
+        admission.release_slot()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert admission.taken == (0 if moment == "as it gets its place" else 1)
+    assert admission.active_requests == (0 if moment == "as it gets its place" else 1)
     if moment == "while it waits":
-        admission.leave()
-    assert admission.entered()
+        admission.release_slot()
+    assert admission.try_acquire()

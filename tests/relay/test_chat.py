@@ -8,9 +8,14 @@ import httpx
 import pytest
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, Provider, Settings, create_provider
-from compaction_proxy.cli.demo.run import demo_config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.provider import (
+    AGENT_MODEL,
+    DemoProvider,
+    DemoProviderSettings,
+    create_provider,
+)
+from compaction_proxy.cli.demo.run import build_demo_config
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 
 PATH = "/v1/chat/completions"
@@ -18,15 +23,15 @@ BODY = json.dumps({"model": AGENT_MODEL, "messages": [{"role": "user", "content"
 
 
 @pytest.fixture
-def provider() -> Provider:
-    return create_provider(Settings(CharacterCounter()))
+def provider() -> DemoProvider:
+    return create_provider(DemoProviderSettings(CharacterCounter()))
 
 
 @pytest.fixture
-async def client(provider: Provider) -> AsyncIterator[httpx.AsyncClient]:
+async def client(provider: DemoProvider) -> AsyncIterator[httpx.AsyncClient]:
     async with (
-        served(provider) as provider_url,
-        served(create_app(demo_config(provider_url))) as url,
+        serve_embedded(provider) as provider_url,
+        serve_embedded(create_app(build_demo_config(provider_url))) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as made,
     ):
         yield made
@@ -42,7 +47,7 @@ async def test_a_request_that_passes_the_gate_carries_its_status_only(client: ht
 
 
 async def test_a_body_that_cannot_be_decoded_is_relayed_as_it_came_and_says_why(
-    client: httpx.AsyncClient, provider: Provider
+    client: httpx.AsyncClient, provider: DemoProvider
 ) -> None:
     packed = gzip.compress(BODY)[:-1]
     answer = await client.post(PATH, content=packed, headers={"content-encoding": "gzip"})

@@ -15,16 +15,22 @@ from hypothesis import strategies as st
 
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.faults import Fault
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
-from compaction_proxy.compaction.request_limits import policy_for
-from compaction_proxy.compaction.stateless import narrowed
-from compaction_proxy.compaction.types import Ask, Mode
-from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.core.budget import budget
-from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.cli.demo.provider import (
+    AGENT_MODEL,
+    SUMMARY_MODEL,
+    DemoProvider,
+    DemoProviderSettings,
+    create_provider,
+)
+from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.stateless import find_window_for_limit
+from compaction_proxy.compaction.types import CompactionMode, FitRequest
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.core.budget import compute_budget
+from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.gateway.compact_api import wanted
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.compact_api import parse_compact_request
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.storage.memory import MemoryStore
 
@@ -52,7 +58,7 @@ class Watched(MemoryStore):
 class Stack:
     """The proxy before a provider."""
 
-    def __init__(self, url: str, store: Watched, provider: Provider) -> None:
+    def __init__(self, url: str, store: Watched, provider: DemoProvider) -> None:
         self.url = url
         self.store = store
         self.provider = provider
@@ -72,9 +78,9 @@ class Stack:
 @asynccontextmanager
 async def running(**sections: Any) -> AsyncIterator[Stack]:
     counter, broken = TiktokenCounter(lambda _: None), {BROKEN_MODEL: Fault(status=400)}
-    settings = Settings(counter, models=(AGENT_MODEL, SUMMARY_MODEL, BROKEN_MODEL), faults=broken)
+    settings = DemoProviderSettings(counter, models=(AGENT_MODEL, SUMMARY_MODEL, BROKEN_MODEL), faults=broken)
     provider, store = create_provider(settings), Watched()
-    async with served(provider) as upstream:
+    async with serve_embedded(provider) as upstream:
         given = {
             "upstream": {"base_url": f"{upstream}/v1"},
             "store": {"url": "memory://"},
@@ -82,7 +88,7 @@ async def running(**sections: Any) -> AsyncIterator[Stack]:
             "models": {"broken": {"summary": {"model": BROKEN_MODEL}}},
             **sections,
         }
-        async with served(create_app(Config.model_validate(given), store=store)) as url:
+        async with serve_embedded(create_app(Config.model_validate(given), store=store)) as url:
             yield Stack(url, store, provider)
 
 
@@ -250,18 +256,36 @@ async def test_a_page_spends_no_key_of_the_proxy() -> None:
 
 @given(limit=st.integers(1, 300_000), strategy=st.sampled_from(sorted(STRATEGIES)))
 def test_a_narrowed_window_leaves_no_more_room_than_wanted(limit: int, strategy: str) -> None:
-    body = wanted(json.dumps(asked()).encode()).body
-    settings = for_model(Config(), AGENT_MODEL)
-    ask = Ask(body, AGENT_MODEL, "t", None, "o", settings, Mode.FORCE, None, tuple, None, strategy=strategy)
-    reserves = policy_for(settings, strategy).reserves
-    window = narrowed(limit, ask)
-    assert budget(window, reserves, None).limit <= limit < budget(window + 1, reserves, None).limit
-    assert narrowed(limit, replace(ask, strategy=None)) >= limit
+    body = parse_compact_request(json.dumps(asked()).encode()).body
+    settings = get_model_settings(Config(), AGENT_MODEL)
+    ask = FitRequest(
+        body,
+        AGENT_MODEL,
+        "t",
+        None,
+        "o",
+        settings,
+        CompactionMode.FORCE,
+        None,
+        tuple,
+        None,
+        strategy=strategy,
+    )
+    reserves = resolve_policy(settings, strategy).reserves
+    window = find_window_for_limit(limit, ask)
+    assert (
+        compute_budget(window, reserves, None).limit
+        <= limit
+        < compute_budget(window + 1, reserves, None).limit
+    )
+    assert find_window_for_limit(limit, replace(ask, strategy=None)) >= limit
 
 
 def test_members_that_are_not_ours_are_let_pass() -> None:
-    wants = wanted(json.dumps(asked(temperature=0.2, tools=[{"type": "function"}], target_tokens=9)).encode())
+    wants = parse_compact_request(
+        json.dumps(asked(temperature=0.2, tools=[{"type": "function"}], target_tokens=9)).encode()
+    )
     assert (wants.strategy, wants.trigger_tokens, wants.target_tokens) == (None, None, 9)
     assert wants.body.prompt_members == ('[{"type": "function"}]',)
-    with pytest.raises(RequestRefused):
-        wanted(b"[]")
+    with pytest.raises(RequestRefusedError):
+        parse_compact_request(b"[]")

@@ -2,30 +2,35 @@
 
 import pytest
 
-from compaction_proxy.compaction.types import Mode
-from compaction_proxy.core.errors import RequestRefused
-from compaction_proxy.gateway.control_headers import Control, control
+from compaction_proxy.compaction.types import CompactionMode
+from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.gateway.control_headers import ControlHeaders, parse_control_headers
 
 
 def test_a_request_without_headers_of_ours_asks_for_nothing() -> None:
-    assert control([(b"authorization", b"Bearer x")]) == Control()
-    assert not Control(patience_s=60.0).in_force
+    assert parse_control_headers([(b"authorization", b"Bearer x")]) == ControlHeaders()
+    assert not ControlHeaders(patience_s=60.0).has_overrides
 
 
 def test_wishes_are_read_whatever_their_case() -> None:
     headers = [(b"x-compaction", b" Force "), (b"x-compaction-trigger-tokens", b"050000")]
-    assert control(headers) == Control(mode=Mode.FORCE, trigger_tokens=50_000)
+    assert parse_control_headers(headers) == ControlHeaders(mode=CompactionMode.FORCE, trigger_tokens=50_000)
 
 
 def test_the_patience_of_a_client_is_the_timeout_that_its_sdk_declares() -> None:
     assert (
-        control([(b"x-stainless-timeout", b"600"), (b"x-stainless-read-timeout", b"30")]).patience_s == 30.0
+        parse_control_headers(
+            [(b"x-stainless-timeout", b"600"), (b"x-stainless-read-timeout", b"30")]
+        ).patience_s
+        == 30.0
     )
     assert (
-        control([(b"x-stainless-read-timeout", b"none"), (b"x-stainless-timeout", b"600")]).patience_s
+        parse_control_headers(
+            [(b"x-stainless-read-timeout", b"none"), (b"x-stainless-timeout", b"600")]
+        ).patience_s
         == 600.0
     )
-    assert control([(b"x-stainless-timeout", b"nan")]).patience_s is None
+    assert parse_control_headers([(b"x-stainless-timeout", b"nan")]).patience_s is None
 
 
 @pytest.mark.parametrize(
@@ -41,6 +46,6 @@ def test_the_patience_of_a_client_is_the_timeout_that_its_sdk_declares() -> None
     ],
 )
 def test_a_wish_that_makes_no_sense_is_the_clients_to_mend(name: bytes, told: bytes) -> None:
-    with pytest.raises(RequestRefused) as refused:
-        control([(name, told)])
+    with pytest.raises(RequestRefusedError) as refused:
+        parse_control_headers([(name, told)])
     assert (refused.value.status, refused.value.code) == (400, "invalid_compaction_header")

@@ -14,22 +14,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from compaction_proxy.cli.demo.run import demo_config
-from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.cli.demo.run import build_demo_config
+from compaction_proxy.compaction.message_reader import MessageReader
+from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.gateway import count_tokens
-from compaction_proxy.gateway.concurrency_limit import Admission
-from compaction_proxy.gateway.count_tokens import CountTokens
-from compaction_proxy.gateway.passthrough import Blind
-from compaction_proxy.gateway.server import served
-from compaction_proxy.gateway.upstream import upstreams
+from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
+from compaction_proxy.gateway.count_tokens import CountTokensEndpoint
+from compaction_proxy.gateway.passthrough import PassthroughEndpoint
+from compaction_proxy.gateway.server import serve_embedded
+from compaction_proxy.gateway.upstream import build_upstreams
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
-from compaction_proxy.providers.model_limits import Learning
-from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.providers.model_limits import ModelLimits
+from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.providers.tokenizers import CharacterCounter
-from compaction_proxy.runtime import opened_engine
+from compaction_proxy.runtime import create_engine
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 
 PATH = "/v1/messages/count_tokens?beta=true"
 MODEL = "some-model"
@@ -49,7 +49,7 @@ class Provider:
         return self.answer
 
 
-def ignored(_: StoreUnavailable) -> None:
+def ignored(_: StoreUnavailableError) -> None:
     """A memory store does not fail."""
 
 
@@ -73,29 +73,31 @@ class Told:
 @asynccontextmanager
 async def running(provider: Provider, told: Told) -> AsyncIterator[httpx.AsyncClient]:
     app = Starlette(routes=[Route("/{path:path}", provider.count, methods=["POST"])])
-    async with served(app) as url:
-        config = demo_config(url)
-        engine, admission = opened_engine(config), Admission(4)
-        reading = Reading({name: Counting(CharacterCounter()) for name in ("tiktoken", "characters")})
-        learning = Learning(Records(MemoryStore(), ignored))
-        learning.observed = told  # type: ignore[method-assign, assignment]
-        targets = upstreams(config, engine, "0" * 16, UpstreamMonitor())
-        endpoint = CountTokens(
+    async with serve_embedded(app) as url:
+        config = build_demo_config(url)
+        engine, admission = create_engine(config), ConcurrencyLimiter(4)
+        reading = MessageReader(
+            {name: TokenScheduler(CharacterCounter()) for name in ("tiktoken", "characters")}
+        )
+        learning = ModelLimits(RecordStore(MemoryStore(), ignored))
+        learning.learn_token_count = told  # type: ignore[method-assign, assignment]
+        targets = build_upstreams(config, engine, "0" * 16, UpstreamMonitor())
+        endpoint = CountTokensEndpoint(
             config,
             targets["messages"],
-            blind=Blind(targets, admission),
-            reading=reading,
-            learning=learning,
+            passthrough=PassthroughEndpoint(targets, admission),
+            message_reader=reading,
+            model_limits=learning,
             secret=lambda: b"s",
             admission=admission,
         )
         try:
             async with (
-                served(Starlette(routes=[Mount("/", endpoint)])) as front,
+                serve_embedded(Starlette(routes=[Mount("/", endpoint)])) as front,
                 httpx.AsyncClient(base_url=front, trust_env=False) as client,
             ):
                 yield client
-            assert admission.taken == 0
+            assert admission.active_requests == 0
         finally:
             reading.close()
             await engine.aclose()

@@ -5,15 +5,15 @@ from typing import Any
 import httpx
 import pytest
 
-from compaction_proxy.core.errors import RequestRefused, UpstreamError
+from compaction_proxy.core.errors import RequestRefusedError, UpstreamError
 from compaction_proxy.gateway.client.types import HttpRequest, HttpResponse
 from compaction_proxy.gateway.upstream import (
-    Answer,
     Upstream,
+    UpstreamResponse,
     build_request,
-    open_answer,
-    relay_back,
+    relay_response,
     send_error,
+    send_request,
 )
 
 CUT = httpx.RemoteProtocolError("cut")
@@ -63,8 +63,8 @@ class Sent(list[dict[str, Any]]):
         return [(message["body"], message["more_body"]) for message in self[1:]]
 
 
-def answer(*pieces: bytes | Exception, status: int = 400) -> Answer:
-    return Answer(Reply(status, *pieces))
+def answer(*pieces: bytes | Exception, status: int = 400) -> UpstreamResponse:
+    return UpstreamResponse(Reply(status, *pieces))
 
 
 def upstream(reply: Reply | Exception) -> Upstream:
@@ -85,7 +85,7 @@ async def test_what_was_peeked_is_relayed_verbatim() -> None:
     sent = Sent()
     assert await looked_at.peek(3) == b"abcd"
     assert await looked_at.peek(2) == b"abcd"
-    assert await relay_back(looked_at, sent, extra=[(b"x-b", b"2")])
+    assert await relay_response(looked_at, sent, extra=[(b"x-b", b"2")])
     assert sent[0] == {
         "type": "http.response.start",
         "status": 400,
@@ -102,7 +102,7 @@ async def test_a_cut_found_while_peeking_is_relayed_where_it_was() -> None:
     looked_at = answer(b"ab", CUT)
     sent = Sent()
     assert await looked_at.peek(100) == b"ab"
-    assert not await relay_back(looked_at, sent)
+    assert not await relay_response(looked_at, sent)
     assert sent.bodies == [(b"ab", True)]
 
 
@@ -111,9 +111,9 @@ async def test_an_answer_is_closed_however_its_relay_ends() -> None:
         raise OSError
 
     cut, unsendable = answer(CUT), answer(b"ab")
-    await relay_back(cut, Sent())
+    await relay_response(cut, Sent())
     with pytest.raises(OSError):
-        await relay_back(unsendable, broken)
+        await relay_response(unsendable, broken)
     assert [kept.response.closed for kept in (cut, unsendable)] == [True, True]  # type: ignore[attr-defined]
 
 
@@ -121,7 +121,7 @@ async def test_a_tap_sees_every_byte_that_was_sent() -> None:
     tapped: list[bytes] = []
     looked_at = answer(b"ab", b"cd", CUT)
     await looked_at.peek(1)
-    await relay_back(looked_at, Sent(), tap=tapped.append)
+    await relay_response(looked_at, Sent(), tap=tapped.append)
     assert tapped == [b"ab", b"cd"]
 
 
@@ -152,13 +152,13 @@ async def test_a_request_names_its_target_and_its_limits() -> None:
 async def test_a_missing_answer_is_named(failure: Exception | Reply, status: int, code: str) -> None:
     asked = upstream(failure)
     with pytest.raises(UpstreamError) as error:
-        await open_answer(asked, build_request(asked, SCOPE, b""))
+        await send_request(asked, build_request(asked, SCOPE, b""))
     assert (error.value.status, error.value.code) == (status, code)
 
 
 async def test_an_error_of_ours_is_sent_in_openais_shape() -> None:
     sent = Sent()
-    await send_error(sent, RequestRefused(413, "too much", "request_too_large"), [(b"x-b", b"2")])
+    await send_error(sent, RequestRefusedError(413, "too much", "request_too_large"), [(b"x-b", b"2")])
     body = (
         b'{"error": {"message": "too much", "type": "invalid_request_error", '
         b'"param": null, "code": "request_too_large"}}'
@@ -187,13 +187,13 @@ async def test_a_late_chunk_is_awaited_no_longer_and_still_relayed() -> None:
                 await come.wait()
             return piece
 
-    looked_at = Answer(Late(200, b"ab", b"cd", b"ef"))
+    looked_at = UpstreamResponse(Late(200, b"ab", b"cd", b"ef"))
     assert await looked_at.peek(1) == b"ab"
     assert await looked_at.peek_within(3, 0.01) == b"ab"
     come.set()
     assert await looked_at.peek_within(3, 5.0) == b"abcd"
     sent = Sent()
-    assert await relay_back(looked_at, sent)
+    assert await relay_response(looked_at, sent)
     assert b"".join(body for body, _ in sent.bodies) == b"abcdef"
 
 
@@ -204,7 +204,7 @@ async def test_an_answer_is_closed_while_a_chunk_is_awaited() -> None:
             return b""
 
     reply = Silent(200)
-    looked_at = Answer(reply)
+    looked_at = UpstreamResponse(reply)
     assert await looked_at.peek_within(1, 0.01) == b""
     await looked_at.aclose()
     assert reply.closed
@@ -214,5 +214,5 @@ async def test_a_cut_after_a_late_chunk_was_awaited_is_reported_where_it_is_rela
     looked_at = answer(b"ab", CUT)
     assert await looked_at.peek(1) == b"ab"
     assert await looked_at.peek_within(3, 5.0) == b"ab"
-    assert looked_at.cut
-    assert not await relay_back(looked_at, Sent())
+    assert looked_at.is_cut
+    assert not await relay_response(looked_at, Sent())

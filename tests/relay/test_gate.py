@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
-from compaction_proxy.compaction.directives import Wishing
-from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.request_loader import Viewer
-from compaction_proxy.compaction.types import Ask, Mode
-from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.gateway.size_gate import Gate
-from compaction_proxy.providers.model_limits import Learning
-from compaction_proxy.providers.token_counting import Counting
-from compaction_proxy.providers.usage_baseline import Anchors
+from compaction_proxy.compaction.directives import DirectiveStore
+from compaction_proxy.compaction.message_reader import MessageReader
+from compaction_proxy.compaction.request_loader import RequestLoader
+from compaction_proxy.compaction.types import CompactionMode, FitRequest
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.gateway.size_gate import SizeGate
+from compaction_proxy.providers.model_limits import ModelLimits
+from compaction_proxy.providers.token_counting import TokenScheduler
+from compaction_proxy.providers.usage_baseline import UsageBaselineStore
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
-from compaction_proxy.wires.body import read
+from compaction_proxy.storage.records import RecordStore
+from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.chat.wire import CHAT
 
 ORIGIN, TENANT = "https://up.test:443", "t"
@@ -31,7 +31,7 @@ MOST_FILLER = 32_768
 KEPT_S = 60.0
 
 
-def ignored(_: StoreUnavailable) -> None:
+def ignored(_: StoreUnavailableError) -> None:
     """A memory store does not fail."""
 
 
@@ -45,33 +45,38 @@ class Bytes:
         return [self.count(text, model) for text in texts]
 
 
-READING = Reading({"tiktoken": Counting(Bytes())})
+READING = MessageReader({"tiktoken": TokenScheduler(Bytes())})
 
 
 class Entrance:
     """A gate, and the full count of what stands behind it."""
 
     def __init__(self, **sections: Any) -> None:
-        records = Records(MemoryStore(), ignored)
+        records = RecordStore(MemoryStore(), ignored)
         self.config = Config.model_validate(sections)
-        self.learning = Learning(records)
-        self.wishing = Wishing(records, KEPT_S)
+        self.learning = ModelLimits(records)
+        self.wishing = DirectiveStore(records, KEPT_S)
         self.compacted = CompactedConversations(records, KEPT_S)
-        self.gate = Gate(self.config, self.learning, self.wishing, self.compacted, ORIGIN)
-        self._viewer = Viewer(
-            READING, records, CheckpointIndex(records), self.learning, Anchors(records), self.wishing
+        self.gate = SizeGate(self.config, self.learning, self.wishing, self.compacted, ORIGIN)
+        self._viewer = RequestLoader(
+            READING,
+            records,
+            CheckpointIndex(records),
+            self.learning,
+            UsageBaselineStore(records),
+            self.wishing,
         )
 
     def passes(self, raw: bytes, deployment: str | None = None, conversation: str | None = None) -> bool:
-        return self.gate.passes(raw, self.gate.models(raw, deployment), TENANT, conversation)
+        return self.gate.can_pass(raw, self.gate.find_candidate_models(raw, deployment), TENANT, conversation)
 
     async def due(self, raw: bytes, deployment: str | None = None) -> str | None:
         """Why a body would have to be compacted, or None, by its full count."""
-        body = read(raw, CHAT)
+        body = parse_body(raw, CHAT)
         model = deployment or body.model
-        asked = for_model(self.config, model)
-        ask = Ask(body, model, TENANT, None, ORIGIN, asked, Mode.ACTIVE, None, tuple, None)
-        return (await self._viewer.view(ask)).due()
+        asked = get_model_settings(self.config, model)
+        ask = FitRequest(body, model, TENANT, None, ORIGIN, asked, CompactionMode.ACTIVE, None, tuple, None)
+        return (await self._viewer.load_view(ask)).find_due_reason()
 
 
 FILLERS = st.sampled_from(["a", " ", "é", "中", "🐎", "\n", '"', "\\", "\x01", "\ud800", '"model":"n"', "[]"])
@@ -144,9 +149,9 @@ async def test_the_largest_body_that_passes_is_not_due_by_its_full_count(
 ) -> None:
     entrance = Entrance(models={"m": limits}, compaction={"trigger": trigger})
     for actual in actuals:
-        await entrance.learning.observed(TENANT, ORIGIN, "m", 1_000, actual)
+        await entrance.learning.learn_token_count(TENANT, ORIGIN, "m", 1_000, actual)
     if learned:
-        await entrance.learning.overflowed(TENANT, ORIGIN, "m", learned)
+        await entrance.learning.learn_window(TENANT, ORIGIN, "m", learned)
 
     def body(size: int) -> bytes:
         said = [*messages, {"role": "user", "content": filler * size}]
@@ -223,7 +228,7 @@ async def test_every_model_that_a_body_names_must_have_room(
 async def test_what_the_answer_may_take_is_set_aside(
     entrance: Entrance, members: dict[str, Any], expected: str
 ) -> None:
-    await entrance.learning.of(TENANT, ORIGIN, "large")
+    await entrance.learning.get(TENANT, ORIGIN, "large")
     body = sized(model="large", **members).ljust(45_000)  # close to the soft mark of `large`
     assert verdict(entrance, body) == expected
 
@@ -232,7 +237,7 @@ async def test_the_first_request_that_limits_its_output_is_read(entrance: Entran
     body = sized(model="large", max_tokens=10)
     assert verdict(entrance, sized(model="large")) == "passes"
     assert verdict(entrance, body) == "is read"  # another process may know that the upstream adds them
-    await entrance.learning.of(TENANT, ORIGIN, "large")
+    await entrance.learning.get(TENANT, ORIGIN, "large")
     assert verdict(entrance, body) == "passes"
 
 
@@ -255,20 +260,20 @@ async def test_a_name_is_known_by_what_it_says_not_by_how_it_is_written(entrance
 
 
 async def test_a_learned_window_closes_the_gate_to_its_tenant(entrance: Entrance) -> None:
-    await entrance.learning.overflowed(TENANT, ORIGIN, "large", 2_000)
-    await entrance.learning.overflowed("another", ORIGIN, "large-1", 2_000)
+    await entrance.learning.learn_window(TENANT, ORIGIN, "large", 2_000)
+    await entrance.learning.learn_window("another", ORIGIN, "large-1", 2_000)
     assert [entrance.passes(sized(model=name)) for name in ("large", "large-1")] == [False, True]
 
 
 async def test_a_learned_ratio_counts(entrance: Entrance) -> None:
-    await entrance.learning.observed(TENANT, ORIGIN, "large", 1_000, 3_900)
+    await entrance.learning.learn_token_count(TENANT, ORIGIN, "large", 1_000, 3_900)
     assert [entrance.passes(sized(model=name)) for name in ("large", "large-1")] == [False, True]
 
 
 async def test_a_compacted_conversation_passes_no_more(entrance: Entrance) -> None:
     raw = sized(model="large")
-    await entrance.gate.remember(TENANT, "c_1", len(raw))
-    await entrance.gate.remember("another", "c_2", len(raw))
+    await entrance.gate.remember_compacted(TENANT, "c_1", len(raw))
+    await entrance.gate.remember_compacted("another", "c_2", len(raw))
     names = [None, "c_1", "c_2"]
     assert [entrance.passes(raw, None, name) for name in names] == [True, False, True]
 
@@ -277,7 +282,7 @@ async def test_where_one_without_an_id_was_compacted_those_with_a_history_pass_n
     entrance: Entrance,
 ) -> None:
     raw = sized(model="large")
-    await entrance.gate.remember(TENANT, None, len(raw))
+    await entrance.gate.remember_compacted(TENANT, None, len(raw))
     assert entrance.passes(raw)  # it begins, so nothing of it has been replaced
     assert not entrance.passes(raw.replace(b'"user"', b'"assistant"'))
     assert entrance.passes(raw.replace(b'"user"', b'"assistant"'), None, "c_1")
@@ -285,10 +290,10 @@ async def test_where_one_without_an_id_was_compacted_those_with_a_history_pass_n
 
 async def test_a_conversation_that_is_to_be_compacted_is_read_until_it_was(entrance: Entrance) -> None:
     raw = sized(model="large")
-    await entrance.wishing.ask_compact(TENANT, "c_1")
-    await entrance.wishing.ask_compact("another", "c_2")
-    await entrance.wishing.pin(TENANT, "c_3", "keep this")
+    await entrance.wishing.request_compaction(TENANT, "c_1")
+    await entrance.wishing.request_compaction("another", "c_2")
+    await entrance.wishing.add_pin(TENANT, "c_3", "keep this")
     names = [None, "c_1", "c_2", "c_3"]
     assert [entrance.passes(raw, None, name) for name in names] == [True, False, True, True]
-    await entrance.wishing.compacted(TENANT, "c_1")
+    await entrance.wishing.clear_compaction_request(TENANT, "c_1")
     assert entrance.passes(raw, None, "c_1")

@@ -6,27 +6,27 @@ from typing import Any
 import pytest
 
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
-from compaction_proxy.compaction.directives import Wishing
+from compaction_proxy.compaction.directives import DirectiveStore
 from compaction_proxy.config.config import Config
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.gateway.size_gate import Gate
-from compaction_proxy.providers.model_limits import Learning
-from compaction_proxy.providers.pricing import Name, Pricing
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.gateway.size_gate import SizeGate
+from compaction_proxy.providers.model_limits import ModelLimits
+from compaction_proxy.providers.pricing import PriceBook, PriceKey
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 
 PRICES = {"input": 1.0, "output": 2.0, "surcharge": {"above_tokens": 100_000, "input": 2.0}}
 KEPT_S = 60.0
 
 
-def ignored(_: StoreUnavailable) -> None:
+def ignored(_: StoreUnavailableError) -> None:
     """A memory store does not fail."""
 
 
 class Nothing:
     """A table without a price."""
 
-    def prices(self, names: Sequence[Name], at: float) -> list[None]:
+    def find_prices(self, names: Sequence[PriceKey], at: float) -> list[None]:
         return [None] * len(names)
 
 
@@ -35,13 +35,13 @@ async def largest(row: dict[str, Any], prices: dict[str, Any] | None) -> int:
     trigger = {"strategy": "chained", "trigger": [row]}
     model = {"window": 1_000_000, "prices": prices}
     config = Config.model_validate({"compaction": trigger, "models": {"*": model}})
-    records = Records(MemoryStore(), ignored)
-    pricing = Pricing(config, Nothing())
-    learning = Learning(records)
-    gate = Gate(
+    records = RecordStore(MemoryStore(), ignored)
+    pricing = PriceBook(config, Nothing())
+    learning = ModelLimits(records)
+    gate = SizeGate(
         config,
         learning,
-        Wishing(records, KEPT_S),
+        DirectiveStore(records, KEPT_S),
         CompactedConversations(records, KEPT_S),
         "https://up.test:443",
         pricing=pricing,
@@ -50,7 +50,7 @@ async def largest(row: dict[str, Any], prices: dict[str, Any] | None) -> int:
     while refused - passed > 1:
         size = (passed + refused) // 2
         raw = b'{"model":"m"}'.ljust(size)
-        if size >= 13 and not gate.passes(raw, {"m"}, "t", None):
+        if size >= 13 and not gate.can_pass(raw, {"m"}, "t", None):
             refused = size
         else:
             passed = size

@@ -1,7 +1,12 @@
 import pytest
 
-from compaction_proxy.core.errors import RequestRefused
-from compaction_proxy.gateway.headers import content_length, refuse_loop, to_client, to_upstream
+from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.gateway.headers import (
+    get_content_length,
+    refuse_loop,
+    to_client_headers,
+    to_upstream_headers,
+)
 
 HOP = "0123456789abcdef"
 MARK = (b"x-compaction-hop", HOP.encode())
@@ -21,7 +26,7 @@ HOP_BY_HOP = [
 
 @pytest.mark.parametrize("name", [*HOP_BY_HOP, b"host", b"content-length", b"expect"])
 def test_fields_of_this_connection_do_not_go_upstream(name: bytes) -> None:
-    assert to_upstream([(name, b"x"), (b"accept", b"*/*")], api_key="", hop=HOP) == [
+    assert to_upstream_headers([(name, b"x"), (b"accept", b"*/*")], api_key="", hop=HOP) == [
         (b"accept", b"*/*"),
         MARK,
     ]
@@ -29,13 +34,13 @@ def test_fields_of_this_connection_do_not_go_upstream(name: bytes) -> None:
 
 @pytest.mark.parametrize("name", [*HOP_BY_HOP, b"server", b"date", b"Server", b"Transfer-Encoding"])
 def test_fields_of_the_upstream_connection_do_not_go_back(name: bytes) -> None:
-    assert to_client(200, [(name, b"x"), (b"X-Request-Id", b"1")]) == [(b"X-Request-Id", b"1")]
+    assert to_client_headers(200, [(name, b"x"), (b"X-Request-Id", b"1")]) == [(b"X-Request-Id", b"1")]
 
 
 def test_fields_named_in_connection_end_here() -> None:
     fields = [(b"connection", b"close, X-Secret ,x-b"), (b"x-secret", b"1"), (b"x-b", b"2"), (b"x-c", b"3")]
-    assert to_upstream(fields, api_key="", hop=HOP) == [(b"x-c", b"3"), MARK]
-    assert to_client(200, [(b"Connection", b"X-Secret"), (b"X-Secret", b"1"), (b"x-c", b"3")]) == [
+    assert to_upstream_headers(fields, api_key="", hop=HOP) == [(b"x-c", b"3"), MARK]
+    assert to_client_headers(200, [(b"Connection", b"X-Secret"), (b"X-Secret", b"1"), (b"x-c", b"3")]) == [
         (b"x-c", b"3")
     ]
 
@@ -47,7 +52,11 @@ def test_our_own_fields_end_here_and_session_fields_go_on() -> None:
         (b"x-session-id", b"s"),
         (b"cookie", b"a=b"),
     ]
-    assert to_upstream(fields, api_key="", hop=HOP) == [(b"x-session-id", b"s"), (b"cookie", b"a=b"), MARK]
+    assert to_upstream_headers(fields, api_key="", hop=HOP) == [
+        (b"x-session-id", b"s"),
+        (b"cookie", b"a=b"),
+        MARK,
+    ]
 
 
 def test_the_proxys_own_key_replaces_every_credential() -> None:
@@ -58,31 +67,31 @@ def test_the_proxys_own_key_replaces_every_credential() -> None:
         (b"x-goog-api-key", b"theirs"),
         (b"openai-organization", b"org"),
     ]
-    assert to_upstream(fields, api_key="ours", hop=HOP) == [
+    assert to_upstream_headers(fields, api_key="ours", hop=HOP) == [
         (b"openai-organization", b"org"),
         (b"authorization", b"Bearer ours"),
         MARK,
     ]
-    assert to_upstream(fields, api_key="", hop=HOP) == [*fields, MARK]
+    assert to_upstream_headers(fields, api_key="", hop=HOP) == [*fields, MARK]
 
 
 @pytest.mark.parametrize("name", [b"api-key", b"x-api-key", b"x-goog-api-key"])
 def test_the_proxys_own_key_takes_the_form_of_the_clients(name: bytes) -> None:
-    assert to_upstream([(name, b"theirs")], api_key="ours", hop=HOP) == [(name, b"ours"), MARK]
+    assert to_upstream_headers([(name, b"theirs")], api_key="ours", hop=HOP) == [(name, b"ours"), MARK]
 
 
 def test_duplicates_keep_their_order_and_case() -> None:
     fields = [(b"Set-Cookie", b"a=1"), (b"x", b"1"), (b"set-cookie", b"b=2"), (b"Content-Encoding", b"gzip")]
-    assert to_client(200, fields) == fields
+    assert to_client_headers(200, fields) == fields
 
 
 def test_content_length_goes_back_unless_no_body_may_follow() -> None:
-    assert to_client(200, [(b"content-length", b"5")]) == [(b"content-length", b"5")]
-    assert to_client(304, [(b"content-length", b"5"), (b"etag", b"e")]) == [(b"etag", b"e")]
+    assert to_client_headers(200, [(b"content-length", b"5")]) == [(b"content-length", b"5")]
+    assert to_client_headers(304, [(b"content-length", b"5"), (b"etag", b"e")]) == [(b"etag", b"e")]
 
 
 def test_a_request_that_was_here_before_is_refused() -> None:
-    with pytest.raises(RequestRefused) as refusal:
+    with pytest.raises(RequestRefusedError) as refusal:
         refuse_loop([(b"x-compaction-hop", b"f" * 16), MARK], HOP)
     assert (refusal.value.status, refusal.value.code) == (508, "loop_detected")
 
@@ -90,17 +99,17 @@ def test_a_request_that_was_here_before_is_refused() -> None:
 def test_a_request_through_another_installation_passes_and_keeps_its_mark() -> None:
     other = (b"x-compaction-hop", b"f" * 16)
     refuse_loop([other], HOP)
-    assert to_upstream([other], api_key="", hop=HOP) == [other, MARK]
+    assert to_upstream_headers([other], api_key="", hop=HOP) == [other, MARK]
 
 
 @pytest.mark.parametrize(("declared", "expected"), [(b"12", 12), (b"x", None), (b"-1", None), (b"", None)])
 def test_a_declared_length_is_a_number_or_nothing(declared: bytes, expected: int | None) -> None:
-    assert content_length([(b"content-length", declared)]) == expected
+    assert get_content_length([(b"content-length", declared)]) == expected
 
 
 def test_a_field_that_no_server_could_send_is_left_out() -> None:
     fields = [(b"x-a", b"a\x01b"), (b"x-b", b"a\r\nx-c: d"), (b"x-d", b"tab\tstays")]
-    assert to_client(200, fields) == [(b"x-d", b"tab\tstays")]
+    assert to_client_headers(200, fields) == [(b"x-d", b"tab\tstays")]
 
 
 @pytest.mark.parametrize(
@@ -114,4 +123,4 @@ def test_a_field_that_no_server_could_send_is_left_out() -> None:
 def test_whoever_stands_before_us_is_asked_to_hand_streams_on(
     fields: list[tuple[bytes, bytes]], added: list[tuple[bytes, bytes]]
 ) -> None:
-    assert to_client(200, fields) == [*fields, *added]
+    assert to_client_headers(200, fields) == [*fields, *added]

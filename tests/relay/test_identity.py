@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from compaction_proxy.config.sections import SESSION_HEADERS
 from compaction_proxy.gateway.headers import CREDENTIALS
-from compaction_proxy.gateway.identity import conversation, minted, named, origin, tenant
+from compaction_proxy.gateway.identity import (
+    derive_conversation_id,
+    derive_tenant,
+    find_conversation_id,
+    format_origin,
+    mint_conversation_id,
+)
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "identity.json").read_text())
 SECRET = b"secret"
@@ -36,21 +42,21 @@ def by_hand(secret: bytes, *fields: bytes) -> str:
 
 @pytest.mark.parametrize("vector", VECTORS["tenant"], ids=name)
 def test_a_tenant_has_the_id_of_its_vector(vector: dict[str, Any]) -> None:
-    made = tenant(sent(vector), vector["secret"].encode(), vector["origin"], vector["mode"])
+    made = derive_tenant(sent(vector), vector["secret"].encode(), vector["origin"], vector["mode"])
 
     assert made == vector["expected"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["conversation"], ids=name)
 def test_a_conversation_has_the_id_of_its_vector(vector: dict[str, Any]) -> None:
-    made = conversation(sent(vector), SESSION_HEADERS, vector["secret"].encode(), vector["tenant"])
+    made = find_conversation_id(sent(vector), SESSION_HEADERS, vector["secret"].encode(), vector["tenant"])
 
     assert made == vector["expected"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["minted"])
 def test_a_minted_id_is_that_of_its_vector(vector: dict[str, Any]) -> None:
-    made = minted(vector["secret"].encode(), vector["tenant"], bytes.fromhex(vector["prefix"]))
+    made = mint_conversation_id(vector["secret"].encode(), vector["tenant"], bytes.fromhex(vector["prefix"]))
 
     assert made == vector["expected"]
 
@@ -68,7 +74,7 @@ def test_a_tenant_is_a_keyed_digest_of_its_credentials(
     fields = [field for pair in told for field in pair]
     kind = b"credential" if told else b"anonymous"
 
-    assert tenant(headers, secret, where, "credential") == by_hand(
+    assert derive_tenant(headers, secret, where, "credential") == by_hand(
         secret, b"tenant", kind, where.encode(), *fields
     )
 
@@ -78,7 +84,9 @@ def test_the_order_of_headers_does_not_matter(headers: list[tuple[bytes, bytes]]
     shuffled = [(key.upper(), value) for key, value in headers]
     random.shuffle(shuffled)
 
-    assert tenant(shuffled, SECRET, ORIGIN, "credential") == tenant(headers, SECRET, ORIGIN, "credential")
+    assert derive_tenant(shuffled, SECRET, ORIGIN, "credential") == derive_tenant(
+        headers, SECRET, ORIGIN, "credential"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,18 +101,22 @@ def test_the_order_of_headers_does_not_matter(headers: list[tuple[bytes, bytes]]
 def test_different_credentials_are_different_tenants(
     one: list[tuple[bytes, bytes]], other: list[tuple[bytes, bytes]]
 ) -> None:
-    assert tenant(one, SECRET, ORIGIN, "credential") != tenant(other, SECRET, ORIGIN, "credential")
+    assert derive_tenant(one, SECRET, ORIGIN, "credential") != derive_tenant(
+        other, SECRET, ORIGIN, "credential"
+    )
 
 
 def test_a_gateways_header_is_no_credential() -> None:
     headers = [(b"api-key", b"a")]
 
-    assert tenant(headers, SECRET, ORIGIN, "header:api-key") != tenant(headers, SECRET, ORIGIN, "credential")
+    assert derive_tenant(headers, SECRET, ORIGIN, "header:api-key") != derive_tenant(
+        headers, SECRET, ORIGIN, "credential"
+    )
 
 
 def test_an_id_does_not_show_what_it_was_made_from() -> None:
-    key = tenant([(b"authorization", b"Bearer sk-1")], SECRET, ORIGIN, "credential")
-    found = conversation([(b"x-session-id", b"ticket")], SESSION_HEADERS, SECRET, key)
+    key = derive_tenant([(b"authorization", b"Bearer sk-1")], SECRET, ORIGIN, "credential")
+    found = find_conversation_id([(b"x-session-id", b"ticket")], SESSION_HEADERS, SECRET, key)
 
     assert len(key) == 64
     assert set(key) <= set("0123456789abcdef")
@@ -117,7 +129,7 @@ def test_an_id_does_not_show_what_it_was_made_from() -> None:
 def test_the_same_id_of_two_tenants_is_two_conversations() -> None:
     headers = [(b"x-session-id", b"s")]
 
-    assert conversation(headers, SESSION_HEADERS, SECRET, "t1") != conversation(
+    assert find_conversation_id(headers, SESSION_HEADERS, SECRET, "t1") != find_conversation_id(
         headers, SESSION_HEADERS, SECRET, "t2"
     )
 
@@ -125,7 +137,7 @@ def test_the_same_id_of_two_tenants_is_two_conversations() -> None:
 def test_an_agent_is_not_taken_for_a_part_of_its_sessions_name() -> None:
     def of(session: bytes, agent: bytes) -> str | None:
         headers = [(b"x-claude-code-session-id", session), (b"x-claude-code-agent-id", agent)]
-        return conversation(headers, SESSION_HEADERS, SECRET, "t")
+        return find_conversation_id(headers, SESSION_HEADERS, SECRET, "t")
 
     assert len({of(b"ab", b"c"), of(b"a", b"bc"), of(b"abc", b""), of(b"ab", b"d")}) == 4
 
@@ -133,26 +145,28 @@ def test_an_agent_is_not_taken_for_a_part_of_its_sessions_name() -> None:
 def test_configured_names_count_in_any_case() -> None:
     headers = [(b"x-ticket", b"s")]
 
-    assert conversation(headers, ["X-Ticket"], SECRET, "t") == named(SECRET, "t", "x-ticket", b"s")
-
-
-def test_without_names_there_is_no_conversation() -> None:
-    assert conversation([(b"x-session-id", b"s")], [], SECRET, "t") is None
-
-
-def test_bytes_that_are_no_utf_8_are_an_id_as_well() -> None:
-    assert conversation([(b"x-session-id", b"caf\xe9")], SESSION_HEADERS, SECRET, "t") == named(
-        SECRET, "t", "x-session-id", "caf\u00e9".encode()
+    assert find_conversation_id(headers, ["X-Ticket"], SECRET, "t") == derive_conversation_id(
+        SECRET, "t", "x-ticket", b"s"
     )
 
 
+def test_without_names_there_is_no_conversation() -> None:
+    assert find_conversation_id([(b"x-session-id", b"s")], [], SECRET, "t") is None
+
+
+def test_bytes_that_are_no_utf_8_are_an_id_as_well() -> None:
+    assert find_conversation_id(
+        [(b"x-session-id", b"caf\xe9")], SESSION_HEADERS, SECRET, "t"
+    ) == derive_conversation_id(SECRET, "t", "x-session-id", "caf\u00e9".encode())
+
+
 def test_a_minted_id_is_never_that_of_a_header() -> None:
-    assert minted(SECRET, "t", b"s") != named(SECRET, "t", "", b"s")
+    assert mint_conversation_id(SECRET, "t", b"s") != derive_conversation_id(SECRET, "t", "", b"s")
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"X-Session-Id", b"thread-id"]), st.binary(max_size=300))))
 def test_no_header_makes_it_fail(headers: list[tuple[bytes, bytes]]) -> None:
-    found = conversation(headers, SESSION_HEADERS, SECRET, "t")
+    found = find_conversation_id(headers, SESSION_HEADERS, SECRET, "t")
 
     assert found is None or len(found) == 26
 
@@ -170,7 +184,7 @@ def test_no_header_makes_it_fail(headers: list[tuple[bytes, bytes]]) -> None:
     ],
 )
 def test_an_origin_is_scheme_host_and_port(url: str, expected: str) -> None:
-    assert origin(url) == expected
+    assert format_origin(url) == expected
 
 
 @pytest.mark.parametrize(
@@ -178,4 +192,4 @@ def test_an_origin_is_scheme_host_and_port(url: str, expected: str) -> None:
 )
 def test_what_is_no_web_address_has_no_origin(url: str) -> None:
     with pytest.raises(ValueError):
-        origin(url)
+        format_origin(url)

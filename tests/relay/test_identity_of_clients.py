@@ -7,23 +7,34 @@ from typing import Any
 import pytest
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.identity import Whose, hint, named
-from compaction_proxy.gateway.side_requests import CLASS, Side, SideCalls, side
+from compaction_proxy.gateway.identity import IdentityResolver, derive_conversation_id, find_hint
+from compaction_proxy.gateway.side_requests import (
+    CLASS_HEADER,
+    SideRequestDetector,
+    SideRequestKind,
+    classify_side_request,
+)
 
 CLIENTS = json.loads((Path(__file__).parents[1] / "fixtures" / "client_headers.json").read_text())
 ID = "0199a213-81c2-7800-8aa1-bbab2a035a53"
 SECRET = b"secret"
 
 
-def whose(**session: Any) -> Whose:
-    return Whose(Config.model_validate({"session": session}), "https://api.openai.com:443", lambda: SECRET)
+def whose(**session: Any) -> IdentityResolver:
+    return IdentityResolver(
+        Config.model_validate({"session": session}), "https://api.openai.com:443", lambda: SECRET
+    )
 
 
-async def found(told: Whose, headers: dict[str, str], body: dict[str, Any]) -> tuple[str, str | None]:
+async def found(
+    told: IdentityResolver, headers: dict[str, str], body: dict[str, Any]
+) -> tuple[str, str | None]:
     """The tenant and the conversation."""
     fields = [(name.encode(), value.replace("ID", ID).encode()) for name, value in headers.items()]
     raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}], **body})
-    who, _ = await told.placed(told.of(fields, dict(fields)), raw.replace("ID", ID).encode(), dict(fields))
+    who, _ = await told.identify_with_body(
+        told.identify_client(fields, dict(fields)), raw.replace("ID", ID).encode(), dict(fields)
+    )
     return who.tenant, who.conversation
 
 
@@ -33,7 +44,9 @@ async def test_a_client_is_recognised_by_what_it_sends(client: dict[str, Any]) -
 
     lane = [b"LANE"] if client.get("lane") else []
     kind = client["kind"]
-    assert conversation == (named(SECRET, tenant, kind, ID.encode(), *lane) if kind else None)
+    assert conversation == (
+        derive_conversation_id(SECRET, tenant, kind, ID.encode(), *lane) if kind else None
+    )
 
 
 async def test_what_is_configured_wins_in_its_order() -> None:
@@ -41,7 +54,7 @@ async def test_what_is_configured_wins_in_its_order() -> None:
 
     tenant, conversation = await found(whose(headers=["x-case", "x-ticket"]), headers, {})
 
-    assert conversation == named(SECRET, tenant, "x-case", b"8")
+    assert conversation == derive_conversation_id(SECRET, tenant, "x-case", b"8")
 
 
 async def test_a_body_names_nothing_where_a_header_does_or_where_it_is_not_asked() -> None:
@@ -50,7 +63,7 @@ async def test_a_body_names_nothing_where_a_header_does_or_where_it_is_not_asked
     tenant, by_header = await found(whose(), {"x-session-id": "ID"}, body)
     _, unasked = await found(whose(body_hints=False), {}, body)
 
-    assert (by_header, unasked) == (named(SECRET, tenant, "x-session-id", ID.encode()), None)
+    assert (by_header, unasked) == (derive_conversation_id(SECRET, tenant, "x-session-id", ID.encode()), None)
 
 
 async def test_a_lane_is_one_whatever_names_its_session() -> None:
@@ -60,8 +73,8 @@ async def test_a_lane_is_one_whatever_names_its_session() -> None:
     _, main = await found(whose(), {}, body)
 
     assert (lane, main) == (
-        named(SECRET, tenant, "metadata.session_id", b"s", b"a"),
-        named(SECRET, tenant, "metadata.session_id", b"s"),
+        derive_conversation_id(SECRET, tenant, "metadata.session_id", b"s", b"a"),
+        derive_conversation_id(SECRET, tenant, "metadata.session_id", b"s"),
     )
 
 
@@ -74,7 +87,7 @@ async def test_a_large_body_names_the_same_conversation_as_a_small_one() -> None
 def test_metadata_as_long_as_openai_takes_it_names_a_session() -> None:
     values = {f"{n:064}": "v" * 512 for n in range(15)}
 
-    assert hint(json.dumps({"metadata": {**values, "session_id": ID}}).encode()) == (
+    assert find_hint(json.dumps({"metadata": {**values, "session_id": ID}}).encode()) == (
         "metadata.session_id",
         ID.encode(),
     )
@@ -100,7 +113,7 @@ def test_metadata_as_long_as_openai_takes_it_names_a_session() -> None:
     ],
 )
 def test_what_is_no_id_of_a_session_is_passed_over(body: bytes) -> None:
-    assert hint(body) is None
+    assert find_hint(body) is None
 
 
 TITLE: dict[str, Any] = {"messages": [{"role": "user", "content": 'Name this: "tools", "assistant"'}]}
@@ -114,14 +127,14 @@ CALLED = {"input": [{"type": "function_call", "call_id": "1", "name": "f", "argu
 @pytest.mark.parametrize(
     ("body", "kind", "tooled", "expected"),
     [
-        ({**TITLE, "max_tokens": 1}, b"", False, Side.ALONE),
-        ({**TITLE, "max_completion_tokens": 1, **TOOLS}, b"", False, Side.ALONE),
-        ({**TITLE, "max_output_tokens": 1}, b"", False, Side.ALONE),
-        ({**ANSWERED, "max_tokens": 1}, b"", False, Side.WITHIN),
+        ({**TITLE, "max_tokens": 1}, b"", False, SideRequestKind.ALONE),
+        ({**TITLE, "max_completion_tokens": 1, **TOOLS}, b"", False, SideRequestKind.ALONE),
+        ({**TITLE, "max_output_tokens": 1}, b"", False, SideRequestKind.ALONE),
+        ({**ANSWERED, "max_tokens": 1}, b"", False, SideRequestKind.WITHIN),
         ({**TITLE, "max_tokens": 16}, b"", False, None),
         ({**TITLE, "extra": {"max_tokens": 1}}, b"", False, None),
         ({**ANSWERED, "max_tokens": 1, "padding": "x" * 2_048}, b"", False, None),
-        (TITLE, b"", True, Side.ALONE),
+        (TITLE, b"", True, SideRequestKind.ALONE),
         (TITLE, b"", False, None),
         ({**TITLE, **TOOLS}, b"", True, None),
         (ANSWERED, b"", True, None),
@@ -131,34 +144,39 @@ CALLED = {"input": [{"type": "function_call", "call_id": "1", "name": "f", "argu
             {"messages": [{"role": "system", "content": SUMMARY_PROMPT}, HISTORY]},
             b"",
             False,
-            Side.ALONE,
+            SideRequestKind.ALONE,
         ),
-        ({"messages": [HISTORY], "system": SUMMARY_PROMPT}, b"", False, Side.ALONE),
-        ({"input": [{"role": "system", "content": SUMMARY_PROMPT}, HISTORY]}, b"", False, Side.ALONE),
+        ({"messages": [HISTORY], "system": SUMMARY_PROMPT}, b"", False, SideRequestKind.ALONE),
+        (
+            {"input": [{"role": "system", "content": SUMMARY_PROMPT}, HISTORY]},
+            b"",
+            False,
+            SideRequestKind.ALONE,
+        ),
         ({"input": [HISTORY], "instructions": f"Quote: {SUMMARY_PROMPT}"}, b"", False, None),
         ({"messages": [HISTORY], "system": SUMMARY_PROMPT, **TOOLS}, b"", False, None),
-        (TITLE, b"auxiliary", False, Side.ALONE),
-        ({**ANSWERED, **TOOLS}, b"auxiliary", False, Side.WITHIN),
+        (TITLE, b"auxiliary", False, SideRequestKind.ALONE),
+        ({**ANSWERED, **TOOLS}, b"auxiliary", False, SideRequestKind.WITHIN),
         ({**ANSWERED, **TOOLS}, b"compaction", True, None),
         (TITLE, b"main", False, None),
     ],
 )
 def test_a_side_call_is_told_by_its_signs(
-    body: dict[str, Any], kind: bytes, tooled: Any, expected: Side | None
+    body: dict[str, Any], kind: bytes, tooled: Any, expected: SideRequestKind | None
 ) -> None:
-    assert side(json.dumps(body).encode(), kind, tooled=tooled) is expected
+    assert classify_side_request(json.dumps(body).encode(), kind, has_tools=tooled) is expected
 
 
 def test_tools_are_looked_for_in_the_first_requests_of_a_conversation() -> None:
-    calls = SideCalls()
+    calls = SideRequestDetector()
     plain, tooled = json.dumps(ANSWERED).encode(), json.dumps({**ANSWERED, **TOOLS}).encode()
     title = json.dumps(TITLE).encode()
 
-    def after(conversation: str, *raws: bytes) -> Side | None:
+    def after(conversation: str, *raws: bytes) -> SideRequestKind | None:
         for raw in raws:
-            assert calls.told(raw, {}, conversation) is None
-        return calls.told(title, {}, conversation)
+            assert calls.classify_request(raw, {}, conversation) is None
+        return calls.classify_request(title, {}, conversation)
 
-    assert after("c_1", plain, tooled, plain) is Side.ALONE
+    assert after("c_1", plain, tooled, plain) is SideRequestKind.ALONE
     assert after("c_2", plain, plain, plain, tooled) is None
-    assert calls.told(title, {CLASS: b"auxiliary"}, None) is Side.ALONE
+    assert calls.classify_request(title, {CLASS_HEADER: b"auxiliary"}, None) is SideRequestKind.ALONE

@@ -6,7 +6,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from compaction_proxy.core.errors import Overloaded, RequestRefused
+from compaction_proxy.core.errors import OverloadedError, RequestRefusedError
 from compaction_proxy.gateway.body_budget import SMALL_BYTES, BodyBudget
 from compaction_proxy.gateway.client_stream import DEPARTURE, NOTICE, read_body, while_connected
 
@@ -37,36 +37,36 @@ def scope() -> dict[str, Any]:
 
 async def test_a_body_is_joined_from_its_parts() -> None:
     receive = channel([part(b"ab"), part(b""), part(b"c", more=False)])
-    assert await read_body(scope(), receive, 3, BodyBudget().open()) == b"abc"
+    assert await read_body(scope(), receive, 3, BodyBudget().open_hold()) == b"abc"
 
 
 async def test_a_body_declared_too_large_is_refused_unread() -> None:
-    with pytest.raises(RequestRefused) as refusal:
-        await read_body(scope(), channel([]), 3, BodyBudget().open(), 4)
+    with pytest.raises(RequestRefusedError) as refusal:
+        await read_body(scope(), channel([]), 3, BodyBudget().open_hold(), 4)
     assert (refusal.value.status, refusal.value.code) == (413, "request_too_large")
 
 
 async def test_a_body_that_grows_too_large_is_refused() -> None:
-    with pytest.raises(RequestRefused):
-        await read_body(scope(), channel([part(b"ab"), part(b"cd")]), 3, BodyBudget().open())
+    with pytest.raises(RequestRefusedError):
+        await read_body(scope(), channel([part(b"ab"), part(b"cd")]), 3, BodyBudget().open_hold())
 
 
 async def test_a_client_that_leaves_while_sending_is_noticed() -> None:
     with pytest.raises(ClientDisconnect):
-        await read_body(scope(), channel([part(b"ab"), GONE]), 3, BodyBudget().open())
+        await read_body(scope(), channel([part(b"ab"), GONE]), 3, BodyBudget().open_hold())
 
 
 async def test_a_budget_below_the_limit_is_the_limit_of_a_body() -> None:
-    with pytest.raises(RequestRefused, match="larger than 3 bytes"):
-        await read_body(scope(), channel([]), 10, BodyBudget(3).open(), 4)
+    with pytest.raises(RequestRefusedError, match="larger than 3 bytes"):
+        await read_body(scope(), channel([]), 10, BodyBudget(3).open_hold(), 4)
 
 
 async def test_no_memory_for_a_body_is_answered_with_503() -> None:
     async def receive() -> dict[str, Any]:
         raise MemoryError
 
-    with pytest.raises(Overloaded) as refused:
-        await read_body(scope(), receive, 10, BodyBudget().open())
+    with pytest.raises(OverloadedError) as refused:
+        await read_body(scope(), receive, 10, BodyBudget().open_hold())
     assert (refused.value.status, refused.value.retry_after_s) == (503, 5)
 
 
@@ -74,8 +74,8 @@ async def test_a_client_that_leaves_while_its_body_waits_for_room_is_noticed() -
     notices: list[Callable[[], None] | None] = []
     told = {**scope(), "extensions": {DEPARTURE: {NOTICE: notices.append}}}
     budget = BodyBudget(2 * SMALL_BYTES, wait_s=600)
-    other, hold = budget.open(), budget.open()
-    other.add(3 * SMALL_BYTES)
+    other, hold = budget.open_hold(), budget.open_hold()
+    other.add_bytes(3 * SMALL_BYTES)
     piece = bytes(SMALL_BYTES + 1)
     reading = asyncio.create_task(read_body(told, channel([part(piece)]), SMALL_BYTES * 2, hold))
     await asyncio.sleep(0)
@@ -90,9 +90,9 @@ async def test_a_client_that_leaves_while_its_body_waits_for_room_is_noticed() -
 
 async def test_room_set_aside_for_a_body_without_a_length_is_given_back_with_its_end() -> None:
     budget = BodyBudget(10 * SMALL_BYTES, wait_s=600)
-    other, hold = budget.open(), budget.open()
-    other.add(11 * SMALL_BYTES)
-    other.add(1)
+    other, hold = budget.open_hold(), budget.open_hold()
+    other.add_bytes(11 * SMALL_BYTES)
+    other.add_bytes(1)
     parts = [part(bytes(SMALL_BYTES + 1)), part(b"end", more=False)]
     reading = asyncio.create_task(read_body(scope(), channel(parts), 5 * SMALL_BYTES, hold))
     await asyncio.sleep(0)

@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, Settings, create_provider
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, DemoProviderSettings, create_provider
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 COUNTER = TiktokenCounter(print)
@@ -22,15 +22,15 @@ BODY = {
 
 @pytest.mark.parametrize("allowed", [True, False])
 async def test_only_the_output_is_lowered_and_only_where_that_is_allowed(*, allowed: bool) -> None:
-    provider = create_provider(Settings(counter=COUNTER, window=WINDOW))
-    async with served(provider) as upstream:
+    provider = create_provider(DemoProviderSettings(counter=COUNTER, window=WINDOW))
+    async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
             {
                 "upstream": {"base_url": f"{upstream}/v1", "lower_max_tokens": allowed},
                 "store": {"url": "memory://"},
             }
         )
-        async with served(create_app(config)) as url, httpx.AsyncClient(base_url=url) as client:
+        async with serve_embedded(create_app(config)) as url, httpx.AsyncClient(base_url=url) as client:
             answer = await client.post("/v1/chat/completions", json=BODY)
 
     asked = [json.loads(seen.body) for seen in provider.log]

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.errors import RequestRefused
-from compaction_proxy.gateway.paths import is_own, join
-from compaction_proxy.wires.registry import dialect_of
+from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.gateway.paths import is_own_path, join_upstream_url
+from compaction_proxy.wires.registry import find_wire
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from compaction_proxy.wires.registry import dialect_of
     ],
 )
 def test_posts_whose_path_ends_in_chat_completions_are_compacted(raw_path: bytes) -> None:
-    wire = dialect_of("POST", raw_path)
+    wire = find_wire("POST", raw_path)
     assert wire is not None
     assert wire.name == "chat"
 
@@ -34,7 +34,7 @@ def test_posts_whose_path_ends_in_chat_completions_are_compacted(raw_path: bytes
     ],
 )
 def test_nothing_else_is_compacted(method: str, raw_path: bytes) -> None:
-    assert dialect_of(method, raw_path) is None
+    assert find_wire(method, raw_path) is None
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_nothing_else_is_compacted(method: str, raw_path: bytes) -> None:
     ],
 )
 def test_our_own_paths_move_with_the_base_path(path: str) -> None:
-    assert is_own(path)
-    assert is_own("/compaction" + path, "/compaction")
-    assert not is_own(path, "/compaction")
+    assert is_own_path(path)
+    assert is_own_path("/compaction" + path, "/compaction")
+    assert not is_own_path(path, "/compaction")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_our_own_paths_move_with_the_base_path(path: str) -> None:
     ],
 )
 def test_every_other_path_is_relayed(path: str) -> None:
-    assert not is_own(path)
+    assert not is_own_path(path)
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_every_other_path_is_relayed(path: str) -> None:
 def test_the_client_path_is_appended_byte_for_byte(
     base_url: str, raw_path: bytes, query: bytes, expected: tuple[str, bytes]
 ) -> None:
-    assert join(base_url, raw_path, query) == expected
+    assert join_upstream_url(base_url, raw_path, query) == expected
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
 def test_a_target_ends_in_the_clients_own_bytes(path: bytes, query: bytes) -> None:
-    _, target = join("http://a.example/base", b"/" + path, query)
+    _, target = join_upstream_url("http://a.example/base", b"/" + path, query)
     assert target == b"/base/" + path + (b"?" + query if query else b"")
 
 
@@ -124,10 +124,10 @@ def test_a_target_ends_in_the_clients_own_bytes(path: bytes, query: bytes) -> No
     [b"/v1/../admin", b"/v1/%2e%2E/admin", b"/..", b"/v1/..%2fadmin", b"/v1/a/../../b", b"/v1//../b", b"*"],
 )
 def test_no_path_leaves_the_base_of_the_upstream(raw_path: bytes) -> None:
-    with pytest.raises(RequestRefused, match="leaves"):
-        join("https://host/tenant/v1", raw_path, b"")
+    with pytest.raises(RequestRefusedError, match="leaves"):
+        join_upstream_url("https://host/tenant/v1", raw_path, b"")
 
 
 @pytest.mark.parametrize("raw_path", [b"/v1/...", b"/v1/a..b/c", b"/v1/a/../b", b"/v1/..a", b"/v1/a/%2e%2e"])
 def test_dots_that_stay_below_it_go_on_as_they_are(raw_path: bytes) -> None:
-    assert join("https://host/v1", raw_path, b"") == ("https://host", raw_path)
+    assert join_upstream_url("https://host/v1", raw_path, b"") == ("https://host", raw_path)

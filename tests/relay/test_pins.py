@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.compaction.directives import MAX_PINS, valid_pin
-from compaction_proxy.core.errors import RequestRefused
-from compaction_proxy.gateway.control_headers import PIN_HEADER, pins
+from compaction_proxy.compaction.directives import MAX_PINS, parse_pin
+from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.gateway.control_headers import PIN_HEADER, parse_pins
 
 
 def sent(*values: bytes) -> list[tuple[bytes, bytes]]:
@@ -14,16 +14,16 @@ def sent(*values: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def test_a_request_without_the_header_pins_nothing() -> None:
-    assert pins(sent()) == ()
+    assert parse_pins(sent()) == ()
 
 
 def test_each_field_is_one_pin_commas_and_all_in_their_order() -> None:
-    found = pins(sent(b"Never deploy on Friday, ever.", b" Answer in German. "))
+    found = parse_pins(sent(b"Never deploy on Friday, ever.", b" Answer in German. "))
     assert found == ("Never deploy on Friday, ever.", "Answer in German.")
 
 
 def test_the_same_pin_twice_is_one() -> None:
-    assert pins(sent(b"a", b"b", b"a")) == ("a", "b")
+    assert parse_pins(sent(b"a", b"b", b"a")) == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_same_pin_twice_is_one() -> None:
     ],
 )
 def test_percent_encoding_is_undone_where_it_is_one(value: bytes, pin: str) -> None:
-    assert pins(sent(value)) == (pin,)
+    assert parse_pins(sent(value)) == (pin,)
 
 
 @pytest.mark.parametrize(
@@ -46,21 +46,21 @@ def test_percent_encoding_is_undone_where_it_is_one(value: bytes, pin: str) -> N
      b"%ED%A0%80", b"x" * 2_001],
 )  # fmt: skip
 def test_what_is_no_pin_is_refused_as_the_client_s_fault(value: bytes) -> None:
-    with pytest.raises(RequestRefused, match="x-compaction-pin") as refused:
-        pins(sent(value))
+    with pytest.raises(RequestRefusedError, match="x-compaction-pin") as refused:
+        parse_pins(sent(value))
     assert (refused.value.status, refused.value.code) == (400, "invalid_compaction_header")
 
 
 def test_a_pin_is_measured_in_characters() -> None:
-    assert pins(sent(quote("ß" * 2_000).encode())) == ("ß" * 2_000,)
+    assert parse_pins(sent(quote("ß" * 2_000).encode())) == ("ß" * 2_000,)
 
 
 def test_more_pins_than_a_conversation_may_have_are_refused() -> None:
-    assert len(pins(sent(*(b"%d" % number for number in range(MAX_PINS))))) == MAX_PINS
-    with pytest.raises(RequestRefused, match="50 times at most"):
-        pins(sent(*(b"%d" % number for number in range(MAX_PINS + 1))))
+    assert len(parse_pins(sent(*(b"%d" % number for number in range(MAX_PINS))))) == MAX_PINS
+    with pytest.raises(RequestRefusedError, match="50 times at most"):
+        parse_pins(sent(*(b"%d" % number for number in range(MAX_PINS + 1))))
 
 
-@given(st.text(min_size=1, max_size=50).filter(lambda text: valid_pin(text) is not None))
+@given(st.text(min_size=1, max_size=50).filter(lambda text: parse_pin(text) is not None))
 def test_any_pin_can_be_sent_in_percent_encoding(text: str) -> None:
-    assert pins(sent(quote(text).encode())) == (text.strip(),)
+    assert parse_pins(sent(quote(text).encode())) == (text.strip(),)

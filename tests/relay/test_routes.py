@@ -9,10 +9,15 @@ import openai
 import pytest
 
 from compaction_proxy.app import Proxy, create_app
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, Provider, Settings, create_provider
+from compaction_proxy.cli.demo.provider import (
+    AGENT_MODEL,
+    DemoProvider,
+    DemoProviderSettings,
+    create_provider,
+)
 from compaction_proxy.config import Config
 from compaction_proxy.gateway.routes import RelayRoute
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 
 WINDOW_TOKENS = 8_192
@@ -34,19 +39,19 @@ class Running:
     """The FastAPI application on a socket, and the provider behind it."""
 
     proxy: Proxy
-    provider: Provider
+    provider: DemoProvider
     url: str
     client: httpx.AsyncClient
 
     def forwarded(self) -> list[int]:
         """The number of messages in each request of the agent's model that has arrived."""
-        return [len(seen.messages()) for seen in self.provider.log if seen.model == AGENT_MODEL]
+        return [len(seen.parse_messages()) for seen in self.provider.log if seen.model == AGENT_MODEL]
 
 
 @pytest.fixture
 async def running() -> AsyncIterator[Running]:
-    provider = create_provider(Settings(CharacterCounter(), window=WINDOW_TOKENS))
-    async with served(provider) as upstream:
+    provider = create_provider(DemoProviderSettings(CharacterCounter(), window=WINDOW_TOKENS))
+    async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
             {
                 "upstream": {"base_url": f"{upstream}/v1"},
@@ -58,7 +63,7 @@ async def running() -> AsyncIterator[Running]:
         )
         proxy = create_app(config)
         async with (
-            served(proxy.api) as url,
+            serve_embedded(proxy.api) as url,
             httpx.AsyncClient(base_url=url, headers=HEADERS, trust_env=False, timeout=60) as client,
         ):
             yield Running(proxy, provider, url, client)

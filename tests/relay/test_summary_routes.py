@@ -5,11 +5,11 @@ from pydantic import SecretStr
 
 from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.config import Config
-from compaction_proxy.config.config import for_model
+from compaction_proxy.config.config import get_model_settings
 from compaction_proxy.config.sections import SummarySection, UpstreamSection
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
-from compaction_proxy.gateway.summary_routes import summary_routes
+from compaction_proxy.gateway.summary_routes import build_summary_routes
 from compaction_proxy.gateway.upstream import Upstream
 from compaction_proxy.wires.registry import WIRES
 
@@ -28,7 +28,7 @@ def routes(
     upstream = Upstream(base_url, "", "0123456789abcdef", AiohttpEngine(), 1, 1)
     scope = {"raw_path": path.encode(), "query_string": query, "headers": []}
     policy = STRATEGIES[strategy]
-    return summary_routes(config, for_model(config, "chat"), policy, upstream, scope, "chat")
+    return build_summary_routes(config, get_model_settings(config, "chat"), policy, upstream, scope, "chat")
 
 
 def urls(path: str, summary: SummarySection, query: bytes = b"") -> list[str]:
@@ -93,8 +93,8 @@ def test_a_key_for_summaries_is_not_shown_to_the_provider_of_another_wire(
         "query_string": b"",
         "headers": [(b"x-api-key", b"c"), (b"cookie", b"c")],
     }
-    settings = for_model(config, "chat")
-    (route,) = summary_routes(config, settings, STRATEGIES["anchored"], upstream, scope, "chat")
+    settings = get_model_settings(config, "chat")
+    (route,) = build_summary_routes(config, settings, STRATEGIES["anchored"], upstream, scope, "chat")
     assert route.headers == {**shown, "x-compaction-hop": "0123456789abcdef"}
 
 
@@ -113,10 +113,12 @@ def test_a_wire_with_a_provider_of_its_own_asks_that_one(
     given: dict[str, Any], wire: str, expected: list[str]
 ) -> None:
     config = Config.model_validate(given)
-    base_url, key = config.upstream.provider(wire)
+    base_url, key = config.upstream.get_provider(wire)
     upstream = Upstream(base_url, key, "0" * 16, AiohttpEngine(), 1, 1)
-    settings = for_model(config, "asked")
-    scope = {"raw_path": WIRES[wire].ending, "query_string": b"", "headers": [(b"x-api-key", b"k")]}
-    found = summary_routes(config, settings, STRATEGIES["anchored"], upstream, scope, "asked", WIRES[wire])
+    settings = get_model_settings(config, "asked")
+    scope = {"raw_path": WIRES[wire].path_suffix, "query_string": b"", "headers": [(b"x-api-key", b"k")]}
+    found = build_summary_routes(
+        config, settings, STRATEGIES["anchored"], upstream, scope, "asked", WIRES[wire]
+    )
     assert [each.model for each in found] == expected
-    assert {each.dialect.name for each in found} <= {wire}
+    assert {each.wire.name for each in found} <= {wire}

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from compaction_proxy.core.upstream_failure import CAUSES
-from compaction_proxy.gateway.upstream import Answer, Upstream, build_request, open_answer
+from compaction_proxy.gateway.upstream import Upstream, UpstreamResponse, build_request, send_request
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor, find_cause
 from tests.relay.test_exchange import SCOPE, Engine, Reply
 
@@ -55,7 +55,7 @@ def caused(error: httpx.TransportError, *causes: BaseException) -> httpx.Transpo
     ],
 )
 def test_an_error_has_a_cause_from_the_list(error: httpx.TransportError, *, begun: bool, cause: str) -> None:
-    assert find_cause(error, begun=begun) == cause
+    assert find_cause(error, has_head=begun) == cause
     assert cause in CAUSES
 
 
@@ -141,13 +141,13 @@ async def test_a_target_shows_no_credential_and_no_path() -> None:
     monitor = UpstreamMonitor()
     url = "http://name:password@up.example/secret/v1?key=secret"
     asked = Upstream(url, "", "0" * 16, Engine(Reply(503)), 1.0, 1.0, monitor=monitor)
-    await open_answer(asked, build_request(asked, SCOPE, b""))
+    await send_request(asked, build_request(asked, SCOPE, b""))
     assert monitor.failing == {"http://up.example:80": 1}
 
 
 async def test_a_cut_that_was_seen_early_and_relayed_later_is_reported_once(scene: Scene) -> None:
     asked = Upstream("https://up.example", "", "0" * 16, Engine(Reply(200)), 1.0, 1.0, monitor=scene.monitor)
-    answer = Answer(Reply(200, b"ab", httpx.ReadError("")), asked)
+    answer = UpstreamResponse(Reply(200, b"ab", httpx.ReadError("")), asked)
     assert await answer.peek(100) == b"ab"
     assert await answer.read() == b"ab"
     with pytest.raises(httpx.ReadError):

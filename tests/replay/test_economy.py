@@ -11,7 +11,7 @@ import pytest
 
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 
 SESSION = Path("data", "conversations", "coding_pi.jsonl")
 # Thousand uncached input tokens, as ../shared/tools/economy.py prints them.
@@ -46,6 +46,6 @@ async def test_compacting_costs_far_less_than_never_compacting(
             "compaction": {"trigger": [{"tokens": trigger_tokens}]},
         }
     )
-    async with served(create_app(config)) as url:
+    async with serve_embedded(create_app(config)) as url:
         compacted, failed = await cost(shared, url, scripted.url)
     assert (failed, compacted / never <= most) == (0, True), f"{compacted} of {never}"

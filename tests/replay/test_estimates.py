@@ -14,16 +14,22 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.compaction.message_reader import Gauge, Reading
-from compaction_proxy.core.digest import prefix_digests
+from compaction_proxy.compaction.message_reader import CountingOptions, MessageReader
+from compaction_proxy.core.digest import compute_prefix_digests
 from compaction_proxy.core.message import Message
 from compaction_proxy.providers.calibration import Calibration
-from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.providers.usage_baseline import Anchors, anchored, bound, place_of, predicted
-from compaction_proxy.storage.keys import root_of
+from compaction_proxy.providers.usage_baseline import (
+    UsageBaselineStore,
+    build_baseline,
+    build_baseline_key,
+    predict_tokens,
+    predict_upper_bound,
+)
+from compaction_proxy.storage.keys import conversation_root
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.wires.chat.wire import CHAT
 
 P95_ERROR = 0.02
@@ -31,7 +37,7 @@ LEAST_REQUESTS = 400
 # What matching an answer costs that is not among the messages, beside one that is: by their logarithms.
 MISSING_COST = 3.0
 EVEN_TOKENS = 20
-PLACE = place_of("https://up.test:443", "m")
+PLACE = build_baseline_key("https://up.test:443", "m")
 
 
 @dataclass(frozen=True)
@@ -92,29 +98,31 @@ def session(shared: Path) -> dict[str, Any]:
 async def test_an_anchored_estimate_is_within_two_percent_from_the_third_request_on(
     session: dict[str, Any],
 ) -> None:
-    reading = Reading({"tiktoken": Counting(TiktokenCounter(print))})
-    gauge = Gauge(session["model"], "tiktoken", CHAT)
-    messages = await reading.messages([json.dumps(each).encode() for each in session["messages"]], gauge)
-    overhead = await reading.overhead([json.dumps(session["tools"])], gauge)
+    reading = MessageReader({"tiktoken": TokenScheduler(TiktokenCounter(print))})
+    gauge = CountingOptions(session["model"], "tiktoken", CHAT)
+    messages = await reading.decode_messages(
+        [json.dumps(each).encode() for each in session["messages"]], gauge
+    )
+    overhead = await reading.count_overhead([json.dumps(session["tools"])], gauge)
     reading.close()
-    prefixes = prefix_digests(messages)
-    root = root_of(prefixes)
+    prefixes = compute_prefix_digests(messages)
+    root = conversation_root(prefixes)
     assert root is not None
-    anchors = Anchors(Records(MemoryStore(), print))
-    calibration = Calibration.prior(session["model"])
+    anchors = UsageBaselineStore(RecordStore(MemoryStore(), print))
+    calibration = Calibration.build_prior(session["model"])
     errors, plain, low = [], [], 0
     for number, call in enumerate(calls(session, messages, overhead)):
         known = prefixes[: call.length]
-        anchor = await anchors.find("t", root, known, PLACE)
+        anchor = await anchors.find_deepest("t", root, known, PLACE)
         if number >= 2:
             assert anchor is not None
-            errors.append(abs(predicted(anchor, call.estimate, calibration) / call.actual - 1))
-            plain.append(abs(calibration.size(call.estimate) / call.actual - 1))
-            low += bound(anchor, call.estimate, calibration) < (1 - P95_ERROR) * call.actual
-        calibration = calibration.observe(call.estimate, call.actual)
-        made = anchored(known, PLACE, call.estimate, call.actual)
+            errors.append(abs(predict_tokens(anchor, call.estimate, calibration) / call.actual - 1))
+            plain.append(abs(calibration.predict_tokens(call.estimate) / call.actual - 1))
+            low += predict_upper_bound(anchor, call.estimate, calibration) < (1 - P95_ERROR) * call.actual
+        calibration = calibration.add_observation(call.estimate, call.actual)
+        made = build_baseline(known, PLACE, call.estimate, call.actual)
         if made is not None:
-            anchors.note("t", root, made)
+            anchors.record_baseline("t", root, made)
     figures = f"{len(errors)} requests, p95 {p95(errors):.2%}, without anchors {p95(plain):.2%}, {low} low"
     print(figures)  # noqa: T201 - shown by `pytest -s`
     assert len(errors) >= LEAST_REQUESTS

@@ -13,9 +13,9 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from compaction_proxy.cli.demo.prompt import PrefixCache
-from compaction_proxy.cli.demo.provider import Settings, create_provider
-from compaction_proxy.core.cost.price import Price, Tier
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.support import formatting
 from tests.conftest import Proxied
@@ -47,8 +47,8 @@ class Call(NamedTuple):
     @property
     def dollars(self) -> float:
         row = PRICES[self.model]
-        price = Price((Tier(0, row["input"], row["cached"], row["input"], row["output"]),), "")
-        return price.of(self.prompt, self.cached, self.completion)
+        price = ModelPrice((PriceTier(0, row["input"], row["cached"], row["input"], row["output"]),), "")
+        return price.compute_cost(self.prompt, self.cached, self.completion)
 
 
 class Provider:
@@ -61,7 +61,9 @@ class Provider:
     def __init__(self, scale: float = 1.0) -> None:
         self._exact = TiktokenCounter(lambda _: None)
         self._scale = scale
-        self._app: ASGIApp = create_provider(Settings(self, window=WINDOW, models=(MODEL, WRITER)))
+        self._app: ASGIApp = create_provider(
+            DemoProviderSettings(self, window=WINDOW, models=(MODEL, WRITER))
+        )
         self.calls: list[Call] = []
 
     def count(self, text: str, model: str) -> int:
@@ -185,7 +187,7 @@ async def test_everybody_tells_the_same_of_a_replay(tmp_path: Path) -> None:
     }
     provider = Provider()
     async with (
-        served(provider) as upstream,
+        serve_embedded(provider) as upstream,
         proxy_process(tmp_path, int(upstream.rpartition(":")[2]), environ=environ) as process,
         httpx.AsyncClient(base_url=process.url, timeout=60, trust_env=False) as client,
     ):
@@ -252,13 +254,13 @@ async def test_everybody_tells_the_same_of_a_replay(tmp_path: Path) -> None:
     assert (show[0], json.loads(show[1])) == (0, {"conversation": seen, **compactions})
     for text in (overview, page):
         for name in ("net_usd", "gross_usd", "cache_loss_usd", "summary_usd"):
-            assert formatting.usd(stats[name]) in text
+            assert formatting.format_usd(stats[name]) in text
     assert f"in {rounds} rounds" in overview
     assert f"{stats['tokens_before']:,} {stats['tokens_after']:,} {stats['cached_tokens']:,}" in overview
     for line in exchanges["exchanges"]:
         assert " ".join(f"{line[name]:,}" for name in ("tokens_before", "tokens_after")) in page
     for event in compactions["compactions"]:
-        assert formatting.usd(event["cost_usd"]) in page
+        assert formatting.format_usd(event["cost_usd"]) in page
 
 
 async def settled(client: httpx.AsyncClient, provider: Provider) -> dict[str, Any]:
@@ -279,10 +281,13 @@ async def net(
 ) -> tuple[float, dict[str, Any]]:
     """Dollars that were saved by the provider's bills, and what our statistics say."""
     direct, through = Provider(scale), Provider(scale)
-    async with served(direct) as url, httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+    async with (
+        serve_embedded(direct) as url,
+        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client,
+    ):
         await play(client, conversation, every)
     sections = {"models": MODELS, "compaction": compaction, "summary": {"model": WRITER}}
-    async with served(through) as upstream, proxied(upstream, **sections) as client:
+    async with serve_embedded(through) as upstream, proxied(upstream, **sections) as client:
         await play(client, conversation, every)
         stats = await settled(client, through)
     return dollars(direct.calls) - dollars(through.calls), stats
@@ -294,7 +299,7 @@ async def test_our_net_saving_is_that_of_the_provider_s_bills(
     strategy: str, provider: str, proxied: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if provider == "caches nothing":
-        monkeypatch.setattr(PrefixCache, "hit", lambda *_: 0)
+        monkeypatch.setattr(PrefixCache, "match_prompt", lambda *_: 0)
     conversation = recorded("sweagent-crypto-eps")
     charged, stats = await net(proxied, conversation, strategy=strategy, trigger=TRIGGER)
 

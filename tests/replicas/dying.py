@@ -14,29 +14,29 @@ from typing import Any
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.main import app
 from compaction_proxy.compaction import round_builder
-from compaction_proxy.compaction.summarizer import Summarising
+from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.gateway import endpoint
-from compaction_proxy.gateway.server.cycle import Cycle
+from compaction_proxy.gateway.server.cycle import RequestResponseCycle
 from compaction_proxy.storage import leases
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.redis.store import RedisStore
 from compaction_proxy.storage.sqlite.store import SqliteStore
-from compaction_proxy.telemetry.event_history import History
+from compaction_proxy.telemetry.event_history import EventHistory
 
 # Where, and whether before it or with its outcome.
 POINTS: list[tuple[tuple[Any, ...], str, bool]] = [
-    ((leases,), "_lent", False),
-    ((leases,), "_lent", True),
-    ((Summarising,), "write", False),
-    ((Summarising,), "write", True),
-    ((round_builder,), "stand_ins", True),
-    ((History,), "rooted", True),
+    ((leases,), "_acquire_or_give_back", False),
+    ((leases,), "_acquire_or_give_back", True),
+    ((Summarizer,), "write_summary", False),
+    ((Summarizer,), "write_summary", True),
+    ((round_builder,), "build_replacements", True),
+    ((EventHistory,), "record_root", True),
     ((RedisStore, SqliteStore), "commit", False),
     ((RedisStore, SqliteStore), "commit", True),
-    ((Records,), "release", False),
-    ((Records,), "release", True),
-    ((endpoint,), "open_answer", False),
-    ((Cycle,), "_send_body", True),
+    ((RecordStore,), "release_lease", False),
+    ((RecordStore,), "release_lease", True),
+    ((endpoint,), "send_request", False),
+    ((RequestResponseCycle,), "_send_body", True),
 ]
 
 

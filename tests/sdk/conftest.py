@@ -23,8 +23,14 @@ from pydantic import SecretStr
 
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo import chat, script
-from compaction_proxy.cli.demo.client import Client, DepartedError, Receive, Scope, Send
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
+from compaction_proxy.cli.demo.client import ClientDepartedError, DemoClient, Receive, Scope, Send
+from compaction_proxy.cli.demo.provider import (
+    AGENT_MODEL,
+    SUMMARY_MODEL,
+    DemoProvider,
+    DemoProviderSettings,
+    create_provider,
+)
 from compaction_proxy.config import Config
 from compaction_proxy.config.sections import (
     CompactionSection,
@@ -34,7 +40,7 @@ from compaction_proxy.config.sections import (
     SummarySection,
     UpstreamSection,
 )
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from tests.free_ports import find_free_port
 
@@ -42,7 +48,7 @@ WINDOW_TOKENS = 8192
 HELD_SUMMARY_MODEL = "held-summary"
 MODELS = (AGENT_MODEL, SUMMARY_MODEL, HELD_SUMMARY_MODEL, "finish-agent", "cancel-agent", "shadow-agent")
 ENVELOPE = chat.Envelope("chatcmpl-scripted", 1_700_000_000, AGENT_MODEL)
-USAGE = chat.Usage(9, 12, 0)
+USAGE = chat.DemoUsage(9, 12, 0)
 GREETING = (
     "Grüezi 🌍! 你好, 世界 — עברית, \u202egespiegelt\u202c, 👩\u200d👩\u200d👧, e\u0301 and \u2028 a line."
 )
@@ -71,11 +77,11 @@ def error(status: int, code: str | None, *fields: tuple[str, str]) -> Answer:
 
 
 def plain(text: str) -> bytes:
-    return chat.completion(ENVELOPE, chat.Reply(text), USAGE)
+    return chat.encode_completion(ENVELOPE, chat.Reply(text), USAGE)
 
 
 def events(text: str) -> tuple[bytes, ...]:
-    return tuple(chat.stream(ENVELOPE, chat.Reply(text), USAGE))
+    return tuple(chat.encode_stream(ENVELOPE, chat.Reply(text), USAGE))
 
 
 def sliced(data: bytes, size: int) -> tuple[bytes, ...]:
@@ -137,19 +143,19 @@ def listing(*floats: float) -> bytes:
     packed = base64.b64encode(struct.pack(f"<{len(floats)}f", *floats)).decode()
     rows = [{"object": "embedding", "index": 0, "embedding": packed}]
     usage = {"prompt_tokens": 1, "total_tokens": 1}
-    return chat.dumps({"object": "list", "data": rows, "model": "embedder", "usage": usage})
+    return chat.encode_json({"object": "list", "data": rows, "model": "embedder", "usage": usage})
 
 
 def stored_file(body: bytes) -> bytes:
     fields = {"id": "file-1", "object": "file", "filename": "notes.jsonl", "purpose": "batch"}
-    return chat.dumps({**fields, "bytes": len(body), "created_at": 1, "status": "processed"})
+    return chat.encode_json({**fields, "bytes": len(body), "created_at": 1, "status": "processed"})
 
 
 @dataclass
 class Upstream:
     """The demo provider; a request with an `x-answer` header gets that answer instead."""
 
-    provider: Provider
+    provider: DemoProvider
     requests: list[Seen] = field(default_factory=list)
     released: set[str] = field(default_factory=set)
 
@@ -157,37 +163,39 @@ class Upstream:
         if scope["type"] == "lifespan":
             await self.provider(scope, receive, send)
             return
-        client = Client(receive, send)
-        body = await client.body()
+        client = DemoClient(receive, send)
+        body = await client.read_body()
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         seen = Seen(scope["method"], target.decode(), fields, body)
         self.requests.append(seen)
         try:
             await self._answer(seen, client, scope, receive, send)
-        except DepartedError:
+        except ClientDepartedError:
             seen.departed = True
         finally:
             seen.ended = True
 
-    async def _answer(self, seen: Seen, client: Client, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self, seen: Seen, client: DemoClient, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         path, named = scope["path"], seen.all("x-answer")
         if named == ["limited-once"]:
             named = ["limited"] if seen.all("x-stainless-retry-count") == ["0"] else ["cookies"]
         if named:
             await scripted(ANSWERS[named[0]], client, send)
         elif path.endswith("/embeddings"):
-            await client.json(200, listing(0.5, -1.0))
+            await client.send_json(200, listing(0.5, -1.0))
         elif path.endswith("/content"):
             await scripted(Answer(chunks=(b"{}\n" * 20_000,)), client, send)
         elif path.endswith("/files"):
-            await client.json(200, stored_file(seen.body))
+            await client.send_json(200, stored_file(seen.body))
         else:
             if HELD_SUMMARY_MODEL.encode() in seen.body:
                 await self._held(seen, client)
             await self.provider(scope, replayed(seen.body, receive), send)
 
-    async def _held(self, seen: Seen, client: Client) -> None:
+    async def _held(self, seen: Seen, client: DemoClient) -> None:
         """Wait until the summaries of this key are released."""
         while not self.released.intersection(seen.all("authorization")):
             await client.wait(0.01)
@@ -202,7 +210,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def scripted(answer: Answer, client: Client, send: Send) -> None:
+async def scripted(answer: Answer, client: DemoClient, send: Send) -> None:
     if answer.ending == "hang":
         await client.wait(None)
     fields = [(name.encode(), value.encode()) for name, value in answer.fields]
@@ -240,8 +248,10 @@ def config(upstream: UpstreamSection) -> Config:
     )
 
 
-def provider(window: int) -> Provider:
-    return create_provider(Settings(TiktokenCounter(lambda _: None), window=window, models=MODELS))
+def provider(window: int) -> DemoProvider:
+    return create_provider(
+        DemoProviderSettings(TiktokenCounter(lambda _: None), window=window, models=MODELS)
+    )
 
 
 @dataclass(frozen=True)
@@ -270,7 +280,7 @@ async def running(
     make: Callable[[str], UpstreamSection], window: int = WINDOW_TOKENS
 ) -> AsyncIterator[Stack]:
     upstream = Upstream(provider(window))
-    async with served(upstream) as direct, served(create_app(config(make(direct)))) as root:
+    async with serve_embedded(upstream) as direct, serve_embedded(create_app(config(make(direct)))) as root:
         yield Stack(upstream, direct, root)
 
 
@@ -381,7 +391,7 @@ def conversation() -> Callable[..., list[Mapping[str, str]]]:
 @pytest.fixture(scope="session")
 def whole_history() -> list[chat.JsonObject]:
     """The scripted conversation as a client has it at the end, if its model forgot nothing."""
-    scripted_talk = script.load()
+    scripted_talk = script.load_script()
     history: list[chat.JsonObject] = [{"role": "system", "content": scripted_talk.system}]
     for turn in scripted_talk.turns:
         history.append({"role": "user", "content": turn.user})
@@ -389,7 +399,7 @@ def whole_history() -> list[chat.JsonObject]:
             text = step.text
             for name, fact in scripted_talk.facts.items():
                 text = text.replace("{" + name + "}", fact)
-            said = chat.message_json(chat.Reply(text, step.calls))
+            said = chat.build_message(chat.Reply(text, step.calls))
             history.append({name: value for name, value in said.items() if value is not None})
             history += [
                 {"role": "tool", "tool_call_id": call.id, "content": scripted_talk.results[call.id]}

@@ -241,7 +241,7 @@ def streamed(client: openai.OpenAI, history: list[Any]) -> tuple[JsonObject, lis
     options: Any = {
         "model": "demo-agent",
         "messages": history,
-        "tools": script.load().tools,
+        "tools": script.load_script().tools,
         "max_tokens": 512,
     }
     asked = client.chat.completions.with_streaming_response.create(**options, stream=True)
@@ -258,7 +258,7 @@ def streamed(client: openai.OpenAI, history: list[Any]) -> tuple[JsonObject, lis
 
 def played(client: openai.OpenAI) -> tuple[list[Any], list[Any], set[str]]:
     """The scripted conversation: the client's history, every chunk, the statuses."""
-    told = script.load()
+    told = script.load_script()
     history: list[Any] = [{"role": "system", "content": told.system}]
     chunks, statuses = [], set()
     for turn in told.turns:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.storage.store import Store
 from tests.seeds.stage import MODEL, JsonObject, Place, Placed, Provider
 
@@ -27,7 +27,7 @@ def placed(proxied: Any) -> Placed:
         provider = Provider()
         settings = {"models": {MODEL: {"window": window}}} if window else {}
         made = {"compaction": {"strategy": strategy, **(compaction or {})}, **settings, **sections}
-        async with served(provider) as url, proxied(url, store=store, **made) as client:
+        async with serve_embedded(provider) as url, proxied(url, store=store, **made) as client:
             yield Place(client, provider)
 
     return running

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from compaction_proxy.cli.demo.client import Client, Receive, Scope, Send
+from compaction_proxy.cli.demo.client import DemoClient, Receive, Scope, Send
 from tests.summaries import put_as_asked
 
 JsonObject = dict[str, Any]
@@ -91,10 +91,10 @@ class Provider:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        client = Client(receive, send)
-        raw = await client.body()
+        client = DemoClient(receive, send)
+        raw = await client.read_body()
         if scope["method"] != "POST":  # somebody asks for windows
-            await client.json(404, b"{}")
+            await client.send_json(404, b"{}")
             return
         body = json.loads(raw)
         self.seen.append(body)
@@ -104,13 +104,13 @@ class Provider:
             await self.held.wait()
         text = self._summary(body) if is_summary(body) else "All right."
         if isinstance(text, int):
-            await client.json(text, b'{"error":{"message":"scripted","type":"scripted"}}')
+            await client.send_json(text, b'{"error":{"message":"scripted","type":"scripted"}}')
             return
         message = {"role": "assistant", "content": text}
         answer: JsonObject = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         if self.prompt_tokens and not is_summary(body):
             answer["usage"] = {"prompt_tokens": self.prompt_tokens, "completion_tokens": 3}
-        await client.json(200, json.dumps(answer).encode())
+        await client.send_json(200, json.dumps(answer).encode())
 
     def _summary(self, body: JsonObject) -> str | int:
         """The same text for each run, where several are asked for."""

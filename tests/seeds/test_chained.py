@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from compaction_proxy.core.strategies import CHAINED
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.storage.sqlite.store import SqliteStore
 from tests.seeds.stage import (
     DIGEST,
@@ -170,7 +170,7 @@ async def test_the_number_of_a_round_outlives_the_process(proxied: Any, tmp_path
     sections = {"compaction": {"strategy": "chained"}, "server": {"secret": "a" * 32}}
     provider = Provider()
     rounds = []
-    async with served(provider) as url:
+    async with serve_embedded(provider) as url:
         for messages in (more, grown):
             store = SqliteStore(tmp_path / "state.db")
             async with proxied(url, store=store, **sections) as client:

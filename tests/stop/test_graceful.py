@@ -16,10 +16,10 @@ LONG_TALK = [{"role": ("user", "assistant")[n % 2], "content": f"Word {n}. " * 2
 # A thread of the standard library's, as name look-ups use it, that is at work for long at the end.
 HANGING = """
 import asyncio, time
-from compaction_proxy.telemetry.exchange_log import Journal
+from compaction_proxy.telemetry.exchange_log import ExchangeLog
 async def close(self):
     asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
-Journal.close = close
+ExchangeLog.close = close
 """
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.gateway.server import Patience, listen, run, server
+from compaction_proxy.gateway.server import DrainTimeouts, build_server, listen, run_server
 from tests.proxy_processes import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
@@ -45,10 +45,10 @@ async def test_a_server_told_to_end_before_it_accepts_requests_is_not_said_to_ha
         said.append("closed")
         await send({"type": "lifespan.shutdown.complete"})
 
-    running = server(app, Patience(), lambda _: said.append("told"))
+    running = build_server(app, DrainTimeouts(), lambda _: said.append("told"))
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        await run(running, listen("127.0.0.1", 0), lambda: said.append("started"))
+        await run_server(running, listen("127.0.0.1", 0), lambda: said.append("started"))
     finally:
         for number, handling in before.items():
             signal.signal(number, handling)

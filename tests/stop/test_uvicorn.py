@@ -6,7 +6,7 @@ from typing import Any
 
 import uvicorn
 
-from compaction_proxy.gateway.server.connection import Connection
+from compaction_proxy.gateway.server.connection import ServerConnection
 
 STREAMS = 20
 CHUNKS = 10
@@ -37,7 +37,7 @@ async def test_a_server_that_ends_neither_cancels_streams_nor_tells_them_that_th
 
     bound = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, lifespan="off", ws="none", http=Connection, log_config=None, access_log=False
+        app, lifespan="off", ws="none", http=ServerConnection, log_config=None, access_log=False
     )
     server = uvicorn.Server(config)
     port = bound.getsockname()[1]

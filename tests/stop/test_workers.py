@@ -18,12 +18,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at proces
 BROKEN = """
 import os, pathlib
 from compaction_proxy.providers.tokenizers_fast import ToktokCounter
-good = ToktokCounter.warm
-def warm(self):
+good = ToktokCounter.warm_up
+def warm_up(self):
     if pathlib.Path(os.environ["HOME"], "broken").exists():
         raise RuntimeError("no")
     good(self)
-ToktokCounter.warm = warm
+ToktokCounter.warm_up = warm_up
 """
 
 

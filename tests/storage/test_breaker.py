@@ -1,4 +1,4 @@
-from compaction_proxy.support.circuit_breaker import Breaker
+from compaction_proxy.support.circuit_breaker import CircuitBreaker
 
 
 class Clock:
@@ -9,49 +9,49 @@ class Clock:
 
 
 def test_three_failures_within_a_second_open_it() -> None:
-    breaker = Breaker(Clock())
+    breaker = CircuitBreaker(Clock())
     states = []
     for _ in range(3):
-        breaker.failed()
-        states.append(breaker.closed)
+        breaker.record_failure()
+        states.append(breaker.is_closed)
 
     assert states == [True, True, False]
 
 
 def test_failures_spread_over_time_do_not_open_it() -> None:
     clock = Clock()
-    breaker = Breaker(clock)
+    breaker = CircuitBreaker(clock)
     for _ in range(10):
-        breaker.failed()
+        breaker.record_failure()
         clock.time += 0.6
 
-    assert breaker.closed
+    assert breaker.is_closed
 
 
 def test_a_success_forgets_failures() -> None:
-    breaker = Breaker(Clock())
-    breaker.failed()
-    breaker.failed()
-    breaker.succeeded()
-    breaker.failed()
+    breaker = CircuitBreaker(Clock())
+    breaker.record_failure()
+    breaker.record_failure()
+    breaker.record_success()
+    breaker.record_failure()
 
-    assert breaker.closed
+    assert breaker.is_closed
 
 
 def test_one_timeout_opens_it() -> None:
-    breaker = Breaker(Clock())
-    breaker.failed(timed_out=True)
+    breaker = CircuitBreaker(Clock())
+    breaker.record_failure(timed_out=True)
 
-    assert not breaker.closed
+    assert not breaker.is_closed
 
 
 def test_it_stays_open_until_something_succeeds() -> None:
     clock = Clock()
-    breaker = Breaker(clock)
-    breaker.failed(timed_out=True)
+    breaker = CircuitBreaker(clock)
+    breaker.record_failure(timed_out=True)
     clock.time += 1000
-    breaker.failed()
+    breaker.record_failure()
 
-    assert not breaker.closed
-    breaker.succeeded()
-    assert breaker.closed
+    assert not breaker.is_closed
+    breaker.record_success()
+    assert breaker.is_closed

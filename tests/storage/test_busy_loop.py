@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.redis.client import CONNECT_TIMEOUT_S
 from compaction_proxy.storage.redis.store import RedisStore
-from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.redis.url import parse_redis_url
 from compaction_proxy.storage.resilient import DEADLINE_S
 from tests.redis_servers import RedisServer
 
@@ -26,9 +26,9 @@ async def test_a_connection_that_was_made_while_the_event_loop_was_busy_is_used(
 
     monkeypatch.setattr(asyncio, "open_connection", connect_on_busy_loop)
     with RedisServer(tmp_path) as server:
-        store = RedisStore(parse(server.url))
+        store = RedisStore(parse_redis_url(server.url))
         told: list[str] = []
-        records = Records(store, lambda error: told.append(error.reason))
-        assert await records.find(["k"]) == [None]
+        records = RecordStore(store, lambda error: told.append(error.reason))
+        assert await records.get_many(["k"]) == [None]
         assert told == []
         await records.close()

@@ -1,4 +1,4 @@
-from compaction_proxy.support.lru import ENTRY_BYTES, Cache
+from compaction_proxy.support.lru import ENTRY_BYTES, ExpiringLruCache
 
 # For three records of ten bytes under keys of one.
 ROOM = 3 * (2 * 10 + 1 + ENTRY_BYTES)
@@ -11,12 +11,12 @@ class Clock:
         return self.time
 
 
-def held(cache: Cache) -> list[str]:
+def held(cache: ExpiringLruCache) -> list[str]:
     return [key for key in "abcdef" if cache.get(key) is not None]
 
 
 def test_the_least_recently_used_leaves_first() -> None:
-    cache = Cache(ROOM, Clock())
+    cache = ExpiringLruCache(ROOM, Clock())
     for key in "abc":
         cache.put(key, {"k": key}, 10, 60)
     cache.get("a")
@@ -26,7 +26,7 @@ def test_the_least_recently_used_leaves_first() -> None:
 
 
 def test_a_large_record_takes_the_room_of_several() -> None:
-    cache = Cache(ROOM, Clock())
+    cache = ExpiringLruCache(ROOM, Clock())
     for key in "abc":
         cache.put(key, {}, 10, 60)
     cache.put("d", {}, 600, 60)
@@ -35,7 +35,7 @@ def test_a_large_record_takes_the_room_of_several() -> None:
 
 
 def test_what_is_too_large_is_not_held_and_its_older_form_is_gone() -> None:
-    cache = Cache(ROOM, Clock())
+    cache = ExpiringLruCache(ROOM, Clock())
     cache.put("a", {"n": 1}, 10, 60)
     cache.put("b", {}, 10, 60)
     cache.put("a", {"n": 2}, 1_000, 60)
@@ -44,7 +44,7 @@ def test_what_is_too_large_is_not_held_and_its_older_form_is_gone() -> None:
 
 
 def test_overwriting_counts_once() -> None:
-    cache = Cache(ROOM, Clock())
+    cache = ExpiringLruCache(ROOM, Clock())
     for n in range(10):
         cache.put("a", {"n": n}, 10, 60)
         cache.put("b", {}, 20, 60)
@@ -54,7 +54,7 @@ def test_overwriting_counts_once() -> None:
 
 def test_records_whose_time_is_over_take_no_room_though_nobody_asks_for_them() -> None:
     clock = Clock()
-    cache = Cache(ROOM, clock)
+    cache = ExpiringLruCache(ROOM, clock)
     cache.put("a", {}, 10, 10)
     cache.put("b", {}, 10, 10)
     clock.time += 10
@@ -66,7 +66,7 @@ def test_records_whose_time_is_over_take_no_room_though_nobody_asks_for_them() -
 
 def test_a_record_leaves_when_its_time_is_over() -> None:
     clock = Clock()
-    cache = Cache(ROOM, clock)
+    cache = ExpiringLruCache(ROOM, clock)
     cache.put("a", {}, 10, 60)
     clock.time += 60
 

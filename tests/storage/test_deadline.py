@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from compaction_proxy.storage.resilient import within
+from compaction_proxy.storage.resilient import run_with_deadline
 
 STEPS = 10
 
@@ -36,7 +36,7 @@ async def test_a_call_that_hangs_ends_at_its_deadline_and_is_cancelled() -> None
     clock = asyncio.get_running_loop().time
     started_s = clock()
     with pytest.raises(TimeoutError):
-        await within(0.1, call())
+        await run_with_deadline(0.1, call())
     assert clock() - started_s == pytest.approx(0.1)
     await asyncio.wait(calls)
     assert calls[0].cancelled()
@@ -45,7 +45,7 @@ async def test_a_call_that_hangs_ends_at_its_deadline_and_is_cancelled() -> None
 async def test_a_call_of_several_steps_gets_its_turns_on_a_busy_loop() -> None:
     other = asyncio.create_task(busy(0.02))
     start = time.perf_counter()
-    assert await within(0.1, stepping()) == "done"
+    assert await run_with_deadline(0.1, stepping()) == "done"
     assert time.perf_counter() - start > 0.1  # or nothing was tried
     other.cancel()
 
@@ -55,4 +55,4 @@ async def test_what_a_call_raises_is_passed_on() -> None:
         raise ConnectionResetError
 
     with pytest.raises(ConnectionResetError):
-        await within(1, failing())
+        await run_with_deadline(1, failing())

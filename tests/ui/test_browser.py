@@ -19,9 +19,9 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.faults import Fault
-from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from tests.dashboard import NAME, PLACE, FakeApi, pages, sample
 
@@ -139,15 +139,15 @@ def config(upstream: str) -> Config:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene() -> AsyncIterator[Scene]:
-    settings = Settings(
+    settings = DemoProviderSettings(
         CharacterCounter(),
         window=WINDOW_TOKENS,
         models=(MODEL, UNLUCKY, "demo-summary", "summary-down"),
         faults={"summary-down": Fault(status=503)},
     )
     async with (
-        served(create_provider(settings)) as upstream,
-        served(create_app(config(upstream))) as url,
+        serve_embedded(create_provider(settings)) as upstream,
+        serve_embedded(create_app(config(upstream))) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as client,
         async_playwright() as playwright,
     ):

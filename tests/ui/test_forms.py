@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from compaction_proxy.admin.ui.actions import form
-from compaction_proxy.admin.ui.api import Refused
+from compaction_proxy.admin.ui.actions import read_form
+from compaction_proxy.admin.ui.api import PageError
 
 TEXT = st.text(st.characters(codec="utf-8"))
 KIND = (b"content-type", b"application/x-www-form-urlencoded")
@@ -19,7 +19,7 @@ async def filled(body: bytes) -> dict[str, list[str]]:
         return {"type": "http.request", "body": body, "more_body": False}
 
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [KIND]}
-    return await form(Request(scope, receive), limit_bytes=1_000_000)
+    return await read_form(Request(scope, receive), limit_bytes=1_000_000)
 
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="ascii"), min_size=1), TEXT), max_size=20))
@@ -47,6 +47,6 @@ async def test_what_no_browser_sends_is_read_as_far_as_it_goes(
 
 
 async def test_many_fields_are_refused() -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PageError) as refused:
         await filled(b"a=1&" * 101)
     assert refused.value.status == 400

@@ -5,15 +5,15 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.admin.ui.diff import MAX_COMPARED_CHARACTERS, pieces, words_of
-from compaction_proxy.admin.ui.round_view import panes
-from compaction_proxy.admin.ui.shown import Text
+from compaction_proxy.admin.ui.diff import MAX_COMPARED_CHARACTERS, index_words, split_pieces
+from compaction_proxy.admin.ui.round_view import build_panes
+from compaction_proxy.admin.ui.shown import MessageView
 
 LIMIT_S = 10.0  # a hundred times what is promised
 
 
 def marked(text: str, *others: str) -> list[str]:
-    return [piece.text for piece in pieces(text, words_of(others)) if piece.kept]
+    return [piece.text for piece in split_pieces(text, index_words(others)) if piece.is_shared]
 
 
 def test_runs_of_three_words_are_kept_in_whatever_order_they_stand() -> None:
@@ -31,7 +31,7 @@ def test_two_words_are_chance_but_a_path_or_a_number_is_not() -> None:
 
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_the_pieces_make_up_the_text(text: str, other: str) -> None:
-    found = pieces(text, words_of([other]))
+    found = split_pieces(text, index_words([other]))
     assert "".join(piece.text for piece in found) == text
     assert all(piece.text for piece in found)
 
@@ -44,9 +44,9 @@ def test_a_text_is_kept_by_itself(words: list[str]) -> None:
 
 def test_huge_messages_cost_no_more_than_others() -> None:
     huge = "word1 and then other things at /a/b.c again " * 100_000
-    messages = [Text(id=f"m_{n}", role="tool", text=huge) for n in range(1_000)]
+    messages = [MessageView(id=f"m_{n}", role="tool", text=huge) for n in range(1_000)]
     begun = time.process_time()
-    shown = panes(huge, messages, [Text(text=huge, origin="stand-in"), *messages])
+    shown = build_panes(huge, messages, [MessageView(text=huge, origin="stand-in"), *messages])
     assert time.process_time() - begun < LIMIT_S
     assert (len(shown.removed), shown.removed_left_out, len(shown.seen), shown.seen_left_out) == (
         200,

@@ -9,7 +9,7 @@ import pytest
 
 from compaction_proxy.admin.ui.replay import MAX_PASTED_BYTES
 from compaction_proxy.admin.ui.templates import STATIC
-from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.support.formatting import MINUS
 from tests.dashboard import NAME, PLACE, FakeApi, Read, pages, sample
 
@@ -144,7 +144,7 @@ async def test_failures_of_upstreams_are_listed_by_cause_beside_those_of_compact
 
 
 async def test_without_the_store_failures_of_upstreams_are_shown_and_nothing_else_is_claimed() -> None:
-    away = RequestRefused(503, "The store cannot be used right now.", "store_unavailable")
+    away = RequestRefusedError(503, "The store cannot be used right now.", "store_unavailable")
     answers = {**sample(), "events": away}
     async with pages(FakeApi(answers)) as client:
         shown = await client.get("/ui/failures")
@@ -294,7 +294,7 @@ async def test_a_transcript_that_is_too_large_is_refused_and_does_not_come_back(
 
 
 async def test_what_the_api_finds_too_large_does_not_come_back_either() -> None:
-    refused = RequestRefused(413, "The rehearsal took more than 30 s", "too_large")
+    refused = RequestRefusedError(413, "The rehearsal took more than 30 s", "too_large")
     async with pages(FakeApi({**sample(), "replay": refused})) as client:
         answer = await client.post("/ui/playground", data={"transcript": '["known text"]'})
     assert (answer.status_code, "known text" in answer.text) == (413, False)
@@ -302,7 +302,7 @@ async def test_what_the_api_finds_too_large_does_not_come_back_either() -> None:
 
 
 async def test_what_needs_no_store_is_shown_without_one() -> None:
-    away = RequestRefused(503, "The store cannot be used right now.", "store_unavailable")
+    away = RequestRefusedError(503, "The store cannot be used right now.", "store_unavailable")
     async with pages(FakeApi({**sample(), "models": away, "conversations": away})) as client:
         settings = await client.get("/ui/settings")
         played = await client.post("/ui/playground", data={"transcript": "[5]"})

@@ -21,7 +21,7 @@ from compaction_proxy.support.formatting import MINUS
     ],
 )
 def test_dollars_that_are_not_known_are_never_nothing(value: float | None, told: str) -> None:
-    assert formatting.usd(value) == told
+    assert formatting.format_usd(value) == told
 
 
 @pytest.mark.parametrize(
@@ -38,43 +38,50 @@ def test_dollars_that_are_not_known_are_never_nothing(value: float | None, told:
     ],
 )
 def test_large_numbers_are_short(value: float | None, told: str) -> None:
-    assert formatting.short(value) == told
+    assert formatting.format_short_number(value) == told
 
 
 def test_shares_times_and_reasons() -> None:
-    assert [formatting.percent(1, 3), formatting.percent(1, 0), formatting.percent(None, 3)] == [
+    assert [
+        formatting.format_percent(1, 3),
+        formatting.format_percent(1, 0),
+        formatting.format_percent(None, 3),
+    ] == [
         "33 %",
         "n/a",
         "n/a",
     ]
-    assert [formatting.ago(at, 100_000.0) for at in (None, 99_998.0, 99_700.0, 90_000.0, 1.0)] == [
+    assert [formatting.format_age(at, 100_000.0) for at in (None, 99_998.0, 99_700.0, 90_000.0, 1.0)] == [
         "n/a",
         "2 s ago",
         "5 min ago",
         "3 h ago",
         "1 d ago",
     ]
-    assert [formatting.stamp(1e300), formatting.when(None)] == ["9999-12-31T23:59:59Z", "n/a"]
-    assert formatting.reason("timeout") == "the summary model took too long (timeout)"
-    assert formatting.reason("http-503") == "the summary model answered with an error (http-503)"
-    assert [formatting.cause("percent,http-503"), formatting.cause("")] == [
+    assert [formatting.format_iso_time(1e300), formatting.format_display_time(None)] == [
+        "9999-12-31T23:59:59Z",
+        "n/a",
+    ]
+    assert formatting.describe_reason("timeout") == "the summary model took too long (timeout)"
+    assert formatting.describe_reason("http-503") == "the summary model answered with an error (http-503)"
+    assert [formatting.describe_causes("percent,http-503"), formatting.describe_causes("")] == [
         "trigger reached, http 503",
         "n/a",
     ]
-    assert [formatting.rate(each) for each in (None, 2.5, 0.025, 10.0, 0.0)] == [
+    assert [formatting.format_token_rate(each) for each in (None, 2.5, 0.025, 10.0, 0.0)] == [
         "n/a",
         "$2.50",
         "$0.025",
         "$10.00",
         "$0.00",
     ]
-    assert formatting.reason("of-another-version") == "of another version"
+    assert formatting.describe_reason("of-another-version") == "of another version"
 
 
 def test_every_cause_of_an_upstream_failure_is_explained() -> None:
     assert formatting.UPSTREAM_CAUSES.keys() == CAUSES
-    assert formatting.upstream_cause("http-503") == "upstream answered 503"
-    assert [formatting.upstream_cause(each) for each in ("of-another-version", "")] == [
+    assert formatting.describe_upstream_cause("http-503") == "upstream answered 503"
+    assert [formatting.describe_upstream_cause(each) for each in ("of-another-version", "")] == [
         "of another version",
         "n/a",
     ]

@@ -17,8 +17,8 @@ from compaction_proxy import app
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.body_budget import BodyBudget
-from compaction_proxy.gateway.concurrency_limit import Admission
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers import tokenizers
 from compaction_proxy.storage.store import Store
 from tests.virtual_time import VirtualTimeLoop
@@ -28,7 +28,7 @@ CHAT = "/v1/chat/completions"
 # counted and looked up; the field lowers nothing, because no trigger is as high.
 WAYS = {"through the gate": (), "past the gate": ("x-compaction-trigger-tokens: 1000000",)}
 
-cached_load = functools.cache(tokenizers.load)
+cached_load = functools.cache(tokenizers.load_encoding)
 
 
 @dataclass
@@ -119,8 +119,8 @@ async def running_proxy(
         **sections,
         "upstream": upstream,
     }
-    with mock.patch.object(tokenizers, "load", cached_load):  # takes half a second each time
-        async with served(create_app(Config.model_validate(given), store=store)) as url:
+    with mock.patch.object(tokenizers, "load_encoding", cached_load):  # takes half a second each time
+        async with serve_embedded(create_app(Config.model_validate(given), store=store)) as url:
             yield urlsplit(url).port or 0
 
 
@@ -221,15 +221,15 @@ def wire() -> Wire:
 
 
 @pytest.fixture
-def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
+def admissions(monkeypatch: pytest.MonkeyPatch) -> list[ConcurrencyLimiter]:
     """The places for requests of each application that is made, in that order."""
-    made: list[Admission] = []
+    made: list[ConcurrencyLimiter] = []
 
-    def making(places: int, *, bodies: BodyBudget) -> Admission:
-        made.append(Admission(places, bodies=bodies))
+    def making(places: int, *, bodies: BodyBudget) -> ConcurrencyLimiter:
+        made.append(ConcurrencyLimiter(places, bodies=bodies))
         return made[-1]
 
-    monkeypatch.setattr(app, "Admission", making)
+    monkeypatch.setattr(app, "ConcurrencyLimiter", making)
     return made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.gateway.concurrency_limit import Admission
+from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 from compaction_proxy.storage.memory import MemoryStore
 
 CHAT = "/v1/chat/completions"
@@ -99,7 +99,7 @@ async def leave(port: int, data: bytes, stage: str, rng: random.Random, script: 
 
 def held(store: MemoryStore) -> list[str]:
     """Leases that somebody holds; one that nobody renews runs out."""
-    return [key for key, lent in store._lent.items() if lent.expires > store._clock()]
+    return [key for key, lent in store._leases.items() if lent.expires > store._clock()]
 
 
 async def settled(condition: Any) -> None:
@@ -111,7 +111,7 @@ async def settled(condition: Any) -> None:
 @pytest.mark.timeout(600)  # with --runslow
 @pytest.mark.parametrize("on_disconnect", ["finish", "cancel"])
 async def test_cancelled_requests_leave_no_place_task_socket_or_lease(
-    wire: Any, on_disconnect: str, admissions: list[Admission], pytestconfig: pytest.Config
+    wire: Any, on_disconnect: str, admissions: list[ConcurrencyLimiter], pytestconfig: pytest.Config
 ) -> None:
     requests = 5_000 if pytestconfig.getoption("--runslow") else 500
     rng, store = random.Random(3), MemoryStore()
@@ -136,7 +136,7 @@ async def test_cancelled_requests_leave_no_place_task_socket_or_lease(
                 for number, stage in enumerate(stages)
             ]
             await asyncio.gather(*leaving)
-        await settled(lambda: admission.taken == 0)
+        await settled(lambda: admission.active_requests == 0)
         await settled(lambda: upstream.open_sockets == 0)
         await settled(lambda: asyncio.all_tasks() <= tasks)
         await settled(lambda: open_files() <= files)

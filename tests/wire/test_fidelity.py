@@ -11,7 +11,7 @@ import pytest
 
 from compaction_proxy.storage import envelope
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.store import Entry, Record
+from compaction_proxy.storage.store import ListEntry, Record
 from compaction_proxy.telemetry import exchange_log
 
 CHAT = "/v1/chat/completions"
@@ -26,7 +26,7 @@ class Kept(MemoryStore):
         super().__init__()
         self.last: dict[str, bytes] = {}
 
-    async def write(self, items: Sequence[Record | Entry]) -> None:
+    async def write(self, items: Sequence[Record | ListEntry]) -> None:
         await super().write(items)
         self.last.update({item.key: item.value for item in items})
 

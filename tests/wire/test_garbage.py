@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from compaction_proxy.gateway.client import connection
-from compaction_proxy.gateway.client.parser import AnswerParser
-from compaction_proxy.gateway.server.connection import Connection
-from compaction_proxy.gateway.server.cycle import Cycle
+from compaction_proxy.gateway.client.parser import ResponseParser
+from compaction_proxy.gateway.server.connection import ServerConnection
+from compaction_proxy.gateway.server.cycle import RequestResponseCycle
 from compaction_proxy.gateway.server.parser import RequestParser
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"
 BEGUN = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: {}\n\n"
-KINDS = (Connection, Cycle, RequestParser, connection.Connection, AnswerParser)
+KINDS = (ServerConnection, RequestResponseCycle, RequestParser, connection.UpstreamConnection, ResponseParser)
 TIMES = 20
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.gateway.client_auth import KnownClients
+from compaction_proxy.gateway.client_auth import ClientAuthenticator
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 KNOWN = {"server": {"client_keys": ["ck-one", "ck-two"]}, "upstream": {"api_key": "sk-ours"}}
@@ -201,19 +201,19 @@ async def test_a_page_whose_name_was_pointed_at_this_machine_reads_nothing(wire:
     assert [reply.body for reply in served] == [b"ok"] * len(NAMES)
 
 
-def admitted(clients: KnownClients, *fields: tuple[bytes, bytes]) -> bool:
+def admitted(clients: ClientAuthenticator, *fields: tuple[bytes, bytes]) -> bool:
     """Whether a request with these fields passes, and as it is."""
-    return clients.admit(list(fields), dict(fields)) == list(fields)
+    return clients.authorize_request(list(fields), dict(fields)) == list(fields)
 
 
 def test_on_an_address_that_others_reach_the_proxy_may_have_any_name() -> None:
-    assert admitted(KnownClients((), pays=True), (b"host", b"llm.example.com"))
+    assert admitted(ClientAuthenticator((), has_provider_key=True), (b"host", b"llm.example.com"))
 
 
 @pytest.mark.parametrize("origin", OURS)
 def test_pages_of_this_machine_and_programs_can(origin: str) -> None:
-    assert admitted(KnownClients((), pays=True), (b"origin", origin.encode()))
+    assert admitted(ClientAuthenticator((), has_provider_key=True), (b"origin", origin.encode()))
 
 
 def test_where_no_keys_are_named_everybody_is_served() -> None:
-    assert admitted(KnownClients(()), (b"origin", b"https://evil.example"))
+    assert admitted(ClientAuthenticator(()), (b"origin", b"https://evil.example"))

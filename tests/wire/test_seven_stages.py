@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.gateway.concurrency_limit import Admission
+from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 from compaction_proxy.storage import envelope
 from compaction_proxy.storage.redis.store import RedisStore
-from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.redis.url import parse_redis_url
 from tests.fault_tcp import Faults, FaultTcp
 from tests.redis_servers import RedisServer
 
@@ -46,7 +46,7 @@ class Scene:
     between: FaultTcp
     redis: RedisServer
     asked: asyncio.Event
-    admissions: list[Admission]
+    admissions: list[ConcurrencyLimiter]
     port: int = 0
     base: set[asyncio.Task[Any]] = field(default_factory=set)
     files: int = 0
@@ -96,14 +96,14 @@ async def within_the_head(scene: Scene, _: Any, writer: asyncio.StreamWriter, nu
 async def within_the_body(scene: Scene, _: Any, writer: asyncio.StreamWriter, number: int) -> None:
     data = scene.request(number)
     writer.write(data[: -1 - number % 100])
-    await until(lambda: scene.admissions[0].taken == 1)
+    await until(lambda: scene.admissions[0].active_requests == 1)
 
 
 async def while_the_store_is_read(scene: Scene, _: Any, writer: asyncio.StreamWriter, number: int) -> None:
     before = scene.between.passed["forth"]
     scene.between.back = Faults(delay_s=STORE_DELAY_S)
     writer.write(scene.request(number))
-    await until(lambda: scene.admissions[0].taken == 1 and scene.between.passed["forth"] > before)
+    await until(lambda: scene.admissions[0].active_requests == 1 and scene.between.passed["forth"] > before)
 
 
 async def while_a_summary_is_made(scene: Scene, _: Any, writer: asyncio.StreamWriter, number: int) -> None:
@@ -149,7 +149,7 @@ async def until(condition: Callable[[], bool], limit_s: float = SETTLED_WITHIN_S
 
 
 @contextlib.asynccontextmanager
-async def playing(wire: Any, directory: Path, admissions: list[Admission]) -> AsyncIterator[Scene]:
+async def playing(wire: Any, directory: Path, admissions: list[ConcurrencyLimiter]) -> AsyncIterator[Scene]:
     """The scene; what has been made once has been made."""
 
     async def script(exchange: Any) -> None:
@@ -169,7 +169,7 @@ async def playing(wire: Any, directory: Path, admissions: list[Admission]) -> As
     }
     with RedisServer(directory) as redis:
         async with FaultTcp(redis.port) as between, wire.running_upstream(script) as upstream:
-            store = RedisStore(parse(f"redis://127.0.0.1:{between.port}/0"))
+            store = RedisStore(parse_redis_url(f"redis://127.0.0.1:{between.port}/0"))
             scene = Scene(wire, upstream, between, redis, asyncio.Event(), admissions)
             async with wire.running_proxy(upstream.port, store=store, **sections) as scene.port:
                 warm = wire.post(CHAT, wire.chat_body(seed=1), *wire.ways["past the gate"])
@@ -197,7 +197,7 @@ async def leave(scene: Scene, reach: Reach, number: int, kept: int) -> None:
     writer.close()
     await until(
         lambda: (
-            (scene.admissions[0].taken, scene.upstream.open_sockets <= kept) == (0, True)
+            (scene.admissions[0].active_requests, scene.upstream.open_sockets <= kept) == (0, True)
             and not scene.tasks_left()
         )
     )
@@ -205,7 +205,7 @@ async def leave(scene: Scene, reach: Reach, number: int, kept: int) -> None:
 
 @pytest.mark.timeout(300)  # with --runslow
 async def test_a_client_that_leaves_at_any_of_seven_stages_is_gone_everywhere(
-    wire: Any, tmp_path: Path, admissions: list[Admission], pytestconfig: pytest.Config
+    wire: Any, tmp_path: Path, admissions: list[ConcurrencyLimiter], pytestconfig: pytest.Config
 ) -> None:
     clients = 200 if pytestconfig.getoption("--runslow") else 20
     asked = {}

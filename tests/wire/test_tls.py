@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compaction_proxy.core.errors import ConfigError
-from compaction_proxy.gateway.server import served, tls_context
+from compaction_proxy.gateway.server import build_tls_context, serve_embedded
 from tests.certificates import HOUR, self_signed
 
 
@@ -53,7 +53,7 @@ async def said(port: int, request: bytes, context: ssl.SSLContext | None) -> byt
 
 async def test_who_trusts_the_certificate_is_answered_in_secret(files: tuple[Path, Path]) -> None:
     context = ssl.create_default_context(cafile=files[0])
-    async with served(app, context=tls_context(*map(str, files))) as url:
+    async with serve_embedded(app, ssl_context=build_tls_context(*map(str, files))) as url:
         port = int(url.rpartition(":")[2])
         whole = await said(port, b"GET /?3000000 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", context)
         bad = await said(port, b"GET / HTTP/1.1\r\nhost a\r\n\r\n", context)
@@ -67,7 +67,7 @@ async def test_who_trusts_the_certificate_is_answered_in_secret(files: tuple[Pat
 async def test_who_speaks_plainly_to_it_gets_nothing_and_costs_nothing(
     files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with served(app, context=tls_context(*map(str, files))) as url:
+    async with serve_embedded(app, ssl_context=build_tls_context(*map(str, files))) as url:
         caplog.clear()
         port = int(url.rpartition(":")[2])
         assert await said(port, b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", None) == b""
@@ -78,7 +78,7 @@ async def test_who_speaks_plainly_to_it_gets_nothing_and_costs_nothing(
 async def test_who_speaks_tls_to_the_plain_port_is_refused_without_a_word_in_the_log(
     files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with served(app) as url:
+    async with serve_embedded(app) as url:
         caplog.clear()
         port = int(url.rpartition(":")[2])
         with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -91,7 +91,7 @@ async def test_who_speaks_tls_to_the_plain_port_is_refused_without_a_word_in_the
 
 async def test_a_refusal_reaches_a_client_that_is_still_sending(files: tuple[Path, Path]) -> None:
     context = ssl.create_default_context(cafile=files[0])
-    async with served(app, context=tls_context(*map(str, files))) as url:
+    async with serve_embedded(app, ssl_context=build_tls_context(*map(str, files))) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), ssl=context)
         writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 20000000\r\n\r\n")
         with contextlib.suppress(ConnectionError):
@@ -111,7 +111,7 @@ def test_a_certificate_out_of_its_time_is_a_problem_of_the_configuration(
 ) -> None:
     certificate, key = map(str, written(tmp_path, "old", *self_signed(begins=begins, ends=ends)))
     with pytest.raises(ConfigError) as raised:
-        tls_context(certificate, key)
+        build_tls_context(certificate, key)
     assert str(raised.value) == f"server.tls_certificate: {certificate} {why}"
 
 
@@ -121,8 +121,8 @@ def test_files_of_no_use_are_a_problem_of_the_configuration(files: tuple[Path, P
     locked = written(tmp_path, "locked", *self_signed(b"secret"))
     for wrong in ((certificate, str(other[1])), (str(locked[0]), str(locked[1])), (key, certificate)):
         with pytest.raises(ConfigError, match=r"server\.tls_key: no key without a password to server\.tls"):
-            tls_context(*wrong)
+            build_tls_context(*wrong)
     with pytest.raises(
         ConfigError, match=r"server\.tls_certificate, server\.tls_key: cannot be read: No such"
     ):
-        tls_context(str(tmp_path / "none.pem"), key)
+        build_tls_context(str(tmp_path / "none.pem"), key)

@@ -8,8 +8,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.loader import Loaded
-from compaction_proxy.gateway.server import served
+from compaction_proxy.config.loader import LoadedConfig
+from compaction_proxy.gateway.server import serve_embedded
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 FIELDS = ("x-session-id: s", f"traceparent: 00-{TRACE}-{PARENT}-01")
@@ -66,13 +66,13 @@ async def test_without_a_collector_a_client_s_trace_passes_untouched(wire: Any) 
 
 
 async def test_spans_name_the_upstream_that_was_asked_after_another_configuration_too(wire: Any) -> None:
-    def loaded(collector: int, upstream: int) -> Loaded:
+    def loaded(collector: int, upstream: int) -> LoadedConfig:
         sections = {
             "store": {"url": "memory://"},
             "upstream": {"base_url": f"http://127.0.0.1:{upstream}/v1"},
             "observability": {"otlp_endpoint": f"http://127.0.0.1:{collector}"},
         }
-        return Loaded(Config.model_validate(sections), {}, None, ())
+        return LoadedConfig(Config.model_validate(sections), {}, None, ())
 
     async with (
         wire.running_upstream(answered) as collector,
@@ -80,7 +80,7 @@ async def test_spans_name_the_upstream_that_was_asked_after_another_configuratio
         wire.running_upstream(answered) as second,
     ):
         app = create_app(loaded(collector.port, first.port).config)
-        async with served(app) as url:
+        async with serve_embedded(app) as url:
             port = int(url.rpartition(":")[2])
             await wire.ask(port, asked(wire, 4))
             app.reload(loaded(collector.port, second.port))

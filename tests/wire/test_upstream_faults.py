@@ -228,8 +228,8 @@ async def test_of_a_stream_that_was_cut_nothing_is_counted(
     wire: Any, chat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[Any] = []
-    monkeypatch.setattr(exchange_log.Journal, "note", lambda _, *what: noted.append(what[3]))
-    monkeypatch.setattr(exchange_log.Journal, "note_unread", lambda _, *what: noted.append(what[5]))
+    monkeypatch.setattr(exchange_log.ExchangeLog, "record_exchange", lambda _, *what: noted.append(what[3]))
+    monkeypatch.setattr(exchange_log.ExchangeLog, "record_unread", lambda _, *what: noted.append(what[5]))
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":41,"completion_tokens":1}}\n\n'
     counted = chunked(usage + b"data: [DONE]\n\n")
 

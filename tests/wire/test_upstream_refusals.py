@@ -67,7 +67,7 @@ async def test_of_an_error_nothing_is_learned_and_nothing_is_asked_after_it(
 ) -> None:
     """The conversation is above the soft mark, so that an answer would have a summary made ahead."""
     noted: list[Any] = []
-    monkeypatch.setattr(exchange_log.Journal, "note", lambda _, *what: noted.append(what[3]))
+    monkeypatch.setattr(exchange_log.ExchangeLog, "record_exchange", lambda _, *what: noted.append(what[3]))
     body = b'{"usage":{"prompt_tokens":41,"completion_tokens":1}}'
     framed = b"content-length: %d\r\n\r\n%b" % (len(body), body)
 

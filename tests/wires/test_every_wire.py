@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.compaction.types import Fit, Status
+from compaction_proxy.compaction.types import CompactionStatus, FitResult
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.wires.body import read
-from compaction_proxy.wires.incremental_reader import KEY_BYTES, Reader
+from compaction_proxy.wires.body import parse_body
+from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.registry import WIRES
 from tests.compaction.bench import bench, user
 from tests.wires.chat import CHAT
@@ -41,7 +41,7 @@ TRIGGERS = st.sampled_from((None, 400, 900))
 MOST_REQUESTS = 16
 # Why a round is not made that is of no use; anything else would be a fault of ours.
 OF_THE_SUMMARY = frozenset({"longer"})
-UNTOUCHED = frozenset({Status.NONE, Status.SCHEDULED})
+UNTOUCHED = frozenset({CompactionStatus.NONE, CompactionStatus.SCHEDULED})
 
 every_wire = pytest.mark.parametrize(
     "wire",
@@ -65,7 +65,7 @@ class Answer:
     strategy: str
     held: list[Moment]
     sent: Sent
-    fit: Fit
+    fit: FitResult
 
     @property
     def got(self) -> JsonObject:
@@ -93,19 +93,19 @@ class Answer:
 async def _answers(wire: Wire, talk: Talk, strategy: str, window: int, trigger: int | None) -> list[Answer]:
     """What becomes of the last requests of a talk."""
     dialect = WIRES[wire.name]
-    reader = Reader(bytes(KEY_BYTES), dialect)
+    reader = IncrementalReader(bytes(KEY_BYTES), dialect)
     answers = []
     async with bench(strategy=strategy, window=window) as made:
         first = replace(made.ask([user("")]), trigger_tokens=trigger)
         for held in list(requests(talk))[-MOST_REQUESTS:]:
             sent = wire.sent(talk, held, **{wire.output: 100})
             body = reader.read(sent.raw, "t", "c_1")
-            assert body.messages == read(sent.raw, dialect).messages
+            assert body.messages == parse_body(sent.raw, dialect).messages
             asked = replace(first, body=body)
-            fit = await made.compactor.fit(asked)
-            await made.observing.observe(asked, fit, None)
-            if fit.ahead:
-                await made.compactor.prepare(asked)
+            fit = await made.compactor.fit_request(asked)
+            await made.observing.learn_from_answer(asked, fit, None)
+            if fit.should_prepare:
+                await made.compactor.prepare_round(asked)
                 await made.settled()
             answers.append(Answer(wire, strategy, held, sent, fit))
     return answers
@@ -116,7 +116,7 @@ async def _answers(wire: Wire, talk: Talk, strategy: str, window: int, trigger: 
 
 def nothing_failed(answer: Answer) -> None:
     report = answer.fit.report
-    assert report.status is not Status.FAILED_OPEN or report.reason in OF_THE_SUMMARY, report
+    assert report.status is not CompactionStatus.FAILED_OPEN or report.reason in OF_THE_SUMMARY, report
     assert not (report.status in UNTOUCHED and answer.changed), report
 
 
@@ -203,8 +203,8 @@ ALWAYS: tuple[Callable[[Answer], None], ...] = (
 def what_a_round_wrote_stays(before: Answer, after: Answer) -> None:
     """The next request begins with the very bytes of this one; where marks move, with the same content."""
     one, other = before.fit, after.fit
-    same = one.report.place and one.report.place == other.report.place
-    if not same or one.forwarded is None or other.forwarded is None:
+    same = one.report.checkpoint_id and one.report.checkpoint_id == other.report.checkpoint_id
+    if not same or one.compacted_messages is None or other.compacted_messages is None:
         return
     if before.wire.marked:
         assert _unmarked(after.listed)[: len(before.listed)] == _unmarked(before.listed)
@@ -247,17 +247,22 @@ LONG = Talk(tuple(Turn(30, steps=(Step(5, (Use(120), Use(60)), reasoned=True), S
 def test_a_long_talk_is_compacted_again_and_again(wire: Wire, strategy: str) -> None:
     answers = asyncio.run(_answers(wire, LONG, strategy, 4_000, 2_000))
     statuses = [answer.fit.report.status for answer in answers]
-    assert {*statuses} <= {Status.APPLIED, Status.REUSED, Status.SCHEDULED, Status.NONE}
-    assert statuses.count(Status.APPLIED) >= 2
-    assert Status.REUSED in statuses or strategy == "prune"  # it keeps so many messages, each time
+    assert {*statuses} <= {
+        CompactionStatus.APPLIED,
+        CompactionStatus.REUSED,
+        CompactionStatus.SCHEDULED,
+        CompactionStatus.NONE,
+    }
+    assert statuses.count(CompactionStatus.APPLIED) >= 2
+    assert CompactionStatus.REUSED in statuses or strategy == "prune"  # it keeps so many messages, each time
     assert len(answers[-1].fit.raw) < 0.8 * len(answers[-1].sent.raw)
     assert max(answer.fit.report.tokens_after or 0 for answer in answers) <= 4_000
 
 
 def _digests(wire: Wire, talk: Talk, held: Sequence[Moment]) -> list[bytes]:
     dialect = WIRES[wire.name]
-    found = [dialect.message(each) for each in read(wire.sent(talk, held).raw, dialect).messages]
-    return [each.digest for each in found if not each.privileged]
+    found = [dialect.parse_message(each) for each in parse_body(wire.sent(talk, held).raw, dialect).messages]
+    return [each.digest for each in found if not each.is_privileged]
 
 
 @every_wire

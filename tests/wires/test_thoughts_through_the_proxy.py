@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.config import Config
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 
 WINDOW = 3_000
@@ -43,9 +43,9 @@ def shown(content: list[dict[str, Any]], turn: int) -> dict[str, Any]:
     ids=["before every call", "before the first call only", "told how much"],
 )
 async def test_no_thought_is_refused_however_long_the_work(thinking: dict[str, Any]) -> None:
-    provider = create_provider(Settings(CharacterCounter(), window=WINDOW))
+    provider = create_provider(DemoProviderSettings(CharacterCounter(), window=WINDOW))
     statuses: list[str] = []
-    async with served(provider) as upstream:
+    async with serve_embedded(provider) as upstream:
         given = {"upstream": {"base_url": f"{upstream}/v1"}, "store": {"url": "memory://"}}
         config = Config.model_validate(
             {
@@ -55,7 +55,7 @@ async def test_no_thought_is_refused_however_long_the_work(thinking: dict[str, A
             }
         )
         async with (
-            served(create_app(config)) as url,
+            serve_embedded(create_app(config)) as url,
             httpx.AsyncClient(base_url=url, headers=HEADERS) as client,
         ):
             listed: list[dict[str, Any]] = [{"role": "user", "content": 'call look {"at": 0}'}]

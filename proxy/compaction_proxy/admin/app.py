@@ -12,35 +12,35 @@ from starlette.types import Lifespan
 
 from compaction_proxy import __version__
 from compaction_proxy.admin.api import conversations, events, export, overview
-from compaction_proxy.admin.api.routing import Api, install
+from compaction_proxy.admin.api.routing import AdminApi, install_api
 from compaction_proxy.admin.auth import MAX_BODY_BYTES
-from compaction_proxy.core.errors import RequestRefused, openai_error
+from compaction_proxy.core.errors import RequestRefusedError, format_openai_error
 
 PATH = "/metrics"
 METHODS = ["GET", "HEAD"]
 
-Written = Callable[[str], Awaitable[tuple[bytes, str]]]
+RenderMetrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 """Gives all metrics in the form that a value of `Accept` prefers, and their content type."""
 
 
-def metrics_routes(written: Written) -> APIRouter:
+def create_metrics_router(render_metrics: RenderMetrics) -> APIRouter:
     """The route that answers with metrics."""
     routes = APIRouter()
 
-    async def metrics(request: Request) -> Response:
-        text, content_type = await written(request.headers.get("accept", ""))
+    async def get_metrics(request: Request) -> Response:
+        text, content_type = await render_metrics(request.headers.get("accept", ""))
         return Response(text, 200, {"content-type": content_type, "cache-control": "no-store"})
 
-    routes.add_api_route(PATH, metrics, methods=METHODS)
+    routes.add_api_route(PATH, get_metrics, methods=METHODS)
     return routes
 
 
 ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
 ROUTERS = (conversations.router, overview.router, events.router, export.router)
-CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+ERROR_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 # What is wrong with a body, where that is the trouble.
-BODIES = {
+BODY_MESSAGES = {
     HTTP_400_BAD_REQUEST: "The body cannot be read.",
     HTTP_413_CONTENT_TOO_LARGE: f"The request body is larger than {MAX_BODY_BYTES} bytes.",
 }
@@ -52,7 +52,7 @@ class Readiness:
 
     Attributes:
         ready: False while starting and ending.
-        store: Whether the store answers. Requests flow without it, so it does not decide `ready`.
+        store: Whether the store answers. Requests flow without it, so it does not decide `get_readiness`.
         version: Our version.
     """
 
@@ -61,41 +61,43 @@ class Readiness:
     version: str
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _respond_http_error(request: Request, error: Exception) -> Response:
     """A path of ours that does not exist, or not with this method; or a body that is no text or too large."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = error.headers if isinstance(error, HTTPException) else None
     unknown = f"{request.method} {request.url.path} is not something this proxy answers"
-    message = BODIES.get(status, unknown)
-    body = openai_error(RequestRefused(status, message, CODES.get(status, "invalid_request")))
+    message = BODY_MESSAGES.get(status, unknown)
+    body = format_openai_error(
+        RequestRefusedError(status, message, ERROR_CODES.get(status, "invalid_request"))
+    )
     return Response(body, status, headers, "application/json")
 
 
-def _health(readiness: Callable[[], Readiness]) -> APIRouter:
+def _create_health_router(read_readiness: Callable[[], Readiness]) -> APIRouter:
     routes = APIRouter()
 
-    async def alive() -> dict[str, str]:
-        return {"status": "ok", "version": readiness().version}
+    async def get_liveness() -> dict[str, str]:
+        return {"status": "ok", "version": read_readiness().version}
 
-    async def ready(request: Request) -> JSONResponse:
-        now = readiness()
+    async def get_readiness(request: Request) -> JSONResponse:
+        now = read_readiness()
         if getattr(request.state, "stopping", False):  # the server was told to end, and says so in the scope
             return JSONResponse({"status": "stopping", **asdict(replace(now, ready=False))}, 503)
         status = {"status": "ok" if now.ready else "unready", **asdict(now)}
         return JSONResponse(status, 200 if now.ready else 503)
 
     for path in ALIVE_PATHS:
-        routes.add_api_route(path, alive, methods=METHODS)
+        routes.add_api_route(path, get_liveness, methods=METHODS)
     for path in READY_PATHS:
-        routes.add_api_route(path, ready, methods=METHODS)
+        routes.add_api_route(path, get_readiness, methods=METHODS)
     return routes
 
 
 def create_admin(
     readiness: Callable[[], Readiness],
     base_path: str = "",
-    api: Api | None = None,
-    metrics: Written | None = None,
+    api: AdminApi | None = None,
+    metrics: RenderMetrics | None = None,
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
     """The application behind our own paths, all of them under `base_path`.
@@ -116,10 +118,10 @@ def create_admin(
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.include_router(_health(readiness), prefix=base_path, include_in_schema=False)
+    app.include_router(_create_health_router(readiness), prefix=base_path, include_in_schema=False)
     if metrics is not None:
-        app.include_router(metrics_routes(metrics), prefix=base_path, include_in_schema=False)
-    app.add_exception_handler(HTTPException, _refused)
+        app.include_router(create_metrics_router(metrics), prefix=base_path, include_in_schema=False)
+    app.add_exception_handler(HTTPException, _respond_http_error)
     if api is not None:
-        install(app, api, base_path, ROUTERS)
+        install_api(app, api, base_path, ROUTERS)
     return app

@@ -17,9 +17,9 @@ from starlette.status import HTTP_413_CONTENT_TOO_LARGE
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from compaction_proxy.config.validation import is_loopback
-from compaction_proxy.core.errors import RequestRefused, openai_error
+from compaction_proxy.core.errors import RequestRefusedError, format_openai_error
 from compaction_proxy.gateway.body_budget import BodyBudget
-from compaction_proxy.support.net import authority
+from compaction_proxy.support.net import parse_authority
 
 # The largest is a pin: 2,000 characters, each of them at most 12 bytes where JSON escapes it.
 MAX_BODY_BYTES = 65_536
@@ -30,7 +30,7 @@ REPLAY = "/admin/v1/replay"
 
 
 @dataclass(frozen=True, slots=True)
-class Bounded:
+class BodyLimitMiddleware:
     """Refuses with 413 to read more than `MAX_BODY_BYTES` of a body below a path. Pure ASGI.
 
     Starlette has a limit of its own, whose answer cannot be given OpenAI's shape.
@@ -49,25 +49,25 @@ class Bounded:
         if not path.startswith(self.path) or path.endswith(REPLAY):
             await self.app(scope, receive, send)
             return
-        left = MAX_BODY_BYTES
+        remaining_bytes = MAX_BODY_BYTES
 
-        async def bounded() -> Message:
-            nonlocal left
+        async def receive_bounded() -> Message:
+            nonlocal remaining_bytes
             message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
+            remaining_bytes -= len(message.get("body", b""))
+            if remaining_bytes < 0:
                 raise HTTPException(HTTP_413_CONTENT_TOO_LARGE)
             return message
 
-        await self.app(scope, bounded, send)
+        await self.app(scope, receive_bounded, send)
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBodies:
+class BodyBudgetMiddleware:
     """Counts the bodies of requests in the budget of the process. Pure ASGI.
 
     Attributes:
-        app: What is behind it; turns `Overloaded` into an answer.
+        app: What is behind it; turns `OverloadedError` into an answer.
         bodies: The budget.
     """
 
@@ -79,11 +79,11 @@ class HeldBodies:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        hold = self.bodies.open()
+        hold = self.bodies.open_hold()
 
-        async def counted() -> Message:
+        async def receive_counted() -> Message:
             message = await receive()
-            if not hold.add(len(message.get("body", b""))):
+            if not hold.add_bytes(len(message.get("body", b""))):
                 declared = Headers(scope=scope).get("content-length", "")
                 whole = int(declared) if declared.isdecimal() else None
                 if not message.get("more_body"):
@@ -92,7 +92,7 @@ class HeldBodies:
             return message
 
         try:
-            await self.app(scope, counted, send)
+            await self.app(scope, receive_counted, send)
         finally:
             hold.release()
 
@@ -107,7 +107,7 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessPolicy:
     """Whom to let in.
 
     Attributes:
@@ -119,31 +119,31 @@ class Access:
     key: str = field(repr=False)
 
 
-def _forbidden(why: str, code: str) -> RequestRefused:
-    return RequestRefused(403, why, code)
+def _build_forbidden_error(why: str, code: str) -> RequestRefusedError:
+    return RequestRefusedError(403, why, code)
 
 
-def _is_ours(origin: str, host: str) -> bool:
+def _is_same_origin(origin: str, host: str) -> bool:
     """Whether a page of this origin was served by the host that the request is addressed to."""
     scheme, separator, rest = origin.lower().partition("://")
     if not separator or scheme not in _PORTS:
         return False
-    ours = authority(host.lower(), _PORTS[scheme])
-    return ours is not None and ours == authority(rest, _PORTS[scheme])
+    ours = parse_authority(host.lower(), _PORTS[scheme])
+    return ours is not None and ours == parse_authority(rest, _PORTS[scheme])
 
 
-def _shows(key: str, headers: Headers, scheme: str) -> bool:
+def _has_key(key: str, headers: Headers, scheme: str) -> bool:
     """Whether a request has the key: as a bearer token, or as a password where the scheme is Basic."""
     named, _, shown = headers.get("authorization", "").partition(" ")
     given = shown.strip().encode("latin-1")
     if scheme == BASIC and named.lower() == "basic":
-        given = _password(given)
+        given = _decode_password(given)
     elif named.lower() != "bearer":
         return False
     return hmac.compare_digest(given, key.encode())
 
 
-def _password(credentials: bytes) -> bytes:
+def _decode_password(credentials: bytes) -> bytes:
     """The password in Basic credentials, whoever the user is; nothing where there is none."""
     try:
         return b64decode(credentials, validate=True).partition(b":")[2]
@@ -151,20 +151,26 @@ def _password(credentials: bytes) -> bytes:
         return b""
 
 
-def _is_here(access: Access, scope: Scope, headers: Headers, host: str) -> RequestRefused | None:
+def _check_local_request(
+    access: AccessPolicy, scope: Scope, headers: Headers, host: str
+) -> RequestRefusedError | None:
     """Why a request without a key is refused; None if it is made at this machine, to this machine."""
     if not is_loopback(access.host):
-        return _forbidden("Set server.admin_key to use this from other machines.", "admin_key_required")
+        return _build_forbidden_error(
+            "Set server.admin_key to use this from other machines.", "admin_key_required"
+        )
     peer = (scope.get("client") or ("",))[0]
     if not is_loopback(peer) or any(name in headers for name in _FORWARDED):
-        return _forbidden("Without server.admin_key this machine only is answered.", "admin_key_required")
-    named = authority(host.lower())
+        return _build_forbidden_error(
+            "Without server.admin_key this machine only is answered.", "admin_key_required"
+        )
+    named = parse_authority(host.lower())
     if named is None or not (is_loopback(named[0]) or named[0] == access.host.lower()):
-        return _forbidden("The Host header names another machine.", "host_not_allowed")
+        return _build_forbidden_error("The Host header names another machine.", "host_not_allowed")
     return None
 
 
-def refusal(access: Access, scope: Scope, scheme: str = BEARER) -> RequestRefused | None:
+def check_access(access: AccessPolicy, scope: Scope, scheme: str = BEARER) -> RequestRefusedError | None:
     """Why a request is refused; None if it is not.
 
     Args:
@@ -174,19 +180,21 @@ def refusal(access: Access, scope: Scope, scheme: str = BEARER) -> RequestRefuse
     """
     headers = Headers(scope=scope)
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
-    if len(hosts) != 1 or authority(hosts[0]) is None:
-        return _forbidden("The request must have one Host header.", "host_not_allowed")
-    if not all(_is_ours(origin, hosts[0]) for origin in origins):
-        return _forbidden("Pages of other origins are not answered.", "origin_not_allowed")
+    if len(hosts) != 1 or parse_authority(hosts[0]) is None:
+        return _build_forbidden_error("The request must have one Host header.", "host_not_allowed")
+    if not all(_is_same_origin(origin, hosts[0]) for origin in origins):
+        return _build_forbidden_error("Pages of other origins are not answered.", "origin_not_allowed")
     if not access.key:
-        return _is_here(access, scope, headers, hosts[0])
-    if not _shows(access.key, headers, scheme):
-        return RequestRefused(401, "Send `Authorization: Bearer` and the admin key.", "invalid_admin_key")
+        return _check_local_request(access, scope, headers, hosts[0])
+    if not _has_key(access.key, headers, scheme):
+        return RequestRefusedError(
+            401, "Send `Authorization: Bearer` and the admin key.", "invalid_admin_key"
+        )
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class AccessMiddleware:
     """Asks for access before anything of a request is read. Pure ASGI.
 
     Attributes:
@@ -197,17 +205,17 @@ class Guard:
     """
 
     app: ASGIApp
-    access: Access
+    access: AccessPolicy
     path: str
     scheme: str = BEARER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or refuse it."""
         guarded = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self.path}/")
-        refused = refusal(self.access, scope, self.scheme) if guarded else None
+        refused = check_access(self.access, scope, self.scheme) if guarded else None
         if refused is None:
             await self.app(scope, receive, send)
             return
         headers = {"www-authenticate": _CHALLENGES[self.scheme]} if refused.status == 401 else None
-        answer = Response(openai_error(refused), refused.status, headers, "application/json")
+        answer = Response(format_openai_error(refused), refused.status, headers, "application/json")
         await answer(scope, receive, send)

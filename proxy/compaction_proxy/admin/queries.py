@@ -9,24 +9,24 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from compaction_proxy.compaction.directives import Wishing
-from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.core.cost.price import Price
-from compaction_proxy.core.cost.savings import pay_back
-from compaction_proxy.core.errors import RequestRefused, StoreUnavailable
+from compaction_proxy.compaction.directives import DirectiveStore
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.core.cost.price import ModelPrice
+from compaction_proxy.core.cost.savings import compute_break_even_requests
+from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, Event
 from compaction_proxy.core.upstream_failure import UpstreamFailure
-from compaction_proxy.providers.types import Prices
-from compaction_proxy.providers.windows import FALLBACK_WINDOW, shipped_window
-from compaction_proxy.recall.round_detail import Detail, Details
-from compaction_proxy.storage.records import Records
-from compaction_proxy.telemetry.conversation_registry import Owners, Seen
-from compaction_proxy.telemetry.counters import Counters
-from compaction_proxy.telemetry.event_history import History
-from compaction_proxy.telemetry.live_feed import Feed, Item
-from compaction_proxy.telemetry.statistics import OTHERS, By, Row, Statistics
+from compaction_proxy.providers.types import PriceSource
+from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_window
+from compaction_proxy.recall.round_detail import RoundDetail, RoundDetailReader
+from compaction_proxy.storage.records import RecordStore
+from compaction_proxy.telemetry.conversation_registry import ConversationRegistry, RegisteredConversation
+from compaction_proxy.telemetry.counters import ExchangeCounters
+from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.telemetry.live_feed import FeedItem, LiveFeed
+from compaction_proxy.telemetry.statistics import OTHERS, By, Statistics, StatisticsRow
 from compaction_proxy.telemetry.totals import Totals
-from compaction_proxy.telemetry.usage import Accounts, Kept
+from compaction_proxy.telemetry.usage import StoredExchange, UsageStore
 
 # Conversations that are looked at where all are wanted, or those that a word is found in.
 MAX_LOOKED_AT = 1_000
@@ -40,14 +40,14 @@ _GLOB = frozenset("*?[")
 Sort = Literal["last", "tokens", "net", "requests"]
 
 
-class Listed(NamedTuple):
+class ListedConversation(NamedTuple):
     """A conversation in a list, and what it has used."""
 
     id: str
     totals: Totals
 
 
-class Compaction(NamedTuple):
+class CompactionRecord(NamedTuple):
     """A round of a conversation.
 
     Attributes:
@@ -61,21 +61,21 @@ class Compaction(NamedTuple):
     pays_back_after: float | None
 
 
-class Standing(NamedTuple):
+class AccountStatus(NamedTuple):
     """A conversation's account, and whether it is bypassed."""
 
     totals: Totals
     bypass: bool
 
 
-class Summed(NamedTuple):
+class StatisticsReport(NamedTuple):
     """Statistics: a row for each hour, day, model or key, and the sum of all."""
 
-    rows: tuple[Row, ...]
-    total: Counters
+    rows: tuple[StatisticsRow, ...]
+    total: ExchangeCounters
 
 
-class Model(NamedTuple):
+class ModelInfo(NamedTuple):
     """What is known of a model.
 
     Attributes:
@@ -88,23 +88,23 @@ class Model(NamedTuple):
     model: str
     window: int
     window_source: str
-    price: Price | None
+    price: ModelPrice | None
 
 
 @dataclass(frozen=True, slots=True)
-class Watching:
+class ConversationQueries:
     """The use cases, on one event loop.
 
-    Those about one conversation raise `RequestRefused` (404) where it is not known; all of them, but for
-    `follow` and `upstream_failures`, `StoreUnavailable` where the store cannot be reached.
+    Those about one conversation raise `RequestRefusedError` (404) where it is not known; all of them, but for
+    `follow_feed` and `list_upstream_failures`, `StoreUnavailableError` where the store cannot be reached.
 
     Attributes:
         records: What is stored.
-        owners: Know which conversations there are, and whose.
-        accounts: Keep what each has used, and its exchanges.
+        conversation_registry: Know which conversations there are, and whose.
+        usage: Keep what each has used, and its exchanges.
         history: Knows what has happened to it.
         details: Know what each round did.
-        wishing: Keeps what is asked of it.
+        directives: Keeps what is asked of it.
         statistics: Count everything.
         feed: Tells what happens now.
         pricing: Knows prices.
@@ -113,20 +113,22 @@ class Watching:
         now: Seconds since the epoch.
     """
 
-    records: Records
-    owners: Owners
-    accounts: Accounts
-    history: History
-    details: Details
-    wishing: Wishing
+    records: RecordStore
+    conversation_registry: ConversationRegistry
+    usage: UsageStore
+    history: EventHistory
+    details: RoundDetailReader
+    directives: DirectiveStore
     statistics: Statistics
-    feed: Feed
-    pricing: Prices
+    feed: LiveFeed
+    pricing: PriceSource
     config: Config
     origin: str
     now: Callable[[], float] = time.time
 
-    async def conversations(self, limit: int, *, q: str = "", sort: Sort = "last") -> list[Listed]:
+    async def list_conversations(
+        self, limit: int, *, q: str = "", sort: Sort = "last"
+    ) -> list[ListedConversation]:
         """Conversations with their totals; so many at most.
 
         Args:
@@ -136,28 +138,28 @@ class Watching:
                 dollars saved (unknown ones last), or the number of requests.
         """
         plain = sort == "last" and not q
-        found = await self._listed(limit if plain else MAX_LOOKED_AT)
+        found = await self._list_with_totals(limit if plain else MAX_LOOKED_AT)
         word = q.casefold()
         wanted = [each for each in found if word in each.id or word in each.totals.model.casefold()]
-        return sorted(wanted, key=lambda each: _rank(each.totals, sort), reverse=True)[:limit]
+        return sorted(wanted, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
 
-    async def standing(self, conversation: str) -> Standing:
+    async def get_account_status(self, conversation: str) -> AccountStatus:
         """The conversation's account, and whether it is bypassed."""
-        tenant = await self._tenant(conversation)
-        [totals] = await self.accounts.totals([(tenant, conversation)])
-        return Standing(totals, (await self.wishing.of(tenant, conversation)).bypass)
+        tenant = await self._find_tenant(conversation)
+        [totals] = await self.usage.read_totals([(tenant, conversation)])
+        return AccountStatus(totals, (await self.directives.get(tenant, conversation)).bypass)
 
-    async def exchanges(self, conversation: str, limit: int) -> list[Kept]:
+    async def list_exchanges(self, conversation: str, limit: int) -> list[StoredExchange]:
         """Its newest exchanges, oldest first."""
-        return await self.accounts.exchanges(await self._tenant(conversation), conversation, limit)
+        return await self.usage.list_exchanges(await self._find_tenant(conversation), conversation, limit)
 
-    async def compactions(self, conversation: str) -> list[Compaction]:
+    async def list_compactions(self, conversation: str) -> list[CompactionRecord]:
         """Its rounds, oldest first."""
-        tenant = await self._tenant(conversation)
-        events = await self.history.of(tenant, conversation)
-        return await self._rounds(tenant, conversation, [e for e in events if e.kind == COMPACTED])
+        tenant = await self._find_tenant(conversation)
+        events = await self.history.list_events(tenant, conversation)
+        return await self._build_compactions(tenant, conversation, [e for e in events if e.kind == COMPACTED])
 
-    async def detail(self, conversation: str, place: str) -> tuple[Compaction, Detail]:
+    async def get_compaction(self, conversation: str, place: str) -> tuple[CompactionRecord, RoundDetail]:
         """A round, and what it did.
 
         Args:
@@ -167,117 +169,128 @@ class Watching:
         Raises:
             RequestRefused: 404, the conversation has no such round.
         """
-        tenant, at = await self._tenant(conversation), _place(place)
-        found = await self.details.of(tenant, conversation, at) if at else None
+        tenant, at = await self._find_tenant(conversation), _parse_checkpoint_id(place)
+        found = await self.details.find_detail(tenant, conversation, at) if at else None
         if found is None:
-            raise RequestRefused(404, "There is no such compaction.", "compaction_not_found")
-        [made] = await self._rounds(tenant, conversation, [found.event])
+            raise RequestRefusedError(404, "There is no such compaction.", "compaction_not_found")
+        [made] = await self._build_compactions(tenant, conversation, [found.event])
         return made, found
 
-    async def summed(self, since: float, until: float, by: By) -> Summed:
+    async def get_statistics(self, since: float, until: float, by: By) -> StatisticsReport:
         """What all exchanges of these hours come to; see `Statistics.rows`."""
-        await self._open()
-        rows = await self.statistics.rows(since, until, by)
-        total = Counters()
+        await self._open_store()
+        rows = await self.statistics.list_rows(since, until, by)
+        total = ExchangeCounters()
         for row in rows:
-            total.join(row.counters)
-        return Summed(tuple(rows), total)
+            total.add_counters(row.counters)
+        return StatisticsReport(tuple(rows), total)
 
-    async def recent(self, limit: int, *, failures: bool = False) -> list[Item]:
+    async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
         """What has happened last, newest first; with `failures` only what went wrong."""
-        await self._open()
-        return await self.feed.recent(limit, failures=failures)
+        await self._open_store()
+        return await self.feed.list_recent_events(limit, failures=failures)
 
-    async def upstream_failures(self, since: float, until: float) -> tuple[list[UpstreamFailure], bool]:
+    async def list_upstream_failures(self, since: float, until: float) -> tuple[list[UpstreamFailure], bool]:
         """Failures of upstreams in these hours, and whether the store has answered.
 
         The failure that happened last comes first. Without the store the list holds what this process knows.
         """
-        unanswered = self.records.unanswered
+        unanswered = self.records.failed_reads
         found = await self.statistics.list_upstream_failures(since, until)
-        return found, self.records.unanswered == unanswered
+        return found, self.records.failed_reads == unanswered
 
-    def follow(self, after: str | None) -> AsyncGenerator[Item]:
+    def follow_feed(self, after: str | None) -> AsyncGenerator[FeedItem]:
         """What happens, as it happens, with what came since the item of that id."""
         return self.feed.follow(after)
 
-    async def models(self) -> list[Model]:
+    async def list_models(self) -> list[ModelInfo]:
         """The models that are configured by name, and those that were asked lately; by name."""
-        await self._open()
-        rows = await self.statistics.rows(self.now() - SEEN_S, self.now(), "model")
-        seen = {row.of for row in rows} - {"", OTHERS[0]}
+        await self._open_store()
+        rows = await self.statistics.list_rows(self.now() - SEEN_S, self.now(), "model")
+        seen = {row.label for row in rows} - {"", OTHERS[0]}
         named = {name for name in self.config.models if _GLOB.isdisjoint(name)}
-        await self.pricing.ready((name, self.origin) for name in seen | named)
+        await self.pricing.wait_for_prices((name, self.origin) for name in seen | named)
         used: dict[str, int] = {}
-        for each in await self._listed(WINDOWS_OF):
+        for each in await self._list_with_totals(WINDOWS_OF):
             if each.totals.window:
                 used.setdefault(each.totals.model, each.totals.window)
         return [
-            model_of(self.config, name, self.pricing.of(name, self.origin), used.get(name))
+            build_model_info(self.config, name, self.pricing.get_price(name, self.origin), used.get(name))
             for name in sorted(seen | named)
         ]
 
-    async def everything(self) -> AsyncIterator[tuple[Listed, list[Kept], list[Event]]]:
+    async def iter_conversations(
+        self,
+    ) -> AsyncIterator[tuple[ListedConversation, list[StoredExchange], list[Event]]]:
         """Conversations, last in use first, with their exchanges and events; read one at a time."""
-        for seen in await self._seen(MAX_LOOKED_AT):
-            [totals] = await self.accounts.totals([(seen.tenant, seen.id)])
-            exchanges = await self.accounts.exchanges(seen.tenant, seen.id, MAX_LOOKED_AT)
-            yield Listed(seen.id, totals), exchanges, await self.history.of(seen.tenant, seen.id)
+        for seen in await self._list_recent(MAX_LOOKED_AT):
+            [totals] = await self.usage.read_totals([(seen.tenant, seen.id)])
+            exchanges = await self.usage.list_exchanges(seen.tenant, seen.id, MAX_LOOKED_AT)
+            yield (
+                ListedConversation(seen.id, totals),
+                exchanges,
+                await self.history.list_events(seen.tenant, seen.id),
+            )
 
-    async def reachable(self) -> None:
+    async def require_store(self) -> None:
         """Return if the store can be reached; for what begins an answer before it has asked for anything."""
-        await self._open()
+        await self._open_store()
 
-    async def _rounds(self, tenant: str, conversation: str, events: Sequence[Event]) -> list[Compaction]:
-        [totals] = await self.accounts.totals([(tenant, conversation)])
-        await self.pricing.ready({(event.asked or totals.model, self.origin) for event in events})
-        undone = {place.hex() for place in (await self.wishing.of(tenant, conversation)).undone}
+    async def _build_compactions(
+        self, tenant: str, conversation: str, events: Sequence[Event]
+    ) -> list[CompactionRecord]:
+        [totals] = await self.usage.read_totals([(tenant, conversation)])
+        await self.pricing.wait_for_prices({(event.asked or totals.model, self.origin) for event in events})
+        undone = {place.hex() for place in (await self.directives.get(tenant, conversation)).undone}
         return [
-            Compaction(event, event.place in undone, self._pays_back_after(event, totals)) for event in events
+            CompactionRecord(event, event.place in undone, self._estimate_payback(event, totals))
+            for event in events
         ]
 
-    def _pays_back_after(self, event: Event, totals: Totals) -> float | None:
+    def _estimate_payback(self, event: Event, totals: Totals) -> float | None:
         """Requests until the round has paid for itself, where the provider caches what it has read."""
         before, after = event.tokens_before, event.tokens_real or event.tokens_after
         if before is None or after is None:
             return None
-        price = self.pricing.of(event.asked or totals.model, self.origin)
+        price = self.pricing.get_price(event.asked or totals.model, self.origin)
         paid = event.cost_usd if event.calls else 0.0
         caches = 1.0 if totals.cached_tokens else 0.0
-        return pay_back(before, after, price, summary_usd=paid, cached_share=caches)
+        return compute_break_even_requests(before, after, price, summary_usd=paid, cached_share=caches)
 
-    async def _listed(self, limit: int) -> list[Listed]:
-        seen = await self._seen(limit)
-        totals = await self.accounts.totals([(each.tenant, each.id) for each in seen])
-        return [Listed(each.id, used) for each, used in zip(seen, totals, strict=True)]
+    async def _list_with_totals(self, limit: int) -> list[ListedConversation]:
+        seen = await self._list_recent(limit)
+        totals = await self.usage.read_totals([(each.tenant, each.id) for each in seen])
+        return [ListedConversation(each.id, used) for each, used in zip(seen, totals, strict=True)]
 
-    async def _seen(self, limit: int) -> list[Seen]:
-        await self._open()
-        return await self.owners.recent(limit)
+    async def _list_recent(self, limit: int) -> list[RegisteredConversation]:
+        await self._open_store()
+        return await self.conversation_registry.list_recent(limit)
 
-    async def _tenant(self, conversation: str) -> str:
-        await self._open()
-        tenant = await self.owners.of(conversation)
+    async def _find_tenant(self, conversation: str) -> str:
+        await self._open_store()
+        tenant = await self.conversation_registry.find_tenant(conversation)
         if tenant is None:
-            raise RequestRefused(404, "There is no such conversation.", "conversation_not_found")
+            raise RequestRefusedError(404, "There is no such conversation.", "conversation_not_found")
         return tenant
 
-    async def _open(self) -> None:
+    async def _open_store(self) -> None:
         if not await self.records.open():
-            raise StoreUnavailable("store-failed", "the store cannot be reached")
+            raise StoreUnavailableError("store-failed", "the store cannot be reached")
 
 
-def model_of(config: Config, name: str, price: Price | None, used: int | None = None) -> Model:
+def build_model_info(
+    config: Config, name: str, price: ModelPrice | None, used: int | None = None
+) -> ModelInfo:
     """What is known of a model; `used` is the window that a request was last reckoned with."""
-    configured, shipped = for_model(config, name).window, shipped_window(name)
+    configured, shipped = get_model_settings(config, name).window, find_shipped_window(name)
     if configured is not None:
-        return Model(name, configured, "configured", price)
+        return ModelInfo(name, configured, "configured", price)
     if used is not None and used != (shipped or FALLBACK_WINDOW):
-        return Model(name, used, "learned", price)
-    return Model(name, shipped or FALLBACK_WINDOW, "table" if shipped else "default", price)
+        return ModelInfo(name, used, "learned", price)
+    return ModelInfo(name, shipped or FALLBACK_WINDOW, "table" if shipped else "default", price)
 
 
-def _rank(totals: Totals, sort: Sort) -> tuple[float, float]:
+def _get_sort_key(totals: Totals, sort: Sort) -> tuple[float, float]:
     """What a list is sorted by, and the time of the last request where that is the same."""
     net = totals.net_usd
     by: dict[Sort, float] = {
@@ -289,7 +302,7 @@ def _rank(totals: Totals, sort: Sort) -> tuple[float, float]:
     return by[sort], totals.last_at
 
 
-def _place(digits: str) -> bytes | None:
+def _parse_checkpoint_id(digits: str) -> bytes | None:
     try:
         place = bytes.fromhex(digits)
     except ValueError:

@@ -6,36 +6,38 @@ figures about it are near those of the conversation, not the same.
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from compaction_proxy.admin.queries import Watching
-from compaction_proxy.compaction.commands import Steering
-from compaction_proxy.core.errors import RequestRefused
-from compaction_proxy.recall.archive import Archived
-from compaction_proxy.recall.round_detail import KEPT, Shown
+from compaction_proxy.admin.queries import ConversationQueries
+from compaction_proxy.compaction.commands import ConversationCommands
+from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.recall.archive import RemovedMessage
+from compaction_proxy.recall.round_detail import KEPT, VisibleMessage
 from compaction_proxy.replay.prompt_size import JsonObject
 
 _ANSWERING = frozenset({"tool", "function"})
 
 
-def stored(steering: Steering, watching: Watching) -> Callable[[str], Awaitable[JsonObject]]:
+def create_replay_source(
+    commands: ConversationCommands, queries: ConversationQueries
+) -> Callable[[str], Awaitable[JsonObject]]:
     """Gives what is kept of a conversation as a request body.
 
-    It raises `RequestRefused`: it is not known (404), or too little of it is kept (409).
+    It raises `RequestRefusedError`: it is not known (404), or too little of it is kept (409).
     """
 
-    async def told(conversation: str) -> JsonObject:
-        overview = await steering.overview(conversation)
+    async def load_conversation(conversation: str) -> JsonObject:
+        overview = await commands.get_overview(conversation)
         in_force = [
             each.place for each in overview.rounds if each.place and each.place not in overview.undone
         ]
-        removed = [each.message for each in await steering.archive(conversation)]
-        detail = (await watching.detail(conversation, in_force[-1]))[1] if in_force else None
-        messages = rebuilt(removed, detail.seen if detail else ())
+        removed = [each.message for each in await commands.list_archived_messages(conversation)]
+        detail = (await queries.get_compaction(conversation, in_force[-1]))[1] if in_force else None
+        messages = rebuild_messages(removed, detail.seen if detail else ())
         return {"model": overview.totals.model, "messages": messages}
 
-    return told
+    return load_conversation
 
 
-def rebuilt(removed: Sequence[Archived], seen: Sequence[Shown]) -> list[JsonObject]:
+def rebuild_messages(removed: Sequence[RemovedMessage], seen: Sequence[VisibleMessage]) -> list[JsonObject]:
     """The messages of a conversation up to its last round, as far as they can be told.
 
     Args:
@@ -51,22 +53,22 @@ def rebuilt(removed: Sequence[Archived], seen: Sequence[Shown]) -> list[JsonObje
     total = len(placed) + len(stayed)
     free = [index for index in range(total) if index not in placed]
     if not total or max(placed, default=0) >= total:
-        raise RequestRefused(
+        raise RequestRefusedError(
             409, "Too little is kept of this conversation: send its messages instead.", "not_kept"
         )
     placed |= dict(zip(free, stayed, strict=True))
-    return _messages([placed[index] for index in range(total)])
+    return _to_wire_messages([placed[index] for index in range(total)])
 
 
-def _messages(said: Sequence[tuple[str, str]]) -> list[JsonObject]:
+def _to_wire_messages(texts: Sequence[tuple[str, str]]) -> list[JsonObject]:
     """Messages in the wire's form; calls and their results are paired by place."""
     messages: list[JsonObject] = []
-    asking: JsonObject | None = None
-    for index, (role, text) in enumerate(said):
+    caller: JsonObject | None = None
+    for index, (role, text) in enumerate(texts):
         if role not in _ANSWERING:
             messages.append({"role": role, "content": text})
-            asking = messages[-1] if role == "assistant" else None
-        elif asking is None:  # whatever asked for it is not kept as such
+            caller = messages[-1] if role == "assistant" else None
+        elif caller is None:  # whatever asked for it is not kept as such
             messages.append({"role": "user", "content": text})
         else:
             call = {
@@ -74,6 +76,6 @@ def _messages(said: Sequence[tuple[str, str]]) -> list[JsonObject]:
                 "type": "function",
                 "function": {"name": "call", "arguments": "{}"},
             }
-            asking.setdefault("tool_calls", []).append(call)
+            caller.setdefault("tool_calls", []).append(call)
             messages.append({"role": "tool", "tool_call_id": f"call_{index}", "content": text})
     return messages

@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import socket
 
-from compaction_proxy.cli.worker import STARTED, STOP, work
+from compaction_proxy.cli.worker import STARTED, STOP, run_worker
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.loader import Loaded
+from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.core.errors import ConfigError, ProxyError
 from compaction_proxy.gateway import server
 
@@ -23,16 +23,16 @@ END_S = 10.0
 _spawn = get_context("spawn")
 
 
-def own_process(loaded: Loaded, bound: socket, parent: Connection, log: str) -> None:
+def run_child_proxy(loaded: LoadedConfig, bound: socket, parent: Connection, log: str) -> None:
     """Be the proxy: the main function of its process, away from the terminal and its signals."""
     os.setsid()
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(written, stream)
-    work(loaded, bound, parent, 1)
+    run_worker(loaded, bound, parent, 1)
 
 
-def for_this_machine(config: Config) -> Config:
+def localize_config(config: Config) -> Config:
     """The configuration of a proxy on a free port of this machine, in one process and without TLS."""
     here = {
         "host": "127.0.0.1",
@@ -46,7 +46,7 @@ def for_this_machine(config: Config) -> Config:
 
 
 @contextmanager
-def running_beside(loaded: Loaded, log: Path | None) -> Iterator[str]:
+def run_background_proxy(loaded: LoadedConfig, log: Path | None) -> Iterator[str]:
     """Run a proxy in a process of its own; gives its URL once it accepts requests.
 
     Args:
@@ -58,16 +58,16 @@ def running_beside(loaded: Loaded, log: Path | None) -> Iterator[str]:
         ConfigError: It refuses the configuration.
         ProxyError: It does not start.
     """
-    mine = replace(loaded, config=for_this_machine(loaded.config))
+    mine = replace(loaded, config=localize_config(loaded.config))
     bound = server.listen(mine.config.server.host, mine.config.server.port)
     ours, theirs = _spawn.Pipe()
     given = mine, bound, theirs, str(log or os.devnull)
-    process = _spawn.Process(target=own_process, args=given, daemon=True)
+    process = _spawn.Process(target=run_child_proxy, args=given, daemon=True)
     process.start()
     theirs.close()
     try:
         _await_start(ours)
-        yield server.base_url(bound, "http")
+        yield server.build_base_url(bound, "http")
     finally:
         bound.close()
         with suppress(OSError):

@@ -34,12 +34,12 @@ _EMPTY_CONTINUE = "name: Local\nversion: 1.0.0\nschema: v1\n"
 _UNUSUAL = "its layout is unusual; write the lines yourself (they are printed without --apply)"
 
 # The limits of a model.
-LimitsOf = Callable[[str], TokenLimits]
+GetTokenLimits = Callable[[str], TokenLimits]
 # From a file's text, the proxy's base URL with `/v1`, a model's name, and limits, to the new text.
-Edit = Callable[[str, str, str, LimitsOf], str]
+EditText = Callable[[str, str, str, GetTokenLimits], str]
 
 
-class Refused(ProxyError):  # noqa: N818 - it names what happened
+class ClientConfigError(ProxyError):
     """The file is left alone; the message says why."""
 
 
@@ -52,40 +52,40 @@ class ClientFile(NamedTuple):
     """
 
     path: str
-    edit: Edit
+    edit: EditText
 
 
-def _default_limits(_: str) -> TokenLimits:
+def _get_default_limits(_: str) -> TokenLimits:
     return TokenLimits()
 
 
-def codex(text: str, url: str, model: str, limits_of: LimitsOf = _default_limits) -> str:
+def edit_codex(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
     """Codex's TOML with a provider of ours, which is chosen; its model stays as it is.
 
     A window that stands there stays, too. Without one Codex takes a model that it does not know for larger.
     """
     provider = {"name": NAME, "base_url": url, "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
-    wanted = copy.deepcopy(_toml(text))
+    wanted = copy.deepcopy(_parse_toml(text))
     named = wanted.get("model")
     window = limits_of(named if isinstance(named, str) else model).window
     is_new = "model_context_window" not in wanted
     providers = wanted.setdefault("model_providers", {})
     if not isinstance(providers, dict):
-        raise Refused("model_providers is no table")
+        raise ClientConfigError("model_providers is no table")
     if providers.get(NAME) == provider and wanted.get("model_provider") == NAME and not is_new:
         return text
     if is_new:
         wanted["model_context_window"] = window
     providers[NAME] = provider
     wanted["model_provider"] = NAME
-    made = _with_provider(_OUR_TABLE.sub("", text))
+    made = _select_provider(_OUR_TABLE.sub("", text))
     made = f"model_context_window = {window}\n{made}" if is_new else made
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in provider.items())
     made = f"{made.rstrip()}\n\n[model_providers.{NAME}]\n{lines}"
-    return _checked(made, _toml, wanted)
+    return _check_edit(made, _parse_toml, wanted)
 
 
-def _with_provider(text: str) -> str:
+def _select_provider(text: str) -> str:
     """The TOML with our provider chosen; that key must stand before the first table."""
     line = f'model_provider = "{NAME}"'
     table = _TABLE.search(text)
@@ -96,33 +96,33 @@ def _with_provider(text: str) -> str:
     return f"{line}\n{above}{below}"
 
 
-def aider(text: str, url: str, model: str, limits_of: LimitsOf = _default_limits) -> str:
+def edit_aider(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
     """Aider's YAML with our base URL; its model stays as it is, and so does a limit of its history."""
-    standing = _yaml(text)
+    standing = _parse_yaml(text)
     named = standing.get("model")
     history = {"max-chat-history-tokens": limits_of(named if isinstance(named, str) else model).window}
     wanted = {**history, **standing, "openai-api-base": url}
     line = f"openai-api-base: {url}"
-    made = _API_BASE.sub(line, text, count=1) if _API_BASE.search(text) else f"{_ended(text)}{line}\n"
+    made = _API_BASE.sub(line, text, count=1) if _API_BASE.search(text) else f"{_end_last_line(text)}{line}\n"
     if not history.keys() & standing.keys():
-        made = _ended(made) + "".join(f"{name}: {value}\n" for name, value in history.items())
-    return _checked(made, _yaml, wanted)
+        made = _end_last_line(made) + "".join(f"{name}: {value}\n" for name, value in history.items())
+    return _check_edit(made, _parse_yaml, wanted)
 
 
-def continue_(text: str, url: str, model: str, limits_of: LimitsOf = _default_limits) -> str:
+def edit_continue(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
     """Continue's YAML with one model more, the first of the list."""
     limits = limits_of(model)
     item: dict[str, Any] = {"name": NAME, "provider": "openai", "model": model, "apiBase": url}
-    item["defaultCompletionOptions"] = {"contextLength": CONTINUE_TOKENS, "maxTokens": limits.output}
-    wanted = dict(_yaml(text or _EMPTY_CONTINUE))
+    item["defaultCompletionOptions"] = {"contextLength": CONTINUE_TOKENS, "maxTokens": limits.output_tokens}
+    wanted = dict(_parse_yaml(text or _EMPTY_CONTINUE))
     models = wanted.get("models") or []
     if not isinstance(models, list):
-        raise Refused("models is no list")
+        raise ClientConfigError("models is no list")
     named = [each for each in models if isinstance(each, dict) and each.get("name") == NAME]
     if any(each.get("apiBase") == url for each in named):
         return text
     if named:
-        raise Refused(f"a model {NAME} stands there with another apiBase; change that line")
+        raise ClientConfigError(f"a model {NAME} stands there with another apiBase; change that line")
     wanted["models"] = [item, *models]
     text = text or _EMPTY_CONTINUE
     found = _MODELS.search(text)
@@ -132,19 +132,19 @@ def continue_(text: str, url: str, model: str, limits_of: LimitsOf = _default_li
     pairs = zip(marks, values.items(), strict=True)
     lines = "".join(f"{indent}{mark}{key}: {value}\n" for mark, (key, value) in pairs)
     if found is None:
-        return _checked(f"{_ended(text)}models:\n{lines}", _yaml, wanted)
+        return _check_edit(f"{_end_last_line(text)}models:\n{lines}", _parse_yaml, wanted)
     start = found.end() - len(indent)
-    return _checked(text[:start] + lines + text[start:], _yaml, wanted)
+    return _check_edit(text[:start] + lines + text[start:], _parse_yaml, wanted)
 
 
-def opencode(text: str, url: str, model: str, limits_of: LimitsOf = _default_limits) -> str:
+def edit_opencode(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
     """OpenCode's JSON with a provider of ours. Without limits it asks for 32,000 tokens of output."""
     limits = limits_of(model)
-    standing = _json(text or '{"$schema": "https://opencode.ai/config.json"}')
+    standing = _parse_json(text or '{"$schema": "https://opencode.ai/config.json"}')
     wanted = copy.deepcopy(standing)
     providers = wanted.setdefault("provider", {})
     if not isinstance(providers, dict):
-        raise Refused("provider is no object")
+        raise ClientConfigError("provider is no object")
     mine = providers.get(NAME)
     models = mine.get("models") if isinstance(mine, dict) else None
     providers[NAME] = {
@@ -155,63 +155,63 @@ def opencode(text: str, url: str, model: str, limits_of: LimitsOf = _default_lim
     }
     ours = providers[NAME]["models"][model]
     if isinstance(ours, dict):
-        ours.setdefault("limit", {"context": limits.window, "output": limits.output})
+        ours.setdefault("limit", {"context": limits.window, "output": limits.output_tokens})
     return text if wanted == standing else json.dumps(wanted, indent=2, ensure_ascii=False) + "\n"
 
 
 FILES: Mapping[str, ClientFile] = MappingProxyType(
     {
-        "codex": ClientFile("~/.codex/config.toml", codex),
-        "aider": ClientFile("~/.aider.conf.yml", aider),
-        "continue": ClientFile("~/.continue/config.yaml", continue_),
-        "opencode": ClientFile("~/.config/opencode/opencode.json", opencode),
+        "codex": ClientFile("~/.codex/config.toml", edit_codex),
+        "aider": ClientFile("~/.aider.conf.yml", edit_aider),
+        "continue": ClientFile("~/.continue/config.yaml", edit_continue),
+        "opencode": ClientFile("~/.config/opencode/opencode.json", edit_opencode),
     }
 )
 
 
-def _ended(text: str) -> str:
+def _end_last_line(text: str) -> str:
     """The text with an end to its last line."""
     return text if not text or text.endswith("\n") else text + "\n"
 
 
-def _checked(made: str, parse: Callable[[str], dict[str, Any]], wanted: Mapping[str, Any]) -> str:
+def _check_edit(made: str, parse: Callable[[str], dict[str, Any]], wanted: Mapping[str, Any]) -> str:
     """The new text, if it says exactly what was meant."""
     try:
         same = parse(made) == wanted
-    except Refused:
+    except ClientConfigError:
         same = False
     if not same:
-        raise Refused(_UNUSUAL)
+        raise ClientConfigError(_UNUSUAL)
     return made
 
 
-def _toml(text: str) -> dict[str, Any]:
+def _parse_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise Refused(f"it is no TOML: {error}") from None
+        raise ClientConfigError(f"it is no TOML: {error}") from None
 
 
-def _json(text: str) -> dict[str, Any]:
+def _parse_json(text: str) -> dict[str, Any]:
     try:
         read = json.loads(text)
     except (ValueError, RecursionError):
-        raise Refused("it is no plain JSON (comments are not understood)") from None
+        raise ClientConfigError("it is no plain JSON (comments are not understood)") from None
     if not isinstance(read, dict):
-        raise Refused("it is no JSON object")
+        raise ClientConfigError("it is no JSON object")
     return read
 
 
-def _yaml(text: str) -> dict[str, Any]:
+def _parse_yaml(text: str) -> dict[str, Any]:
     """What a YAML text says; read from a file, because that is how configurations are read."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "it"
         file.write_text(text, encoding="utf-8")
         try:
-            found = yaml_file.read(file, os.environ)
+            found = yaml_file.read_yaml(file, os.environ)
         except ConfigError as error:
-            raise Refused(str(error).replace(str(file), "it")) from None
+            raise ClientConfigError(str(error).replace(str(file), "it")) from None
     if found.problems:
         line, _, what = found.problems[0]
-        raise Refused(f"line {line}: {what}")
+        raise ClientConfigError(f"line {line}: {what}")
     return found.values

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import FAILED, fail, group, loaded
+from compaction_proxy.cli.exit import FAILED, create_group, exit_with_error, load_with_warnings
 from compaction_proxy.cli.options import ConfigOption
 
-config_app = group("Look at the configuration.")
+config_app = create_group("Look at the configuration.")
 DEFAULT_FILE = Path("config.yaml")
 
 # The few lines that people change. Every key and its meaning: docs/configuration.md.
@@ -45,10 +45,10 @@ def show(
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
 ) -> None:
     """Print every key and its value; secrets are masked."""
-    from compaction_proxy.cli.listing import lines
+    from compaction_proxy.cli.listing import format_lines
 
-    found = loaded(config)
-    for line in lines(found, with_origin=origin):
+    found = load_with_warnings(config)
+    for line in format_lines(found, with_origin=origin):
         print(line)
 
 
@@ -61,9 +61,9 @@ def init(
         with file.open("x", encoding="utf-8") as made:
             made.write(STARTER)
     except FileExistsError:
-        fail(f"{file}: exists already, and is left alone", FAILED)
+        exit_with_error(f"{file}: exists already, and is left alone", FAILED)
     except OSError as error:
-        fail(f"{file}: cannot be written: {error.strerror}", FAILED)
+        exit_with_error(f"{file}: cannot be written: {error.strerror}", FAILED)
     print(f"written: {file}")
 
 

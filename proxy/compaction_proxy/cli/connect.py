@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, fail
+from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, exit_with_error
 from compaction_proxy.cli.options import ConfigOption
 
 
-class Client(NamedTuple):
+class ClientGuide(NamedTuple):
     """A client.
 
     Attributes:
@@ -25,7 +25,7 @@ class Client(NamedTuple):
     title: str
     where: str
     lines: str
-    note: str = ""
+    remark: str = ""
 
 
 # Clients ask for at most so much output, in tokens, and for at most this share of a window.
@@ -44,7 +44,7 @@ class TokenLimits(NamedTuple):
     window: int = DEFAULT_WINDOW_TOKENS
 
     @property
-    def output(self) -> int:
+    def output_tokens(self) -> int:
         """Most tokens that the client asks for."""
         return min(MAX_OUTPUT_TOKENS, int(self.window * OUTPUT_SHARE))
 
@@ -53,30 +53,30 @@ _SESSION_NOTE = (
     "x-session-id names the conversation; without it the messages themselves tell which one it is."
 )
 
-CLIENTS: Mapping[str, Client] = MappingProxyType(
+CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
     {
-        "openai-python": Client(
+        "openai-python": ClientGuide(
             "OpenAI's library for Python",
             "Python, or OPENAI_BASE_URL in the environment",
             'from openai import OpenAI\n\nclient = OpenAI(\n    base_url="<URL>", '
             'default_headers={"x-session-id": "ticket-4711"}\n)',
             _SESSION_NOTE,
         ),
-        "openai-node": Client(
+        "openai-node": ClientGuide(
             "OpenAI's library for JavaScript",
             "JavaScript or TypeScript, or OPENAI_BASE_URL in the environment",
             'import OpenAI from "openai";\n\nconst client = new OpenAI({\n  baseURL: "<URL>",\n'
             '  defaultHeaders: { "x-session-id": "ticket-4711" },\n});',
             _SESSION_NOTE,
         ),
-        "langchain": Client(
+        "langchain": ClientGuide(
             "LangChain",
             "Python",
             'from langchain_openai import ChatOpenAI\n\nmodel = ChatOpenAI(\n    model="<MODEL>", '
             'base_url="<URL>", default_headers={"x-session-id": "ticket-4711"}\n)',
             _SESSION_NOTE,
         ),
-        "llamaindex": Client(
+        "llamaindex": ClientGuide(
             "LlamaIndex",
             "Python, with the package llama-index-llms-openai-like",
             "from llama_index.llms.openai_like import OpenAILike\n\nllm = OpenAILike(\n"
@@ -84,27 +84,27 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             '    default_headers={"x-session-id": "ticket-4711"},\n)',
             _SESSION_NOTE,
         ),
-        "vercel-ai-sdk": Client(
+        "vercel-ai-sdk": ClientGuide(
             "Vercel AI SDK",
             "JavaScript or TypeScript, with the package @ai-sdk/openai-compatible",
             'import { createOpenAICompatible } from "@ai-sdk/openai-compatible";\n\n'
             'const provider = createOpenAICompatible({\n  name: "compaction-proxy",\n  baseURL: "<URL>",\n'
             '  apiKey: process.env.OPENAI_API_KEY,\n});\nconst model = provider.chatModel("<MODEL>");',
         ),
-        "open-webui": Client(
+        "open-webui": ClientGuide(
             "Open WebUI",
             "the environment of its server",
             "OPENAI_API_BASE_URL=<URL>\nENABLE_FORWARD_USER_INFO_HEADERS=true",
             "The second line lets it name the chat. In a container, this machine is host.docker.internal.",
         ),
-        "librechat": Client(
+        "librechat": ClientGuide(
             "LibreChat",
             "librechat.yaml",
             "endpoints:\n  custom:\n    - name: compaction-proxy\n      apiKey: ${OPENAI_API_KEY}\n"
             "      baseURL: <URL>\n      models: {default: [<MODEL>], fetch: true}\n      headers:\n"
             '        X-Conversation-Id: "{{LIBRECHAT_BODY_CONVERSATIONID}}"',
         ),
-        "codex": Client(
+        "codex": ClientGuide(
             "Codex CLI",
             "~/.codex/config.toml",
             'model_provider = "compaction-proxy"\nmodel_context_window = <WINDOW>\n\n'
@@ -114,7 +114,7 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             "It names its sessions by itself, and takes HTTP where WebSockets are refused. It does not read "
             "OPENAI_BASE_URL; for one command, pass -c 'openai_base_url=\"<URL>\"'.",
         ),
-        "claude-code": Client(
+        "claude-code": ClientGuide(
             "Claude Code",
             "the environment",
             "ANTHROPIC_BASE_URL=<ROOT>",
@@ -122,26 +122,26 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS=<OUTPUT>. It names its sessions by itself. Its requests go to "
             "Anthropic, unless upstream.base_url or upstream.wires.messages says otherwise.",
         ),
-        "anthropic-python": Client(
+        "anthropic-python": ClientGuide(
             "Anthropic's library for Python",
             "Python, or ANTHROPIC_BASE_URL in the environment",
             'from anthropic import Anthropic\n\nclient = Anthropic(\n    base_url="<ROOT>", '
             'default_headers={"x-session-id": "ticket-4711"}\n)',
             _SESSION_NOTE,
         ),
-        "aider": Client(
+        "aider": ClientGuide(
             "aider",
             "~/.aider.conf.yml",
             "openai-api-base: <URL>\nmax-chat-history-tokens: <WINDOW>",
             "The second line keeps it from summarising its history by itself, which would be paid twice.",
         ),
-        "cline": Client(
+        "cline": ClientGuide(
             "Cline, Roo Code, Kilo Code",
             "the settings of the extension",
             "API Provider: OpenAI Compatible\nBase URL:     <URL>\nModel ID:     <MODEL>\n"
             "Context Window Size: <WINDOW>\nMax Output Tokens:   <OUTPUT>",
         ),
-        "continue": Client(
+        "continue": ClientGuide(
             "Continue",
             "~/.continue/config.yaml",
             "models:\n  - name: compaction-proxy\n    provider: openai\n"
@@ -150,7 +150,7 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             "Add apiKey, unless the proxy has one of its own. Beyond contextLength Continue drops messages "
             "by itself, and in the end all but one; the proxy makes them fit instead.",
         ),
-        "opencode": Client(
+        "opencode": ClientGuide(
             "OpenCode",
             "~/.config/opencode/opencode.json",
             '{\n  "provider": {\n    "compaction-proxy": {\n      "npm": "@ai-sdk/openai-compatible",\n'
@@ -160,24 +160,24 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             "    }\n  }\n}",
             "Choose the model as compaction-proxy/<MODEL>. It names its sessions by itself.",
         ),
-        "litellm": Client(
+        "litellm": ClientGuide(
             "LiteLLM",
             "its config.yaml",
             "model_list:\n  - model_name: <MODEL>\n    litellm_params:\n      model: openai/<MODEL>\n"
             "      api_base: <URL>\n      api_key: os.environ/OPENAI_API_KEY",
         ),
-        "n8n": Client(
+        "n8n": ClientGuide(
             "n8n",
             "Credentials, OpenAI",
             "Base URL: <URL>",
             "From its container, this machine is host.docker.internal.",
         ),
-        "goose": Client(
+        "goose": ClientGuide(
             "goose",
             "the environment",
             "GOOSE_PROVIDER=openai\nOPENAI_HOST=<ROOT>\nGOOSE_CONTEXT_LIMIT=<WINDOW>",
         ),
-        "curl": Client(
+        "curl": ClientGuide(
             "curl",
             "a shell",
             'curl <URL>/chat/completions -H "authorization: Bearer $OPENAI_API_KEY" \\\n'
@@ -189,7 +189,7 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
 )
 
 
-def filled(text: str, url: str, model: str, limits: TokenLimits | None = None) -> str:
+def fill_placeholders(text: str, url: str, model: str, limits: TokenLimits | None = None) -> str:
     """The text for a proxy at a base URL with `/v1`, and for a model's limits."""
     known = limits or TokenLimits()
     values = {
@@ -197,7 +197,7 @@ def filled(text: str, url: str, model: str, limits: TokenLimits | None = None) -
         "<ROOT>": url.removesuffix("/v1"),
         "<URL>": url,
         "<WINDOW>": str(known.window),
-        "<OUTPUT>": str(known.output),
+        "<OUTPUT>": str(known.output_tokens),
     }
     for mark, value in values.items():
         text = text.replace(mark, value)
@@ -207,7 +207,7 @@ def filled(text: str, url: str, model: str, limits: TokenLimits | None = None) -
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from compaction_proxy.cli.client_config import LimitsOf
+    from compaction_proxy.cli.client_config import GetTokenLimits
 
 MODEL = "gpt-5.4"
 BACKUP = ".before-compaction-proxy"
@@ -232,125 +232,134 @@ def connect(
 ) -> None:
     """Print how a client is pointed at the proxy, or do it."""
     if list_ or tool is None:
-        _list()
+        _list_clients()
         return
     if tool not in CLIENTS:
-        _unknown(tool)
-    target = _target(url, config)
-    limits_of = partial(_limits_of, window, config, url)
+        _exit_unknown_client(tool)
+    target = _resolve_base_url(url, config)
+    limits_of = partial(_get_limits, window, config, url)
     if apply:
-        _apply(tool, target, model, file, limits_of)
+        _apply_edit(tool, target, model, file, limits_of)
     else:
-        _print(CLIENTS[tool], target, model, limits_of(model))
+        _print_guide(CLIENTS[tool], target, model, limits_of(model))
 
 
-def _list() -> None:
+def _list_clients() -> None:
     from compaction_proxy.cli.client_config import FILES
-    from compaction_proxy.cli.output import Column, say, table, width
+    from compaction_proxy.cli.output import Column, format_table, get_terminal_width, print_lines
 
     columns = (Column("tool"), Column("what it is"), Column("--apply"))
     rows = [
         (name, client.title, FILES[name].path if name in FILES else "-") for name, client in CLIENTS.items()
     ]
-    say(table(columns, rows, width()))
+    print_lines(format_table(columns, rows, get_terminal_width()))
 
 
-def _unknown(tool: str) -> None:
+def _exit_unknown_client(tool: str) -> None:
     from difflib import get_close_matches
 
-    from compaction_proxy.cli.output import clean
+    from compaction_proxy.cli.output import escape_unprintable
 
     close = get_close_matches(tool, CLIENTS, n=1)
     meant = f", did you mean {close[0]!r}?" if close else "; `connect --list` names those that are known"
-    fail(f"{clean(tool)!r}: no such client{meant}", BAD_CONFIG)
+    exit_with_error(f"{escape_unprintable(tool)!r}: no such client{meant}", BAD_CONFIG)
 
 
-def _target(url: str | None, config: Path | None) -> str:
+def _resolve_base_url(url: str | None, config: Path | None) -> str:
     """The proxy's base URL, with `/v1`."""
     import os
 
-    from compaction_proxy.cli.admin_client import checked
-    from compaction_proxy.cli.health import local_url
-    from compaction_proxy.config.loader import load
+    from compaction_proxy.cli.admin_client import parse_base_url
+    from compaction_proxy.cli.health import build_local_url
+    from compaction_proxy.config.loader import load_config
 
     if url is None:
-        server = load(config, os.environ).config.server
+        server = load_config(config, os.environ).config.server
         if server.unix_socket is not None:
-            fail("server.unix_socket is configured, which clients cannot use; give --url", BAD_CONFIG)
-        url = local_url(server).removesuffix(server.base_path)
+            exit_with_error(
+                "server.unix_socket is configured, which clients cannot use; give --url", BAD_CONFIG
+            )
+        url = build_local_url(server).removesuffix(server.base_path)
     if any(each in url for each in " \"'\\"):
-        fail("--url: a base URL such as http://127.0.0.1:4141", BAD_CONFIG)
-    return f"{checked(url)}/v1"
+        exit_with_error("--url: a base URL such as http://127.0.0.1:4141", BAD_CONFIG)
+    return f"{parse_base_url(url)}/v1"
 
 
-def _limits_of(window: int | None, config: Path | None, url: str | None, model: str) -> "TokenLimits":
+def _get_limits(window: int | None, config: Path | None, url: str | None, model: str) -> "TokenLimits":
     """What clients are told of a model: the window given, else the configured one, else the known one.
 
     What is configured here says nothing of a proxy that `url` names.
     """
     import os
 
-    from compaction_proxy.config.config import for_model
-    from compaction_proxy.config.loader import load
-    from compaction_proxy.providers.windows import known_window
+    from compaction_proxy.config.config import get_model_settings
+    from compaction_proxy.config.loader import load_config
+    from compaction_proxy.providers.windows import get_known_window
 
     if window is None and url is None:
-        window = for_model(load(config, os.environ).config, model).window
-    return TokenLimits(window or known_window(model))
+        window = get_model_settings(load_config(config, os.environ).config, model).window
+    return TokenLimits(window or get_known_window(model))
 
 
-def _print(client: "Client", url: str, model: str, limits: "TokenLimits") -> None:
-    from compaction_proxy.cli.output import say
+def _print_guide(client: "ClientGuide", url: str, model: str, limits: "TokenLimits") -> None:
+    from compaction_proxy.cli.output import print_lines
 
-    say([f"# {client.title}: {client.where}", *filled(client.lines, url, model, limits).splitlines()])
-    if client.note:
-        say([f"# {filled(client.note, url, model, limits)}"])
+    print_lines(
+        [
+            f"# {client.title}: {client.where}",
+            *fill_placeholders(client.lines, url, model, limits).splitlines(),
+        ]
+    )
+    if client.remark:
+        print_lines([f"# {fill_placeholders(client.remark, url, model, limits)}"])
 
 
-def _apply(tool: str, url: str, model: str, file: Path | None, limits_of: "LimitsOf") -> None:
+def _apply_edit(tool: str, url: str, model: str, file: Path | None, limits_of: "GetTokenLimits") -> None:
     """Show what changes, keep the old file beside the new one, and put that in place at once."""
-    from compaction_proxy.cli.client_config import FILES, Refused
+    from compaction_proxy.cli.client_config import FILES, ClientConfigError
 
     if tool not in FILES:
-        fail(f"{tool}: no file that could be changed; without --apply the lines are printed", BAD_CONFIG)
+        exit_with_error(
+            f"{tool}: no file that could be changed; without --apply the lines are printed", BAD_CONFIG
+        )
     path = (file or Path(FILES[tool].path)).expanduser().resolve()
     try:
-        before = _standing(path).decode("utf-8") if path.exists() else ""
-        made = _edited(before, lambda text: FILES[tool].edit(text, url, model, limits_of))
-    except (Refused, UnicodeDecodeError) as error:
+        before = _read_existing(path).decode("utf-8") if path.exists() else ""
+        made = _edit_text(before, lambda text: FILES[tool].edit(text, url, model, limits_of))
+    except (ClientConfigError, UnicodeDecodeError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        fail(f"{path}: left alone: {why}", FAILED)
+        exit_with_error(f"{path}: left alone: {why}", FAILED)
     except OSError as error:
-        fail(f"{path}: cannot be read: {error.strerror}", FAILED)
+        exit_with_error(f"{path}: cannot be read: {error.strerror}", FAILED)
     if made == before:
         print(f"{path}: is so already")
         return
     _show_changes(path, before, made)
     try:
-        kept = _put(path, made)
+        kept = _replace_file(path, made)
     except OSError as error:
-        fail(f"{path}: cannot be written: {error.strerror}", FAILED)
+        exit_with_error(f"{path}: cannot be written: {error.strerror}", FAILED)
     print(f"{path}: written{f'; as it was: {kept}' if kept else ''}")
 
 
-def _standing(path: Path) -> bytes:
+def _read_existing(path: Path) -> bytes:
     """What a file holds.
 
     Raises:
         Refused: It is no regular file, which may never end, or too large to be a configuration.
     """
-    from compaction_proxy.cli.client_config import Refused
+    from compaction_proxy.cli.client_config import ClientConfigError
 
     if not path.is_file():
-        raise Refused("it is no regular file")
+        raise ClientConfigError("it is no regular file")
     with path.open("rb") as file:
         found = file.read(MAX_FILE_BYTES + 1)
     if len(found) > MAX_FILE_BYTES:
-        raise Refused(f"it is larger than {MAX_FILE_BYTES:,} bytes")
+        raise ClientConfigError(f"it is larger than {MAX_FILE_BYTES:,} bytes")
     return found
 
 
-def _edited(before: str, edit: "Callable[[str], str]") -> str:
+def _edit_text(before: str, edit: "Callable[[str], str]") -> str:
     """The new text, with the line ends of the old one."""
     if "\r\n" not in before:
         return edit(before)
@@ -362,13 +371,13 @@ def _edited(before: str, edit: "Callable[[str], str]") -> str:
 def _show_changes(path: Path, before: str, made: str) -> None:
     from difflib import unified_diff
 
-    from compaction_proxy.cli.output import clean, say
+    from compaction_proxy.cli.output import escape_unprintable, print_lines
 
     lines = unified_diff(before.splitlines(), made.splitlines(), str(path), str(path), n=1, lineterm="")
-    say(clean(line) for line in lines)
+    print_lines(escape_unprintable(line) for line in lines)
 
 
-def _put(path: Path, text: str) -> Path | None:
+def _replace_file(path: Path, text: str) -> Path | None:
     """Replace a file at once; gives where the old one is kept, None if there was none."""
     import os
     import shutil
@@ -384,7 +393,7 @@ def _put(path: Path, text: str) -> Path | None:
         kept = None
         if path.exists():
             shutil.copymode(path, name)
-            kept = _backup(path)
+            kept = _back_up_file(path)
         Path(name).replace(path)
     except OSError:
         Path(name).unlink(missing_ok=True)
@@ -392,7 +401,7 @@ def _put(path: Path, text: str) -> Path | None:
     return kept
 
 
-def _backup(path: Path) -> Path:
+def _back_up_file(path: Path) -> Path:
     """A copy of a file beside it, under a name that nothing has yet."""
     import shutil
 

@@ -13,15 +13,15 @@ from compaction_proxy.core.errors import ConfigError, ProxyError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from compaction_proxy.config.environment import Setting
-    from compaction_proxy.config.loader import Loaded
+    from compaction_proxy.config.environment import ConfigOverride
+    from compaction_proxy.config.loader import LoadedConfig
 
 FAILED = 1  # not found, refused, or it did not work
 BAD_CONFIG = 2  # or bad usage, which is what the command line's library says, too
 INTERRUPTED = 130
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """Commands, each of which may raise what it likes to end with."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - the library's context and the command's answer
@@ -33,9 +33,9 @@ class Commands(TyperGroup):
             answer = super().invoke(ctx)
             sys.stdout.flush()
         except ConfigError as error:
-            fail(error, BAD_CONFIG)
+            exit_with_error(error, BAD_CONFIG)
         except ProxyError as error:
-            fail(error, FAILED)
+            exit_with_error(error, FAILED)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
@@ -45,11 +45,11 @@ class Commands(TyperGroup):
         return answer
 
 
-def group(help_text: str, name: str | None = None) -> typer.Typer:
+def create_group(help_text: str, name: str | None = None) -> typer.Typer:
     """A group of commands that end as ours do."""
     return typer.Typer(
         name=name,
-        cls=Commands,
+        cls=CommandGroup,
         help=help_text,
         no_args_is_help=True,
         add_completion=False,
@@ -58,21 +58,21 @@ def group(help_text: str, name: str | None = None) -> typer.Typer:
     )
 
 
-def fail(error: ProxyError | str, code: int) -> NoReturn:
+def exit_with_error(error: ProxyError | str, code: int) -> NoReturn:
     """End the process with a line on stderr."""
     print(error, file=sys.stderr)
     raise typer.Exit(code)
 
 
-def loaded(path: Path | None, options: "Iterable[Setting]" = ()) -> "Loaded":
+def load_with_warnings(path: Path | None, options: "Iterable[ConfigOverride]" = ()) -> "LoadedConfig":
     """The configuration; its warnings go to stderr.
 
     Raises:
         ConfigError: It cannot be used; a line for each problem.
     """
-    from compaction_proxy.config.loader import load
+    from compaction_proxy.config.loader import load_config
 
-    found = load(path, os.environ, options)
+    found = load_config(path, os.environ, options)
     for warning in found.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return found

@@ -16,7 +16,7 @@ LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - recognised, not bound
 
 
-def local_url(server: "ServerSection") -> str:
+def build_local_url(server: "ServerSection") -> str:
     """Where the proxy of this configuration answers on this machine, its base path included.
 
     One that listens on a Unix socket takes any host's name, and is reached there only.
@@ -28,7 +28,7 @@ def local_url(server: "ServerSection") -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}{server.base_path}"
 
 
-def connection(url: SplitResult, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
+def create_connection(url: SplitResult, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
     """A connection to a base URL. On this machine a certificate is for the names that others use."""
     host = url.hostname or ""
     if url.scheme != "https":
@@ -40,7 +40,7 @@ def connection(url: SplitResult, timeout_s: float = TIMEOUT_S) -> http.client.HT
     return http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=context)
 
 
-def over_unix_socket(path: str, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
+def connect_unix_socket(path: str, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
     """A connection over a Unix socket."""
     line = http.client.HTTPConnection("localhost", timeout=timeout_s)
     line.sock = socket.socket(socket.AF_UNIX)
@@ -53,7 +53,7 @@ def over_unix_socket(path: str, timeout_s: float = TIMEOUT_S) -> http.client.HTT
     return line
 
 
-def is_ready(url: str, unix_socket: str | None = None) -> tuple[bool, str]:
+def check_ready(url: str, unix_socket: str | None = None) -> tuple[bool, str]:
     """Whether the proxy at a base URL is ready, and a line that says so.
 
     Args:
@@ -63,7 +63,7 @@ def is_ready(url: str, unix_socket: str | None = None) -> tuple[bool, str]:
     asked = url if unix_socket is None else f"unix:{unix_socket}"
     try:
         parts = urlsplit(url)
-        line = connection(parts) if unix_socket is None else over_unix_socket(unix_socket)
+        line = create_connection(parts) if unix_socket is None else connect_unix_socket(unix_socket)
         line.request("GET", f"{parts.path.rstrip('/')}/readyz")
         status = line.getresponse().status
         line.close()
@@ -73,11 +73,11 @@ def is_ready(url: str, unix_socket: str | None = None) -> tuple[bool, str]:
     return status == http.client.OK, f"{asked}: {said}"
 
 
-def version_at(url: str, unix_socket: str | None = None) -> str | None:
+def fetch_version(url: str, unix_socket: str | None = None) -> str | None:
     """The version of the proxy of ours that answers at a base URL; None if none does."""
     try:
         parts = urlsplit(url)
-        line = connection(parts) if unix_socket is None else over_unix_socket(unix_socket)
+        line = create_connection(parts) if unix_socket is None else connect_unix_socket(unix_socket)
         line.request("GET", f"{parts.path.rstrip('/')}/readyz", headers={"connection": "close"})
         with line.getresponse() as answer:
             told = json.loads(answer.read(MAX_ANSWER_BYTES))

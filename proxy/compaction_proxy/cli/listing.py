@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from functools import reduce
 
-from compaction_proxy.config.keys import dotted, keys, plain
-from compaction_proxy.config.loader import Loaded
+from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
+from compaction_proxy.config.loader import LoadedConfig
 
 
-def lines(loaded: Loaded, *, with_origin: bool) -> Iterator[str]:
+def format_lines(loaded: LoadedConfig, *, with_origin: bool) -> Iterator[str]:
     """One line a key, `section.key: value` and the origin behind `#`."""
-    for key in keys():
-        value = plain(reduce(getattr, map(str, key.place), loaded.config))
-        line = f"{dotted(key.place)}: {json.dumps(value, ensure_ascii=False)}"
-        yield f"{line}  # {loaded.origins[dotted(key.place)]}" if with_origin else line
+    for key in iter_keys():
+        value = to_plain_value(reduce(getattr, map(str, key.path), loaded.config))
+        line = f"{format_key_path(key.path)}: {json.dumps(value, ensure_ascii=False)}"
+        yield f"{line}  # {loaded.origins[format_key_path(key.path)]}" if with_origin else line

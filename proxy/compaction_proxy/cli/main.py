@@ -8,7 +8,7 @@ import typer
 from compaction_proxy.cli.config import config_app
 from compaction_proxy.cli.connect import connect
 from compaction_proxy.cli.doctor.command import doctor
-from compaction_proxy.cli.exit import group, loaded
+from compaction_proxy.cli.exit import create_group, load_with_warnings
 from compaction_proxy.cli.mcp import mcp
 from compaction_proxy.cli.models import models
 from compaction_proxy.cli.options import ConfigOption, UpstreamOption
@@ -19,7 +19,7 @@ from compaction_proxy.cli.sessions import search, sessions_app
 from compaction_proxy.cli.watch import watch
 from compaction_proxy.core.errors import ProxyError
 
-app = group("An OpenAI-compatible proxy that keeps long conversations fitting.", "compaction-proxy")
+app = create_group("An OpenAI-compatible proxy that keeps long conversations fitting.", "compaction-proxy")
 
 
 @app.command()
@@ -34,32 +34,32 @@ def serve(
     import os
     from functools import partial
 
-    from compaction_proxy.cli.serve import announce, run_one
+    from compaction_proxy.cli.serve import announce_start, run_single_process
     from compaction_proxy.cli.workers import run_workers
-    from compaction_proxy.config.environment import Setting
-    from compaction_proxy.config.loader import load
+    from compaction_proxy.config.environment import ConfigOverride
+    from compaction_proxy.config.loader import load_config
     from compaction_proxy.telemetry import logs
 
     given = (
-        Setting("--host", ("server", "host"), host),
-        Setting("--port", ("server", "port"), port),
-        Setting("--upstream", ("upstream", "base_url"), upstream),
-        Setting("--workers", ("server", "workers"), workers),
+        ConfigOverride("--host", ("server", "host"), host),
+        ConfigOverride("--port", ("server", "port"), port),
+        ConfigOverride("--upstream", ("upstream", "base_url"), upstream),
+        ConfigOverride("--workers", ("server", "workers"), workers),
     )
     options = [option for option in given if option.value is not None]
-    found = loaded(config, options)
-    logs.configure(found.config.observability.log_format)
-    reread = partial(load, config, os.environ, options)
+    found = load_with_warnings(config, options)
+    logs.configure_logging(found.config.observability.log_format)
+    reread = partial(load_config, config, os.environ, options)
     if found.config.server.workers > 1:
-        run_workers(found, reread, lambda url: announce(found.config, url))
+        run_workers(found, reread, lambda url: announce_start(found.config, url))
     else:
-        run_one(found, reread)
+        run_single_process(found, reread)
 
 
 @app.command()
 def check(config: ConfigOption = None) -> None:
     """Say whether the configuration can be used."""
-    found = loaded(config)
+    found = load_with_warnings(config)
     print(f"ok: {found.path or 'built-in defaults and the environment'}")
 
 
@@ -68,13 +68,13 @@ def health(
     url: Annotated[str | None, typer.Option(help="Base URL of the proxy; default: as configured.")] = None,
 ) -> None:
     """Exit with 0 if a running proxy is ready, with 1 if not. For container health checks."""
-    from compaction_proxy.cli.health import is_ready, local_url
+    from compaction_proxy.cli.health import build_local_url, check_ready
 
     if url is None:
-        server = loaded(None).config.server
-        ready, what = is_ready(local_url(server), server.unix_socket)
+        server = load_with_warnings(None).config.server
+        ready, what = check_ready(build_local_url(server), server.unix_socket)
     else:
-        ready, what = is_ready(url)
+        ready, what = check_ready(url)
     print(what)
     raise typer.Exit(0 if ready else 1)
 
@@ -88,15 +88,19 @@ def forget(
     """Delete what is stored of a client, such as --credential 'authorization: Bearer sk-…'."""
     import asyncio
 
-    from compaction_proxy.cli.forget import forget as delete
+    from compaction_proxy.cli.forget import forget_client
 
     shown = Path(credential).read_text("utf-8") if Path(credential).is_file() else credential
-    fields = [_field(shown)]
-    number = asyncio.run(delete(loaded(config).config, fields, [_field(session)] if session else None))
+    fields = [_parse_header(shown)]
+    number = asyncio.run(
+        forget_client(
+            load_with_warnings(config).config, fields, [_parse_header(session)] if session else None
+        )
+    )
     print(f"{number} records deleted")
 
 
-def _field(text: str) -> tuple[bytes, bytes]:
+def _parse_header(text: str) -> tuple[bytes, bytes]:
     """A header field as it would arrive."""
     name, colon, value = text.strip().partition(":")
     if not colon:
@@ -129,9 +133,9 @@ def demo_provider(
 @app.command()
 def version() -> None:
     """Print the version."""
-    from importlib.metadata import version as installed
+    import importlib.metadata
 
-    print(installed("compaction-proxy"))
+    print(importlib.metadata.version("compaction-proxy"))
 
 
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)

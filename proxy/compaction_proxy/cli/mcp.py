@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import FAILED, fail
+from compaction_proxy.cli.exit import FAILED, exit_with_error
 from compaction_proxy.cli.options import ConfigOption, UrlOption
 
 if TYPE_CHECKING:
-    from compaction_proxy.cli.tool_calls import Reached
+    from compaction_proxy.cli.tool_calls import McpTarget
 
 # Where the client's key is looked for, the first that is set.
 KEYS = ("COMPACTION_PROXY_KEY", "OPENAI_API_KEY")
@@ -37,40 +37,44 @@ def mcp(
     import asyncio
     from functools import partial
 
-    from compaction_proxy.cli.tool_calls import asked
+    from compaction_proxy.cli.tool_calls import call_tool
     from compaction_proxy.gateway.mcp.tools import NOT_INSTALLED
 
     try:
-        from compaction_proxy.gateway.mcp.server import run
+        from compaction_proxy.gateway.mcp.server import run_stdio
     except ModuleNotFoundError:
-        fail(NOT_INSTALLED, FAILED)
-    headers = {**_shown(credential), **(_field(session) if session else {})}
-    reached = _reached(url, config, headers)
-    asyncio.run(run(lambda name, arguments: asyncio.to_thread(partial(asked, reached, name, arguments))))
+        exit_with_error(NOT_INSTALLED, FAILED)
+    headers = {**_build_credential_header(credential), **(_parse_header(session) if session else {})}
+    target = _resolve_target(url, config, headers)
+    asyncio.run(
+        run_stdio(lambda name, arguments: asyncio.to_thread(partial(call_tool, target, name, arguments)))
+    )
 
 
-def _shown(credential: str | None) -> dict[str, str]:
+def _build_credential_header(credential: str | None) -> dict[str, str]:
     """The credential as a header field; none where there is none."""
     if credential is not None:
-        return _field(Path(credential).read_text("utf-8") if Path(credential).is_file() else credential)
+        return _parse_header(
+            Path(credential).read_text("utf-8") if Path(credential).is_file() else credential
+        )
     key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "")
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-def _field(text: str) -> dict[str, str]:
+def _parse_header(text: str) -> dict[str, str]:
     name, colon, value = text.strip().partition(":")
     if not colon or not text.isascii() or not text.strip().isprintable():
-        fail("a header is written as 'name: value'", FAILED)
+        exit_with_error("a header is written as 'name: value'", FAILED)
     return {name.strip().lower(): value.strip()}
 
 
-def _reached(url: str | None, config: Path | None, headers: Mapping[str, str]) -> "Reached":
-    from compaction_proxy.cli.admin_client import checked
-    from compaction_proxy.cli.health import local_url
-    from compaction_proxy.cli.tool_calls import Reached
-    from compaction_proxy.config.loader import load
+def _resolve_target(url: str | None, config: Path | None, headers: Mapping[str, str]) -> "McpTarget":
+    from compaction_proxy.cli.admin_client import parse_base_url
+    from compaction_proxy.cli.health import build_local_url
+    from compaction_proxy.cli.tool_calls import McpTarget
+    from compaction_proxy.config.loader import load_config
 
     if url is not None:
-        return Reached(checked(url), headers)
-    server = load(config, os.environ).config.server
-    return Reached(local_url(server), headers, server.unix_socket)
+        return McpTarget(parse_base_url(url), headers)
+    server = load_config(config, os.environ).config.server
+    return McpTarget(build_local_url(server), headers, server.unix_socket)

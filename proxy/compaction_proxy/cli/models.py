@@ -29,62 +29,65 @@ def models(
     """
     import os
 
-    from compaction_proxy.cli.admin_client import Unreachable, admin, rows
-    from compaction_proxy.cli.output import say, say_json, width
-    from compaction_proxy.config.loader import load
+    from compaction_proxy.cli.admin_client import AdminUnreachableError, create_admin_client, read_rows
+    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
+    from compaction_proxy.config.loader import load_config
     from compaction_proxy.providers.window_table import WINDOWS
 
     try:
-        seen = rows(admin(url, key_file, config).get("/models"), "models")
-    except Unreachable:
+        seen = read_rows(create_admin_client(url, key_file, config).get("/models"), "models")
+    except AdminUnreachableError:
         if url is not None:
             raise
         seen = []
     known = {str(row.get("model")): row for row in seen}
-    settings = load(config, os.environ).config
-    asked = dict.fromkeys(_asked(settings, name, all_=all_)) or (WINDOWS if not seen else {})
+    settings = load_config(config, os.environ).config
+    asked = dict.fromkeys(_list_names(settings, name, all_=all_)) or (WINDOWS if not seen else {})
     missing = [each for each in asked if each not in known]
-    found = [*seen, *_described(settings, missing)] if missing else seen
+    found = [*seen, *_describe_models(settings, missing)] if missing else seen
     chosen = [row for row in found if name is None or name.lower() in str(row.get("model", "")).lower()]
     if as_json:
-        say_json({"models": chosen})
+        print_json({"models": chosen})
     else:
-        say(_listing(chosen, width()))
+        print_lines(_format_models(chosen, get_terminal_width()))
 
 
-def _asked(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
+def _list_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
     """Names of the models to describe, whether a proxy has seen them or not."""
     from compaction_proxy.providers.window_table import WINDOWS
 
     if name is not None:
         yield name
-    summaries = (row.settings.summary.model for row in config.by_glob)
+    summaries = (row.settings.summary.model for row in config.settings_by_glob)
     yield from (each for each in summaries if each not in {None, "same", "none"} and each)
     yield from (glob for glob in config.models if not _GLOB & set(glob))
     if all_:
         yield from WINDOWS
 
 
-def _described(config: "Config", names: Iterable[str]) -> list[dict[str, Any]]:
+def _describe_models(config: "Config", names: Iterable[str]) -> list[dict[str, Any]]:
     """What is known of models without asking anybody, as the admin API has it."""
     import asyncio
     from dataclasses import asdict
 
     from compaction_proxy.admin.api import schemas
-    from compaction_proxy.admin.queries import model_of
-    from compaction_proxy.gateway.identity import origin
+    from compaction_proxy.admin.queries import build_model_info
+    from compaction_proxy.gateway.identity import format_origin
     from compaction_proxy.providers.price_process import PriceProcess
-    from compaction_proxy.providers.pricing import Pricing
+    from compaction_proxy.providers.pricing import PriceBook
 
-    pricing = Pricing(config, PriceProcess())
-    where, names = origin(config.upstream.base_url), list(names)
-    asyncio.run(pricing.ready((name, where) for name in names))
-    return [asdict(schemas.model(model_of(config, name, pricing.of(name, where)))) for name in names]
+    pricing = PriceBook(config, PriceProcess())
+    where, names = format_origin(config.upstream.base_url), list(names)
+    asyncio.run(pricing.wait_for_prices((name, where) for name in names))
+    return [
+        asdict(schemas.to_model_row(build_model_info(config, name, pricing.get_price(name, where))))
+        for name in names
+    ]
 
 
-def _listing(rows: Iterable[dict[str, Any]], most: int | None) -> list[str]:
+def _format_models(rows: Iterable[dict[str, Any]], most: int | None) -> list[str]:
     """A line for each model; prices are dollars per million tokens."""
-    from compaction_proxy.cli.output import Column, dollars, table, text_of, whole
+    from compaction_proxy.cli.output import Column, format_count, format_dollars, format_table, get_text
 
     columns = (
         Column("model"), Column("window", right=True), Column("from"), Column("input $/M", right=True),
@@ -93,14 +96,14 @@ def _listing(rows: Iterable[dict[str, Any]], most: int | None) -> list[str]:
     )  # fmt: skip
     lines = [
         [
-            text_of(row, "model"),
-            whole(row.get("window")),
-            text_of(row, "window_source"),
-            *(dollars(row.get(f"{kind}_usd")) for kind in ("input", "cached", "output")),
-            whole(row["surcharge_tokens"]) if row.get("surcharge_tokens") else "-",
-            text_of(row, "price_source"),
-            text_of(row, "price_date"),
+            get_text(row, "model"),
+            format_count(row.get("window")),
+            get_text(row, "window_source"),
+            *(format_dollars(row.get(f"{kind}_usd")) for kind in ("input", "cached", "output")),
+            format_count(row["surcharge_tokens"]) if row.get("surcharge_tokens") else "-",
+            get_text(row, "price_source"),
+            get_text(row, "price_date"),
         ]
         for row in rows
     ]
-    return table(columns, lines, most)
+    return format_table(columns, lines, most)

@@ -26,7 +26,7 @@ class Column(NamedTuple):
     right: bool = False
 
 
-def clean(text: object) -> str:
+def escape_unprintable(text: object) -> str:
     """A text in one line, whatever a server put into it: what cannot be seen is written as an escape.
 
     That covers control characters, which steer terminals, characters that turn the direction of writing
@@ -38,7 +38,7 @@ def clean(text: object) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in said)
 
 
-def cells(text: str) -> int:
+def count_cells(text: str) -> int:
     """How many cells of a terminal a clean text takes."""
     if text.isascii():
         return len(text)
@@ -46,25 +46,25 @@ def cells(text: str) -> int:
     return len(text) + wide - sum(bool(unicodedata.combining(each)) for each in text)
 
 
-def cut(text: str, most: int | None) -> str:
+def truncate_text(text: str, most: int | None) -> str:
     """The text in at most so many cells; None: as it is."""
-    if most is None or cells(text) <= most:
+    if most is None or count_cells(text) <= most:
         return text
     kept, room = [], most - 1
     for each in text:
-        room -= cells(each)
+        room -= count_cells(each)
         if room < 0:
             break
         kept.append(each)
     return "".join(kept) + ELLIPSIS
 
 
-def width() -> int | None:
+def get_terminal_width() -> int | None:
     """Cells of a line of the terminal; None where the output goes elsewhere, and is not cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], most: int | None) -> list[str]:
+def format_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], most: int | None) -> list[str]:
     """A table's lines, its titles first; the texts are made clean.
 
     Args:
@@ -72,37 +72,37 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], most: int | 
         rows: A text for each column.
         most: Cells of a line; None: it is not cut.
     """
-    texts = [[each.title for each in columns], *([clean(text) for text in row] for row in rows)]
-    widths = [max(map(cells, column)) for column in zip(*texts, strict=True)]
-    return [cut(_line(columns, row, widths), most) for row in texts]
+    texts = [[each.title for each in columns], *([escape_unprintable(text) for text in row] for row in rows)]
+    widths = [max(map(count_cells, column)) for column in zip(*texts, strict=True)]
+    return [truncate_text(_format_row(columns, row, widths), most) for row in texts]
 
 
-def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> str:
+def _format_row(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> str:
     padded = []
     for column, text, wanted in zip(columns, row, widths, strict=True):
-        blank = " " * (wanted - cells(text))
+        blank = " " * (wanted - count_cells(text))
         padded.append(blank + text if column.right else text + blank)
     return _GAP.join(padded).rstrip()
 
 
-def say(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
     """Print clean lines; what the output's encoding cannot hold is escaped."""
     encoding = sys.stdout.encoding or "ascii"
     for line in lines:
         print(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
-def say_json(value: object) -> None:
+def print_json(value: object) -> None:
     """Print a value as JSON, in ASCII."""
     print(json.dumps(value, indent=2))
 
 
-def whole(value: object) -> str:
+def format_count(value: object) -> str:
     """A number of things, `12,345`."""
     return f"{value:,}" if _is_number(value) else UNKNOWN
 
 
-def dollars(value: object) -> str:
+def format_dollars(value: object) -> str:
     """An amount, `$1.23`; small ones with four digits."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return UNKNOWN
@@ -110,14 +110,14 @@ def dollars(value: object) -> str:
     return f"{'-' if value < 0 else ''}${abs(value):,.{digits}f}"
 
 
-def percent(part: object, total: object) -> str:
+def format_percent(part: object, total: object) -> str:
     """The share of a part in a total, `64 %`."""
     if not (isinstance(part, int | float) and isinstance(total, int | float)) or total <= 0:
         return UNKNOWN
     return f"{part / total:.0%}".replace("%", " %")
 
 
-def ago(at: object, now: float | None = None) -> str:
+def format_age(at: object, now: float | None = None) -> str:
     """How long ago a moment was, in seconds since the epoch: `5 min`."""
     if not isinstance(at, int | float):
         return UNKNOWN
@@ -128,7 +128,7 @@ def ago(at: object, now: float | None = None) -> str:
     return f"{age:.0f} s"
 
 
-def moment(at: object, shape: str = "%Y-%m-%d %H:%M:%S") -> str:
+def format_time(at: object, shape: str = "%Y-%m-%d %H:%M:%S") -> str:
     """A moment in local time."""
     if not isinstance(at, int | float):
         return UNKNOWN
@@ -138,7 +138,7 @@ def moment(at: object, shape: str = "%Y-%m-%d %H:%M:%S") -> str:
         return UNKNOWN
 
 
-def text_of(row: Mapping[str, object], name: str) -> str:
+def get_text(row: Mapping[str, object], name: str) -> str:
     """A field as text; a dash where it is absent or empty."""
     value = row.get(name)
     return "-" if value in (None, "") else str(value)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, fail, loaded
+from compaction_proxy.cli.exit import BAD_CONFIG, exit_with_error, load_with_warnings
 from compaction_proxy.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
     from compaction_proxy.config.config import Config
-    from compaction_proxy.replay.result import Bill, Result
-    from compaction_proxy.replay.runner import Wanted
+    from compaction_proxy.replay.result import ReplayBill, ReplayResult
+    from compaction_proxy.replay.runner import ReplayOptions
 
 TITLES = (
     "strategy", "trigger", "rounds", "calls", "forwarded", "less", "cached", "largest", "over", "failed",
@@ -41,142 +41,151 @@ def replay(  # noqa: PLR0913, PLR0917 - one for each option
     import asyncio
     import logging
 
-    from compaction_proxy.cli.output import say, say_json, width
+    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
     from compaction_proxy.core.strategies import STRATEGIES
-    from compaction_proxy.replay.runner import Wanted
+    from compaction_proxy.replay.runner import ReplayOptions
     from compaction_proxy.telemetry import logs
 
-    found = loaded(config).config
+    found = load_with_warnings(config).config
     names = strategy or [found.compaction.strategy]
     for name in names:
         if name not in STRATEGIES:
-            fail(f"--strategy: {name} is none of {', '.join(STRATEGIES)}", BAD_CONFIG)
-    logs.configure("console", logging.CRITICAL)
-    wanted = Wanted(model, trigger_tokens, target_tokens, window, every)
-    results = asyncio.run(_played(found, file, list(dict.fromkeys(names)), wanted))
+            exit_with_error(f"--strategy: {name} is none of {', '.join(STRATEGIES)}", BAD_CONFIG)
+    logs.configure_logging("console", logging.CRITICAL)
+    wanted = ReplayOptions(model, trigger_tokens, target_tokens, window, every)
+    results = asyncio.run(_play_recordings(found, file, list(dict.fromkeys(names)), wanted))
     if as_json:
-        say_json(_fields(results))
+        print_json(_to_fields(results))
     else:
-        say(report(results, width()))
+        print_lines(format_report(results, get_terminal_width()))
 
 
-async def _played(
-    config: "Config", file: Path, names: Sequence[str], wanted: "Wanted"
-) -> "list[list[Result]]":
+async def _play_recordings(
+    config: "Config", file: Path, names: Sequence[str], wanted: "ReplayOptions"
+) -> "list[list[ReplayResult]]":
     """The results of each conversation, a list for each."""
     from functools import partial
 
-    from compaction_proxy.cli.replay_worker import staged
-    from compaction_proxy.replay.recordings import recordings
-    from compaction_proxy.replay.runner import play
+    from compaction_proxy.cli.replay_worker import open_stage
+    from compaction_proxy.replay.recordings import read_recordings
+    from compaction_proxy.replay.runner import replay_recording
 
     results = []
     try:
-        async with staged(config) as stage:
-            for recording in recordings(file):
-                show = partial(_show, recording.name)
-                played = [await play(stage, recording, name, wanted, partial(show, name)) for name in names]
+        async with open_stage(config) as stage:
+            for recording in read_recordings(file):
+                show = partial(_show_progress, recording.name)
+                played = [
+                    await replay_recording(stage, recording, name, wanted, partial(show, name))
+                    for name in names
+                ]
                 results.append(played)
     finally:
-        _clear()
+        _clear_progress()
     return results
 
 
-def _show(conversation: str, strategy: str, done: int, total: int) -> None:
+def _show_progress(conversation: str, strategy: str, done: int, total: int) -> None:
     """Draw how far a conversation has been played, if anybody sees it."""
-    from compaction_proxy.cli.output import clean, cut
+    from compaction_proxy.cli.output import escape_unprintable, truncate_text
 
     if sys.stderr.isatty():
         filled = _BAR_CELLS * done // total
         bar = "#" * filled + "." * (_BAR_CELLS - filled)
-        said = cut(f"[{bar}] {done}/{total} {strategy} {clean(conversation)}", 78)
+        said = truncate_text(f"[{bar}] {done}/{total} {strategy} {escape_unprintable(conversation)}", 78)
         print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
 
 
-def _clear() -> None:
+def _clear_progress() -> None:
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def report(results: "Sequence[Sequence[Result]]", most: int | None) -> Iterator[str]:
+def format_report(results: "Sequence[Sequence[ReplayResult]]", most: int | None) -> Iterator[str]:
     """A table for each conversation, and one of all of them together."""
     for played in results:
-        yield from _table(played, most)
+        yield from _format_results(played, most)
         yield ""
-    sums = _sums(results)
+    sums = _sum_results(results)
     if sums:
-        yield from _table(sums, most)
+        yield from _format_results(sums, most)
         yield ""
     if any(each.dollars is None for played in results for each in played):
         yield UNITS
 
 
-def _sums(results: "Sequence[Sequence[Result]]") -> "list[Result]":
+def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayResult]":
     """What the conversations come to, a result for each strategy; nothing for a single one."""
-    from compaction_proxy.replay.result import summed
+    from compaction_proxy.replay.result import sum_results
 
     several = len(results) > 1
-    return [summed(each, f"{len(each)} conversations") for each in zip(*results, strict=True) if several]
+    return [sum_results(each, f"{len(each)} conversations") for each in zip(*results, strict=True) if several]
 
 
-def _table(played: "Sequence[Result]", most: int | None) -> Iterator[str]:
-    from compaction_proxy.cli.output import Column, clean, table
+def _format_results(played: "Sequence[ReplayResult]", most: int | None) -> Iterator[str]:
+    from compaction_proxy.cli.output import Column, escape_unprintable, format_table
 
     first = played[0]
     window = f", window {first.window:,}" if first.window else ""
     model = f" ({first.model}{window})" if first.model else ""
-    yield clean(
+    yield escape_unprintable(
         f"{first.conversation}{model}: {first.requests:,} requests, {first.sent_tokens:,} tokens sent"
     )
     columns = [Column(title, right=title != "strategy") for title in TITLES]
-    yield from table(columns, [_never(first), *map(_line, played)], most)
+    yield from format_table(
+        columns, [_format_uncompacted_row(first), *map(_format_strategy_row, played)], most
+    )
 
 
-def _never(told: "Result") -> tuple[str, ...]:
+def _format_uncompacted_row(result: "ReplayResult") -> tuple[str, ...]:
     """The line of the conversation as it came."""
-    from compaction_proxy.cli.output import percent
+    from compaction_proxy.cli.output import format_percent
 
-    largest = f"{max(each.before for each in told.points):,}" if told.points else ""
-    over = f"{told.over_without:,}"
-    cost = _amount(told, lambda bill: bill.without)
-    cached = percent(told.cached_without_tokens, told.sent_tokens)
-    return (NEVER, "", "", "", f"{told.sent_tokens:,}", "", cached, largest, over, "", cost, "", "", "")
+    largest = f"{max(each.before for each in result.points):,}" if result.points else ""
+    over = f"{result.over_without:,}"
+    cost = _format_amount(result, lambda bill: bill.without)
+    cached = format_percent(result.cached_without_tokens, result.sent_tokens)
+    return (NEVER, "", "", "", f"{result.sent_tokens:,}", "", cached, largest, over, "", cost, "", "", "")
 
 
-def _line(told: "Result") -> tuple[str, ...]:
-    from compaction_proxy.cli.output import percent
+def _format_strategy_row(result: "ReplayResult") -> tuple[str, ...]:
+    from compaction_proxy.cli.output import format_percent
 
-    bill = told.dollars or told.tokens
+    bill = result.dollars or result.tokens
     back = "" if bill.pays_back_after is None else f"{bill.pays_back_after:,} req."
     return (
-        told.strategy,
-        f"{told.trigger:,}" if told.trigger else "",
-        f"{told.rounds:,}",
-        f"{told.summary_calls:,}",
-        f"{told.forwarded_tokens:,}",
-        percent(told.sent_tokens - told.forwarded_tokens, told.sent_tokens),
-        percent(told.cached_tokens, told.forwarded_tokens),
-        f"{told.largest_tokens:,}",
-        f"{told.over_with:,}",
-        f"{told.failed:,}",
-        _amount(told, lambda bill: bill.compacted),
-        _amount(told, lambda bill: bill.summaries),
-        _amount(told, lambda bill: bill.net),
+        result.strategy,
+        f"{result.trigger:,}" if result.trigger else "",
+        f"{result.rounds:,}",
+        f"{result.summary_calls:,}",
+        f"{result.forwarded_tokens:,}",
+        format_percent(result.sent_tokens - result.forwarded_tokens, result.sent_tokens),
+        format_percent(result.cached_tokens, result.forwarded_tokens),
+        f"{result.largest_tokens:,}",
+        f"{result.over_with:,}",
+        f"{result.failed:,}",
+        _format_amount(result, lambda bill: bill.compacted),
+        _format_amount(result, lambda bill: bill.summaries),
+        _format_amount(result, lambda bill: bill.net),
         back,
     )
 
 
-def _amount(told: "Result", of: "Callable[[Bill], float]") -> str:
+def _format_amount(result: "ReplayResult", get_amount: "Callable[[ReplayBill], float]") -> str:
     """An amount in dollars, or in thousand tokens where no price is known."""
-    from compaction_proxy.cli.output import dollars
+    from compaction_proxy.cli.output import format_dollars
 
-    return dollars(of(told.dollars)) if told.dollars else f"{of(told.tokens) / 1_000:,.0f}"
+    return (
+        format_dollars(get_amount(result.dollars))
+        if result.dollars
+        else f"{get_amount(result.tokens) / 1_000:,.0f}"
+    )
 
 
-def _fields(results: "Sequence[Sequence[Result]]") -> dict[str, object]:
+def _to_fields(results: "Sequence[Sequence[ReplayResult]]") -> dict[str, object]:
     from compaction_proxy.replay.result import to_fields
 
     return {
         "results": [to_fields(each) for played in results for each in played],
-        "total": [to_fields(each) for each in _sums(results)],
+        "total": [to_fields(each) for each in _sum_results(results)],
     }

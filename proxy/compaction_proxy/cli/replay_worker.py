@@ -16,22 +16,22 @@ from itertools import count, product
 from typing import Any
 
 from compaction_proxy.compaction.summary_request import SummaryRoute
-from compaction_proxy.config.config import Config, ModelSettings, for_model
+from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
 from compaction_proxy.config.sections import ServerSection, StoreSection
-from compaction_proxy.core.cost.price import Price
-from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.core.cost.price import ModelPrice
+from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.strategies import Policy
-from compaction_proxy.gateway.identity import origin
-from compaction_proxy.gateway.summary_routes import summary_routes
+from compaction_proxy.gateway.identity import format_origin
+from compaction_proxy.gateway.summary_routes import build_summary_routes
 from compaction_proxy.gateway.upstream import Upstream
-from compaction_proxy.providers.pricing import Pricing
+from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.replay.provider import Provider
-from compaction_proxy.replay.recordings import Recording, recorded
+from compaction_proxy.replay.provider import SimulatedProvider
+from compaction_proxy.replay.recordings import Recording, parse_recording
 from compaction_proxy.replay.result import to_fields
-from compaction_proxy.replay.runner import Stage, Wanted, play
-from compaction_proxy.replay.writer import Writer
-from compaction_proxy.runtime import Parts
+from compaction_proxy.replay.runner import ReplayComponents, ReplayOptions, replay_recording
+from compaction_proxy.replay.writer import ExtractiveSummaryModel
+from compaction_proxy.runtime import Components
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry import logs
 
@@ -45,35 +45,35 @@ NICENESS = 10
 _SCOPE: dict[str, Any] = {"raw_path": b"/v1/chat/completions", "query_string": b"", "headers": []}
 
 
-def _aside(config: Config) -> Config:
+def _isolate_config(config: Config) -> Config:
     """The configuration with nothing kept and nothing secret, so that every rehearsal goes alike."""
     server = ServerSection.model_validate({**dict(config.server), "secret": "rehearsal"})
     return config.model_copy(update={"server": server, "store": StoreSection(url="memory://")})
 
 
-def _routes(
+def _get_summary_routes(
     config: Config, upstream: Upstream, settings: ModelSettings, policy: Policy, model: str
 ) -> tuple[SummaryRoute, ...]:
-    return summary_routes(config, settings, policy, upstream, _SCOPE, model)
+    return build_summary_routes(config, settings, policy, upstream, _SCOPE, model)
 
 
-def _price(pricing: Pricing, target: str, model: str) -> Price | None:
+def _get_price(pricing: PriceBook, target: str, model: str) -> ModelPrice | None:
     """What a model costs; of one that the upstream does not have, what it costs by its name alone."""
-    return pricing.of(model, target) or pricing.of(model, "")
+    return pricing.get_price(model, target) or pricing.get_price(model, "")
 
 
-async def _priced(pricing: Pricing, target: str, models: Iterable[str]) -> None:
-    await pricing.ready(product(models, (target, "")))
+async def _load_prices(pricing: PriceBook, target: str, models: Iterable[str]) -> None:
+    await pricing.wait_for_prices(product(models, (target, "")))
 
 
 @asynccontextmanager
-async def staged(config: Config) -> AsyncIterator[Stage]:
+async def open_stage(config: Config) -> AsyncIterator[ReplayComponents]:
     """A stage for rehearsals under a configuration."""
-    config = _aside(config)
+    config = _isolate_config(config)
     counter = TiktokenCounter(lambda _: None)
-    writer = Writer(Provider(counter))
+    writer = ExtractiveSummaryModel(SimulatedProvider(counter))
     moments = count()
-    parts = Parts(
+    parts = Components(
         config,
         MemoryStore(max_bytes=STORE_BYTES),
         writer,
@@ -87,41 +87,47 @@ async def staged(config: Config) -> AsyncIterator[Stage]:
         connect_timeout_s=0,
         read_timeout_s=0,
     )
-    target = origin(config.upstream.base_url)
-    async with parts.running(None):
-        yield Stage(
-            compactor=parts.compactor(config),
-            observing=parts.observing(),
-            writer=writer,
+    target = format_origin(config.upstream.base_url)
+    async with parts.run_lifespan(None):
+        yield ReplayComponents(
+            compactor=parts.create_compactor(config),
+            usage_feedback=parts.create_feedback(),
+            summary_model=writer,
             counter=parts.counter,
-            settings=partial(for_model, config),
-            routes=partial(_routes, config, upstream),
-            price=partial(_price, parts.pricing, target),
-            priced=partial(_priced, parts.pricing, target),
+            get_settings=partial(get_model_settings, config),
+            resolve_summary_routes=partial(_get_summary_routes, config, upstream),
+            get_price=partial(_get_price, parts.pricing, target),
+            wait_for_prices=partial(_load_prices, parts.pricing, target),
             origin=target,
         )
 
 
-async def _results(config: Config, recording: Recording, strategies: list[str], wanted: Wanted) -> list[Any]:
-    async with staged(config) as stage:
-        return [to_fields(await play(stage, recording, name, wanted)) for name in strategies]
+async def _play_strategies(
+    config: Config, recording: Recording, strategies: list[str], wanted: ReplayOptions
+) -> list[Any]:
+    async with open_stage(config) as stage:
+        return [to_fields(await replay_recording(stage, recording, name, wanted)) for name in strategies]
 
 
-def answered(told: bytes) -> dict[str, Any]:
+def answer_job(job: bytes) -> dict[str, Any]:
     """What is played, as results or as an error."""
-    line, _, body = told.partition(b"\n")
+    line, _, body = job.partition(b"\n")
     about = json.loads(line)
     try:
-        recording = recorded(json.loads(body), about["name"])
-    except (RequestRefused, ValueError, RecursionError) as error:
+        recording = parse_recording(json.loads(body), about["name"])
+    except (RequestRefusedError, ValueError, RecursionError) as error:
         return {"error": str(error)}
     config = Config.model_validate_json(json.dumps(about["config"]))
     strategies = list(dict.fromkeys(about["strategies"]))
-    return {"results": asyncio.run(_results(config, recording, strategies, Wanted(**about["wanted"])))}
+    return {
+        "results": asyncio.run(
+            _play_strategies(config, recording, strategies, ReplayOptions(**about["wanted"]))
+        )
+    }
 
 
 def main() -> None:
     """Play what standard input tells, after everything else that the machine has to do."""
     os.nice(NICENESS)
-    logs.configure("console", logging.CRITICAL)
-    print(json.dumps(answered(sys.stdin.buffer.read())))
+    logs.configure_logging("console", logging.CRITICAL)
+    print(json.dumps(answer_job(sys.stdin.buffer.read())))

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import loaded
+from compaction_proxy.cli.exit import load_with_warnings
 from compaction_proxy.cli.options import ConfigOption, UrlOption
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from compaction_proxy.config.config import Config
-    from compaction_proxy.config.loader import Loaded
+    from compaction_proxy.config.loader import LoadedConfig
 
 # Exit codes of shells: not found, no program, and ended by a signal (128 and its number).
 NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
@@ -73,26 +73,26 @@ def run(
 
     session = f"run-{secrets.token_hex(_SESSION_BYTES)}"
     if url is not None:
-        from compaction_proxy.cli.admin_client import checked
+        from compaction_proxy.cli.admin_client import parse_base_url
 
-        _warn(command, checked(url))
-        raise typer.Exit(_supervised(command, environment(os.environ, checked(url), session)))
-    settings = loaded(config)
-    with _somewhere(settings, log) as found:
-        _warn(command, found)
-        environ = environment(os.environ, found, session, needs_key=_pays(settings.config))
-        code = _supervised(command, environ)
+        _warn_if_ignored(command, parse_base_url(url))
+        raise typer.Exit(_run_command(command, build_environment(os.environ, parse_base_url(url), session)))
+    settings = load_with_warnings(config)
+    with _find_or_start_proxy(settings, log) as found:
+        _warn_if_ignored(command, found)
+        environ = build_environment(os.environ, found, session, needs_key=_has_own_key(settings.config))
+        code = _run_command(command, environ)
     raise typer.Exit(code)
 
 
-def _warn(command: Sequence[str], url: str) -> None:
+def _warn_if_ignored(command: Sequence[str], url: str) -> None:
     """Say in a line that a command ignores its environment, and what helps, unless it knows the proxy."""
     import sys
 
     from compaction_proxy.cli.client_config import FILES
 
     base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
-    name = _program(command)
+    name = _find_program(command)
     remedy = IGNORES_ENVIRONMENT.get(name)
     if remedy is None or any(base in word for word in command):
         return
@@ -107,7 +107,7 @@ def _warn(command: Sequence[str], url: str) -> None:
     print(f"compaction-proxy: {name} ignores the base URL in its environment: {told}", file=sys.stderr)
 
 
-def _program(command: Sequence[str]) -> str:
+def _find_program(command: Sequence[str]) -> str:
     """The name of the program that a command runs, be it through a package runner."""
     name = PurePath(command[0]).name if command else ""
     if name in RUNNERS:
@@ -116,30 +116,34 @@ def _program(command: Sequence[str]) -> str:
     return PACKAGES.get(name, name.removesuffix(".cmd").removesuffix(".exe"))
 
 
-def _pays(config: "Config") -> bool:
+def _has_own_key(config: "Config") -> bool:
     """Whether a client needs no key of its own, and may still refuse to start without one."""
     return bool(config.upstream.api_key.get_secret_value()) and not config.server.client_keys
 
 
 @contextmanager
-def _somewhere(settings: "Loaded", log: Path | None) -> Iterator[str]:
+def _find_or_start_proxy(settings: "LoadedConfig", log: Path | None) -> Iterator[str]:
     """The URL of a proxy that is running as configured, else of one that is started and ends with this."""
     import sys
 
-    from compaction_proxy.cli.health import local_url, version_at
+    from compaction_proxy.cli.health import build_local_url, fetch_version
 
     server = settings.config.server
-    if server.unix_socket is None and server.tls_certificate is None and version_at(local_url(server)):
-        yield local_url(server).removesuffix(server.base_path)
+    if (
+        server.unix_socket is None
+        and server.tls_certificate is None
+        and fetch_version(build_local_url(server))
+    ):
+        yield build_local_url(server).removesuffix(server.base_path)
         return
-    from compaction_proxy.cli.background_proxy import running_beside
+    from compaction_proxy.cli.background_proxy import run_background_proxy
 
-    with running_beside(settings, log) as url:
+    with run_background_proxy(settings, log) as url:
         print(f"compaction-proxy listens on {url} while this runs", file=sys.stderr)
         yield url
 
 
-def environment(
+def build_environment(
     environ: Mapping[str, str], url: str, session: str, *, needs_key: bool = False
 ) -> dict[str, str]:
     """The environment of a command whose requests go to the proxy at `url`.
@@ -158,11 +162,11 @@ def environment(
     if needs_key and not environ.get(KEY):
         made[KEY] = "none-needed"
     if any(name in environ or name.upper() in environ for name in _PROXIES):
-        made.update(_around(environ))
+        made.update(_bypass_proxies(environ))
     return made
 
 
-def _around(environ: Mapping[str, str]) -> dict[str, str]:
+def _bypass_proxies(environ: Mapping[str, str]) -> dict[str, str]:
     """What keeps requests to this machine away from the environment's proxies."""
     standing = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
     named = [each for each in standing.split(",") if each.strip()]
@@ -170,7 +174,7 @@ def _around(environ: Mapping[str, str]) -> dict[str, str]:
     return {"no_proxy": value, "NO_PROXY": value}
 
 
-def _supervised(command: Sequence[str], environ: Mapping[str, str]) -> int:
+def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command, hand signals on to it, and say how it ended, as shells do.
 
     A terminal sends its interrupts to all processes in front of it, so those are the command's already.
@@ -182,7 +186,7 @@ def _supervised(command: Sequence[str], environ: Mapping[str, str]) -> int:
     started: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
-    def hand_on(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a signal handler's
+    def forward_signal(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a signal handler's
         if number == signal.SIGINT and sys.stdin.isatty():
             return
         if started:
@@ -191,7 +195,7 @@ def _supervised(command: Sequence[str], environ: Mapping[str, str]) -> int:
             early.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, hand_on)
+        signal.signal(number, forward_signal)
     try:
         started.append(subprocess.Popen(list(command), env=dict(environ)))  # noqa: S603 - what the user asked for
     except OSError as error:

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, fail
+from compaction_proxy.cli.exit import BAD_CONFIG, exit_with_error
 from compaction_proxy.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption
 
 if TYPE_CHECKING:
     from compaction_proxy.cli.output import Column
 
-Row = Mapping[str, Any]
+SavingsFields = Mapping[str, Any]
 GROUPS = ("model", "day", "hour", "key", "total")
 
 
@@ -26,80 +26,87 @@ def savings(
     as_json: JsonOption = False,
 ) -> None:
     """Show what was saved, after what summaries and broken caches have cost."""
-    from compaction_proxy.cli.admin_client import admin, rows
-    from compaction_proxy.cli.output import say, say_json, width
+    from compaction_proxy.cli.admin_client import create_admin_client, read_rows
+    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
 
     if by not in GROUPS:
-        fail(f"--by: one of {', '.join(GROUPS)}", BAD_CONFIG)
+        exit_with_error(f"--by: one of {', '.join(GROUPS)}", BAD_CONFIG)
     if as_csv + share + as_json > 1:
-        fail("--csv, --share and --json: one of them", BAD_CONFIG)
-    answer = admin(url, key_file, config).get("/stats", since=since, by=by)
-    found = rows(answer, "rows")
+        exit_with_error("--csv, --share and --json: one of them", BAD_CONFIG)
+    answer = create_admin_client(url, key_file, config).get("/stats", since=since, by=by)
+    found = read_rows(answer, "rows")
     total = answer.get("total") if isinstance(answer, dict) else None
     total = total if isinstance(total, dict) else {}
     if as_json:
-        say_json(answer)
+        print_json(answer)
     elif as_csv:
-        say(comma_separated(found))
+        print_lines(format_csv(found))
     elif share:
-        say(receipt(since, total))
+        print_lines(format_receipt(since, total))
     else:
-        say(overview(by, found, total, width()))
+        print_lines(format_overview(by, found, total, get_terminal_width()))
 
 
-def _columns(by: str) -> "tuple[Column, ...]":
+def _build_columns(by: str) -> "tuple[Column, ...]":
     from compaction_proxy.cli.output import Column
 
     figures = ("requests", "sent", "forwarded", "less", "cached", "cost", "saved", "cache loss", "summaries")
     return (Column(by), *(Column(title, right=True) for title in figures), Column("net saved", right=True))
 
 
-def overview(by: str, rows: list[dict[str, Any]], total: Row, most: int | None) -> Iterator[str]:
+def format_overview(
+    by: str, rows: list[dict[str, Any]], total: SavingsFields, most: int | None
+) -> Iterator[str]:
     """A table with a line for each row, and the total below."""
-    from compaction_proxy.cli.output import table, text_of
+    from compaction_proxy.cli.output import format_table, get_text
 
-    lines = [_line(text_of(row, "of"), row) for row in rows]
+    lines = [_format_figures(get_text(row, "of"), row) for row in rows]
     if by != "total" or not lines:
-        lines.append(_line("total", total))
-    yield from table(_columns(by), lines, most)
+        lines.append(_format_figures("total", total))
+    yield from format_table(_build_columns(by), lines, most)
     unpriced = total.get("unpriced")
     if isinstance(unpriced, int) and unpriced > 0:
         yield f"{unpriced:,} requests have no known price, and are in no amount; see `models`"
 
 
-def _line(of: str, row: Row) -> list[str]:
-    from compaction_proxy.cli.output import dollars, percent, whole
+def _format_figures(label: str, row: SavingsFields) -> list[str]:
+    from compaction_proxy.cli.output import format_count, format_dollars, format_percent
 
-    money = [dollars(row.get(f"{name}_usd")) for name in ("cost", "gross", "cache_loss", "summary", "net")]
+    money = [
+        format_dollars(row.get(f"{name}_usd")) for name in ("cost", "gross", "cache_loss", "summary", "net")
+    ]
     return [
-        of,
-        whole(row.get("requests")),
-        whole(row.get("tokens_before")),
-        whole(row.get("tokens_after")),
-        percent(_less(row), row.get("tokens_before")),
-        percent(row.get("cached_tokens"), row.get("prompt_tokens")),
+        label,
+        format_count(row.get("requests")),
+        format_count(row.get("tokens_before")),
+        format_count(row.get("tokens_after")),
+        format_percent(_count_saved_tokens(row), row.get("tokens_before")),
+        format_percent(row.get("cached_tokens"), row.get("prompt_tokens")),
         *money,
     ]
 
 
-def _less(row: Row) -> int | None:
+def _count_saved_tokens(row: SavingsFields) -> int | None:
     """Tokens that were not forwarded."""
     before, after = row.get("tokens_before"), row.get("tokens_after")
     return before - after if isinstance(before, int) and isinstance(after, int) else None
 
 
-def receipt(since: str, total: Row) -> list[str]:
+def format_receipt(since: str, total: SavingsFields) -> list[str]:
     """Five lines to show around; they name no model, key or conversation."""
-    from compaction_proxy.cli.output import clean, dollars, percent, whole
+    from compaction_proxy.cli.output import escape_unprintable, format_count, format_dollars, format_percent
 
-    sent, forwarded = whole(total.get("tokens_before")), whole(total.get("tokens_after"))
-    less = percent(_less(total), total.get("tokens_before"))
-    cached = percent(total.get("cached_tokens"), total.get("prompt_tokens"))
+    sent, forwarded = format_count(total.get("tokens_before")), format_count(total.get("tokens_after"))
+    less = format_percent(_count_saved_tokens(total), total.get("tokens_before"))
+    cached = format_percent(total.get("cached_tokens"), total.get("prompt_tokens"))
     names = ("net", "gross", "cache_loss", "summary")
-    net, gross, loss, summary = (dollars(total.get(f"{name}_usd")) for name in names)
+    net, gross, loss, summary = (format_dollars(total.get(f"{name}_usd")) for name in names)
     return [
-        f"compaction-proxy, since {clean(since)}",
-        f"{whole(total.get('requests'))} requests, {whole(total.get('rounds'))} rounds of compaction",
+        f"compaction-proxy, since {escape_unprintable(since)}",
+        (
+            f"{format_count(total.get('requests'))} requests, "
+            f"{format_count(total.get('rounds'))} rounds of compaction"
+        ),
         f"{sent} tokens sent, {forwarded} forwarded ({less} less)",
         f"{cached} of the input came from the provider's cache",
         f"{net} net saved: {gross}, less {loss} of cache and {summary} of summaries"
@@ -108,21 +115,25 @@ def receipt(since: str, total: Row) -> list[str]:
     ]
 
 
-def comma_separated(rows: list[dict[str, Any]]) -> list[str]:
+def format_csv(rows: list[dict[str, Any]]) -> list[str]:
     """A line for each row and one of titles; of the overhead its quantiles, not the buckets they are from."""
-    from compaction_proxy.admin.api.export import line
-    from compaction_proxy.cli.output import clean
+    from compaction_proxy.admin.api.export import format_csv_line
+    from compaction_proxy.cli.output import escape_unprintable
 
-    told = [dict(_singles(row)) for row in rows]
+    told = [dict(_flatten_row(row)) for row in rows]
     names = list(dict.fromkeys(name for row in told for name in row))
-    lines = [line(names), *(line(row.get(name) for name in names) for row in told)] if names else []
-    return [clean(each.removesuffix("\r\n")) for each in lines]
+    lines = (
+        [format_csv_line(names), *(format_csv_line(row.get(name) for name in names) for row in told)]
+        if names
+        else []
+    )
+    return [escape_unprintable(each.removesuffix("\r\n")) for each in lines]
 
 
-def _singles(row: Row) -> Iterator[tuple[str, str | float | None]]:
+def _flatten_row(row: SavingsFields) -> Iterator[tuple[str, str | float | None]]:
     """The single values of a row; those of a mapping, such as requests by status, as `NAME.KEY`."""
     for name, value in row.items():
         if value is None or isinstance(value, str | int | float):
             yield name, value
         elif isinstance(value, dict):
-            yield from ((f"{name}.{key}", held) for key, held in _singles(value))
+            yield from ((f"{name}.{key}", held) for key, held in _flatten_row(value))

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from compaction_proxy.cli.reload import Reloading, Reread
-from compaction_proxy.compaction.request_limits import policy_for
-from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.config.loader import Loaded
+from compaction_proxy.cli.reload import ConfigReloader, ReadConfig
+from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import ServerSection
-from compaction_proxy.config.types import without_passwords
+from compaction_proxy.config.types import mask_passwords
 from compaction_proxy.config.validation import is_loopback
-from compaction_proxy.core.budget import budget
-from compaction_proxy.core.trigger import mark
+from compaction_proxy.core.budget import compute_budget
+from compaction_proxy.core.trigger import compute_min_trigger
 from compaction_proxy.gateway import server as serving
 from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
@@ -44,28 +44,28 @@ ALLOCATOR = {
 }
 
 
-def _trigger(config: Config) -> str:
+def _describe_trigger(config: Config) -> str:
     """When a model compacts that no entry of `models` names, in words."""
-    policy = policy_for(for_model(config, ""))
-    spending = budget(DEFAULT_WINDOW_TOKENS, policy.reserves, None)
-    tokens = mark(policy.trigger, spending)
+    policy = resolve_policy(get_model_settings(config, ""))
+    spending = compute_budget(DEFAULT_WINDOW_TOKENS, policy.reserves, None)
+    tokens = compute_min_trigger(policy.trigger, spending)
     if tokens is None:
         return "never by itself"
     size = f"at {tokens:,} of {DEFAULT_WINDOW_TOKENS:,} tokens" if tokens else "by count"
     return f"{size}, unless the model's window is known to be another"
 
 
-def banner(config: Config, url: str) -> Iterator[str]:
+def format_banner(config: Config, url: str) -> Iterator[str]:
     """What a user needs to know at start-up, line by line."""
     compaction = config.compaction
     yield f"compaction-proxy listens on {url}"
     yield f"  upstream  {config.upstream.base_url}"
-    yield f"  store     {without_passwords(config.store.url or '')}"
+    yield f"  store     {mask_passwords(config.store.url or '')}"
     if compaction.mode == "bypass":
         yield "  strategy  none: compaction.mode is bypass"
     else:
         shadow = " (shadow: reported, not done)" if compaction.mode == "shadow" else ""
-        yield f"  strategy  {compaction.strategy}, {_trigger(config)}{shadow}"
+        yield f"  strategy  {compaction.strategy}, {_describe_trigger(config)}{shadow}"
     if config.models:
         yield f"  models    {', '.join(config.models)} have settings of their own"
     if config.server.workers > 1:
@@ -76,22 +76,22 @@ def banner(config: Config, url: str) -> Iterator[str]:
         yield "  client    OPENAI_BASE_URL=http://localhost/v1 over this socket"
 
 
-def patience(server: ServerSection) -> serving.Patience:
+def get_drain_timeouts(server: ServerSection) -> serving.DrainTimeouts:
     """How long a server of this configuration waits when it is told to end."""
     grace_s = server.accept_grace_s
     if grace_s is None:
         grace_s = 0 if is_loopback(server.host) else ACCEPT_GRACE_S
-    return serving.Patience(grace_s, server.drain_s)
+    return serving.DrainTimeouts(grace_s, server.drain_s)
 
 
-def deadlines(server: ServerSection) -> serving.Deadlines:
+def get_deadlines(server: ServerSection) -> serving.Deadlines:
     """How long clients of a server of this configuration may take to send a request."""
     return serving.Deadlines(
         head_s=server.head_timeout_s, body_s=server.body_timeout_s, send_s=server.send_timeout_s
     )
 
 
-def tls_context(server: ServerSection) -> ssl.SSLContext | None:
+def create_tls_context(server: ServerSection) -> ssl.SSLContext | None:
     """What serves TLS, if a server of this configuration does.
 
     Raises:
@@ -100,39 +100,39 @@ def tls_context(server: ServerSection) -> ssl.SSLContext | None:
     certificate, key = server.tls_certificate, server.tls_key
     if certificate is None or key is None:
         return None
-    return serving.tls_context(str(Path(certificate).expanduser()), str(Path(key).expanduser()))
+    return serving.build_tls_context(str(Path(certificate).expanduser()), str(Path(key).expanduser()))
 
 
-def scheme(server: ServerSection) -> str:
+def get_scheme(server: ServerSection) -> str:
     """What a server of this configuration speaks."""
     return "http" if server.tls_certificate is None else "https"
 
 
-def listening(server: ServerSection) -> socket.socket:
+def open_listener(server: ServerSection) -> socket.socket:
     """The listening socket of a server of this configuration.
 
     Raises:
         ConfigError: The address cannot be listened on.
     """
     if server.unix_socket is not None:
-        return serving.listen_on_path(server.unix_socket)
+        return serving.listen_on_unix_path(server.unix_socket)
     return serving.listen(server.host, server.port)
 
 
-def announce(config: Config, url: str) -> None:
+def announce_start(config: Config, url: str) -> None:
     """Say that requests are accepted: to whoever looks on, and in the log."""
-    print("\n".join(banner(config, url)), flush=True)
-    logs.logger(__name__).info(log_events.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
+    print("\n".join(format_banner(config, url)), flush=True)
+    logs.get_logger(__name__).info(log_events.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
 
 
-def _exit_soon() -> None:
+def _schedule_exit() -> None:
     """End the process with 0 if it has not ended by itself soon; standard threads are joined without end."""
     timer = threading.Timer(EXIT_S, os._exit, (0,))
     timer.daemon = True
     timer.start()
 
 
-def _take_descriptors() -> None:
+def _raise_descriptor_limit() -> None:
     """Raise the limit of open files as far as this process may, up to `DESCRIPTORS`; often it is 1,024."""
     if sys.platform == "win32":
         return
@@ -144,7 +144,7 @@ def _take_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-def set_allocator() -> None:
+def configure_allocator() -> None:
     """Have glibc keep free memory in one place, and give that of large bodies back to the system.
 
     Else each thread has an arena of its own, of 64 MB of address space, and what large bodies took stays with
@@ -164,7 +164,7 @@ def set_allocator() -> None:
             mallopt(parameter, size)
 
 
-def settle() -> None:
+def tune_interpreter() -> None:
     """Set the interpreter up for a process that does nothing but answer requests from now on.
 
     Threads that read and count beside the loop give way to it soon; and what start-up has made stays until
@@ -175,76 +175,82 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTIONS)
-    _take_descriptors()
+    _raise_descriptor_limit()
 
 
-def _built(
-    loaded: Loaded, waits: serving.Patience, told: Callable[[int], None], *, insistent: bool
-) -> tuple[serving.Foreground, Reloading]:
+def _build_server(
+    loaded: LoadedConfig,
+    timeouts: serving.DrainTimeouts,
+    on_stopping: Callable[[int], None],
+    *,
+    insistent: bool,
+) -> tuple[serving.GracefulServer, ConfigReloader]:
     """The server of this configuration, and what gives the application in it another one."""
     from compaction_proxy.app import create_app  # the parent of workers has no use for it
 
     server = loaded.config.server
-    context, late = tls_context(server), deadlines(server)
+    context, late = create_tls_context(server), get_deadlines(server)
     app = create_app(loaded.config, loaded=loaded)
-    running = serving.server(app, waits, told, insistent=insistent, deadlines=late, context=context)
-    return running, Reloading(app, loaded)
+    running = serving.build_server(
+        app, timeouts, on_stopping, force_on_second_signal=insistent, deadlines=late, ssl_context=context
+    )
+    return running, ConfigReloader(app, loaded)
 
 
-def serve_on(
+def serve_proxy(
     bind: Callable[[], socket.socket],
-    loaded: Loaded,
-    started: Callable[[socket.socket], None],
+    loaded: LoadedConfig,
+    on_started: Callable[[socket.socket], None],
     *,
-    ending: Callable[[], None] | None = None,
+    on_ending: Callable[[], None] | None = None,
     worker: int | None = None,
-    obey: Callable[[serving.Foreground, Reloading], None] | None = None,
-    reread: Reread | None = None,
+    on_built: Callable[[serving.GracefulServer, ConfigReloader], None] | None = None,
+    reread: ReadConfig | None = None,
 ) -> None:
     """Run the proxy in this process until it is told to end.
 
     Args:
         bind: Gives the listening socket, once the application is built.
         loaded: The configuration, and where it is from.
-        started: Called with the socket once requests are accepted.
-        ending: Called when the proxy begins to end.
+        on_started: Called with the socket once requests are accepted.
+        on_ending: Called when the proxy begins to end.
         worker: Number of the worker that this process is; None if it is the only one.
-        obey: Given the server and what gives it another configuration, to be told by other means too.
+        on_built: Given the server and what gives it another configuration, to be told by other means too.
         reread: Reads the configuration again, on SIGHUP; None: the signal is somebody else's.
 
     Raises:
         ConfigError: The address cannot be listened on, or the application refuses the configuration.
         ProxyError: The application did not start.
     """
-    set_allocator()
-    log = logs.logger(__name__)
+    configure_allocator()
+    log = logs.get_logger(__name__)
     named = {} if worker is None else {"worker": worker}
-    waits = patience(loaded.config.server)
+    timeouts = get_drain_timeouts(loaded.config.server)
 
-    def told(requests: int) -> None:
-        limits = {"accept_grace_s": waits.accept_s, "drain_s": waits.drain_s}
+    def on_stopping(requests: int) -> None:
+        limits = {"accept_grace_s": timeouts.accept_s, "drain_s": timeouts.drain_s}
         log.info(log_events.SERVING_STOPPING, requests=requests, **limits, **named)
-        if ending is not None:
-            ending()
+        if on_ending is not None:
+            on_ending()
 
-    def accept() -> None:
-        settle()
-        reloading.begin(reread)
-        started(bound)
+    def on_accepting() -> None:
+        tune_interpreter()
+        reloading.start(reread)
+        on_started(bound)
 
-    running, reloading = _built(loaded, waits, told, insistent=worker is None)
-    if obey is not None:
-        obey(running, reloading)
+    running, reloading = _build_server(loaded, timeouts, on_stopping, insistent=worker is None)
+    if on_built is not None:
+        on_built(running, reloading)
     bound = bind()
     with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
-        runner.run(serving.run(running, bound, accept))
-        came = running.ending
+        runner.run(serving.run_server(running, bound, on_accepting))
+        came = running.drain_report
         counts = {"finished": came.finished, "dropped": came.dropped, "cut": came.cut}
         log.info(log_events.SERVING_STOPPED, **counts, **named)
-        _exit_soon()
+        _schedule_exit()
 
 
-def run_one(loaded: Loaded, reread: Reread) -> None:
+def run_single_process(loaded: LoadedConfig, reread: ReadConfig) -> None:
     """Run in this process until SIGINT or SIGTERM; SIGHUP has the configuration read again.
 
     Raises:
@@ -254,14 +260,14 @@ def run_one(loaded: Loaded, reread: Reread) -> None:
     config = loaded.config
     with ExitStack() as stack:
 
-        def bind() -> socket.socket:
-            bound = listening(config.server)
-            stack.enter_context(serving.removed_at_the_end(bound))
+        def open_socket() -> socket.socket:
+            bound = open_listener(config.server)
+            stack.enter_context(serving.remove_socket_on_exit(bound))
             return bound
 
-        serve_on(
-            bind,
+        serve_proxy(
+            open_socket,
             loaded,
-            lambda bound: announce(config, serving.base_url(bound, scheme(config.server))),
+            lambda bound: announce_start(config, serving.build_base_url(bound, get_scheme(config.server))),
             reread=reread,
         )

@@ -5,18 +5,18 @@ from typing import Any
 
 from compaction_proxy.cli.output import (
     Column,
-    ago,
-    clean,
-    cut,
-    dollars,
-    moment,
-    percent,
-    table,
-    text_of,
-    whole,
+    escape_unprintable,
+    format_age,
+    format_count,
+    format_dollars,
+    format_percent,
+    format_table,
+    format_time,
+    get_text,
+    truncate_text,
 )
 
-Row = Mapping[str, Any]
+JsonRow = Mapping[str, Any]
 
 _LISTED = (
     Column("id"), Column("model"), Column("status"), Column("used", right=True),
@@ -43,112 +43,115 @@ _MONEY = (
 )
 
 
-def listing(rows: Iterable[Row], most: int | None) -> list[str]:
+def format_conversations(rows: Iterable[JsonRow], most: int | None) -> list[str]:
     """A line for each conversation; sizes are tokens of its last exchange."""
-    return table(_LISTED, [_listed(row) for row in rows], most)
+    return format_table(_LISTED, [_format_conversation_row(row) for row in rows], most)
 
 
-def _listed(row: Row) -> list[str]:
+def _format_conversation_row(row: JsonRow) -> list[str]:
     return [
-        text_of(row, "id"),
-        text_of(row, "model"),
-        text_of(row, "status"),
-        ago(row.get("last_at")),
-        whole(row.get("requests")),
-        whole(row.get("rounds")),
-        whole(row.get("tokens_before")),
-        whole(row.get("tokens_after")),
-        percent(row.get("cached_tokens"), row.get("prompt_tokens")),
-        dollars(row.get("cost_usd")),
-        dollars(row.get("net_usd")),
+        get_text(row, "id"),
+        get_text(row, "model"),
+        get_text(row, "status"),
+        format_age(row.get("last_at")),
+        format_count(row.get("requests")),
+        format_count(row.get("rounds")),
+        format_count(row.get("tokens_before")),
+        format_count(row.get("tokens_after")),
+        format_percent(row.get("cached_tokens"), row.get("prompt_tokens")),
+        format_dollars(row.get("cost_usd")),
+        format_dollars(row.get("net_usd")),
     ]
 
 
-def portrait(seen: Row, rounds: Iterable[Row], most: int | None) -> Iterator[str]:
+def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], most: int | None) -> Iterator[str]:
     """A conversation: a line a figure, then its rounds and pins."""
-    totals = _inner(seen, "totals")
+    totals = _get_mapping(record, "totals")
     figures = {
-        "id": text_of(seen, "id"),
-        "model": text_of(totals, "model"),
-        "last used": moment(totals.get("last_at")),
-        "requests": whole(totals.get("requests")),
-        "input tokens": whole(totals.get("prompt_tokens")),
-        "cached": percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
-        "output tokens": whole(totals.get("completion_tokens")),
-        **_recalls(totals),
-        **{title: dollars(_inner(seen, "money").get(name)) for title, name in _MONEY},
-        "asked of it": ", ".join(_wishes(seen)) or "nothing",
+        "id": get_text(record, "id"),
+        "model": get_text(totals, "model"),
+        "last used": format_time(totals.get("last_at")),
+        "requests": format_count(totals.get("requests")),
+        "input tokens": format_count(totals.get("prompt_tokens")),
+        "cached": format_percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
+        "output tokens": format_count(totals.get("completion_tokens")),
+        **_format_recalls(totals),
+        **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY},
+        "asked of it": ", ".join(_describe_directives(record)) or "nothing",
     }
     wide = max(map(len, figures))
-    yield from (cut(f"{title:{wide}}  {clean(value)}", most) for title, value in figures.items())
-    made = [_round(row) for row in rounds]
+    yield from (
+        truncate_text(f"{title:{wide}}  {escape_unprintable(value)}", most)
+        for title, value in figures.items()
+    )
+    made = [_format_round_row(row) for row in rounds]
     if made:
         yield ""
-        yield from table(_ROUNDS, made, most)
-    pins = [each for each in seen.get("pins") or () if isinstance(each, dict)]
+        yield from format_table(_ROUNDS, made, most)
+    pins = [each for each in record.get("pins") or () if isinstance(each, dict)]
     if pins:
         yield ""
-        yield from pinned(pins, most)
+        yield from format_pins(pins, most)
 
 
-def _recalls(totals: Row) -> dict[str, str]:
+def _format_recalls(totals: JsonRow) -> dict[str, str]:
     """How often the model has searched what was removed; no line where it never did."""
     recalls = totals.get("recalls")
-    return {"searches by the model": whole(recalls)} if recalls else {}
+    return {"searches by the model": format_count(recalls)} if recalls else {}
 
 
-def _wishes(seen: Row) -> Iterator[str]:
+def _describe_directives(record: JsonRow) -> Iterator[str]:
     """What people have asked of a conversation."""
-    if seen.get("compact"):
+    if record.get("compact"):
         yield "compact the next request"
-    if seen.get("bypass"):
+    if record.get("bypass"):
         yield "bypass"
-    if seen.get("suppressed"):
+    if record.get("suppressed"):
         yield "no round by itself"
 
 
-def _inner(row: Row, name: str) -> Row:
+def _get_mapping(row: JsonRow, name: str) -> JsonRow:
     value = row.get(name)
     return value if isinstance(value, dict) else {}
 
 
-def _round(row: Row) -> list[str]:
+def _format_round_row(row: JsonRow) -> list[str]:
     return [
-        text_of(row, "round"),
-        moment(row.get("at")),
-        text_of(row, "strategy"),
-        text_of(row, "reason"),
-        whole(row.get("messages")),
-        whole(row.get("tokens_before")),
-        whole(row.get("tokens_after")),
-        dollars(row.get("cost_usd")),
-        _turns(row.get("pays_back_after")),
-        "undone" if row.get("undone") else text_of(row, "outcome"),
+        get_text(row, "round"),
+        format_time(row.get("at")),
+        get_text(row, "strategy"),
+        get_text(row, "reason"),
+        format_count(row.get("messages")),
+        format_count(row.get("tokens_before")),
+        format_count(row.get("tokens_after")),
+        format_dollars(row.get("cost_usd")),
+        _format_turns(row.get("pays_back_after")),
+        "undone" if row.get("undone") else get_text(row, "outcome"),
     ]
 
 
-def _turns(value: object) -> str:
+def _format_turns(value: object) -> str:
     return f"{value:.1f} turns" if isinstance(value, int | float) else "n/a"
 
 
-def pinned(pins: Iterable[Row], most: int | None) -> list[str]:
+def format_pins(pins: Iterable[JsonRow], most: int | None) -> list[str]:
     """A line for each pin, or one that says that there are none."""
-    rows = [[text_of(each, "id"), text_of(each, "text")] for each in pins]
-    return table(_PINS, rows, most) if rows else ["no pins"]
+    rows = [[get_text(each, "id"), get_text(each, "text")] for each in pins]
+    return format_table(_PINS, rows, most) if rows else ["no pins"]
 
 
-def hits(found: Iterable[Row], most: int | None, *, everywhere: bool = False) -> list[str]:
+def format_hits(found: Iterable[JsonRow], most: int | None, *, everywhere: bool = False) -> list[str]:
     """A line for each message that was found; where it was looked for `everywhere`, with its conversation."""
     rows = [
         [
-            *([text_of(each, "conversation")] if everywhere else []),
-            text_of(each, "message_id"),
-            text_of(each, "turn"),
-            text_of(each, "round"),
-            text_of(each, "role"),
-            " ".join(text_of(each, "snippet").split()),
+            *([get_text(each, "conversation")] if everywhere else []),
+            get_text(each, "message_id"),
+            get_text(each, "turn"),
+            get_text(each, "round"),
+            get_text(each, "role"),
+            " ".join(get_text(each, "snippet").split()),
         ]
         for each in found
     ]
     columns = (Column("conversation"), *_HITS) if everywhere else _HITS
-    return table(columns, rows, most) if rows else ["nothing found"]
+    return format_table(columns, rows, most) if rows else ["nothing found"]

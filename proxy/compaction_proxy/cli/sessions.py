@@ -5,30 +5,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, fail, group
+from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, create_group, exit_with_error
 from compaction_proxy.cli.options import ConfigOption, JsonOption, KeyOption, SessionArgument, UrlOption
 
 if TYPE_CHECKING:
-    from compaction_proxy.cli.admin_client import Admin
+    from compaction_proxy.cli.admin_client import AdminClient
 
-sessions_app = group("Look at the conversations of a running proxy, and steer them.")
+sessions_app = create_group("Look at the conversations of a running proxy, and steer them.")
 ORDERS = ("last", "tokens", "net", "requests")
 MAX_LISTED = 1_000
 
 
-def _found(
+def _resolve_conversation(
     session: str, url: str | None, key_file: Path | None, config: Path | None
-) -> "tuple[Admin, str, str]":
+) -> "tuple[AdminClient, str, str]":
     """The proxy, the conversation's id, and its path below the admin API."""
-    from compaction_proxy.cli.admin_client import admin, segment
+    from compaction_proxy.cli.admin_client import create_admin_client, quote_segment
 
-    asked = admin(url, key_file, config)
-    name = asked.conversation(session)
-    return asked, name, f"/conversations/{segment(name)}"
+    asked = create_admin_client(url, key_file, config)
+    name = asked.find_conversation_id(session)
+    return asked, name, f"/conversations/{quote_segment(name)}"
 
 
 @sessions_app.command("list")
-def list_(
+def list_conversations(
     sort: Annotated[str, typer.Option(help=f"By what, largest first: {', '.join(ORDERS)}.")] = "last",
     limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="How many at most.")] = 50,
     search: Annotated[str | None, typer.Option(help="Part of an id or of a model's name.")] = None,
@@ -38,17 +38,19 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List conversations, last used first."""
-    from compaction_proxy.cli.admin_client import admin, rows
-    from compaction_proxy.cli.output import say, say_json, width
-    from compaction_proxy.cli.session_texts import listing
+    from compaction_proxy.cli.admin_client import create_admin_client, read_rows
+    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
+    from compaction_proxy.cli.session_texts import format_conversations
 
     if sort not in ORDERS:
-        fail(f"--sort: one of {', '.join(ORDERS)}", BAD_CONFIG)
-    answer = admin(url, key_file, config).get("/conversations", limit=limit, sort=sort, q=search)
+        exit_with_error(f"--sort: one of {', '.join(ORDERS)}", BAD_CONFIG)
+    answer = create_admin_client(url, key_file, config).get(
+        "/conversations", limit=limit, sort=sort, q=search
+    )
     if as_json:
-        say_json(answer)
+        print_json(answer)
     else:
-        say(listing(rows(answer, "conversations"), width()))
+        print_lines(format_conversations(read_rows(answer, "conversations"), get_terminal_width()))
 
 
 @sessions_app.command()
@@ -60,17 +62,17 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a conversation: what it has used, what was saved, its rounds and its pins."""
-    from compaction_proxy.cli.admin_client import rows
-    from compaction_proxy.cli.output import say, say_json, width
-    from compaction_proxy.cli.session_texts import portrait
+    from compaction_proxy.cli.admin_client import read_rows
+    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
+    from compaction_proxy.cli.session_texts import format_conversation
 
-    asked, _, path = _found(session, url, key_file, config)
+    asked, _, path = _resolve_conversation(session, url, key_file, config)
     seen = asked.get(path)
-    rounds = rows(asked.get(f"{path}/compactions"), "compactions")
+    rounds = read_rows(asked.get(f"{path}/compactions"), "compactions")
     if as_json:
-        say_json({"conversation": seen, "compactions": rounds})
+        print_json({"conversation": seen, "compactions": rounds})
     else:
-        say(portrait(seen if isinstance(seen, dict) else {}, rounds, width()))
+        print_lines(format_conversation(seen if isinstance(seen, dict) else {}, rounds, get_terminal_width()))
 
 
 @sessions_app.command()
@@ -78,7 +80,7 @@ def compact(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
     """Have a conversation's next request compacted."""
-    asked, name, path = _found(session, url, key_file, config)
+    asked, name, path = _resolve_conversation(session, url, key_file, config)
     asked.send("POST", f"{path}/compact")
     print(f"{name}: its next request is compacted")
 
@@ -88,11 +90,11 @@ def undo(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
     """Take a conversation's newest round back."""
-    from compaction_proxy.cli.output import clean
+    from compaction_proxy.cli.output import escape_unprintable
 
-    asked, name, path = _found(session, url, key_file, config)
+    asked, name, path = _resolve_conversation(session, url, key_file, config)
     told = asked.send("POST", f"{path}/undo")
-    number = clean(told.get("round")) if isinstance(told, dict) else "?"
+    number = escape_unprintable(told.get("round")) if isinstance(told, dict) else "?"
     print(f"{name}: round {number} is not applied any more")
 
 
@@ -105,12 +107,16 @@ def pin(
     config: ConfigOption = None,
 ) -> None:
     """Pin a text to a conversation."""
-    from compaction_proxy.cli.admin_client import rows
-    from compaction_proxy.cli.output import say, width
-    from compaction_proxy.cli.session_texts import pinned
+    from compaction_proxy.cli.admin_client import read_rows
+    from compaction_proxy.cli.output import get_terminal_width, print_lines
+    from compaction_proxy.cli.session_texts import format_pins
 
-    asked, _, path = _found(session, url, key_file, config)
-    say(pinned(rows(asked.send("POST", f"{path}/pins", {"text": text}), "pins"), width()))
+    asked, _, path = _resolve_conversation(session, url, key_file, config)
+    print_lines(
+        format_pins(
+            read_rows(asked.send("POST", f"{path}/pins", {"text": text}), "pins"), get_terminal_width()
+        )
+    )
 
 
 @sessions_app.command()
@@ -122,13 +128,13 @@ def unpin(
     config: ConfigOption = None,
 ) -> None:
     """Let go of a pinned text."""
-    from compaction_proxy.cli.admin_client import rows, segment
-    from compaction_proxy.cli.output import say, width
-    from compaction_proxy.cli.session_texts import pinned
+    from compaction_proxy.cli.admin_client import quote_segment, read_rows
+    from compaction_proxy.cli.output import get_terminal_width, print_lines
+    from compaction_proxy.cli.session_texts import format_pins
 
-    asked, _, path = _found(session, url, key_file, config)
-    left = asked.send("DELETE", f"{path}/pins/{segment(pin_id)}")
-    say(pinned(rows(left, "pins"), width()))
+    asked, _, path = _resolve_conversation(session, url, key_file, config)
+    left = asked.send("DELETE", f"{path}/pins/{quote_segment(pin_id)}")
+    print_lines(format_pins(read_rows(left, "pins"), get_terminal_width()))
 
 
 @sessions_app.command()
@@ -136,7 +142,7 @@ def bypass(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
     """Let a conversation's requests go on as they come, until it is resumed."""
-    asked, name, path = _found(session, url, key_file, config)
+    asked, name, path = _resolve_conversation(session, url, key_file, config)
     asked.send("POST", f"{path}/bypass")
     print(f"{name}: its requests go on as they come; `sessions resume {name}` ends that")
 
@@ -146,7 +152,7 @@ def resume(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
     """Compact a conversation's requests again."""
-    asked, name, path = _found(session, url, key_file, config)
+    asked, name, path = _resolve_conversation(session, url, key_file, config)
     asked.send("POST", f"{path}/resume")
     print(f"{name}: its requests are compacted again")
 
@@ -162,30 +168,30 @@ def export(
     config: ConfigOption = None,
 ) -> None:
     """Write everything that is kept of a conversation as JSON. It holds the conversation's text."""
-    from compaction_proxy.cli.output import say_json
+    from compaction_proxy.cli.output import print_json
 
-    asked, name, path = _found(session, url, key_file, config)
+    asked, name, path = _resolve_conversation(session, url, key_file, config)
     kept = asked.get(f"{path}/export")
     if output is None:
-        say_json(kept)
+        print_json(kept)
         return
-    _write(output, kept)
+    _write_export(output, kept)
     print(f"{name}: written to {output}")
 
 
-def _write(path: Path, kept: Any) -> None:  # noqa: ANN401 - JSON
+def _write_export(path: Path, export: Any) -> None:  # noqa: ANN401 - JSON
     """Write to a new file that its owner alone may read."""
     import json
     import os
 
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(kept, file, indent=2)
+            json.dump(export, file, indent=2)
             file.write("\n")
     except FileExistsError:
-        fail(f"{path}: exists already, and is left alone", FAILED)
+        exit_with_error(f"{path}: exists already, and is left alone", FAILED)
     except OSError as error:
-        fail(f"{path}: cannot be written: {error.strerror}", FAILED)
+        exit_with_error(f"{path}: cannot be written: {error.strerror}", FAILED)
 
 
 @sessions_app.command()
@@ -198,15 +204,15 @@ def delete(
     config: ConfigOption = None,
 ) -> None:
     """Delete everything that is kept of a conversation."""
-    from compaction_proxy.cli.output import whole
+    from compaction_proxy.cli.output import format_count
 
-    asked, name, path = _found(session, url, key_file, config)
+    asked, name, path = _resolve_conversation(session, url, key_file, config)
     what = f"all conversations of the tenant of {name}" if tenant else name
     if not yes and not typer.confirm(f"Delete what is kept of {what}?"):
-        fail("nothing deleted", FAILED)
+        exit_with_error("nothing deleted", FAILED)
     told = asked.send("DELETE", f"{path}/tenant" if tenant else path)
     number = told.get("deleted") if isinstance(told, dict) else None
-    print(f"{name}: {whole(number)} records deleted")
+    print(f"{name}: {format_count(number)} records deleted")
 
 
 def search(
@@ -224,17 +230,17 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Find messages that rounds have taken out of a conversation, the best first."""
-    from compaction_proxy.cli.admin_client import rows
-    from compaction_proxy.cli.output import say, say_json, width
-    from compaction_proxy.cli.session_texts import hits
+    from compaction_proxy.cli.admin_client import read_rows
+    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
+    from compaction_proxy.cli.session_texts import format_hits
 
-    asked, _, path = _found(session, url, key_file, config)
+    asked, _, path = _resolve_conversation(session, url, key_file, config)
     query = " ".join(f'"{word}"' if " " in word else word for word in words)
     answer = asked.get(f"{path}/search", q=query, limit=limit, scope="tenant" if everywhere else None)
     if as_json:
-        say_json(answer)
+        print_json(answer)
         return
-    found = rows(answer, "hits")
-    say(hits(found, width(), everywhere=everywhere))
+    found = read_rows(answer, "hits")
+    print_lines(format_hits(found, get_terminal_width(), everywhere=everywhere))
     if not found:
         raise typer.Exit(FAILED)

@@ -9,10 +9,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from socket import socket
 
-from compaction_proxy.cli.reload import Reloading
-from compaction_proxy.cli.serve import serve_on
-from compaction_proxy.cli.worker_metrics import join_metrics
-from compaction_proxy.config.loader import Loaded
+from compaction_proxy.cli.reload import ConfigReloader
+from compaction_proxy.cli.serve import serve_proxy
+from compaction_proxy.cli.worker_metrics import share_worker_metrics
+from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.core.errors import ConfigError, ProxyError
 from compaction_proxy.gateway import server
 from compaction_proxy.telemetry import logs
@@ -23,50 +23,50 @@ STARTED, ENDING = b"started", b"ending"
 STOP, STOP_NOW, TAKE, REFUSED = b"stop", b"now", b"take", b"refused"
 
 
-def _obey(orders: Connection, running: server.Foreground, reloading: Reloading) -> None:
+def _execute_orders(orders: Connection, running: server.GracefulServer, reloading: ConfigReloader) -> None:
     """Do what the parent says; end when it is gone."""
     with suppress(EOFError, OSError, RuntimeError):  # the last: the loop has ended
         while True:
             order = orders.recv_bytes()
             if order in {TAKE, REFUSED}:
-                reloading.told(orders.recv() if order == TAKE else None)
+                reloading.apply_from_thread(orders.recv() if order == TAKE else None)
             else:
                 running.stop(now=order == STOP_NOW)
     running.stop()
 
 
-def work(loaded: Loaded, bound: socket, parent: Connection, number: int) -> None:
+def run_worker(loaded: LoadedConfig, bound: socket, parent: Connection, number: int) -> None:
     """Be a worker: the main function of its process. Ends with 0, or 1 if the proxy did not start."""
-    logs.configure(loaded.config.observability.log_format)
+    logs.configure_logging(loaded.config.observability.log_format)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent is told, too, and tells all
 
-    def say(what: bytes) -> None:
+    def send_report(what: bytes) -> None:
         with suppress(OSError):  # a parent that is gone
             parent.send_bytes(what)
 
-    def obey(running: server.Foreground, reloading: Reloading) -> None:
-        threading.Thread(target=_obey, args=(parent, running, reloading), daemon=True).start()
+    def start_order_thread(running: server.GracefulServer, reloading: ConfigReloader) -> None:
+        threading.Thread(target=_execute_orders, args=(parent, running, reloading), daemon=True).start()
 
-    join_metrics(number)
+    share_worker_metrics(number)
     try:
-        serve_on(
+        serve_proxy(
             lambda: bound,
             loaded,
-            lambda _: say(STARTED),
-            ending=lambda: say(ENDING),
+            lambda _: send_report(STARTED),
+            on_ending=lambda: send_report(ENDING),
             worker=number,
-            obey=obey,
+            on_built=start_order_thread,
         )
     except ConfigError as error:
-        say(str(error).encode())
+        send_report(str(error).encode())
         sys.exit(1)
     except ProxyError:
         sys.exit(1)
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerSlot:
     """One place among the workers, and the process that fills it.
 
     Attributes:
@@ -74,51 +74,51 @@ class Worker:
         bound: Its listening socket; None while nobody can be expected to accept from it.
         process: None while it waits to be replaced, or has ended for good.
         pipe: To the process; None if that has closed its end.
-        up: Whether the process accepts requests.
+        is_up: Whether the process accepts requests.
         refusal: Why the process refuses the configuration; empty if it does not.
-        born: When the process was started, in monotonic seconds.
+        started_at: When the process was started, in monotonic seconds.
         deaths: How often it died in a row without having been sound.
-        due: When it is to be replaced, in monotonic seconds; None: not.
+        due_at: When it is to be replaced, in monotonic seconds; None: not.
     """
 
     number: int
     bound: socket | None = None
     process: SpawnProcess | None = None
     pipe: Connection | None = None
-    up: bool = False
+    is_up: bool = False
     refusal: str = ""
-    born: float = 0.0
+    started_at: float = 0.0
     deaths: int = 0
-    due: float | None = None
+    due_at: float | None = None
 
-    def tell(self, order: bytes) -> None:
+    def send_order(self, order: bytes) -> None:
         """Send an order; a worker that is gone needs none."""
         if self.pipe is not None:
             with suppress(OSError):
                 self.pipe.send_bytes(order)
 
-    def give(self, found: Loaded) -> None:
+    def send_config(self, found: LoadedConfig) -> None:
         """Have it go on with another configuration."""
         if self.pipe is not None:
             with suppress(OSError):
                 self.pipe.send_bytes(TAKE)
                 self.pipe.send(found)
 
-    def listen(self) -> None:
+    def read_reports(self) -> None:
         """Take in what the process says."""
         try:
             while self.pipe is not None and self.pipe.poll():
                 said = self.pipe.recv_bytes()
                 if said == STARTED:
-                    self.up = True
+                    self.is_up = True
                 elif said == ENDING:
-                    self.retreat()
+                    self.close_listener()
                 else:
                     self.refusal = said.decode()
         except (EOFError, OSError):
             self.close()
 
-    def retreat(self) -> None:
+    def close_listener(self) -> None:
         """Give up the listening socket, so that the others get the connections until there is a new one."""
         if self.bound is not None and server.is_spread(self.bound):
             self.bound.close()

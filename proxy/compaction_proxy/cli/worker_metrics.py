@@ -13,7 +13,7 @@ VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 @contextmanager
-def metrics_folder() -> Iterator[None]:
+def open_metrics_folder() -> Iterator[None]:
     """For workers that are started inside: a folder of their own, which nobody else may read.
 
     Without a place to write, each worker can answer for itself only, and the log says so.
@@ -22,7 +22,7 @@ def metrics_folder() -> Iterator[None]:
     try:
         folder = TemporaryDirectory(prefix="compaction-proxy-metrics-", ignore_cleanup_errors=True)
     except OSError as error:
-        logs.logger(__name__).warning(log_events.METRICS_NOT_SHARED, reason=error.strerror or "")
+        logs.get_logger(__name__).warning(log_events.METRICS_NOT_SHARED, reason=error.strerror or "")
         yield
         return
     with folder as os.environ[VARIABLE]:
@@ -30,19 +30,19 @@ def metrics_folder() -> Iterator[None]:
     del os.environ[VARIABLE]
 
 
-def join_metrics(worker: int) -> None:
+def share_worker_metrics(worker: int) -> None:
     """Keep the metrics of this process where the other workers find them, if there is such a place."""
-    from compaction_proxy.telemetry.metrics import share
+    from compaction_proxy.telemetry.metrics import use_shared_folder
 
     folder = os.environ.get(VARIABLE)
     if folder:
-        share(folder, worker)
+        use_shared_folder(folder, worker)
 
 
-def leave_metrics(worker: int) -> None:
+def drop_worker_metrics(worker: int) -> None:
     """Drop what was true of a worker only while it lived. For its parent."""
-    from compaction_proxy.telemetry.metrics import forget
+    from compaction_proxy.telemetry.metrics import forget_worker
 
     folder = os.environ.get(VARIABLE)
     if folder:
-        forget(folder, worker)
+        forget_worker(folder, worker)

@@ -11,13 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from compaction_proxy.storage.records import Line, Records
+from compaction_proxy.storage.records import ListItem, RecordStore
 
 # Checkpoints of one conversation and its branches that can be found again.
-KEPT_PLACES = 200
+MAX_KEPT_IDS = 200
 MAX_CONVERSATIONS = 10_000
 # Places that this process keeps of all conversations; each takes about 150 bytes.
-MAX_PLACES = 100_000
+MAX_CACHED_IDS = 100_000
 # What was read is used for this long, in seconds.
 FRESH_S = 2.0
 # Once it is this old, a request has it read again behind itself, in seconds.
@@ -25,7 +25,7 @@ AGING_S = 1.0
 
 
 @dataclass(slots=True)
-class _Seen:
+class _CachedIndex:
     """What is known of one list: its places, oldest first, and when it was last read."""
 
     places: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
@@ -33,18 +33,18 @@ class _Seen:
     _frozen: frozenset[bytes] | None = None
 
     @property
-    def known(self) -> frozenset[bytes]:
+    def checkpoint_ids(self) -> frozenset[bytes]:
         """The places, made once for all who ask."""
         if self._frozen is None:
             self._frozen = frozenset(self.places)
         return self._frozen
 
-    def add(self, place: bytes) -> int:
+    def add_checkpoint_id(self, checkpoint_id: bytes) -> int:
         """Another place, for which an old one may have to go; by how many there are more now."""
-        if place in self.places:
+        if checkpoint_id in self.places:
             return 0
-        self.places[place], self._frozen = None, None
-        if len(self.places) <= KEPT_PLACES:
+        self.places[checkpoint_id], self._frozen = None, None
+        if len(self.places) <= MAX_KEPT_IDS:
             return 1
         self.places.popitem(last=False)
         return 0
@@ -58,59 +58,59 @@ class CheckpointIndex:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, records: Records, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, records: RecordStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._records = records
         self._clock = clock
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._cache: OrderedDict[str, _CachedIndex] = OrderedDict()
         self._count = 0
-        records.forgetters.append(self._forget)
+        records.on_delete_callbacks.append(self._forget_prefix)
 
-    async def places(self, key: str) -> frozenset[bytes]:
+    async def load_checkpoint_ids(self, key: str) -> frozenset[bytes]:
         """Places (`core.checkpoint.place`) at which there may be a checkpoint, as the store has them now."""
-        for line in await self._records.tail(key, KEPT_PLACES):
+        for line in await self._records.read_tail(key, MAX_KEPT_IDS):
             try:
-                self._note(key, bytes.fromhex(line["place"]))
+                self._record_checkpoint_id(key, bytes.fromhex(line["place"]))
             except (KeyError, TypeError, ValueError):
                 continue
-        seen = self._of(key)
+        seen = self._get_or_create(key)
         seen.read_at = self._clock()
-        return seen.known
+        return seen.checkpoint_ids
 
-    def held(self, key: str) -> frozenset[bytes] | None:
+    def get_cached(self, key: str) -> frozenset[bytes] | None:
         """The same without waiting, at most two seconds old; None where the store has to be asked."""
-        seen = self._seen.get(key)
+        seen = self._cache.get(key)
         age_s = math.inf if seen is None else self._clock() - seen.read_at
         if seen is None or age_s >= FRESH_S:
             return None
         if age_s >= AGING_S:
-            self._records.behind.begin(key, lambda: self.places(key))
-        return seen.known
+            self._records.background_tasks.start_once(key, lambda: self.load_checkpoint_ids(key))
+        return seen.checkpoint_ids
 
-    def knows(self, key: str, place: bytes) -> bool:
+    def has_checkpoint(self, key: str, checkpoint_id: bytes) -> bool:
         """Whether this process has seen a place in the index."""
-        seen = self._seen.get(key)
-        return seen is not None and place in seen.places
+        seen = self._cache.get(key)
+        return seen is not None and checkpoint_id in seen.places
 
-    def line(self, key: str, place: bytes, ttl_s: float) -> Line:
+    def build_line(self, key: str, checkpoint_id: bytes, ttl_s: float) -> ListItem:
         """What to commit beside a new checkpoint; it is known here from now on."""
-        self._note(key, place)
-        return Line(key, {"place": place.hex()}, ttl_s, KEPT_PLACES)
+        self._record_checkpoint_id(key, checkpoint_id)
+        return ListItem(key, {"place": checkpoint_id.hex()}, ttl_s, MAX_KEPT_IDS)
 
-    def _note(self, key: str, place: bytes) -> None:
-        self._count += self._of(key).add(place)
-        while self._count > MAX_PLACES:
-            self._let_go(next(iter(self._seen)))
+    def _record_checkpoint_id(self, key: str, checkpoint_id: bytes) -> None:
+        self._count += self._get_or_create(key).add_checkpoint_id(checkpoint_id)
+        while self._count > MAX_CACHED_IDS:
+            self._drop_cached(next(iter(self._cache)))
 
-    def _of(self, key: str) -> _Seen:
-        seen = self._seen.setdefault(key, _Seen())
-        self._seen.move_to_end(key)
-        if len(self._seen) > MAX_CONVERSATIONS:
-            self._let_go(next(iter(self._seen)))
+    def _get_or_create(self, key: str) -> _CachedIndex:
+        seen = self._cache.setdefault(key, _CachedIndex())
+        self._cache.move_to_end(key)
+        if len(self._cache) > MAX_CONVERSATIONS:
+            self._drop_cached(next(iter(self._cache)))
         return seen
 
-    def _forget(self, prefix: str) -> None:
-        for key in [key for key in self._seen if key.startswith(prefix)]:
-            self._let_go(key)
+    def _forget_prefix(self, prefix: str) -> None:
+        for key in [key for key in self._cache if key.startswith(prefix)]:
+            self._drop_cached(key)
 
-    def _let_go(self, key: str) -> None:
-        self._count -= len(self._seen.pop(key).places)
+    def _drop_cached(self, key: str) -> None:
+        self._count -= len(self._cache.pop(key).places)

@@ -6,7 +6,7 @@ Sizes are in characters as a transcript shows them: the caller knows what a char
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from compaction_proxy.core.message import Message, units
+from compaction_proxy.core.message import Message, iter_units
 from compaction_proxy.core.strategies import SummaryShape
 
 # No message is shown shorter than this, in characters.
@@ -17,22 +17,22 @@ ENTRY_CHARACTERS = 24
 Group = tuple[Message, ...]
 
 
-def _written(message: Message) -> int:
+def _count_characters(message: Message) -> int:
     calls = sum(len(call.name) + len(call.arguments) + 10 for call in message.calls)
     parts = sum(len(part.kind) + 3 for part in message.parts)
     return len(message.text) + len(message.refusal) + calls + parts
 
 
-def shown(messages: Sequence[Message], shape: SummaryShape) -> int:
+def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> int:
     """Characters that the messages take in a transcript."""
     return sum(
-        min(_written(each), shape.tool_characters if each.answers else shape.message_characters)
+        min(_count_characters(each), shape.tool_characters if each.answers else shape.message_characters)
         + ENTRY_CHARACTERS
         for each in messages
     )
 
 
-def narrowed(messages: Sequence[Message], shape: SummaryShape, characters: float) -> SummaryShape:
+def narrow_shape(messages: Sequence[Message], shape: SummaryShape, characters: float) -> SummaryShape:
     """A shape that shows these messages in at most so many characters, or as few as can be.
 
     What is worth least goes first: the middles of tool results, then those of all other messages.
@@ -41,13 +41,15 @@ def narrowed(messages: Sequence[Message], shape: SummaryShape, characters: float
         results = field == "tool_characters"
         concerned = [each for each in messages if bool(each.answers) is results]
         others = [each for each in messages if bool(each.answers) is not results]
-        room = characters - shown(others, shape) - ENTRY_CHARACTERS * len(concerned)
-        size = min(_level([_written(each) for each in concerned], room), getattr(shape, field))
+        room = characters - count_shown_characters(others, shape) - ENTRY_CHARACTERS * len(concerned)
+        size = min(
+            _find_cut_length([_count_characters(each) for each in concerned], room), getattr(shape, field)
+        )
         shape = replace(shape, **{field: max(SMALLEST_CUT, size)})
     return shape
 
 
-def _level(lengths: Sequence[int], room: float) -> int:
+def _find_cut_length(lengths: Sequence[int], room: float) -> int:
     """The largest size to which all may be cut so that together they take at most `room`."""
     ordered = sorted(lengths)
     for index, length in enumerate(ordered):
@@ -58,20 +60,22 @@ def _level(lengths: Sequence[int], room: float) -> int:
     return ordered[-1] if ordered else SMALLEST_CUT
 
 
-def portions(messages: Sequence[Message], shape: SummaryShape, characters: float) -> tuple[Group, ...]:
+def split_into_portions(
+    messages: Sequence[Message], shape: SummaryShape, characters: float
+) -> tuple[Group, ...]:
     """The messages in consecutive stretches of whole units, each shown in at most so many characters.
 
     A unit that is larger by itself is a stretch of its own.
     """
-    return tuple(_stretches(messages, shape, characters))
+    return tuple(_iterate_portions(messages, shape, characters))
 
 
-def _stretches(messages: Sequence[Message], shape: SummaryShape, characters: float) -> Iterator[Group]:
+def _iterate_portions(messages: Sequence[Message], shape: SummaryShape, characters: float) -> Iterator[Group]:
     stretch: list[Message] = []
     taken = 0
-    for start, stop in units(messages):
+    for start, stop in iter_units(messages):
         unit = messages[start:stop]
-        size = shown(unit, shape)
+        size = count_shown_characters(unit, shape)
         if stretch and taken + size > characters:
             yield tuple(stretch)
             stretch, taken = [], 0
@@ -81,11 +85,15 @@ def _stretches(messages: Sequence[Message], shape: SummaryShape, characters: flo
         yield tuple(stretch)
 
 
-def halves(groups: Sequence[Group], shape: SummaryShape) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+def split_into_halves(
+    groups: Sequence[Group], shape: SummaryShape
+) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
     """At least two groups as two rows of about the same size, each of at least one group."""
-    half = sum(shown(group, shape) for group in groups) / 2
+    half = sum(count_shown_characters(group, shape) for group in groups) / 2
     stop, taken = 0, 0
-    while stop < len(groups) - 1 and (stop == 0 or taken + shown(groups[stop], shape) <= half):
-        taken += shown(groups[stop], shape)
+    while stop < len(groups) - 1 and (
+        stop == 0 or taken + count_shown_characters(groups[stop], shape) <= half
+    ):
+        taken += count_shown_characters(groups[stop], shape)
         stop += 1
     return tuple(groups[:stop]), tuple(groups[stop:])

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.core.message import Instruction
-from compaction_proxy.core.project_instructions import instruction_id
-from compaction_proxy.storage.keys import lease_key, wishes_key
-from compaction_proxy.storage.records import Fields, Records
+from compaction_proxy.core.project_instructions import compute_instruction_id
+from compaction_proxy.storage.keys import directives_key, lease_key
+from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.storage.store import Lease
 
 MAX_PINS = 50
@@ -32,18 +32,18 @@ MAX_PIN_CHARACTERS = 2_000
 MAX_INSTRUCTIONS = 64
 # Rounds of one conversation that can be undone; the oldest are forgotten, as nothing builds on them.
 MAX_UNDONE = 100
-PLACE_BYTES = 64
+CHECKPOINT_ID_BYTES = 64
 # What was read is used for this long, in seconds.
 FRESH_S = 2.0
 # Once it is this old, a request has it read again behind itself, in seconds.
 AGING_S = 1.0
 MAX_CONVERSATIONS = 10_000
 # A change is two calls of the store; who has not given its turn back after this long has died, in seconds.
-TURN_S = 1.0
+LEASE_S = 1.0
 POLL_S = 0.02
 _PIN_DIGITS = 12
 # Control characters, halves of surrogate pairs, line and paragraph separators.
-_UNFIT = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_UNFIT_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 class NotedInstruction(NamedTuple):
@@ -64,11 +64,11 @@ class NotedInstruction(NamedTuple):
     @property
     def id(self) -> str:
         """Its name, `i_…`."""
-        return instruction_id(Instruction(self.client, self.kind, self.path))
+        return compute_instruction_id(Instruction(self.client, self.kind, self.path))
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class Directives:
     """What is asked of a conversation.
 
     Attributes:
@@ -90,23 +90,23 @@ class Wishes:
     removed: tuple[str, ...] = ()
 
 
-NONE = Wishes()
-_NEVER = (-math.inf, NONE)
+NO_DIRECTIVES = Directives()
+_NEVER_READ = (-math.inf, NO_DIRECTIVES)
 
 
-def valid_pin(text: str) -> str | None:
+def parse_pin(text: str) -> str | None:
     """The text as it is pinned, stripped: one line of 1 to 2,000 characters. None if it is none."""
     pin = text.strip()
     fits = 1 <= len(pin) <= MAX_PIN_CHARACTERS
-    return pin if fits and not any(unicodedata.category(each) in _UNFIT for each in pin) else None
+    return pin if fits and not any(unicodedata.category(each) in _UNFIT_CATEGORIES for each in pin) else None
 
 
-def pin_id(text: str) -> str:
+def build_pin_id(text: str) -> str:
     """The name of a pin, `p_…`."""
     return "p_" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_PIN_DIGITS]
 
 
-def _to_fields(wishes: Wishes) -> dict[str, Any]:
+def _to_fields(wishes: Directives) -> dict[str, Any]:
     return {
         "compact": wishes.compact,
         "pins": list(wishes.pins),
@@ -118,21 +118,23 @@ def _to_fields(wishes: Wishes) -> dict[str, Any]:
     }
 
 
-def _from_fields(fields: Fields | None) -> Wishes:
+def _from_fields(fields: Fields | None) -> Directives:
     """The wishes in a record; what cannot be read of it is not wished."""
-    told = fields or {}
-    return Wishes(
-        compact=told.get("compact") is True,
-        pins=tuple(each for each in _texts(told.get("pins")) if valid_pin(each) == each)[:MAX_PINS],
-        undone=tuple(filter(None, map(_place, _texts(told.get("undone")))))[-MAX_UNDONE:],
-        suppressed=told.get("suppressed") is True,
-        bypass=told.get("bypass") is True,
-        instructions=tuple(_noted(told.get("instructions")))[-MAX_INSTRUCTIONS:],
-        removed=tuple(_texts(told.get("removed")))[-MAX_INSTRUCTIONS:],
+    data = fields or {}
+    return Directives(
+        compact=data.get("compact") is True,
+        pins=tuple(each for each in _parse_strings(data.get("pins")) if parse_pin(each) == each)[:MAX_PINS],
+        undone=tuple(filter(None, map(_parse_checkpoint_id, _parse_strings(data.get("undone")))))[
+            -MAX_UNDONE:
+        ],
+        suppressed=data.get("suppressed") is True,
+        bypass=data.get("bypass") is True,
+        instructions=tuple(_parse_instructions(data.get("instructions")))[-MAX_INSTRUCTIONS:],
+        removed=tuple(_parse_strings(data.get("removed")))[-MAX_INSTRUCTIONS:],
     )
 
 
-def _noted(value: object) -> Iterator[NotedInstruction]:
+def _parse_instructions(value: object) -> Iterator[NotedInstruction]:
     """The instructions in a record, without those that cannot be read."""
     for row in value if isinstance(value, list | tuple) else ():
         match row:
@@ -140,50 +142,50 @@ def _noted(value: object) -> Iterator[NotedInstruction]:
                 yield NotedInstruction(client, kind, path, tokens)
 
 
-def _texts(value: object) -> list[str]:
+def _parse_strings(value: object) -> list[str]:
     return [each for each in value if isinstance(each, str)] if isinstance(value, list | tuple) else []
 
 
-def _place(digits: str) -> bytes | None:
+def _parse_checkpoint_id(digits: str) -> bytes | None:
     try:
         place = bytes.fromhex(digits)
     except ValueError:
         return None
-    return place if len(place) == PLACE_BYTES else None
+    return place if len(place) == CHECKPOINT_ID_BYTES else None
 
 
-def _pinned(wishes: Wishes, text: str) -> Wishes:
+def _add_pin(wishes: Directives, text: str) -> Directives:
     """With another pin, if there is room."""
     known = text in wishes.pins or len(wishes.pins) >= MAX_PINS
     return wishes if known else replace(wishes, pins=(*wishes.pins, text))
 
 
-def _unpinned(wishes: Wishes, text: str) -> Wishes:
+def _remove_pin(wishes: Directives, text: str) -> Directives:
     return replace(wishes, pins=tuple(pin for pin in wishes.pins if pin != text))
 
 
-def _with_instructions(wishes: Wishes, found: Iterable[NotedInstruction]) -> Wishes:
+def _add_instructions(wishes: Directives, found: Iterable[NotedInstruction]) -> Directives:
     noted = {each[:3]: each for each in (*wishes.instructions, *found)}
     return replace(wishes, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
 
 
-def _without(wishes: Wishes, name: str, *, removed: bool) -> Wishes:
+def _set_instruction_removed(wishes: Directives, name: str, *, removed: bool) -> Directives:
     others = [each for each in wishes.removed if each != name]
     names = [*others, name] if removed else others
     return replace(wishes, removed=tuple(names[-MAX_INSTRUCTIONS:]))
 
 
-def _undone(wishes: Wishes, place: bytes) -> Wishes:
-    others = [each for each in wishes.undone if each != place]
-    return replace(wishes, undone=(*others, place)[-MAX_UNDONE:], suppressed=True)
+def _add_undone_round(wishes: Directives, checkpoint_id: bytes) -> Directives:
+    others = [each for each in wishes.undone if each != checkpoint_id]
+    return replace(wishes, undone=(*others, checkpoint_id)[-MAX_UNDONE:], suppressed=True)
 
 
-def _compacted(wishes: Wishes, place: bytes | None) -> Wishes:
-    undone = tuple(each for each in wishes.undone if each != place)
+def _clear_compaction_request(wishes: Directives, checkpoint_id: bytes | None) -> Directives:
+    undone = tuple(each for each in wishes.undone if each != checkpoint_id)
     return replace(wishes, compact=False, suppressed=False, undone=undone)
 
 
-class Wishing:
+class DirectiveStore:
     """Keeps wishes, on one event loop. No method raises because of the store.
 
     Args:
@@ -193,148 +195,162 @@ class Wishing:
     """
 
     def __init__(
-        self, records: Records, ttl_s: float, *, clock: Callable[[], float] = time.monotonic
+        self, records: RecordStore, ttl_s: float, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._records = records
         self._ttl_s = ttl_s
         self._clock = clock
-        self._held: OrderedDict[str, tuple[float, Wishes]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[float, Directives]] = OrderedDict()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        records.forgetters.append(self._forget)
+        records.on_delete_callbacks.append(self._forget_prefix)
 
-    async def of(self, tenant: str, conversation: str) -> Wishes:
+    async def get(self, tenant: str, conversation: str) -> Directives:
         """What is asked of a conversation, at most two seconds ago."""
-        held = self.held(tenant, conversation)
-        return await self._read(wishes_key(tenant, conversation)) if held is None else held
+        held = self.get_cached(tenant, conversation)
+        return await self._read_record(directives_key(tenant, conversation)) if held is None else held
 
-    def held(self, tenant: str, conversation: str) -> Wishes | None:
+    def get_cached(self, tenant: str, conversation: str) -> Directives | None:
         """The same without waiting; None where the store has to be asked."""
-        key = wishes_key(tenant, conversation)
-        read_at, wishes = self._held.get(key, _NEVER)
+        key = directives_key(tenant, conversation)
+        read_at, wishes = self._cache.get(key, _NEVER_READ)
         age_s = self._clock() - read_at
         if age_s >= FRESH_S:
             return None
         if age_s >= AGING_S:
-            self._records.behind.begin(key, lambda: self._read(key))
+            self._records.background_tasks.start_once(key, lambda: self._read_record(key))
         return wishes
 
-    def marked(self, tenant: str, conversation: str) -> bool:
+    def is_compaction_requested(self, tenant: str, conversation: str) -> bool:
         """Whether this process has been told that the next request is to be compacted; never waits."""
-        _, wishes = self._held.get(wishes_key(tenant, conversation), _NEVER)
+        _, wishes = self._cache.get(directives_key(tenant, conversation), _NEVER_READ)
         return wishes.compact
 
-    async def pin(self, tenant: str, conversation: str, text: str) -> bool:
+    async def add_pin(self, tenant: str, conversation: str, text: str) -> bool:
         """Keep a text in every round from now on.
 
         Whether it is kept: it is a valid pin, there is room for it, and the store has it. What is pinned
         already costs nothing.
         """
-        pin = valid_pin(text)
+        pin = parse_pin(text)
         if pin is None:
             return False
-        if pin in (await self.of(tenant, conversation)).pins:
+        if pin in (await self.get(tenant, conversation)).pins:
             return True
-        wishes, saved = await self._change(tenant, conversation, lambda known: _pinned(known, pin))
+        wishes, saved = await self._update_record(tenant, conversation, lambda known: _add_pin(known, pin))
         return saved and pin in wishes.pins
 
-    async def unpin(self, tenant: str, conversation: str, text: str) -> bool:
+    async def remove_pin(self, tenant: str, conversation: str, text: str) -> bool:
         """Let go of a pinned text. Whether the store has it."""
-        _, saved = await self._change(tenant, conversation, lambda known: _unpinned(known, text))
+        _, saved = await self._update_record(tenant, conversation, lambda known: _remove_pin(known, text))
         return saved
 
-    async def note_instructions(
-        self, tenant: str, conversation: str, found: Iterable[NotedInstruction]
+    async def record_instructions(
+        self, tenant: str, conversation: str, instructions: Iterable[NotedInstruction]
     ) -> None:
         """Keep which instructions of a project a conversation holds; costs nothing where that is known."""
-        found = tuple(found)
-        known = await self.of(tenant, conversation)
-        if _with_instructions(known, found) != known:
-            await self._change(tenant, conversation, lambda wishes: _with_instructions(wishes, found))
+        instructions = tuple(instructions)
+        known = await self.get(tenant, conversation)
+        if _add_instructions(known, instructions) != known:
+            await self._update_record(
+                tenant, conversation, lambda wishes: _add_instructions(wishes, instructions)
+            )
 
-    async def remove_instruction(
+    async def set_instruction_removed(
         self, tenant: str, conversation: str, name: str, *, removed: bool = True
     ) -> bool:
         """Leave instructions out from now on, or end that. Whether the store has it."""
-        _, saved = await self._change(
-            tenant, conversation, lambda known: _without(known, name, removed=removed)
+        _, saved = await self._update_record(
+            tenant, conversation, lambda known: _set_instruction_removed(known, name, removed=removed)
         )
         return saved
 
-    async def ask_compact(self, tenant: str, conversation: str) -> bool:
+    async def request_compaction(self, tenant: str, conversation: str) -> bool:
         """Have the next request compacted. Whether the store has it."""
-        _, saved = await self._change(tenant, conversation, lambda known: replace(known, compact=True))
+        _, saved = await self._update_record(tenant, conversation, lambda known: replace(known, compact=True))
         return saved
 
-    async def compacted(self, tenant: str, conversation: str, place: bytes | None = None) -> bool:
+    async def clear_compaction_request(
+        self, tenant: str, conversation: str, checkpoint_id: bytes | None = None
+    ) -> bool:
         """End the mark and the suppression: there was a round, or nothing to take. Whether the store has it.
 
-        `place` is that of the round. It may have been undone before, and holds again. Pins and tombstones
-        are kept for as long as the round is.
+        `checkpoint_id` is that of the round. It may have been undone before, and holds again. Pins and
+        tombstones are kept for as long as the round is.
         """
-        wishes = await self.of(tenant, conversation)
-        if wishes == NONE:
+        wishes = await self.get(tenant, conversation)
+        if wishes == NO_DIRECTIVES:
             return True
-        _, saved = await self._change(
-            tenant, conversation, lambda known: _compacted(known, place), renew=place is not None
+        _, saved = await self._update_record(
+            tenant,
+            conversation,
+            lambda known: _clear_compaction_request(known, checkpoint_id),
+            renew=checkpoint_id is not None,
         )
         return saved
 
-    async def undo(self, tenant: str, conversation: str, place: bytes) -> bool:
+    async def undo_round(self, tenant: str, conversation: str, checkpoint_id: bytes) -> bool:
         """Have the round at this place not applied, and no other made by itself. Whether the store has it."""
-        _, saved = await self._change(tenant, conversation, lambda known: _undone(known, place))
+        _, saved = await self._update_record(
+            tenant, conversation, lambda known: _add_undone_round(known, checkpoint_id)
+        )
         return saved
 
-    async def bypass(self, tenant: str, conversation: str, *, on: bool) -> bool:
+    async def set_bypass(self, tenant: str, conversation: str, *, on: bool) -> bool:
         """Have its requests go on as they come, or end that. Whether the store has it."""
-        _, saved = await self._change(tenant, conversation, lambda known: replace(known, bypass=on))
+        _, saved = await self._update_record(tenant, conversation, lambda known: replace(known, bypass=on))
         return saved
 
-    def _forget(self, prefix: str) -> None:
-        for key in [key for key in self._held if key.startswith(prefix)]:
-            del self._held[key]
+    def _forget_prefix(self, prefix: str) -> None:
+        for key in [key for key in self._cache if key.startswith(prefix)]:
+            del self._cache[key]
 
-    async def _read(self, key: str) -> Wishes:
-        [fields] = await self._records.find([key], fresh=True)
-        return self._hold(key, _from_fields(fields))
+    async def _read_record(self, key: str) -> Directives:
+        [fields] = await self._records.get_many([key], bypass_cache=True)
+        return self._cache_directives(key, _from_fields(fields))
 
-    def _hold(self, key: str, wishes: Wishes) -> Wishes:
-        self._held[key] = (self._clock(), wishes)
-        self._held.move_to_end(key)
-        if len(self._held) > MAX_CONVERSATIONS:
-            self._held.popitem(last=False)
+    def _cache_directives(self, key: str, wishes: Directives) -> Directives:
+        self._cache[key] = (self._clock(), wishes)
+        self._cache.move_to_end(key)
+        if len(self._cache) > MAX_CONVERSATIONS:
+            self._cache.popitem(last=False)
         return wishes
 
-    async def _change(
-        self, tenant: str, conversation: str, change: Callable[[Wishes], Wishes], *, renew: bool = False
-    ) -> tuple[Wishes, bool]:
+    async def _update_record(
+        self,
+        tenant: str,
+        conversation: str,
+        change: Callable[[Directives], Directives],
+        *,
+        renew: bool = False,
+    ) -> tuple[Directives, bool]:
         """The wishes after a change, and whether the store has them; with `renew` they are kept anyway."""
-        key = wishes_key(tenant, conversation)
-        async with self._alone(key):
-            known = await self._read(key)
+        key = directives_key(tenant, conversation)
+        async with self._lock_record(key):
+            known = await self._read_record(key)
             wishes = change(known)
             if wishes == known and not renew:
-                return wishes, self._records.in_use
-            saved = await self._records.keep(key, _to_fields(wishes), ttl_s=self._ttl_s)
-            return self._hold(key, wishes), saved
+                return wishes, self._records.is_in_use
+            saved = await self._records.overwrite(key, _to_fields(wishes), ttl_s=self._ttl_s)
+            return self._cache_directives(key, wishes), saved
 
     @asynccontextmanager
-    async def _alone(self, key: str) -> AsyncIterator[None]:
+    async def _lock_record(self, key: str) -> AsyncIterator[None]:
         """Nobody else changes the record meanwhile; where no store lends a lease, nobody in this process."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            lease = await self._lease(lease_key(key))
+            lease = await self._acquire_lease(lease_key(key))
             try:
                 yield
             finally:
                 if lease is not None:
-                    await self._records.release(lease)
+                    await self._records.release_lease(lease)
 
-    async def _lease(self, key: str) -> Lease | None:
-        limit = self._clock() + 2 * TURN_S
+    async def _acquire_lease(self, key: str) -> Lease | None:
+        limit = self._clock() + 2 * LEASE_S
         while self._clock() < limit:
             try:
-                lease = await self._records.acquire(key, TURN_S)
-            except StoreUnavailable:
+                lease = await self._records.acquire_lease(key, LEASE_S)
+            except StoreUnavailableError:
                 return None
             if lease is not None:
                 return lease

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 LEAST_SAVING = 0.15
 INEFFECTIVE_ROUNDS = 2
 # A conversation is tried again once it has grown by this share, or after so many seconds.
-GROWTH = 0.20
+RETRY_GROWTH = 0.20
 PAUSE_S = 600.0
 # After a round that could not be made less growth may make one possible; and less still where the request no
 # longer fits otherwise.
@@ -24,17 +24,17 @@ MAX_CONVERSATIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Effect:
+class _RoundEffect:
     """What is known of one conversation: ineffective rounds in a row, and when the last was."""
 
-    standing: bytes = b""
+    baseline_key: bytes = b""
     ineffective: int = 0
     tokens: int = 0
     at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _RoundFailure:
     """A round that could not be made of a conversation's messages.
 
     Attributes:
@@ -52,7 +52,7 @@ class _Failure:
     at: float
 
 
-class Effects:
+class RoundEffectiveness:
     """Judges rounds, on one event loop.
 
     Args:
@@ -61,25 +61,27 @@ class Effects:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: OrderedDict[str, _Effect] = OrderedDict()
-        self._failures: OrderedDict[str, _Failure] = OrderedDict()
+        self._known: OrderedDict[str, _RoundEffect] = OrderedDict()
+        self._failures: OrderedDict[str, _RoundFailure] = OrderedDict()
 
-    def note(self, thread: str, standing: bytes, *, before: int, after: int, fixed: int = 0) -> None:
+    def record_round(
+        self, thread: str, baseline_key: bytes, *, before: int, after: int, fixed: int = 0
+    ) -> None:
         """A request was answered for which a round had been made.
 
         Args:
             thread: The conversation (`view.thread`).
-            standing: What tells the round apart from others; each is judged once.
+            baseline_key: What tells the round apart from others; each is judged once.
             before: Tokens that the request would have had.
             after: Tokens that the provider counted.
             fixed: Tokens of both that no round removes.
         """
-        known = self._known.pop(thread, _Effect())
-        if known.standing != standing:
+        known = self._known.pop(thread, _RoundEffect())
+        if known.baseline_key != baseline_key:
             useless = before - after < LEAST_SAVING * max(0, before - fixed)
             known = replace(
                 known,
-                standing=standing,
+                baseline_key=baseline_key,
                 ineffective=known.ineffective + 1 if useless else 0,
                 tokens=after,
                 at=self._clock(),
@@ -88,12 +90,14 @@ class Effects:
         if len(self._known) > MAX_CONVERSATIONS:
             self._known.popitem(last=False)
 
-    def paused(self, thread: str, tokens: int) -> bool:
+    def is_paused(self, thread: str, tokens: int) -> bool:
         """Whether another round of a request of this size would do no good either."""
         known = self._known.get(thread)
-        return known is not None and known.ineffective >= INEFFECTIVE_ROUNDS and self._rests(known, tokens)
+        return (
+            known is not None and known.ineffective >= INEFFECTIVE_ROUNDS and self._is_resting(known, tokens)
+        )
 
-    def note_failure(self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int) -> None:
+    def record_failure(self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int) -> None:
         """Takes note of a round that failed for a reason that follows from its messages.
 
         Args:
@@ -103,7 +107,7 @@ class Effects:
             tokens: Counted tokens of the request: calibration must not look like growth.
         """
         self._failures.pop(thread, None)
-        self._failures[thread] = _Failure(len(prefixes), prefixes[-1], window, tokens, self._clock())
+        self._failures[thread] = _RoundFailure(len(prefixes), prefixes[-1], window, tokens, self._clock())
         if len(self._failures) > MAX_CONVERSATIONS:
             self._failures.popitem(last=False)
 
@@ -120,7 +124,9 @@ class Effects:
         if known is None or known.window != window or len(prefixes) < known.length:
             return False
         growth = URGENT_GROWTH if urgent else FAILURE_GROWTH
-        return prefixes[known.length - 1] == known.prefix and self._rests(known, tokens, growth)
+        return prefixes[known.length - 1] == known.prefix and self._is_resting(known, tokens, growth)
 
-    def _rests(self, known: _Effect | _Failure, tokens: int, growth: float = GROWTH) -> bool:
+    def _is_resting(
+        self, known: _RoundEffect | _RoundFailure, tokens: int, growth: float = RETRY_GROWTH
+    ) -> bool:
         return tokens < (1 + growth) * known.tokens and self._clock() - known.at < PAUSE_S

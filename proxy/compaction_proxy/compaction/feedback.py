@@ -3,27 +3,27 @@
 import time
 from collections.abc import Callable
 
-from compaction_proxy.compaction.effectiveness import Effects
-from compaction_proxy.compaction.price_triggers import Growth
-from compaction_proxy.compaction.request_view import thread
-from compaction_proxy.compaction.types import Ask, Fit, Status
+from compaction_proxy.compaction.effectiveness import RoundEffectiveness
+from compaction_proxy.compaction.price_triggers import GrowthTracker
+from compaction_proxy.compaction.request_view import format_strategy_thread
+from compaction_proxy.compaction.types import CompactionStatus, FitRequest, FitResult
 from compaction_proxy.core.event import MEASURED, Event
-from compaction_proxy.providers.model_limits import Learning
-from compaction_proxy.providers.silent_truncation import Answered
-from compaction_proxy.providers.usage_baseline import Anchors, anchored
-from compaction_proxy.telemetry.event_bus import Listener, event_id, unheard
-from compaction_proxy.telemetry.event_history import History
-from compaction_proxy.wires.prescan import Mentioned
-from compaction_proxy.wires.wire import Usage
+from compaction_proxy.providers.model_limits import ModelLimits
+from compaction_proxy.providers.silent_truncation import AnsweredRequest
+from compaction_proxy.providers.usage_baseline import UsageBaselineStore, build_baseline
+from compaction_proxy.telemetry.event_bus import EventListener, generate_event_id, ignore_event
+from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.wires.prescan import MentionedNumbers
+from compaction_proxy.wires.wire import TokenUsage
 
 
-class Observing:
+class UsageFeedback:
     """Takes note of answered requests.
 
     Args:
-        learning: What is known of models.
+        model_limits: What is known of models.
         anchors: What was counted of conversations.
-        effects: Whether rounds do any good.
+        effectiveness: Whether rounds do any good.
         history: What happened to conversations.
         growth: How they grow; None: nobody wants to know.
         announce: Told of what was counted.
@@ -32,77 +32,81 @@ class Observing:
 
     def __init__(
         self,
-        learning: Learning,
-        anchors: Anchors,
-        effects: Effects,
-        history: History,
+        model_limits: ModelLimits,
+        anchors: UsageBaselineStore,
+        effectiveness: RoundEffectiveness,
+        history: EventHistory,
         *,
-        growth: Growth | None = None,
-        announce: Listener = unheard,
+        growth: GrowthTracker | None = None,
+        announce: EventListener = ignore_event,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._learning = learning
+        self._model_limits = model_limits
         self._anchors = anchors
-        self._effects = effects
+        self._effectiveness = effectiveness
         self._history = history
         self._growth = growth
         self._announce = announce
         self._now = now
 
-    async def observe(self, ask: Ask, fit: Fit, usage: Usage | None) -> None:
+    async def learn_from_answer(self, ask: FitRequest, fit: FitResult, usage: TokenUsage | None) -> None:
         """Take note of one answered request; `usage` is None if the upstream has told none."""
         if not fit.estimate:
             return
         if usage is None:
-            await self._learning.learn_accepted(ask.tenant, ask.origin, ask.model, fit.estimate)
+            await self._model_limits.learn_accepted(ask.tenant, ask.origin, ask.model, fit.estimate)
             return
-        footing = fit.footing
-        answer = Answered(
+        footing = fit.usage_basis
+        answer = AnsweredRequest(
             estimate=fit.estimate,
             prompt=usage.prompt_tokens,
             completion=usage.completion_tokens,
             cached=usage.cached_tokens,
-            guessed=fit.guessed,
+            guessed=fit.has_guessed_tokens,
         )
-        truncated = await self._learning.answered(
+        truncated = await self._model_limits.learn_answer(
             ask.tenant,
             ask.origin,
             ask.model,
             answer,
-            thread=footing.root if footing else ask.known_as,
-            echoed=lambda: Mentioned(ask.body.raw),
-            configured=ask.settings.window is not None,
+            thread=footing.root if footing else ask.known_conversation,
+            find_mentioned_numbers=lambda: MentionedNumbers(ask.body.raw),
+            is_window_configured=ask.settings.window is not None,
         )
         if footing is not None and not truncated:
-            anchor = anchored(footing.prefixes, footing.standing, fit.estimate, usage.prompt_tokens)
+            anchor = build_baseline(footing.prefixes, footing.baseline_key, fit.estimate, usage.prompt_tokens)
             if anchor is not None:
-                self._anchors.note(ask.tenant, footing.root, anchor)
+                self._anchors.record_baseline(ask.tenant, footing.root, anchor)
             if self._growth is not None:
-                self._growth.note(ask, fit, usage)
-        if fit.report.status is Status.APPLIED:
-            await self._applied(ask, fit, usage.prompt_tokens)
+                self._growth.record_request(ask, fit, usage)
+        if fit.report.status is CompactionStatus.APPLIED:
+            await self._record_round_effect(ask, fit, usage.prompt_tokens)
 
-    async def _applied(self, ask: Ask, fit: Fit, real: int) -> None:
+    async def _record_round_effect(self, ask: FitRequest, fit: FitResult, actual_tokens: int) -> None:
         """The first answer after a round: what it has come to, as the provider counts."""
-        report, footing = fit.report, fit.footing
+        report, footing = fit.report, fit.usage_basis
         if footing is not None and report.tokens_after:
-            self._learning.drifted(ask.tenant, ask.origin, ask.model, report.tokens_after, real)
+            self._model_limits.record_drift(
+                ask.tenant, ask.origin, ask.model, report.tokens_after, actual_tokens
+            )
         if footing is not None and report.tokens_before is not None:
-            whose = thread(ask, footing.root, report.strategy or "")
-            before = report.tokens_due or report.tokens_before
-            self._effects.note(whose, footing.standing, before=before, after=real, fixed=footing.fixed)
+            whose = format_strategy_thread(ask, footing.root, report.strategy or "")
+            before = report.tokens_without_round or report.tokens_before
+            self._effectiveness.record_round(
+                whose, footing.baseline_key, before=before, after=actual_tokens, fixed=footing.fixed_tokens
+            )
         if report.conversation is None:
             return
         event = Event(
             kind=MEASURED,
             at=self._now(),
             conversation=report.conversation,
-            id=event_id(),
+            id=generate_event_id(),
             asked=ask.model,
             strategy=report.strategy or "",
             round=report.round,
-            place=report.place,
-            tokens_real=real,
+            place=report.checkpoint_id,
+            tokens_real=actual_tokens,
         )
-        await self._history.note(ask.tenant, event)
+        await self._history.record_event(ask.tenant, event)
         self._announce(ask.tenant, event)

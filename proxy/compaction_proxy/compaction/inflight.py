@@ -11,27 +11,27 @@ from collections.abc import Callable
 
 import structlog
 
-from compaction_proxy.compaction.round_builder import Making
-from compaction_proxy.compaction.round_events import failed_event
-from compaction_proxy.compaction.round_job import Job
+from compaction_proxy.compaction.round_builder import RoundBuilder
+from compaction_proxy.compaction.round_events import build_failed_event
+from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.core.checkpoint import Checkpoint
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.support.log_events import ROUND_CRASHED
-from compaction_proxy.telemetry.event_bus import Listener, unheard
-from compaction_proxy.telemetry.event_history import History
+from compaction_proxy.telemetry.event_bus import EventListener, ignore_event
+from compaction_proxy.telemetry.event_history import EventHistory
 
 # After a failed summary the conversation is not tried again for this long, in seconds.
-REST_S = 30.0
+FAILURE_REST_S = 30.0
 MAX_RESTING = 10_000
 
 _log = structlog.get_logger()
 
 
-class Rounds:
+class InflightRounds:
     """Has rounds made, each once.
 
     Args:
-        making: Makes one.
+        builder: Makes one.
         history: Is told of failures.
         announce: Told of them, too.
         clock: Monotonic seconds.
@@ -40,34 +40,34 @@ class Rounds:
 
     def __init__(
         self,
-        making: Making,
-        history: History,
+        builder: RoundBuilder,
+        history: EventHistory,
         *,
-        announce: Listener = unheard,
+        announce: EventListener = ignore_event,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._making = making
+        self._builder = builder
         self._history = history
         self._announce = announce
         self._clock = clock
         self._now = now
-        self._running: dict[str, tuple[Job, asyncio.Task[Checkpoint]]] = {}
-        self._waiting: dict[str, int] = {}
+        self._running: dict[str, tuple[RoundJob, asyncio.Task[Checkpoint]]] = {}
+        self._waiting_counts: dict[str, int] = {}
         self._resting: dict[str, tuple[float, str]] = {}
-        self._telling: set[asyncio.Task[bool]] = set()
+        self._event_tasks: set[asyncio.Task[bool]] = set()
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a round is under way."""
         return bool(self._running)
 
     @property
-    def awaited(self) -> int:
+    def waiting_count(self) -> int:
         """How many requests wait for one."""
-        return sum(self._waiting.values())
+        return sum(self._waiting_counts.values())
 
-    async def make(self, job: Job, wait_s: float, *, finish: bool) -> Checkpoint:
+    async def make_round(self, job: RoundJob, wait_s: float, *, finish: bool) -> Checkpoint:
         """The round, made now or by whoever is at it already.
 
         Args:
@@ -78,39 +78,39 @@ class Rounds:
         Raises:
             SummaryFailed: No round; the reason says why.
         """
-        task = self._task(job)
-        self._waiting[job.key] = self._waiting.get(job.key, 0) + 1
+        task = self._find_or_start_task(job)
+        self._waiting_counts[job.key] = self._waiting_counts.get(job.key, 0) + 1
         try:
-            done, _ = await asyncio.wait({task}, timeout=self._patience(job, wait_s))
+            done, _ = await asyncio.wait({task}, timeout=self._compute_wait_s(job, wait_s))
         except asyncio.CancelledError:
-            if not finish and self._waiting[job.key] == 1:
+            if not finish and self._waiting_counts[job.key] == 1:
                 task.cancel()
             raise
         finally:
-            self._waiting[job.key] -= 1
-            if not self._waiting[job.key]:
-                del self._waiting[job.key]
+            self._waiting_counts[job.key] -= 1
+            if not self._waiting_counts[job.key]:
+                del self._waiting_counts[job.key]
         if not done:
-            raise SummaryFailed("deadline")
-        return _result(task)
+            raise SummaryError("deadline")
+        return _get_round(task)
 
-    def begin(self, job: Job) -> None:
+    def begin_round(self, job: RoundJob) -> None:
         """Have the round made while nobody waits."""
-        if not self.resting(job):
-            self._task(job)
+        if not self.find_rest_reason(job):
+            self._find_or_start_task(job)
 
-    def pending(self, tenant: str, root: bytes, strategy: str) -> list[Job]:
+    def list_pending_jobs(self, tenant: str, root: bytes, strategy: str) -> list[RoundJob]:
         """The jobs with a summary that are under way under a root and a strategy."""
-        running = (each for each, _ in self._running.values() if each.brief is not None)
+        running = (each for each, _ in self._running.values() if each.summary_request is not None)
         scope = (tenant, root, strategy)
         return [each for each in running if (each.tenant, each.root, each.policy.name) == scope]
 
-    def resting(self, job: Job) -> str | None:
+    def find_rest_reason(self, job: RoundJob) -> str | None:
         """Why no summary is asked for in this conversation just now; None if one may be."""
-        until, reason = self._resting.get(job.thread, (0.0, ""))
+        until, reason = self._resting.get(job.strategy_thread, (0.0, ""))
         if until > self._clock():
             return reason
-        self._resting.pop(job.thread, None)
+        self._resting.pop(job.strategy_thread, None)
         return None
 
     async def close(self) -> None:
@@ -120,59 +120,61 @@ class Rounds:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)  # a round that failed just now has begun to tell of it by then
-        await asyncio.gather(*self._telling, return_exceptions=True)
+        await asyncio.gather(*self._event_tasks, return_exceptions=True)
 
-    def _task(self, job: Job) -> asyncio.Task[Checkpoint]:
+    def _find_or_start_task(self, job: RoundJob) -> asyncio.Task[Checkpoint]:
         if job.key in self._running:
             return self._running[job.key][1]
-        if job.brief is not None and (reason := self.resting(job)):
-            raise SummaryFailed(reason)
-        return self._start(job)
+        if job.summary_request is not None and (reason := self.find_rest_reason(job)):
+            raise SummaryError(reason)
+        return self._start_task(job)
 
-    def _patience(self, job: Job, wait_s: float) -> float:
+    def _compute_wait_s(self, job: RoundJob, wait_s: float) -> float:
         """How long to wait: not at all for a model that has lately taken longer than that anyway."""
-        expected = self._making.summarising.expected_s(job.brief) if job.brief else None
+        expected = (
+            self._builder.summarizer.estimate_call_s(job.summary_request) if job.summary_request else None
+        )
         waits = job.policy.max_block_s is None or expected is None or expected <= wait_s
         return wait_s if waits else 0.0
 
-    def _start(self, job: Job) -> asyncio.Task[Checkpoint]:
-        task = asyncio.create_task(self._making.make(job, lambda: job.key in self._waiting))
+    def _start_task(self, job: RoundJob) -> asyncio.Task[Checkpoint]:
+        task = asyncio.create_task(self._builder.make_round(job, lambda: job.key in self._waiting_counts))
         self._running[job.key] = (job, task)
 
-        def ended(task: asyncio.Task[Checkpoint]) -> None:
+        def finish_task(task: asyncio.Task[Checkpoint]) -> None:
             del self._running[job.key]
             failed = None if task.cancelled() else task.exception()
-            if failed is not None and not (job.brief is None and isinstance(failed, SummaryFailed)):
-                self._rest(job, failed)
+            if failed is not None and not (job.summary_request is None and isinstance(failed, SummaryError)):
+                self._rest_after_failure(job, failed)
 
-        task.add_done_callback(ended)
+        task.add_done_callback(finish_task)
         return task
 
-    def _rest(self, job: Job, failed: BaseException) -> None:
-        reason = failed.reason if isinstance(failed, SummaryFailed) else "internal"
+    def _rest_after_failure(self, job: RoundJob, failed: BaseException) -> None:
+        reason = failed.reason if isinstance(failed, SummaryError) else "internal"
         while len(self._resting) >= MAX_RESTING:
             self._resting.pop(next(iter(self._resting)))
-        self._resting[job.thread] = (self._clock() + REST_S, reason)
-        if not isinstance(failed, SummaryFailed):
+        self._resting[job.strategy_thread] = (self._clock() + FAILURE_REST_S, reason)
+        if not isinstance(failed, SummaryError):
             _log.error(ROUND_CRASHED, conversation=job.conversation, exc_info=failed)
-        event = failed_event(job, reason, self._making.summarising.price, at=self._now())
+        event = build_failed_event(job, reason, self._builder.summarizer.price, at=self._now())
         self._announce(job.tenant, event)
-        telling = asyncio.create_task(self._history.note(job.tenant, event))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+        telling = asyncio.create_task(self._history.record_event(job.tenant, event))
+        self._event_tasks.add(telling)
+        telling.add_done_callback(self._event_tasks.discard)
 
 
-def _result(task: asyncio.Task[Checkpoint]) -> Checkpoint:
+def _get_round(task: asyncio.Task[Checkpoint]) -> Checkpoint:
     """What a round that has ended gave; a fault of ours counts as no summary, so that the ladder goes on.
 
     Raises:
         SummaryFailed: There is none.
     """
     if task.cancelled():
-        raise SummaryFailed("cancelled")
+        raise SummaryError("cancelled")
     failed = task.exception()
     if failed is None:
         return task.result()
-    if isinstance(failed, SummaryFailed):
+    if isinstance(failed, SummaryError):
         raise failed
-    raise SummaryFailed("internal") from failed
+    raise SummaryError("internal") from failed

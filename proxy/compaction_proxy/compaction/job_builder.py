@@ -4,168 +4,176 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from compaction_proxy.compaction.chunking import Group, shown
-from compaction_proxy.compaction.replacements import task_text
-from compaction_proxy.compaction.request_view import View
-from compaction_proxy.compaction.round_job import Job
-from compaction_proxy.compaction.round_planning import CHARACTERS_A_TOKEN, Draft, pins_of
-from compaction_proxy.compaction.summary_request import Aligned, Brief, SummaryRoute
-from compaction_proxy.compaction.types import Ask
+from compaction_proxy.compaction.chunking import Group, count_shown_characters
+from compaction_proxy.compaction.replacements import format_task
+from compaction_proxy.compaction.request_view import RequestView
+from compaction_proxy.compaction.round_job import RoundJob
+from compaction_proxy.compaction.round_planning import CHARACTERS_A_TOKEN, RoundDraft, merge_pins
+from compaction_proxy.compaction.summary_request import AlignedConversation, SummaryRequest, SummaryRoute
+from compaction_proxy.compaction.types import FitRequest
 from compaction_proxy.config.config import ModelSettings
-from compaction_proxy.core.checkpoint import exact_digest
-from compaction_proxy.core.checkpoint_ids import place_to_be
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.core.ledger.language import language
-from compaction_proxy.core.planner import chain_records
-from compaction_proxy.core.repair import repair
+from compaction_proxy.core.checkpoint import compute_exact_digest
+from compaction_proxy.core.checkpoint_ids import predict_checkpoint_id
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.core.ledger.language import detect_language
+from compaction_proxy.core.planner import list_chain_records
+from compaction_proxy.core.repair import repair_messages
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.core.strategies import Policy, SummaryShape
-from compaction_proxy.recall.offer import offered
+from compaction_proxy.recall.offer import should_offer_tool
 from compaction_proxy.storage.keys import checkpoint_keys
-from compaction_proxy.support.offload import beside
+from compaction_proxy.support.offload import run_in_worker
 
 # One call can read what takes this share of the summary model's window.
 READ_SHARE = 0.7
 
 
-class Ordering:
+class JobBuilder:
     """Turns drafts into jobs.
 
     Args:
-        instructions: System prompt of the summary call for a model's settings and a strategy.
-        minted: A conversation's id, for a tenant and a prefix digest, where the client gave none.
+        build_instructions: System prompt of the summary call for a model's settings and a strategy.
+        mint_conversation: A conversation's id, for a tenant and a prefix digest, where the client gave none.
         ttl_s: Seconds that checkpoints are kept.
-        keeps: Whether what rounds take out can be searched afterwards.
+        has_archive: Whether what rounds take out can be searched afterwards.
     """
 
     def __init__(
         self,
-        instructions: Callable[[ModelSettings, Policy], str],
-        minted: Callable[[str, bytes], str],
+        build_instructions: Callable[[ModelSettings, Policy], str],
+        mint_conversation: Callable[[str, bytes], str],
         ttl_s: float,
         *,
-        keeps: bool = True,
+        has_archive: bool = True,
     ) -> None:
-        self._instructions = instructions
-        self._minted = minted
+        self._build_instructions = build_instructions
+        self._mint_conversation = mint_conversation
         self.ttl_s = ttl_s
-        self._keeps = keeps
+        self._has_archive = has_archive
 
-    async def job(self, view: View, draft: Draft, due: str) -> Job:
+    async def build_job(self, view: RequestView, draft: RoundDraft, due: str) -> RoundJob:
         """Everything that making the round needs; `view.root` is there."""
-        return await beside(partial(self._job, view, draft, due))
+        return await run_in_worker(partial(self._build_job, view, draft, due))
 
-    def _job(self, view: View, draft: Draft, due: str) -> Job:
-        ask, plan = view.ask, draft.plan
+    def _build_job(self, view: RequestView, draft: RoundDraft, due: str) -> RoundJob:
+        ask, plan = view.request, draft.plan
         root = view.root or b""
         last = view.prefixes[plan.length - 1]
-        exact = exact_digest(view.body[: plan.length])
-        place = place_to_be(plan, view.earlier, view.prefixes, exact, extract=False)
+        exact = compute_exact_digest(view.body[: plan.length])
+        place = predict_checkpoint_id(plan, view.checkpoint, view.prefixes, exact, extract=False)
         [key] = checkpoint_keys(ask.tenant, root, view.policy.name, [place])
-        job = Job(
+        job = RoundJob(
             plan=plan,
             policy=view.policy,
             key=key,
-            place=place,
+            checkpoint_id=place,
             root=root,
             tenant=ask.tenant,
-            conversation=view.conversation or self._minted(ask.tenant, last),
-            thread=view.thread,
+            conversation=view.conversation_id or self._mint_conversation(ask.tenant, last),
+            strategy_thread=view.strategy_thread,
             messages=view.body,
             prefixes=view.prefixes,
-            earlier=view.earlier,
+            previous_checkpoint=view.checkpoint,
             ledger=draft.ledger,
             rules=draft.rules,
-            outdated=draft.outdated,
-            pins=pins_of(view),
+            outdated_statements=draft.outdated_statements,
+            pins=merge_pins(view),
             model=ask.model,
-            asked=draft.asked,
-            brief=None,
-            extract=False,
-            staged=view.policy.layout is not None and bool(plan.groups),
-            gauge=view.gauge,
-            ratio=view.ratio,
-            trigger=view.room.trigger,
-            fires_at=view.marks.trigger if view.automatic else None,
+            summary_tokens=draft.summary_tokens,
+            summary_request=None,
+            is_extractive=False,
+            is_staged=view.policy.layout is not None and bool(plan.groups),
+            counting_options=view.counting_options,
+            calibration_ratio=view.calibration_ratio,
+            trigger=view.plan_constraints.trigger,
+            calibrated_trigger=view.marks.trigger if view.is_automatic else None,
             window=view.budget.window,
-            listed=len(view.messages),
-            tokens_before=view.size(view.effective),
+            client_message_count=len(view.messages),
+            tokens_before=view.estimate_tokens(view.effective),
             reason=due,
             timeout_s=ask.settings.summary.timeout_s,
             ttl_s=self.ttl_s,
             basis=view.basis,
-            searchable=self._keeps and _searchable(ask),
+            is_searchable=self._has_archive and _is_searchable(ask),
             frontier=draft.frontier,
         )
-        return replace(job, brief=self._brief(view, job)) if plan.groups else job
+        return replace(job, summary_request=self._build_summary_request(view, job)) if plan.groups else job
 
-    def _brief(self, view: View, job: Job) -> Brief | None:
+    def _build_summary_request(self, view: RequestView, job: RoundJob) -> SummaryRequest | None:
         """What to ask the summary model; None where there is nobody to ask."""
-        shape, settings = view.policy.summary, view.ask.settings
-        routes = tuple(_with_known_window(each, view) for each in view.ask.routes)
+        shape, settings = view.policy.summary, view.request.settings
+        routes = tuple(_with_known_window(each, view) for each in view.request.summary_routes)
         if shape is None or not routes:
             return None
-        said = job.said
-        groups, earlier = job.groups, _earlier(view, job)
-        if _is_rewritten(view, job) and not _fits_one_call(groups, shape, routes[0], view.ratio):
-            groups, earlier = _replace_by_records(job)
-        aligned = Aligned(view.ask.body, repair(view.effective)) if shape.form == "aligned" else None
-        return Brief(
+        said = job.user_messages
+        groups, earlier = job.groups, _list_earlier_summaries(view, job)
+        if _is_rewritten(view, job) and not _fits_one_call(groups, shape, routes[0], view.calibration_ratio):
+            groups, earlier = _exclude_recorded_messages(job)
+        aligned = (
+            AlignedConversation(view.request.body, repair_messages(view.effective))
+            if shape.form == "aligned"
+            else None
+        )
+        return SummaryRequest(
             shape=shape,
-            instructions=self._instructions(settings, view.policy),
+            instructions=self._build_instructions(settings, view.policy),
             groups=groups,
-            task=task_text(job),
+            task=format_task(job),
             earlier=earlier,
-            language=language(each.text for each in said),
-            tokens=job.asked,
+            language=detect_language(each.text for each in said),
+            tokens=job.summary_tokens,
             routes=routes,
-            gauge=view.gauge,
-            ratio=view.ratio,
-            tenant=view.ask.tenant,
+            counting_options=view.counting_options,
+            calibration_ratio=view.calibration_ratio,
+            tenant=view.request.tenant,
             calls_per_hour=settings.summary.calls_per_hour,
             deadline_s=settings.summary.timeout_s,
-            said=said,
+            user_messages=said,
             aligned=aligned,
             states=job.frontier.states,
         )
 
 
-def _searchable(ask: Ask) -> bool:
+def _is_searchable(ask: FitRequest) -> bool:
     """Whether the model will be offered the tool that finds what is removed, as far as it can be known now.
 
     What is written of it stands for good; a later request may yet bring no tools, or ask for several answers.
     """
-    tool = ask.body.dialect.search_tool
+    tool = ask.body.wire.search_tool
     if ask.settings.recall.tool == "none" or tool is None:
         return False
     try:
-        found = tool.find_place(ask.body.raw, TOOL_NAME)
-    except Unreadable:
+        found = tool.inspect_tools(ask.body.raw, TOOL_NAME)
+    except UnreadableBodyError:
         return False
     has_tools = found.has_tools
-    return found.possible and offered(ask.settings, compacted=True, has_tools=has_tools, model=ask.model)
+    return found.can_add_tool and should_offer_tool(
+        ask.settings, compacted=True, has_tools=has_tools, model=ask.model
+    )
 
 
-def _with_known_window(route: SummaryRoute, view: View) -> SummaryRoute:
+def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
     """The route with what is known of its window, where it asks the conversation's own model."""
     known = view.budget.window
-    return replace(route, window=known) if route.model == view.ask.model and known < route.window else route
+    return (
+        replace(route, window=known) if route.model == view.request.model and known < route.window else route
+    )
 
 
-def _is_rewritten(view: View, job: Job) -> bool:
+def _is_rewritten(view: RequestView, job: RoundJob) -> bool:
     """Whether the round writes a chain of records anew."""
     return view.policy.earlier == "freeze" and not job.plan.frozen
 
 
 def _fits_one_call(groups: Sequence[Group], shape: SummaryShape, route: SummaryRoute, ratio: float) -> bool:
-    characters = sum(shown(each, shape) for each in groups)
+    characters = sum(count_shown_characters(each, shape) for each in groups)
     return characters / CHARACTERS_A_TOKEN * ratio <= READ_SHARE * route.window
 
 
-def _replace_by_records(job: Job) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+def _exclude_recorded_messages(job: RoundJob) -> tuple[tuple[Group, ...], tuple[str, ...]]:
     """What is to be summarised without what the chain covers already, and the chain's texts for that."""
-    covered = job.earlier.gone if job.earlier else frozenset[int]()
-    records = chain_records(job.earlier) if job.earlier else ()
+    covered = job.previous_checkpoint.removed_indices if job.previous_checkpoint else frozenset[int]()
+    records = list_chain_records(job.previous_checkpoint) if job.previous_checkpoint else ()
     late = tuple(
         tuple(message for index, message in zip(indices, messages, strict=True) if index not in covered)
         for indices, messages in zip(job.plan.groups, job.groups, strict=True)
@@ -173,11 +181,13 @@ def _replace_by_records(job: Job) -> tuple[tuple[Group, ...], tuple[str, ...]]:
     return late, tuple(each.text for each in records)
 
 
-def _earlier(view: View, job: Job) -> tuple[str, ...]:
+def _list_earlier_summaries(view: RequestView, job: RoundJob) -> tuple[str, ...]:
     """Texts of earlier rounds that the model reads.
 
     Rounds that stay where they are it does not need. A chain that is written anew is made of the originals
     if one call can read them.
     """
     unread = _is_rewritten(view, job) or view.policy.earlier == "leave"
-    return () if unread or view.earlier is None or not view.earlier.summary else (view.earlier.summary,)
+    return (
+        () if unread or view.checkpoint is None or not view.checkpoint.summary else (view.checkpoint.summary,)
+    )

@@ -12,33 +12,47 @@ from operator import attrgetter
 from sys import getsizeof
 from typing import NamedTuple, TypeVar
 
-from compaction_proxy.core.digest import prefix_digests
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.core.message import Message, Source
-from compaction_proxy.core.token_rules import RULES, definition_piece, message_tokens, pieces
-from compaction_proxy.providers.token_counting import Counting
-from compaction_proxy.support.lru import Lru
-from compaction_proxy.wires.body import Body
-from compaction_proxy.wires.json.slices import elements
-from compaction_proxy.wires.project_instructions import divide_each, find_client_of, has_mark, settle
-from compaction_proxy.wires.wire import Dialect, Weighed
+from compaction_proxy.core.digest import compute_prefix_digests
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.core.message import Message, SourceMessage
+from compaction_proxy.core.token_rules import (
+    RULES,
+    list_countable_texts,
+    minify_definition,
+    sum_message_tokens,
+)
+from compaction_proxy.providers.token_counting import TokenScheduler
+from compaction_proxy.support.lru import LruCache
+from compaction_proxy.wires.body import RequestBody
+from compaction_proxy.wires.json.slices import split_elements
+from compaction_proxy.wires.project_instructions import (
+    divide_each,
+    find_client_by_messages,
+    may_hold_form,
+    unmark_pasted,
+)
+from compaction_proxy.wires.wire import UncountedMessage, Wire
 
 # A lot is about this many bytes.
 AT_ONCE_BYTES = 128 * 1024
 # So many items are looked at together first: most requests bring one or two.
-FEW = 8
+FEW_ITEMS = 8
 
 _Item = TypeVar("_Item")
 
 
-def in_lots(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterable[tuple[int, Sequence[_Item]]]:
+def chunk_by_bytes(
+    items: Sequence[_Item], size: Callable[[_Item], int]
+) -> Iterable[tuple[int, Sequence[_Item]]]:
     """The items a few at a time, each lot with the index of its first item; others may come between."""
-    if len(items) <= 1 or (len(items) <= FEW and sum(map(size, items)) <= AT_ONCE_BYTES):
+    if len(items) <= 1 or (len(items) <= FEW_ITEMS and sum(map(size, items)) <= AT_ONCE_BYTES):
         return ((0, items),)
-    return _cut(items, size)
+    return _iterate_chunks(items, size)
 
 
-def _cut(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterator[tuple[int, Sequence[_Item]]]:
+def _iterate_chunks(
+    items: Sequence[_Item], size: Callable[[_Item], int]
+) -> Iterator[tuple[int, Sequence[_Item]]]:
     start = pending = 0
     for index, item in enumerate(items):
         pending += size(item)
@@ -68,50 +82,51 @@ _PARTS = attrgetter("parts")
 _Made = TypeVar("_Made")
 
 
-class Gauge(NamedTuple):
+class CountingOptions(NamedTuple):
     """How the tokens of one request are counted.
 
     Attributes:
         model: The model whose vocabulary counts.
         rule: `tiktoken` or `characters`.
-        dialect: The wire of the messages.
+        wire: The wire of the messages.
     """
 
     model: str
     rule: str
-    dialect: Dialect
+    wire: Wire
 
 
-class Listed(NamedTuple):  # made for each request: a dataclass costs four times as much
+class MessageList(NamedTuple):  # made for each request: a dataclass costs four times as much
     """What a client's list holds.
 
     Attributes:
         messages: All messages, counted.
         body: Those that a round may take: neither privileged nor instructions of a project.
         prefixes: Prefix digests of `body`.
-        tokens: Sum over `messages`, before calibration.
-        guessed: Whether any holds parts that are no text, whose tokens are not counted but guessed.
+        tokens: Sum over `decode_messages`, before calibration.
+        has_guessed_tokens: Whether any holds parts that are no text, whose tokens are not counted but
+            guessed.
     """
 
     messages: tuple[Message, ...]
     body: tuple[Message, ...]
     prefixes: tuple[bytes, ...]
     tokens: int
-    guessed: bool
+    has_guessed_tokens: bool
 
 
-EMPTY = Listed((), (), (), 0, guessed=False)
+EMPTY_LIST = MessageList((), (), (), 0, has_guessed_tokens=False)
 
 
-class _Known(NamedTuple):
+class _CachedList(NamedTuple):
     """A list that was read, what it takes in bytes, and the mark of the list that it grew from, or none."""
 
-    listed: Listed
+    message_list: MessageList
     size: int
     since: bytes
 
 
-class Reading:
+class MessageReader:
     """Reads messages, remembering the ones it has read.
 
     Args:
@@ -122,69 +137,73 @@ class Reading:
 
     def __init__(
         self,
-        countings: dict[str, Counting],
+        countings: dict[str, TokenScheduler],
         max_held_bytes: int = MAX_HELD_BYTES,
         max_listed_bytes: int = MAX_LISTED_BYTES,
     ) -> None:
-        self._countings = countings
-        self._held: Lru[tuple[bytes, Gauge], Message] = Lru(max_held_bytes)
-        self._lists: Lru[tuple[bytes, Gauge, str], _Known] = Lru(max_listed_bytes)
-        self._turns = asyncio.Semaphore(WORKERS)
-        self._overheads: Lru[tuple[tuple[str, ...], Gauge], int] = Lru(MAX_DEFINED)
+        self._schedulers = countings
+        self._messages: LruCache[tuple[bytes, CountingOptions], Message] = LruCache(max_held_bytes)
+        self._lists: LruCache[tuple[bytes, CountingOptions, str], _CachedList] = LruCache(max_listed_bytes)
+        self._worker_slots = asyncio.Semaphore(WORKERS)
+        self._overheads: LruCache[tuple[tuple[str, ...], CountingOptions], int] = LruCache(MAX_DEFINED)
 
-    async def listed(self, body: Body, gauge: Gauge, client: str = "") -> Listed:
+    async def read_request(
+        self, body: RequestBody, options: CountingOptions, client: str = ""
+    ) -> MessageList:
         """The list of a request, counted and digested; of one that has grown, only what is new is touched.
 
         Args:
             body: The request.
-            gauge: How it is counted.
+            options: How it is counted.
             client: The name of the client that sends it, if that is known without the messages.
 
         Raises:
             Unreadable: One of its messages is none.
         """
         if not body.mark:
-            return (await self._grown(EMPTY, body.messages, gauge, client))[0]
-        key = (body.mark, gauge, client)
+            return (await self._extend_list(EMPTY_LIST, body.messages, options, client))[0]
+        key = (body.mark, options, client)
         known = self._lists.get(key)
         if known is not None:
-            return known.listed
-        base = self._lists.get((body.since, gauge, client)) if body.since else None
-        if base and _is_open(base.listed.messages, client):
+            return known.message_list
+        base = self._lists.get((body.previous_mark, options, client)) if body.previous_mark else None
+        if base and _has_open_turn(base.message_list.messages, client):
             base = None
-        raws = body.late if base else body.messages
-        listed, size = await self._grown(base.listed if base else EMPTY, raws, gauge, client)
+        raws = body.new_pieces if base else body.messages
+        listed, size = await self._extend_list(
+            base.message_list if base else EMPTY_LIST, raws, options, client
+        )
         if base and base.since:
-            self._lists.drop((base.since, gauge, client))
+            self._lists.remove((base.since, options, client))
         size += base.size if base else 0
-        self._lists.put(key, _Known(listed, size, body.since if base else b""), size)
+        self._lists.put(key, _CachedList(listed, size, body.previous_mark if base else b""), size)
         return listed
 
-    async def _grown(
-        self, base: Listed, raws: Sequence[bytes], gauge: Gauge, client: str
-    ) -> tuple[Listed, int]:
+    async def _extend_list(
+        self, base: MessageList, raws: Sequence[bytes], options: CountingOptions, client: str
+    ) -> tuple[MessageList, int]:
         """A list with more messages behind it, and the bytes that these take."""
-        new = await self.messages(raws, gauge)
-        client = find_client_of(base.messages or new) or client
+        new = await self.decode_messages(raws, options)
+        client = find_client_by_messages(base.messages or new) or client
         if client:
-            new = await self._divide(base.messages, new, gauge, client)
+            new = await self._split_instructions(base.messages, new, options, client)
         plain: list[Message] = []
-        prefixes = [base.prefixes[-1] if base.prefixes else gauge.dialect.seed]
-        tokens, guessed = base.tokens, base.guessed
-        for start, lot in in_lots(new, _held_bytes):
+        prefixes = [base.prefixes[-1] if base.prefixes else options.wire.digest_seed]
+        tokens, guessed = base.tokens, base.has_guessed_tokens
+        for start, lot in chunk_by_bytes(new, _estimate_held_bytes):
             if start:
                 await asyncio.sleep(0)
             those = [each for each in lot if not each.is_fixed]
             plain += those
-            prefixes += prefix_digests(those, prefixes[-1])
+            prefixes += compute_prefix_digests(those, prefixes[-1])
             tokens += sum([each.tokens for each in lot])
             guessed = guessed or any(map(_PARTS, lot))
         body, digests = base.body + tuple(plain), base.prefixes + tuple(prefixes[1:])
-        listed = Listed(base.messages + new, body, digests, tokens, guessed)
+        listed = MessageList(base.messages + new, body, digests, tokens, guessed)
         return listed, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + PLACE_BYTES)
 
-    async def _divide(
-        self, base: Sequence[Message], new: Sequence[Message], gauge: Gauge, client: str
+    async def _split_instructions(
+        self, base: Sequence[Message], new: Sequence[Message], options: CountingOptions, client: str
     ) -> tuple[Message, ...]:
         """The new messages with a known client's instructions as messages of their own, marked as such."""
         made: list[Message] = []
@@ -192,15 +211,19 @@ class Reading:
             if not parts:
                 made.append(record)
                 continue
-            source = Source(record.raw, len(parts)) if len(parts) > 1 else None
-            records = await self.messages([raw for raw, _ in parts], gauge)
+            source = SourceMessage(record.raw, len(parts)) if len(parts) > 1 else None
+            records = await self.decode_messages([raw for raw, _ in parts], options)
             made += [
                 replace(each, instruction=instruction, source=source)
                 for each, (_, instruction) in zip(records, parts, strict=True)
             ]
-        return settle(made) if len(made) != len(new) or any(each.instruction for each in made) else tuple(new)
+        return (
+            unmark_pasted(made)
+            if len(made) != len(new) or any(each.instruction for each in made)
+            else tuple(new)
+        )
 
-    async def messages(self, raws: Sequence[bytes], gauge: Gauge) -> tuple[Message, ...]:
+    async def decode_messages(self, raws: Sequence[bytes], options: CountingOptions) -> tuple[Message, ...]:
         """The records of these messages, counted.
 
         Raises:
@@ -208,143 +231,150 @@ class Reading:
         """
         found: list[Message | None] = []
         missing: list[bytes] = []
-        for start, lot in in_lots(raws, _held_bytes):
+        for start, lot in chunk_by_bytes(raws, _estimate_held_bytes):
             if start:
                 await asyncio.sleep(0)
-            held = [self._held.get((raw, gauge)) for raw in lot]
+            held = [self._messages.get((raw, options)) for raw in lot]
             missing += [raw for raw, known in zip(lot, held, strict=True) if known is None]
             found += held
-        new = iter(await self._read(missing, gauge) if missing else ())
+        new = iter(await self._decode_missing(missing, options) if missing else ())
         records: list[Message] = []
-        for start, lot_found in in_lots(found, _place_bytes):
+        for start, lot_found in chunk_by_bytes(found, _get_place_bytes):
             if start:
                 await asyncio.sleep(0)
-            records += [known or self._hold(next(new), gauge) for known in lot_found]
+            records += [known or self._cache_message(next(new), options) for known in lot_found]
         return tuple(records)
 
-    async def _read(self, raws: Sequence[bytes], gauge: Gauge) -> list[Message]:
+    async def _decode_missing(self, raws: Sequence[bytes], options: CountingOptions) -> list[Message]:
         """The records of messages that are not known."""
-        read: list[Weighed] = []
-        weighed = gauge.dialect.weighed
-        for start, lot in in_lots(raws, _decoded_bytes):
+        read: list[UncountedMessage] = []
+        weighed = options.wire.parse_uncounted
+        for start, lot in chunk_by_bytes(raws, _estimate_decode_bytes):
             if start:
                 await asyncio.sleep(0)
-            if _large(lot[0]):
-                read.append(await self._beside(weighed, lot[0], gauge.model))
+            if _is_large(lot[0]):
+                read.append(await self._run_in_thread(weighed, lot[0], options.model))
             else:
-                read += [weighed(raw, gauge.model) for raw in lot]
-        return await self._sized(read, gauge)
+                read += [weighed(raw, options.model) for raw in lot]
+        return await self._build_counted_messages(read, options)
 
-    def _hold(self, record: Message, gauge: Gauge) -> Message:
+    def _cache_message(self, record: Message, options: CountingOptions) -> Message:
         size = len(record.raw) + max(len(record.raw), getsizeof(record.text)) + HOLDING_BYTES
-        self._held.put((record.raw, gauge), record, size)
+        self._messages.put((record.raw, options), record, size)
         return record
 
-    async def counted(self, records: Sequence[Message], gauge: Gauge) -> list[Message]:
+    async def add_token_counts(self, records: Sequence[Message], options: CountingOptions) -> list[Message]:
         """The records with their tokens."""
-        weighed = [Weighed(each, each.digest, await self._parts(each, gauge)) for each in records]
-        return await self._sized(weighed, gauge)
+        weighed = [
+            UncountedMessage(each, each.digest, await self._count_part_tokens(each, options))
+            for each in records
+        ]
+        return await self._build_counted_messages(weighed, options)
 
-    async def _parts(self, record: Message, gauge: Gauge) -> int:
+    async def _count_part_tokens(self, record: Message, options: CountingOptions) -> int:
         if not (record.parts or record.signed):
             return 0
-        part_tokens = gauge.dialect.part_tokens
-        if _large(record.raw):
-            return await self._beside(part_tokens, record.raw, gauge.model)
-        return part_tokens(record.raw, gauge.model)
+        part_tokens = options.wire.estimate_part_tokens
+        if _is_large(record.raw):
+            return await self._run_in_thread(part_tokens, record.raw, options.model)
+        return part_tokens(record.raw, options.model)
 
-    async def _sized(self, weighed: Sequence[Weighed], gauge: Gauge) -> list[Message]:
+    async def _build_counted_messages(
+        self, uncounted: Sequence[UncountedMessage], options: CountingOptions
+    ) -> list[Message]:
         """Records with their digests and tokens."""
-        rule = RULES[gauge.rule]
+        rule = RULES[options.rule]
         texts: list[str] = []
         numbers: list[int] = []
-        for start, lot in in_lots(weighed, _weighed_bytes):
+        for start, lot in chunk_by_bytes(uncounted, _estimate_weighed_bytes):
             if start:
                 await asyncio.sleep(0)
             for each in lot:
-                own = pieces(each.record, rule)
+                own = list_countable_texts(each.record, rule)
                 texts += own
                 numbers.append(len(own))
-        counts = iter(await self._count(texts, gauge))
+        counts = iter(await self._count_texts(texts, options))
         pairs = iter(numbers)
         made: list[Message] = []
-        for start, lot in in_lots(weighed, _weighed_bytes):
+        for start, lot in chunk_by_bytes(uncounted, _estimate_weighed_bytes):
             if start:
                 await asyncio.sleep(0)
             for record, digest, parts in lot:
-                size = message_tokens(record, islice(counts, next(pairs)), rule, parts)
-                made.append(record.known(digest, size))
+                size = sum_message_tokens(record, islice(counts, next(pairs)), rule, parts)
+                made.append(record.with_digest_and_tokens(digest, size))
         return made
 
-    async def _beside(self, work: Callable[[bytes, str], _Made], raw: bytes, model: str) -> _Made:
+    async def _run_in_thread(self, work: Callable[[bytes, str], _Made], raw: bytes, model: str) -> _Made:
         """What a thread makes of a large message, a few at a time."""
-        async with self._turns:
+        async with self._worker_slots:
             return await asyncio.to_thread(work, raw, model)
 
-    async def overhead(self, definitions: Sequence[str], gauge: Gauge) -> int:
+    async def count_overhead(self, definitions: Sequence[str], options: CountingOptions) -> int:
         """Tokens of a request beside its messages: definitions and the reply's primer."""
-        key = (tuple(definitions), gauge)
+        key = (tuple(definitions), options)
         known = self._overheads.get(key)
         if known is None:
-            counts = await self._count([await _definition(each) for each in definitions], gauge)
-            known = sum(counts) + RULES[gauge.rule].reply
+            counts = await self._count_texts(
+                [await _format_definition(each) for each in definitions], options
+            )
+            known = sum(counts) + RULES[options.rule].reply
             self._overheads.put(key, known, RECORD_BYTES + sum(map(len, definitions)))
         return known
 
-    async def _count(self, texts: Sequence[str], gauge: Gauge) -> list[int]:
-        return await self._countings[gauge.rule].count(texts, gauge.model) if texts else []
+    async def _count_texts(self, texts: Sequence[str], options: CountingOptions) -> list[int]:
+        return await self._schedulers[options.rule].count(texts, options.model) if texts else []
 
     def close(self) -> None:
         """Let go of the threads that count."""
-        for counting in self._countings.values():
+        for counting in self._schedulers.values():
             counting.close()
 
 
-def _is_open(messages: Sequence[Message], client: str) -> bool:
+def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
     """Whether what follows a list decides what instructions in its last turn are."""
-    client = find_client_of(messages) or client
+    client = find_client_by_messages(messages) or client
     if not client:
         return False
     for each in reversed(messages):
         if each.role == "assistant" or each.answers:
             return False
-        if each.source is not None or has_mark(each.raw, client):
+        if each.source is not None or may_hold_form(each.raw, client):
             return True
     return False
 
 
-def _decoded_bytes(raw: bytes) -> int:
+def _estimate_decode_bytes(raw: bytes) -> int:
     return len(raw) + DECODED_BYTES
 
 
-def _held_bytes(held: bytes | Message) -> int:
-    return len(held if isinstance(held, bytes) else held.raw) + RECORD_BYTES
+def _estimate_held_bytes(record: bytes | Message) -> int:
+    return len(record if isinstance(record, bytes) else record.raw) + RECORD_BYTES
 
 
-def _weighed_bytes(weighed: Weighed) -> int:
-    return _held_bytes(weighed.record)
+def _estimate_weighed_bytes(message: UncountedMessage) -> int:
+    return _estimate_held_bytes(message.record)
 
 
-def _place_bytes(_: object) -> int:
+def _get_place_bytes(_: object) -> int:
     return PLACE_BYTES
 
 
-async def _definition(text: str) -> str:
+async def _format_definition(text: str) -> str:
     """What is counted of a definition; of a large one beside the loop."""
     if len(text) <= AT_ONCE_BYTES // 4:
-        return definition_piece(text)
-    return await asyncio.to_thread(_definitions, text)
+        return minify_definition(text)
+    return await asyncio.to_thread(_format_definitions, text)
 
 
-def _definitions(text: str) -> str:
+def _format_definitions(text: str) -> str:
     """The same of one element after another, so that no step takes long."""
     try:
-        parts = elements(text.encode())
-    except (Unreadable, RecursionError, UnicodeEncodeError):
-        return definition_piece(text)
-    return f"[{','.join(map(definition_piece, parts))}]"
+        parts = split_elements(text.encode())
+    except (UnreadableBodyError, RecursionError, UnicodeEncodeError):
+        return minify_definition(text)
+    return f"[{','.join(map(minify_definition, parts))}]"
 
 
-def _large(raw: bytes) -> bool:
+def _is_large(raw: bytes) -> bool:
     """Whether a message is a lot by itself, and read beside the loop: each step of that blocks it briefly."""
     return len(raw) > AT_ONCE_BYTES

@@ -7,18 +7,18 @@ client until its second request.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from compaction_proxy.core.digest import prefix_digests
-from compaction_proxy.core.ledger.client_forms import find_files
+from compaction_proxy.core.digest import compute_prefix_digests
+from compaction_proxy.core.ledger.client_forms import find_files_message
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.mover import RequestEnd, find_moving, is_followed, take_end
-from compaction_proxy.support.lru import Lru
+from compaction_proxy.core.mover import RequestEnd, build_request_end, find_moving_start, is_followed
+from compaction_proxy.support.lru import LruCache
 
 MAX_HELD_BYTES = 4 * 1024 * 1024
 # What holding the end of a request takes for each of its prefixes.
 PREFIX_BYTES = 400
 
 
-class _Beginning(NamedTuple):
+class _RequestBeginning(NamedTuple):
     """A request that begins in a certain way.
 
     Attributes:
@@ -38,9 +38,9 @@ class PreviousRequests:
     """
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
-        self._beginnings: Lru[tuple[str, bytes], _Beginning] = Lru(max_held_bytes)
+        self._beginnings: LruCache[tuple[str, bytes], _RequestBeginning] = LruCache(max_held_bytes)
 
-    def count_moving(
+    def count_moving_messages(
         self, scope: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
     ) -> int:
         """Returns how many of its last messages the client of a request moves, and remembers the request.
@@ -53,20 +53,20 @@ class PreviousRequests:
         """
         if not messages:
             return 0
-        before, files = self._find(scope, prefixes), find_files(messages)
+        before, files = self._find_longest_prefix(scope, prefixes), find_files_message(messages)
         moving_from = len(messages) if files is None else files
         if before is not None and is_followed(before.end, messages, before.length):
-            moving_from = min(moving_from, find_moving(messages, before.end, before.length))
-        end = take_end(messages, moving_from)
-        for length in range(max(1, end.start), end.length + 1):
-            self._put(scope, prefixes[length - 1], _Beginning(end, length))
+            moving_from = min(moving_from, find_moving_start(messages, before.end, before.length))
+        end = build_request_end(messages, moving_from)
+        for length in range(max(1, end.start), end.message_count + 1):
+            self._put_beginning(scope, prefixes[length - 1], _RequestBeginning(end, length))
         if end.start == 0:  # the next request may begin with the last message of this one
-            [first] = prefix_digests(messages[-1:], seed)
+            [first] = compute_prefix_digests(messages[-1:], seed)
             if self._beginnings.get((scope, first)) is None:
-                self._put(scope, first, _Beginning(end, 0))
+                self._put_beginning(scope, first, _RequestBeginning(end, 0))
         return len(messages) - moving_from
 
-    def _find(self, scope: str, prefixes: Sequence[bytes]) -> _Beginning | None:
+    def _find_longest_prefix(self, scope: str, prefixes: Sequence[bytes]) -> _RequestBeginning | None:
         """The request with the longest common prefix; of several the last."""
         for prefix in reversed(prefixes):
             found = self._beginnings.get((scope, prefix))
@@ -74,5 +74,5 @@ class PreviousRequests:
                 return found
         return None
 
-    def _put(self, scope: str, prefix: bytes, beginning: _Beginning) -> None:
+    def _put_beginning(self, scope: str, prefix: bytes, beginning: _RequestBeginning) -> None:
         self._beginnings.put((scope, prefix), beginning, PREFIX_BYTES)

@@ -4,8 +4,8 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from compaction_proxy.compaction.request_limits import policy_for
-from compaction_proxy.config.config import Config, ModelSettings, for_model
+from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.core.strategies import STRATEGIES, Policy
 
@@ -13,7 +13,7 @@ MAX_PROMPT_BYTES = 262_144
 
 
 @lru_cache(maxsize=64)
-def _text(prompt_file: str | None, built_in: str) -> str:
+def _load_prompt(prompt_file: str | None, built_in: str) -> str:
     if prompt_file is None:
         return files("compaction_proxy").joinpath("prompts", f"{built_in}.md").read_text(encoding="utf-8")
     path = Path(prompt_file).expanduser()
@@ -28,7 +28,7 @@ def _text(prompt_file: str | None, built_in: str) -> str:
         raise ConfigError(f"summary.prompt_file: {path}: is not UTF-8") from None
 
 
-def instructions(settings: ModelSettings, policy: Policy) -> str:
+def build_instructions(settings: ModelSettings, policy: Policy) -> str:
     """The system prompt, the same for every call with these settings. A file is read once.
 
     Raises:
@@ -38,7 +38,7 @@ def instructions(settings: ModelSettings, policy: Policy) -> str:
         return ""
     row = getattr(settings.compaction.strategies, policy.name)
     named = row.prompt_file or settings.summary.prompt_file
-    text = _text(named, policy.summary.prompt).replace("{tokens}", str(policy.summary.tokens))
+    text = _load_prompt(named, policy.summary.prompt).replace("{tokens}", str(policy.summary.tokens))
     own = settings.summary.instructions if row.instructions is None else row.instructions
     added = own.strip()
     return f"{text.rstrip()}\n\n{added}\n" if added else text
@@ -51,6 +51,6 @@ def check_instructions(config: Config) -> None:
         ConfigError: One of them cannot be read.
     """
     for model in ("", *config.models):
-        settings = for_model(config, model)
+        settings = get_model_settings(config, model)
         for name in STRATEGIES:
-            instructions(settings, policy_for(settings, name))
+            build_instructions(settings, resolve_policy(settings, name))

@@ -4,14 +4,23 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from compaction_proxy.config.config import ModelSettings
-from compaction_proxy.config.policy import row_for
-from compaction_proxy.core.budget import Budget, budget
+from compaction_proxy.config.policy import build_policy
+from compaction_proxy.core.budget import Budget, compute_budget
 from compaction_proxy.core.strategies import Policy
-from compaction_proxy.core.trigger import UNKNOWN, Aims, Marks, Row, aimed, automatic, mark, marks
+from compaction_proxy.core.trigger import (
+    UNKNOWN_PRICE_THRESHOLDS,
+    PriceThresholds,
+    TriggerMarks,
+    TriggerRule,
+    compute_min_trigger,
+    compute_trigger_marks,
+    has_active_rule,
+    set_price_thresholds,
+)
 
 
 @lru_cache(maxsize=512)
-def policy_for(settings: ModelSettings, strategy: str | None = None) -> Policy:
+def resolve_policy(settings: ModelSettings, strategy: str | None = None) -> Policy:
     """A strategy's row with what the configuration changes of it.
 
     Args:
@@ -21,48 +30,51 @@ def policy_for(settings: ModelSettings, strategy: str | None = None) -> Policy:
     Raises:
         KeyError: There is no strategy of that name.
     """
-    return row_for(settings, strategy)
+    return build_policy(settings, strategy)
 
 
-class Terms(NamedTuple):
+class RequestLimits(NamedTuple):
     """What holds for a request whatever its messages are; sizes are calibrated tokens.
 
     Attributes:
         policy: The strategy.
         budget: What may be spent.
         rows: Trigger rows in force; the client may lower the trigger, never raise it.
-        automatic: Whether anything may be done that was not asked for.
-        counts: Whether it matters what the conversation has gained.
-        least: The fewest tokens at which a row can fire; None if none can.
+        is_automatic: Whether anything may be done that was not asked for.
+        uses_gains: Whether it matters what the conversation has gained.
+        lowest_trigger: The fewest tokens at which a row can fire; None if none can.
         marks: Where things happen.
     """
 
     policy: Policy
     budget: Budget
-    rows: tuple[Row, ...]
-    automatic: bool
-    counts: bool
-    least: int | None
-    marks: Marks
+    rows: tuple[TriggerRule, ...]
+    is_automatic: bool
+    uses_gains: bool
+    lowest_trigger: int | None
+    marks: TriggerMarks
 
 
 @lru_cache(maxsize=1_024)
-def about_money(settings: ModelSettings, strategy: str | None) -> bool:
-    """Whether it matters for the trigger what the model costs; the arguments are those of `terms_for`."""
-    return any(row.priced for row in policy_for(settings, strategy).trigger)
+def has_price_trigger(settings: ModelSettings, strategy: str | None) -> bool:
+    """Whether it matters for the trigger what the model costs.
+
+    The arguments are those of `compute_limits`.
+    """
+    return any(row.depends_on_price for row in resolve_policy(settings, strategy).trigger)
 
 
 @lru_cache(maxsize=1_024)
-def terms_for(
+def compute_limits(
     settings: ModelSettings,
     strategy: str | None,
     window: int,
     max_output: int | None,
     trigger: int | None,
-    aims: Aims = UNKNOWN,
+    aims: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS,
     *,
     adds_output: bool = False,
-) -> Terms:
+) -> RequestLimits:
     """The terms of requests that are alike in all of this; they follow from nothing else.
 
     Args:
@@ -77,17 +89,17 @@ def terms_for(
     Raises:
         KeyError: There is no strategy of that name.
     """
-    policy = policy_for(settings, strategy)
-    spent = budget(window, policy.reserves, max_output, adds_output=adds_output)
-    rows = aimed(policy.trigger, aims)
-    if trigger is not None and trigger < (mark(rows, spent) or 0):
-        rows = (Row(tokens=trigger), *rows)
-    return Terms(
+    policy = resolve_policy(settings, strategy)
+    spent = compute_budget(window, policy.reserves, max_output, adds_output=adds_output)
+    rows = set_price_thresholds(policy.trigger, aims)
+    if trigger is not None and trigger < (compute_min_trigger(rows, spent) or 0):
+        rows = (TriggerRule(tokens=trigger), *rows)
+    return RequestLimits(
         policy=policy,
         budget=spent,
         rows=rows,
-        automatic=automatic(rows),
-        counts=any(row.counts for row in rows),
-        least=mark(rows, spent),
-        marks=marks(rows, spent, policy.soft_share, policy.hard_percent),
+        is_automatic=has_active_rule(rows),
+        uses_gains=any(row.depends_on_counts for row in rows),
+        lowest_trigger=compute_min_trigger(rows, spent),
+        marks=compute_trigger_marks(rows, spent, policy.soft_share, policy.hard_percent),
     )

@@ -7,22 +7,26 @@ model; a seed's strategy leaves the request as it came, unless it would not fit.
 from dataclasses import replace
 from functools import partial
 
-from compaction_proxy.compaction.directives import NONE as NO_WISHES
-from compaction_proxy.compaction.directives import Wishing
-from compaction_proxy.compaction.effectiveness import Effects
-from compaction_proxy.compaction.inflight import Rounds
-from compaction_proxy.compaction.job_builder import Ordering
-from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.request_loader import Viewer
-from compaction_proxy.compaction.request_view import View
-from compaction_proxy.compaction.round_builder import Making
-from compaction_proxy.compaction.round_events import installed_event
-from compaction_proxy.compaction.round_job import AHEAD, Job
-from compaction_proxy.compaction.round_planning import Draft, Drafting, capped, carried_over
-from compaction_proxy.core.checkpoint import EXTRACT, Checkpoint, exact_digest
-from compaction_proxy.core.checkpoint_ids import place_of, place_to_be
-from compaction_proxy.core.errors import SummaryFailed
-from compaction_proxy.core.message import latest_user
+from compaction_proxy.compaction.directives import NO_DIRECTIVES, DirectiveStore
+from compaction_proxy.compaction.effectiveness import RoundEffectiveness
+from compaction_proxy.compaction.inflight import InflightRounds
+from compaction_proxy.compaction.job_builder import JobBuilder
+from compaction_proxy.compaction.message_reader import MessageReader
+from compaction_proxy.compaction.request_loader import RequestLoader
+from compaction_proxy.compaction.request_view import RequestView
+from compaction_proxy.compaction.round_builder import RoundBuilder
+from compaction_proxy.compaction.round_events import build_installed_event
+from compaction_proxy.compaction.round_job import AHEAD_REASON, RoundJob
+from compaction_proxy.compaction.round_planning import (
+    RoundDraft,
+    RoundPlanner,
+    build_ledger_text,
+    plan_result_caps,
+)
+from compaction_proxy.core.checkpoint import EXTRACT, Checkpoint, compute_exact_digest
+from compaction_proxy.core.checkpoint_ids import compute_checkpoint_id, predict_checkpoint_id
+from compaction_proxy.core.errors import SummaryError
+from compaction_proxy.core.message import find_latest_user_message
 from compaction_proxy.storage.keys import checkpoint_keys
 
 # A waiting client gives at most this share of its patience to a summary.
@@ -30,287 +34,312 @@ PATIENCE_SHARE = 0.25
 # A round that is ready is put in force if it brings what rounds can remove down to this share of it.
 READY_SHARE = 0.75
 # Longest wait for a round that asks no model, in seconds: it may wait for the lease of a dead replica.
-PLAIN_S = 30.0
+PLAIN_ROUND_WAIT_S = 30.0
 NOTHING_TO_TAKE = "nothing-to-take"
 # Nearly all of the request is what no round removes.
 IRREDUCIBLE = "irreducible"
 # Rounds have done no good lately.
 PAUSED = "paused"
 # Why a round fails that would fail again, since its messages are the cause.
-HOPELESS = frozenset({"longer", "rules-lost"})
+LASTING_FAILURES = frozenset({"longer", "rules-lost"})
 # Reasons for leaving a request as it is that are no failures.
-QUIET = frozenset({NOTHING_TO_TAKE, IRREDUCIBLE, PAUSED})
+QUIET_REASONS = frozenset({NOTHING_TO_TAKE, IRREDUCIBLE, PAUSED})
 # What must be done whatever it wins. Only `force` asks a summary model where that is little.
-FORCED = frozenset({"force", "overflow", "limit"})
+FORCED_REASONS = frozenset({"force", "overflow", "limit"})
 # What is tried even where it has just failed.
-INSISTENT = frozenset({"force", "overflow"})
+INSISTENT_REASONS = frozenset({"force", "overflow"})
 
 
-class Replacing:
+class RoundCoordinator:
     """Has rounds made for requests, and puts them in force.
 
     Args:
-        viewer: Finds rounds that were made ahead of need.
+        loader: Finds rounds that were made ahead of need.
         rounds: Has rounds made.
-        making: Puts ready rounds in force.
-        reading: What counts.
-        wishes: Is told that a round was made.
-        effects: Knows where rounds do no good.
-        ordering: Turns drafts into jobs.
+        builder: Puts ready rounds in force.
+        reader: What counts.
+        directives: Is told that a round was made.
+        effectiveness: Knows where rounds do no good.
+        job_builder: Turns drafts into jobs.
     """
 
     def __init__(
         self,
-        viewer: Viewer,
-        rounds: Rounds,
-        making: Making,
-        reading: Reading,
-        wishes: Wishing,
-        effects: Effects,
-        ordering: Ordering,
+        loader: RequestLoader,
+        rounds: InflightRounds,
+        builder: RoundBuilder,
+        reader: MessageReader,
+        directives: DirectiveStore,
+        effectiveness: RoundEffectiveness,
+        job_builder: JobBuilder,
     ) -> None:
-        self._viewer = viewer
+        self._loader = loader
         self._rounds = rounds
-        self._making = making
-        self._gleanings = making.gleanings
-        self._drafting = Drafting(reading, self._gleanings)
-        self._wishes = wishes
-        self._effects = effects
-        self._ordering = ordering
+        self._builder = builder
+        self._ledger_cache = builder.ledger_cache
+        self._planner = RoundPlanner(reader, self._ledger_cache)
+        self._directives = directives
+        self._effectiveness = effectiveness
+        self._job_builder = job_builder
         self._preparing: set[str] = set()
 
     @staticmethod
-    def caps(view: View) -> bool:
+    def has_huge_results(view: RequestView) -> bool:
         """Whether there are huge new results to be shortened."""
-        return capped(view) is not None
+        return plan_result_caps(view) is not None
 
-    async def capped(self, view: View) -> View:
+    async def cap_huge_results(self, view: RequestView) -> RequestView:
         """The view with huge new results shortened, for good."""
-        plan = capped(view)
+        plan = plan_result_caps(view)
         if plan is None or view.root is None:
             return view
-        job = await self._ordering.job(view, Draft(plan, 0), "huge")
+        job = await self._job_builder.build_job(view, RoundDraft(plan, 0), "huge")
         try:
-            return view.with_checkpoint(await self._rounds.make(job, PLAIN_S, finish=True))
-        except SummaryFailed:  # it would be no shorter
+            return view.with_checkpoint(await self._rounds.make_round(job, PLAIN_ROUND_WAIT_S, finish=True))
+        except SummaryError:  # it would be no shorter
             return view
 
-    async def compacted(self, view: View, due: str) -> tuple[View, str | None]:
+    async def apply_new_round(self, view: RequestView, due: str) -> tuple[RequestView, str | None]:
         """The view with a new round in force; if no model wrote its summary, why.
 
         Raises:
             SummaryFailed: There is nothing to take, or no summary.
         """
-        ask = view.ask
+        ask = view.request
         try:
-            checkpoint, reason = await self._round(view, due)
-        except SummaryFailed as failed:
-            if failed.reason in QUIET and view.wishes.compact and view.conversation:
-                await self._wishes.compacted(ask.tenant, view.conversation)
+            checkpoint, reason = await self._find_or_make_round(view, due)
+        except SummaryError as failed:
+            if failed.reason in QUIET_REASONS and view.directives.compact and view.conversation_id:
+                await self._directives.clear_compaction_request(ask.tenant, view.conversation_id)
             raise
-        if view.wishes != NO_WISHES:
-            named = view.conversation or checkpoint.conversation
-            await self._wishes.compacted(ask.tenant, named, place_of(checkpoint, view.prefixes))
+        if view.directives != NO_DIRECTIVES:
+            named = view.conversation_id or checkpoint.conversation
+            await self._directives.clear_compaction_request(
+                ask.tenant, named, compute_checkpoint_id(checkpoint, view.prefixes)
+            )
         return view.with_checkpoint(checkpoint), reason
 
-    async def prepare(self, view: View) -> None:
+    async def prepare_round(self, view: RequestView) -> None:
         """Begin a round that will soon be due, unless there is one or nothing would be won.
 
         Requests that come meanwhile begin no second one. It would replace nearly the same for the same price.
         """
-        if view.root is None or not view.ask.routes or view.thread in self._preparing:
+        if view.root is None or not view.request.summary_routes or view.strategy_thread in self._preparing:
             return
-        self._preparing.add(view.thread)
+        self._preparing.add(view.strategy_thread)
         try:
-            await self._begin(view)
+            await self._begin_round(view)
         finally:
-            self._preparing.discard(view.thread)
+            self._preparing.discard(view.strategy_thread)
 
-    async def _begin(self, view: View) -> None:
+    async def _begin_round(self, view: RequestView) -> None:
         # First what is under way, then what is ready: a round that ends in between is seen as ready.
-        if any(each.thread == view.thread or _serves(each, view) for each in self._pending(view)):
+        if any(
+            each.strategy_thread == view.strategy_thread or _can_serve(each, view)
+            for each in self._list_pending_jobs(view)
+        ):
             return
-        if await self._viewer.staged(view) is not None or self._paused(view) or self._is_failing(view):
+        if (
+            await self._loader.find_staged_checkpoint(view) is not None
+            or self._is_paused(view)
+            or self._is_failing(view)
+        ):
             return
-        view = (await self._improved(view)).expect_growth()
-        draft = await self._drafting.drafted(view)
+        view = (await self._apply_late_summary(view)).with_expected_growth()
+        draft = await self._planner.draft_round(view)
         if draft is None or not draft.plan.groups:  # masks need no preparation
             return
-        job = await self._ordering.job(view, draft, AHEAD)
-        if not any(_serves(each, view) for each in self._pending(view)):  # begun by a request meanwhile
-            self._rounds.begin(job)
+        job = await self._job_builder.build_job(view, draft, AHEAD_REASON)
+        if not any(
+            _can_serve(each, view) for each in self._list_pending_jobs(view)
+        ):  # begun by a request meanwhile
+            self._rounds.begin_round(job)
 
-    def _pending(self, view: View) -> list[Job]:
-        return self._rounds.pending(view.ask.tenant, view.root or b"", view.policy.name)
+    def _list_pending_jobs(self, view: RequestView) -> list[RoundJob]:
+        return self._rounds.list_pending_jobs(view.request.tenant, view.root or b"", view.policy.name)
 
-    def _paused(self, view: View) -> bool:
-        return self._effects.paused(view.thread, view.size(view.effective))
+    def _is_paused(self, view: RequestView) -> bool:
+        return self._effectiveness.is_paused(view.strategy_thread, view.estimate_tokens(view.effective))
 
-    def _is_failing(self, view: View, *, urgent: bool = False) -> bool:
-        tokens, window = view.counted(view.effective), view.budget.window
-        return self._effects.is_failing(
-            view.thread, view.prefixes, window=window, tokens=tokens, urgent=urgent
+    def _is_failing(self, view: RequestView, *, urgent: bool = False) -> bool:
+        tokens, window = view.count_tokens(view.effective), view.budget.window
+        return self._effectiveness.is_failing(
+            view.strategy_thread, view.prefixes, window=window, tokens=tokens, urgent=urgent
         )
 
-    async def _make(self, view: View, job: Job) -> Checkpoint:
+    async def _make_plain_round(self, view: RequestView, job: RoundJob) -> Checkpoint:
         """Returns the round of a job that asks no model; takes note where it cannot be made.
 
         Raises:
             SummaryFailed: It cannot be made.
         """
         try:
-            return await self._rounds.make(job, PLAIN_S, finish=True)
-        except SummaryFailed as failed:
-            if failed.reason in HOPELESS:
-                tokens, window = view.counted(view.effective), view.budget.window
-                self._effects.note_failure(view.thread, view.prefixes, window=window, tokens=tokens)
+            return await self._rounds.make_round(job, PLAIN_ROUND_WAIT_S, finish=True)
+        except SummaryError as failed:
+            if failed.reason in LASTING_FAILURES:
+                tokens, window = view.count_tokens(view.effective), view.budget.window
+                self._effectiveness.record_failure(
+                    view.strategy_thread, view.prefixes, window=window, tokens=tokens
+                )
             raise
 
-    async def _round(self, view: View, due: str) -> tuple[Checkpoint, str | None]:
+    async def _find_or_make_round(self, view: RequestView, due: str) -> tuple[Checkpoint, str | None]:
         """A round that is ready, or one made now."""
         if view.root is None:
-            raise SummaryFailed(NOTHING_TO_TAKE)
-        if due not in FORCED and self._paused(view):
-            raise SummaryFailed(PAUSED)
-        ready = None if due == "force" else await self._prepared(view)
-        if ready is not None and _suffices(ready, view):
-            return await self._installed(view, ready.earlier, due), None
+            raise SummaryError(NOTHING_TO_TAKE)
+        if due not in FORCED_REASONS and self._is_paused(view):
+            raise SummaryError(PAUSED)
+        ready = None if due == "force" else await self._apply_staged_round(view)
+        if ready is not None and _is_sufficient(ready, view):
+            return await self._install_checkpoint(view, ready.checkpoint, due), None
         try:
-            made, reason = await self._made(ready or await self._improved(view), due)
-        except SummaryFailed:
+            made, reason = await self._make_round(ready or await self._apply_late_summary(view), due)
+        except SummaryError:
             if ready is None:
                 raise
-            return await self._installed(view, ready.earlier, due), None
-        if made == view.earlier:  # what is left are runs whose summaries would be no shorter
-            raise SummaryFailed(NOTHING_TO_TAKE)
+            return await self._install_checkpoint(view, ready.checkpoint, due), None
+        if made == view.checkpoint:  # what is left are runs whose summaries would be no shorter
+            raise SummaryError(NOTHING_TO_TAKE)
         return made, reason
 
-    async def _prepared(self, view: View) -> View | None:
+    async def _apply_staged_round(self, view: RequestView) -> RequestView | None:
         """The view with a round that was made ahead of need; a further one may have to build on it."""
-        staged = await self._viewer.staged(view)
-        return view.with_checkpoint(_with_edits(staged, view.earlier)) if staged else None
+        staged = await self._loader.find_staged_checkpoint(view)
+        return view.with_checkpoint(_merge_edits(staged, view.checkpoint)) if staged else None
 
-    async def _installed(
-        self, view: View, checkpoint: Checkpoint | None, due: str | None = None
+    async def _install_checkpoint(
+        self, view: RequestView, checkpoint: Checkpoint | None, due: str | None = None
     ) -> Checkpoint:
         """The checkpoint, put in force for every replica; `due` is what made one that was ready due."""
         if checkpoint is None:
-            raise SummaryFailed(NOTHING_TO_TAKE)
-        place = place_of(checkpoint, view.prefixes)
-        await self._making.install(
+            raise SummaryError(NOTHING_TO_TAKE)
+        place = compute_checkpoint_id(checkpoint, view.prefixes)
+        await self._builder.install_checkpoint(
             checkpoint,
-            tenant=view.ask.tenant,
+            tenant=view.request.tenant,
             root=view.root or b"",
-            place=place,
-            ttl_s=self._ordering.ttl_s,
-            told=None if due is None else partial(installed_event, view, checkpoint, place, due),
+            checkpoint_id=place,
+            ttl_s=self._job_builder.ttl_s,
+            build_event=None if due is None else partial(build_installed_event, view, checkpoint, place, due),
         )
         return checkpoint
 
-    async def _improved(self, view: View) -> View:
+    async def _apply_late_summary(self, view: RequestView) -> RequestView:
         """The view with the summary that came too late, where a text without a model took its place.
 
         A round breaks the provider's prompt cache anyway, so now it costs nothing.
         """
-        if view.earlier is None or view.earlier.writer != EXTRACT:
+        if view.checkpoint is None or view.checkpoint.writer != EXTRACT:
             return view
-        late = await self._viewer.staged(view, late=True)
-        return view.with_checkpoint(_with_edits(late, view.earlier)) if late else view
+        late = await self._loader.find_staged_checkpoint(view, late=True)
+        return view.with_checkpoint(_merge_edits(late, view.checkpoint)) if late else view
 
-    async def _made(self, view: View, due: str) -> tuple[Checkpoint, str | None]:
+    async def _make_round(self, view: RequestView, due: str) -> tuple[Checkpoint, str | None]:
         """A round made now: with the summary if it comes in time, else without, and why."""
-        if due not in INSISTENT and self._is_failing(view, urgent=due in FORCED):
-            raise SummaryFailed(PAUSED)
-        draft = await self._drafting.drafted(view, small=due in FORCED)
+        if due not in INSISTENT_REASONS and self._is_failing(view, urgent=due in FORCED_REASONS):
+            raise SummaryError(PAUSED)
+        draft = await self._planner.draft_round(view, allow_small=due in FORCED_REASONS)
         if draft is None:
-            raise SummaryFailed(IRREDUCIBLE if view.irreducible else NOTHING_TO_TAKE)
-        job = await self._ordering.job(view, draft, due)
+            raise SummaryError(IRREDUCIBLE if view.is_irreducible else NOTHING_TO_TAKE)
+        job = await self._job_builder.build_job(view, draft, due)
         if not job.plan.groups:
-            return await self._make(view, job), None
+            return await self._make_plain_round(view, job), None
         if due != "force":
-            joined = self._joined(view, job)
-            late = await self._prepared(view) if joined is job else None  # it may have ended meanwhile
-            if late is not None and _suffices(late, view):
-                return await self._installed(view, late.earlier, due), None
+            joined = self._find_shared_job(view, job)
+            late = (
+                await self._apply_staged_round(view) if joined is job else None
+            )  # it may have ended meanwhile
+            if late is not None and _is_sufficient(late, view):
+                return await self._install_checkpoint(view, late.checkpoint, due), None
             job = joined
         try:
-            made = await self._summarised(view, job, self._unasked(view, draft, due))
-        except SummaryFailed as failed:
-            if view.policy.layout is None and not view.over(view.effective):
+            made = await self._make_summarized_round(view, job, self._find_skip_reason(view, draft, due))
+        except SummaryError as failed:
+            if view.policy.layout is None and not view.exceeds_limit(view.effective):
                 raise
-            return await self._without_model(view, job, failed), failed.reason
-        return (await self._installed(view, _with_edits(made, view.earlier)) if job.staged else made), None
+            return await self._make_extractive_round(view, job, failed), failed.reason
+        return (
+            await self._install_checkpoint(view, _merge_edits(made, view.checkpoint))
+            if job.is_staged
+            else made
+        ), None
 
-    def _unasked(self, view: View, draft: Draft, due: str) -> str | None:
+    def _find_skip_reason(self, view: RequestView, draft: RoundDraft, due: str) -> str | None:
         """Why no summary model is asked; None if one is."""
         if due == "force":
             return None
-        if self._paused(view):
+        if self._is_paused(view):
             return PAUSED
-        return None if draft.pays or due not in FORCED else IRREDUCIBLE
+        return None if draft.is_worth_it or due not in FORCED_REASONS else IRREDUCIBLE
 
-    async def _summarised(self, view: View, job: Job, unasked: str | None) -> Checkpoint:
+    async def _make_summarized_round(
+        self, view: RequestView, job: RoundJob, skip_reason: str | None
+    ) -> Checkpoint:
         """The round with a summary.
 
         Raises:
             SummaryFailed: There is none, or it does not come in time.
         """
-        if unasked is not None or job.brief is None:
-            raise SummaryFailed(unasked or "no-summary-model")
-        finish = view.ask.settings.compaction.on_disconnect == "finish"
-        return await self._rounds.make(job, self._wait_s(view), finish=finish)
+        if skip_reason is not None or job.summary_request is None:
+            raise SummaryError(skip_reason or "no-summary-model")
+        finish = view.request.settings.compaction.on_disconnect == "finish"
+        return await self._rounds.make_round(job, self._compute_wait_s(view), finish=finish)
 
-    def _joined(self, view: View, job: Job) -> Job:
+    def _find_shared_job(self, view: RequestView, job: RoundJob) -> RoundJob:
         """The job that is under way for this conversation already, if it serves this one; else the job."""
-        return next((each for each in self._pending(view) if each.staged and _serves(each, view)), job)
+        return next(
+            (each for each in self._list_pending_jobs(view) if each.is_staged and _can_serve(each, view)), job
+        )
 
-    async def _without_model(self, view: View, job: Job, failed: SummaryFailed) -> Checkpoint:
+    async def _make_extractive_round(
+        self, view: RequestView, job: RoundJob, failed: SummaryError
+    ) -> Checkpoint:
         """The round with a text that no model wrote, and with what the user said."""
         if not job.ledger:
-            gone = frozenset(job.plan.gone)
-            text, rules = await carried_over(view, gone, self._gleanings)
+            gone = frozenset(job.plan.removed_indices)
+            text, rules = await build_ledger_text(view, gone, self._ledger_cache)
             job = replace(job, ledger=text, rules=rules)
-        exact = exact_digest(job.messages[: job.plan.length])
-        place = place_to_be(job.plan, job.earlier, job.prefixes, exact, extract=True)
+        exact = compute_exact_digest(job.messages[: job.plan.length])
+        place = predict_checkpoint_id(job.plan, job.previous_checkpoint, job.prefixes, exact, extract=True)
         [key] = checkpoint_keys(job.tenant, job.root, job.policy.name, [place])
-        plain = replace(job.deterministic(key, place), reason=f"{job.reason},{failed.reason}")
+        plain = replace(job.without_model(key, place), reason=f"{job.reason},{failed.reason}")
         try:
-            made = await self._make(view, plain)
-        except SummaryFailed as longer:
-            raise SummaryFailed(NOTHING_TO_TAKE if longer.reason == "longer" else longer.reason) from longer
-        edited = _with_edits(made, view.earlier)
-        return made if edited is made else await self._installed(view, edited)
+            made = await self._make_plain_round(view, plain)
+        except SummaryError as longer:
+            raise SummaryError(NOTHING_TO_TAKE if longer.reason == "longer" else longer.reason) from longer
+        edited = _merge_edits(made, view.checkpoint)
+        return made if edited is made else await self._install_checkpoint(view, edited)
 
-    def _wait_s(self, view: View) -> float:
+    def _compute_wait_s(self, view: RequestView) -> float:
         """Seconds that a request waits for a summary."""
-        settings, patience_s = view.ask.settings, view.ask.patience_s
+        settings, patience_s = view.request.settings, view.request.patience_s
         most_s = view.policy.max_block_s
         wait_s = settings.summary.timeout_s if most_s is None else most_s
         return wait_s if patience_s is None else min(wait_s, patience_s * PATIENCE_SHARE)
 
 
-def _suffices(ready: View, view: View) -> bool:
+def _is_sufficient(ready: RequestView, view: RequestView) -> bool:
     """Whether a round that was made ahead of need brings the request down far enough."""
-    fixed = min(view.marks.trigger, int(view.fixed * view.ratio))
-    return ready.size(ready.effective) <= fixed + READY_SHARE * (view.marks.trigger - fixed)
+    fixed = min(view.marks.trigger, int(view.fixed_tokens * view.calibration_ratio))
+    return ready.estimate_tokens(ready.effective) <= fixed + READY_SHARE * (view.marks.trigger - fixed)
 
 
-def _serves(pending: Job, view: View) -> bool:
+def _can_serve(pending: RoundJob, view: RequestView) -> bool:
     """Whether a round that is being made leads further for this request, and will stand for it."""
     length = pending.plan.length
-    done = view.earlier.length if view.earlier else 0
+    done = view.checkpoint.length if view.checkpoint else 0
     same = [each.digest for each in view.body[:length]] == [each.digest for each in pending.messages[:length]]
-    return done < length and same and latest_user(view.body) not in pending.plan.gone
+    return done < length and same and find_latest_user_message(view.body) not in pending.plan.removed_indices
 
 
-def _with_edits(ready: Checkpoint, earlier: Checkpoint | None) -> Checkpoint:
+def _merge_edits(ready: Checkpoint, earlier: Checkpoint | None) -> Checkpoint:
     """A ready round with what has been shortened since it was begun."""
     later = (
         []
         if earlier is None
         else [
             (span, put)
-            for span, put in earlier.pieces
+            for span, put in earlier.span_replacements
             if span.start in earlier.edited and span.start >= ready.length
         ]
     )

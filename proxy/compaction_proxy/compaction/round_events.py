@@ -3,19 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compaction_proxy.compaction.ledger_cache import Gleanings
-from compaction_proxy.compaction.request_view import View
-from compaction_proxy.compaction.round_job import Job
-from compaction_proxy.compaction.summary_client import Price, Spent
+from compaction_proxy.compaction.ledger_cache import LedgerCache
+from compaction_proxy.compaction.request_view import RequestView
+from compaction_proxy.compaction.round_job import RoundJob
+from compaction_proxy.compaction.summary_client import PriceLookup, SummaryUsage
 from compaction_proxy.core.checkpoint import Checkpoint
-from compaction_proxy.core.digest import message_id
+from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, MAX_MESSAGE_IDS, Event
-from compaction_proxy.core.ledger.cues import Kind
-from compaction_proxy.core.ledger.ledger import flat
-from compaction_proxy.core.summary.retention import survived
-from compaction_proxy.recall.archive import readable
-from compaction_proxy.recall.round_detail import KEPT, STAND_IN, Shown
-from compaction_proxy.telemetry.event_bus import event_id
+from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.ledger import flatten_text
+from compaction_proxy.core.summary.retention import count_retained_facts
+from compaction_proxy.recall.archive import format_message_text
+from compaction_proxy.recall.round_detail import KEPT, STAND_IN, VisibleMessage
+from compaction_proxy.telemetry.event_bus import generate_event_id
 from compaction_proxy.telemetry.logs import REQUEST
 
 # How a round ended: a request goes on with it, or waits for one that will.
@@ -24,110 +24,121 @@ APPLIED, SCHEDULED = "applied", "scheduled"
 Facts = Mapping[str, tuple[int, int]]
 
 
-def made_event(
-    job: Job, made: Checkpoint, facts: Facts, price: Price, *, at: float, seconds: float, outcome: str
+def build_created_event(
+    job: RoundJob,
+    made: Checkpoint,
+    facts: Facts,
+    price: PriceLookup,
+    *,
+    at: float,
+    seconds: float,
+    outcome: str,
 ) -> Event:
     """A round was made."""
-    taken = job.taken
+    taken = job.affected_indices
     return Event(
         COMPACTED,
         at,
-        **_about(job, price),
-        place=job.place.hex(),
+        **_build_common_fields(job, price),
+        place=job.checkpoint_id.hex(),
         reason=job.reason,
         outcome=outcome,
         model=made.writer,
         tokens_after=made.tokens_after,
         messages=len(taken),
-        message_ids=tuple(message_id(job.prefixes[index]) for index in taken[:MAX_MESSAGE_IDS]),
+        message_ids=tuple(format_message_id(job.prefixes[index]) for index in taken[:MAX_MESSAGE_IDS]),
         seconds=round(seconds, 3),
         facts=facts,
         summary=made.summary,
     )
 
 
-def failed_event(job: Job, reason: str, price: Price, *, at: float) -> Event:
+def build_failed_event(job: RoundJob, reason: str, price: PriceLookup, *, at: float) -> Event:
     """A round was due and was not made; its calls cost what they cost."""
-    return Event(FAILED, at, **_about(job, price), reason=reason)
+    return Event(FAILED, at, **_build_common_fields(job, price), reason=reason)
 
 
-def installed_event(view: View, ready: Checkpoint, place: bytes, due: str, at: float) -> Event:
+def build_installed_event(
+    view: RequestView, ready: Checkpoint, checkpoint_id: bytes, due: str, at: float
+) -> Event:
     """A round that was made ahead of need is in force, since a request was in need of it."""
     installed = view.with_checkpoint(ready)
     return Event(
         INSTALLED,
         at,
-        conversation=view.conversation or ready.conversation,
-        id=event_id(),
+        conversation=view.conversation_id or ready.conversation,
+        id=generate_event_id(),
         request=REQUEST.get(""),
         strategy=ready.strategy,
         round=ready.round,
-        place=place.hex(),
+        place=checkpoint_id.hex(),
         reason=due,
         outcome=APPLIED,
-        asked=view.ask.model,
-        tokens_before=view.size(view.effective),
-        tokens_after=installed.size(installed.effective),
-        trigger=view.marks.trigger if view.automatic else None,
+        asked=view.request.model,
+        tokens_before=view.estimate_tokens(view.effective),
+        tokens_after=installed.estimate_tokens(installed.effective),
+        trigger=view.marks.trigger if view.is_automatic else None,
         window=view.budget.window,
         basis=view.basis,
         listed=len(view.messages),
     )
 
 
-def _about(job: Job, price: Price) -> dict[str, Any]:
+def _build_common_fields(job: RoundJob, price: PriceLookup) -> dict[str, Any]:
     """What is told of every round."""
-    spent = job.brief.spent if job.brief else Spent()
+    spent = job.summary_request.usage if job.summary_request else SummaryUsage()
     told = {
         "conversation": job.conversation,
-        "id": event_id(),
+        "id": generate_event_id(),
         "request": REQUEST.get(""),
         "strategy": job.policy.name,
         "round": job.plan.round,
         "asked": job.model,
         "tokens_before": job.tokens_before,
-        "trigger": job.fires_at,
+        "trigger": job.calibrated_trigger,
         "window": job.window,
         "basis": job.basis,
-        "listed": job.listed,
+        "listed": job.client_message_count,
     }
-    return {**told, **_cost(spent, price)} if spent.calls else told
+    return {**told, **_build_cost_fields(spent, price)} if spent.calls else told
 
 
-def _cost(spent: Spent, price: Price) -> dict[str, Any]:
+def _build_cost_fields(spent: SummaryUsage, price: PriceLookup) -> dict[str, Any]:
     return {
         "calls": spent.calls,
         "prompt_tokens": spent.prompt_tokens,
         "completion_tokens": spent.completion_tokens,
         "cached_tokens": spent.cached_tokens,
-        "cost_usd": spent.cost_usd(price),
+        "cost_usd": spent.compute_cost_usd(price),
     }
 
 
-def facts_of(job: Job, seen: Sequence[Shown], gleanings: Gleanings) -> Facts:
+def find_retained_facts(job: RoundJob, seen: Sequence[VisibleMessage], ledger_cache: LedgerCache) -> Facts:
     """Which facts of the replaced messages the model still sees (`core.summary.retention`)."""
-    taken = job.taken
+    taken = job.affected_indices
     if not taken:
         return {}
     removed = [job.messages[index] for index in taken]
-    standing = gleanings.standing(job.messages).of(frozenset(taken))
-    rules = [flat(spoken.said.text) for _, spoken in standing if spoken.kind is Kind.RULE]
+    standing = ledger_cache.get_active_statements(job.messages).list_covered(frozenset(taken))
+    rules = [flatten_text(spoken.said.text) for _, spoken in standing if spoken.kind is StatementKind.RULE]
     stand_ins_first = sorted(seen, key=lambda each: each.origin == KEPT)
-    return survived(removed, [each.text for each in stand_ins_first], rules, gleanings.seen)
+    return count_retained_facts(
+        removed, [each.text for each in stand_ins_first], rules, ledger_cache.get_shown_facts
+    )
 
 
-def seen_after(job: Job, made: Checkpoint) -> Iterator[Shown]:
+def list_messages_after_round(job: RoundJob, made: Checkpoint) -> Iterator[VisibleMessage]:
     """The conversation's messages as they are forwarded with a round, the privileged ones left out."""
-    put_at = {span.start: (span, put) for span, put in made.pieces}
+    put_at = {span.start: (span, put) for span, put in made.span_replacements}
     index = 0
     while index < len(job.messages):
-        name = message_id(job.prefixes[index])
+        name = format_message_id(job.prefixes[index])
         if index in put_at:
             span, put = put_at[index]
             own = name if index in made.edited else ""
-            yield from (Shown(each.role, readable(each), STAND_IN, own) for each in put)
+            yield from (VisibleMessage(each.role, format_message_text(each), STAND_IN, own) for each in put)
             index = span.stop
         else:
             message = job.messages[index]
-            yield Shown(message.role, readable(message), KEPT, name)
+            yield VisibleMessage(message.role, format_message_text(message), KEPT, name)
             index += 1

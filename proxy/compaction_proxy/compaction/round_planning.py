@@ -6,27 +6,27 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from compaction_proxy.compaction.ledger_cache import Gleanings
-from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.request_view import View
-from compaction_proxy.core.digest import message_id
+from compaction_proxy.compaction.ledger_cache import LedgerCache
+from compaction_proxy.compaction.message_reader import MessageReader
+from compaction_proxy.compaction.request_view import RequestView
+from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.ledger.frontier import Frontier
-from compaction_proxy.core.ledger.ledger import Standing, ledger, rendered, rules
-from compaction_proxy.core.masking import MASK_TOKENS, first_to_go
-from compaction_proxy.core.message import Message, latest_user
+from compaction_proxy.core.ledger.ledger import ActiveStatements, build_ledger, list_rules, render_ledger
+from compaction_proxy.core.masking import MASK_TOKENS, order_results_to_mask
+from compaction_proxy.core.message import Message, find_latest_user_message
 from compaction_proxy.core.planner import (
-    Plan,
-    Room,
-    boundary,
-    chain_records,
-    plan,
-    sizes,
-    task_index,
-    unchanged,
-    with_edits,
+    PlanConstraints,
+    RoundPlan,
+    add_edits,
+    build_unchanged_plan,
+    find_tail_start,
+    find_task_index,
+    list_chain_records,
+    list_forwarded_sizes,
+    plan_round,
 )
-from compaction_proxy.core.strategies import LAYOUT, Limit
-from compaction_proxy.support.offload import beside
+from compaction_proxy.core.strategies import LAYOUT, ScaledLimit
+from compaction_proxy.support.offload import run_in_worker
 
 # What the opening and closing lines of records take.
 FRAME_TOKENS = 120
@@ -47,84 +47,95 @@ MASKED_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class RoundDraft:
     """A round to be made.
 
     Attributes:
         plan: What is replaced.
-        asked: Size of the summary, in tokens; 0 where there is none.
-        pays: Whether enough can be won to be worth a summary.
+        summary_tokens: Size of the summary, in tokens; 0 where there is none.
+        is_worth_it: Whether enough can be won to be worth a summary.
         ledger: What the user said and what was observed, for a chain of records; else empty.
         rules: What the ledger must hold in any case.
-        outdated: What the user said and no longer holds, by index of the message: no model shall see it.
+        outdated_statements: What the user said and no longer holds, by index of the message: no model shall
+            see it.
         frontier: Where the conversation stands, for a chain of records; else empty.
     """
 
-    plan: Plan
-    asked: int
-    pays: bool = True
+    plan: RoundPlan
+    summary_tokens: int
+    is_worth_it: bool = True
     ledger: str = ""
     rules: tuple[str, ...] = ()
-    outdated: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    outdated_statements: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     frontier: Frontier = field(default_factory=Frontier)
 
 
-async def drafted(view: View, reading: Reading, gleanings: Gleanings, *, small: bool = False) -> Draft | None:
+async def draft_round(
+    view: RequestView, reader: MessageReader, ledger_cache: LedgerCache, *, allow_small: bool = False
+) -> RoundDraft | None:
     """The round that the strategy would make of the request now, or None if there is nothing to take.
 
     What the client moves stays out of it, unless the request would not fit then.
 
     Args:
         view: The request.
-        reading: What counts.
-        gleanings: What messages say and show.
-        small: Whether a round is wanted even where little can be won.
+        reader: What counts.
+        ledger_cache: What messages say and show.
+        allow_small: Whether a round is wanted even where little can be won.
     """
-    draft = await _drafted(view, reading, gleanings, small=small)
-    if not view.moving or not view.exceeds_window(view.effective) or (draft and _fits(view, draft)):
+    draft = await _draft_once(view, reader, ledger_cache, allow_small=allow_small)
+    if not view.moving_count or not view.exceeds_window(view.effective) or (draft and _can_fit(view, draft)):
         return draft
-    return await _drafted(replace(view, moving=0), reading, gleanings, small=small)
+    return await _draft_once(replace(view, moving_count=0), reader, ledger_cache, allow_small=allow_small)
 
 
-def _fits(view: View, draft: Draft) -> bool:
+def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
     """Whether a request will fit once the round is made, as far as its texts can be foreseen."""
-    forwarded = sizes(view.body, view.earlier)
+    forwarded = list_forwarded_sizes(view.body, view.checkpoint)
     edited = {fill.at for fill in draft.plan.fills if fill.kind in {"mask", "cap"}}
     won = sum(forwarded[index] - MASK_TOKENS for index in edited)
-    won += sum(forwarded[index] for index in draft.plan.fresh) - draft.asked - FRAME_TOKENS
+    won += sum(forwarded[index] for index in draft.plan.fresh_indices) - draft.summary_tokens - FRAME_TOKENS
     won -= int(len(draft.ledger) / CHARACTERS_A_TOKEN)
-    return (view.room.size - won) * view.ratio <= view.budget.input_limit
+    return (view.plan_constraints.size - won) * view.calibration_ratio <= view.budget.input_limit
 
 
-async def _drafted(view: View, reading: Reading, gleanings: Gleanings, *, small: bool) -> Draft | None:
+async def _draft_once(
+    view: RequestView, reader: MessageReader, ledger_cache: LedgerCache, *, allow_small: bool
+) -> RoundDraft | None:
     """The same, with what the client moves left out of it in any case."""
-    room = view.room
+    room = view.plan_constraints
     if view.policy.layout is None:
-        return await beside(partial(_plain, view, room))
-    masked = await beside(partial(_masked, view, room))
+        return await run_in_worker(partial(_draft_plain, view, room))
+    masked = await run_in_worker(partial(_draft_masks, view, room))
     if masked is not None:
         return masked
-    held = await beside(partial(_held, view, room, gleanings))
-    told = await _tokens(held.words.text, view, reading)
-    return await beside(partial(_chained, view, held, told, gleanings, small=small))
+    held = await run_in_worker(partial(_collect_content, view, room, ledger_cache))
+    told = await _count_text_tokens(held.words.text, view, reader)
+    return await run_in_worker(
+        partial(_draft_chain_record, view, held, told, ledger_cache, allow_small=allow_small)
+    )
 
 
-def capped(view: View) -> Plan | None:
+def plan_result_caps(view: RequestView) -> RoundPlan | None:
     """What to shorten before a round: huge results of the newest unit that no round can make room for."""
     layout = view.policy.layout
-    results = _unanswered(view.body)
-    if layout is None or not results or not view.automatic or view.held_back:
+    results = _find_newest_results(view.body)
+    if layout is None or not results or not view.is_automatic or view.is_held_back:
         return None
-    forwarded, usable, ratio = sizes(view.body, view.earlier), view.budget.usable, view.ratio
-    if (view.fixed + sum(forwarded[index] for index in results)) * ratio <= usable:
+    forwarded, usable, ratio = (
+        list_forwarded_sizes(view.body, view.checkpoint),
+        view.budget.usable,
+        view.calibration_ratio,
+    )
+    if (view.fixed_tokens + sum(forwarded[index] for index in results)) * ratio <= usable:
         return None
-    known = view.earlier.edited if view.earlier else frozenset()
-    least = max(layout.cap.of(view.trigger), usable * layout.huge_share / max(ratio, 0.01))
+    known = view.checkpoint.edited if view.checkpoint else frozenset()
+    least = max(layout.cap.compute_tokens(view.trigger_tokens), usable * layout.huge_share / max(ratio, 0.01))
     edits = [index for index in results if index not in known and forwarded[index] > least]
-    return with_edits(unchanged(view.earlier), dict.fromkeys(edits, "cap")) if edits else None
+    return add_edits(build_unchanged_plan(view.checkpoint), dict.fromkeys(edits, "cap")) if edits else None
 
 
-def _unanswered(messages: Sequence[Message]) -> range:
+def _find_newest_results(messages: Sequence[Message]) -> range:
     """Indices of the results in the last unit."""
     start = len(messages)
     while start and messages[start - 1].answers:
@@ -133,14 +144,14 @@ def _unanswered(messages: Sequence[Message]) -> range:
     return range(start if called else max(start, len(messages) - 1), len(messages))
 
 
-def _plain(view: View, room: Room) -> Draft | None:
+def _draft_plain(view: RequestView, room: PlanConstraints) -> RoundDraft | None:
     """One plan, and nothing beside it."""
-    asked = _asked(view, 0)
-    made = plan(view.body, view.effective, view.policy, view.earlier, replace(room, records=asked))
-    return Draft(made, asked, _pays(view, made, 0, room)) if made else None
+    asked = _compute_summary_tokens(view, 0)
+    made = plan_round(view.body, view.effective, view.policy, view.checkpoint, replace(room, records=asked))
+    return RoundDraft(made, asked, _is_worth_it(view, made, 0, room)) if made else None
 
 
-class _Held(NamedTuple):
+class _RecordContent(NamedTuple):
     """What a further record of a chain would have to hold beside its summary.
 
     Attributes:
@@ -151,82 +162,93 @@ class _Held(NamedTuple):
         words: The ledger.
     """
 
-    room: Room
+    room: PlanConstraints
     covered: frozenset[int]
-    standing: Standing
+    standing: ActiveStatements
     frontier: Frontier
-    words: "CarriedOver"
+    words: "LedgerText"
 
 
-def _masked(view: View, room: Room) -> Draft | None:
+def _draft_masks(view: RequestView, room: PlanConstraints) -> RoundDraft | None:
     """Masks, if they suffice."""
-    stop = boundary(view.body, view.effective, view.policy, view.earlier, room, least=True)
-    masks = _masks(view, room, stop)
-    return Draft(with_edits(unchanged(view.earlier), dict.fromkeys(masks, "mask")), 0) if masks else None
+    stop = find_tail_start(view.body, view.effective, view.policy, view.checkpoint, room, at_least=True)
+    masks = _choose_masks(view, room, stop)
+    return (
+        RoundDraft(add_edits(build_unchanged_plan(view.checkpoint), dict.fromkeys(masks, "mask")), 0)
+        if masks
+        else None
+    )
 
 
-def _held(view: View, room: Room, gleanings: Gleanings) -> _Held:
+def _collect_content(view: RequestView, room: PlanConstraints, ledger_cache: LedgerCache) -> _RecordContent:
     """What would be carried over."""
-    stop = boundary(view.body, view.effective, view.policy, view.earlier, room)
-    stay = {latest_user(view.body), task_index(view.body)}
+    stop = find_tail_start(view.body, view.effective, view.policy, view.checkpoint, room)
+    stay = {find_latest_user_message(view.body), find_task_index(view.body)}
     covered = frozenset(index for index in range(stop) if index not in stay)
-    standing = gleanings.standing(view.body)
-    said = " ".join(each.text for each in _kept(view)).casefold()
-    anew = any(value in said for value in standing.outdated.values)
-    frontier = gleanings.frontier(view.body)
-    words = _carried_over(view, covered, standing, frontier, gleanings)
-    return _Held(replace(room, anew=anew), covered, standing, frontier, words)
+    standing = ledger_cache.get_active_statements(view.body)
+    said = " ".join(each.text for each in _list_chain_records(view)).casefold()
+    anew = any(value in said for value in standing.superseded.values)
+    frontier = ledger_cache.get_frontier(view.body)
+    words = _build_ledger_text(view, covered, standing, frontier, ledger_cache)
+    return _RecordContent(replace(room, anew=anew), covered, standing, frontier, words)
 
 
-def _chained(view: View, held: _Held, told: int, gleanings: Gleanings, *, small: bool) -> Draft | None:
+def _draft_chain_record(
+    view: RequestView,
+    content: _RecordContent,
+    ledger_tokens: int,
+    ledger_cache: LedgerCache,
+    *,
+    allow_small: bool,
+) -> RoundDraft | None:
     """A further record of the chain, where what is carried over takes so many tokens."""
-    room, covered, words = held.room, held.covered, held.words
-    kept = sum(each.tokens for each in _kept(view))
-    asked = _asked(view, sum(view.body[index].tokens for index in covered) - kept)
-    records = told + asked + FRAME_TOKENS + kept
-    made = plan(view.body, view.effective, view.policy, view.earlier, replace(room, records=records))
+    room, covered, words = content.room, content.covered, content.words
+    kept = sum(each.tokens for each in _list_chain_records(view))
+    asked = _compute_summary_tokens(view, sum(view.body[index].tokens for index in covered) - kept)
+    records = ledger_tokens + asked + FRAME_TOKENS + kept
+    made = plan_round(view.body, view.effective, view.policy, view.checkpoint, replace(room, records=records))
     if made is None:
         return None
-    pays = _pays(view, made, asked, room)
-    if not (small or pays):
+    pays = _is_worth_it(view, made, asked, room)
+    if not (allow_small or pays):
         return None
-    gone = frozenset(made.gone)
+    gone = frozenset(made.removed_indices)
     if covered != gone:  # what was carried over took more or less than there was room for
-        words = _carried_over(view, gone, held.standing, held.frontier, gleanings)
-    outdated = held.standing.outdated.texts
-    return Draft(_with_task(view, made, room), asked, pays, *words, outdated, held.frontier)
+        words = _build_ledger_text(view, gone, content.standing, content.frontier, ledger_cache)
+    outdated = content.standing.superseded.texts
+    return RoundDraft(_cap_long_task(view, made, room), asked, pays, *words, outdated, content.frontier)
 
 
-def _kept(view: View) -> tuple[Message, ...]:
+def _list_chain_records(view: RequestView) -> tuple[Message, ...]:
     """The records of the chain so far."""
-    return chain_records(view.earlier) if view.earlier else ()
+    return list_chain_records(view.checkpoint) if view.checkpoint else ()
 
 
-def _asked(view: View, removed: int) -> int:
+def _compute_summary_tokens(view: RequestView, removed: int) -> int:
     """Size of the summary to ask for, in tokens."""
     shape = view.policy.summary
     if shape is None:
         return 0
-    asked = shape.asked(max(0, removed))
-    return min(asked, int(SUMMARY_SHARE * view.room.trigger)) if shape.share else asked
+    asked = shape.compute_target_tokens(max(0, removed))
+    return min(asked, int(SUMMARY_SHARE * view.plan_constraints.trigger)) if shape.share else asked
 
 
-def _masks(view: View, room: Room, stop: int) -> list[int]:
+def _choose_masks(view: RequestView, room: PlanConstraints, stop: int) -> list[int]:
     """The tool results to mask, if that alone brings the request down to its target; else none."""
-    forwarded = sizes(view.body, view.earlier)
-    known = view.earlier.edited if view.earlier else frozenset()
+    forwarded = list_forwarded_sizes(view.body, view.checkpoint)
+    known = view.checkpoint.edited if view.checkpoint else frozenset()
     candidates = [
         index
-        for index in _old_results(view, stop)
+        for index in _list_old_results(view, stop)
         if index not in known and forwarded[index] > 2 * MASK_TOKENS
     ]
     if room.target is None:
         return []
     goal = room.target
     if room.is_scarce:
-        goal = room.fixed + int(MASKED_SHARE * room.free)
+        goal = room.fixed + int(MASKED_SHARE * room.free_tokens)
     size, masks = room.size + room.growth, []
-    for index in first_to_go(view.body, candidates):
+    for index in order_results_to_mask(view.body, candidates):
         if size <= goal:
             break
         masks.append(index)
@@ -234,139 +256,152 @@ def _masks(view: View, room: Room, stop: int) -> list[int]:
     return masks if size <= goal else []
 
 
-def _old_results(view: View, stop: int) -> list[int]:
+def _list_old_results(view: RequestView, stop: int) -> list[int]:
     """Tool results before the tail that are still there, without the newest that always stay."""
-    gone = view.earlier.gone if view.earlier else frozenset()
+    gone = view.checkpoint.removed_indices if view.checkpoint else frozenset()
     results = [index for index, each in enumerate(view.body) if each.answers and index not in gone]
     newest = view.policy.keep.tool_results
     return [index for index in (results[:-newest] if newest else results) if index < stop]
 
 
-def _pays(view: View, made: Plan, asked: int, room: Room) -> bool:
+def _is_worth_it(view: RequestView, made: RoundPlan, summary_tokens: int, room: PlanConstraints) -> bool:
     """Whether what can be removed is worth a round: enough of it, and more than what takes its place."""
-    forwarded = sizes(view.body, view.earlier)
-    won = sum(forwarded[index] for index in made.fresh) - asked
+    forwarded = list_forwarded_sizes(view.body, view.checkpoint)
+    won = sum(forwarded[index] for index in made.fresh_indices) - summary_tokens
     return won >= LEAST_SHARE * room.trigger
 
 
-def _with_task(view: View, made: Plan, room: Room) -> Plan:
+def _cap_long_task(view: RequestView, made: RoundPlan, room: PlanConstraints) -> RoundPlan:
     """The plan with a task that is too long shortened, unless it is the latest user message too."""
-    task = task_index(view.body)
-    known = view.earlier.edited if view.earlier else frozenset()
-    moves = task is not None and task >= len(view.body) - view.moving
-    if task is None or task == latest_user(view.body) or task in known or moves:
+    task = find_task_index(view.body)
+    known = view.checkpoint.edited if view.checkpoint else frozenset()
+    moves = task is not None and task >= len(view.body) - view.moving_count
+    if task is None or task == find_latest_user_message(view.body) or task in known or moves:
         return made
-    too_long = view.body[task].tokens > view.policy.task_tokens.of(room.trigger)
-    return with_edits(made, {task: "cap"}) if too_long else made
+    too_long = view.body[task].tokens > view.policy.task_tokens.compute_tokens(room.trigger)
+    return add_edits(made, {task: "cap"}) if too_long else made
 
 
-class CarriedOver(NamedTuple):
+class LedgerText(NamedTuple):
     """A ledger as text, and the rules that it must hold."""
 
     text: str
     rules: tuple[str, ...]
 
 
-async def carried_over(view: View, covered: Collection[int], gleanings: Gleanings) -> CarriedOver:
+async def build_ledger_text(
+    view: RequestView, covered: Collection[int], ledger_cache: LedgerCache
+) -> LedgerText:
     """The ledger of what is covered, within the budget of `anchored`: every strategy falls back on it."""
 
-    def read() -> CarriedOver:
-        standing, frontier = gleanings.standing(view.body), gleanings.frontier(view.body)
-        return _carried_over(view, covered, standing, frontier, gleanings)
+    def build_text() -> LedgerText:
+        standing, frontier = (
+            ledger_cache.get_active_statements(view.body),
+            ledger_cache.get_frontier(view.body),
+        )
+        return _build_ledger_text(view, covered, standing, frontier, ledger_cache)
 
-    return await beside(read)
+    return await run_in_worker(build_text)
 
 
-def pins_of(view: View) -> tuple[str, ...]:
+def merge_pins(view: RequestView) -> tuple[str, ...]:
     """What people want to be kept word for word."""
-    return tuple(dict.fromkeys((*view.wishes.pins, *view.ask.pins)))
+    return tuple(dict.fromkeys((*view.directives.pins, *view.request.pins)))
 
 
-def _carried_over(
-    view: View, covered: Collection[int], standing: Standing, frontier: Frontier, gleanings: Gleanings
-) -> CarriedOver:
+def _build_ledger_text(
+    view: RequestView,
+    covered: Collection[int],
+    standing: ActiveStatements,
+    frontier: Frontier,
+    ledger_cache: LedgerCache,
+) -> LedgerText:
     layout = view.policy.layout or LAYOUT
-    gone = frozenset(covered) | (view.earlier.gone if view.earlier else frozenset())
-    characters = int(_ledger_tokens(view, layout.ledger) * CHARACTERS_A_TOKEN)
-    found = ledger(
+    gone = frozenset(covered) | (view.checkpoint.removed_indices if view.checkpoint else frozenset())
+    characters = int(_compute_ledger_tokens(view, layout.ledger) * CHARACTERS_A_TOKEN)
+    found = build_ledger(
         view.body,
         gone,
-        lambda index: message_id(view.prefixes[index]),
-        pins_of(view),
-        standing=standing,
+        lambda index: format_message_id(view.prefixes[index]),
+        merge_pins(view),
+        active=standing,
         frontier=frontier,
-        seen=gleanings.seen,
+        fact_reader=ledger_cache.get_shown_facts,
     )
-    return CarriedOver(rendered(found, characters), rules(found))
+    return LedgerText(render_ledger(found, characters), list_rules(found))
 
 
-def _ledger_tokens(view: View, limit: Limit) -> int:
+def _compute_ledger_tokens(view: RequestView, limit: ScaledLimit) -> int:
     """Tokens that the ledger may take: its limit, as far as it need not yield to the tail's floor."""
-    room, tail = view.room, view.policy.keep.tail
-    most = limit.of(room.trigger)
+    room, tail = view.plan_constraints, view.policy.keep.tail
+    most = limit.compute_tokens(room.trigger)
     if room.target is None or tail is None:
         return most
-    others = sum(each.tokens for each in _kept(view))
-    others += int(SUMMARY_SHARE * room.trigger) + tail.of(room.free)
-    usual = min(max(LEDGER_TOKENS, int(LEDGER_SHARE * most)), int(FILLED_SHARE * room.free) - others)
+    others = sum(each.tokens for each in _list_chain_records(view))
+    others += int(SUMMARY_SHARE * room.trigger) + tail.compute_tokens(room.free_tokens)
+    usual = min(max(LEDGER_TOKENS, int(LEDGER_SHARE * most)), int(FILLED_SHARE * room.free_tokens) - others)
     left = max(room.target - room.fixed - others, usual, int(LEAST_LEDGER_SHARE * most))
     return min(most, left)
 
 
-async def _tokens(text: str, view: View, reading: Reading) -> int:
+async def _count_text_tokens(text: str, view: RequestView, reader: MessageReader) -> int:
     if not text:
         return 0
-    [counted] = await reading.counted([Message(role="user", text=text)], view.gauge)
+    [counted] = await reader.add_token_counts([Message(role="user", text=text)], view.counting_options)
     return counted.tokens
 
 
-class Drafting:
+class RoundPlanner:
     """Works out rounds, each once at a time.
 
     Args:
-        reading: What counts.
-        gleanings: What messages say and show.
+        reader: What counts.
+        ledger_cache: What messages say and show.
     """
 
-    def __init__(self, reading: Reading, gleanings: Gleanings) -> None:
-        self._reading = reading
-        self._gleanings = gleanings
-        self._running: dict[asyncio.Task[Draft | None], tuple[object, ...]] = {}
+    def __init__(self, reader: MessageReader, ledger_cache: LedgerCache) -> None:
+        self._reader = reader
+        self._ledger_cache = ledger_cache
+        self._running: dict[asyncio.Task[RoundDraft | None], tuple[object, ...]] = {}
 
-    async def drafted(self, view: View, *, small: bool = False) -> Draft | None:
+    async def draft_round(self, view: RequestView, *, allow_small: bool = False) -> RoundDraft | None:
         """The round that the strategy would make of the request now, or None if there is nothing to take.
 
         Args:
             view: The request.
-            small: Whether a round is wanted even where little can be won.
+            allow_small: Whether a round is wanted even where little can be won.
         """
-        asked = _find_key(view, small=small)
+        asked = _build_key(view, allow_small=allow_small)
         same = (task for task, of in self._running.items() if of == asked)
-        task = next(same, None) or self._begun(view, asked, small=small)
+        task = next(same, None) or self._start_task(view, asked, allow_small=allow_small)
         return await asyncio.shield(task)  # whoever leaves takes nothing from the others
 
-    def _begun(self, view: View, asked: tuple[object, ...], *, small: bool) -> asyncio.Task[Draft | None]:
-        task = asyncio.create_task(drafted(view, self._reading, self._gleanings, small=small))
-        self._running[task] = asked
+    def _start_task(
+        self, view: RequestView, key: tuple[object, ...], *, allow_small: bool
+    ) -> asyncio.Task[RoundDraft | None]:
+        task = asyncio.create_task(
+            draft_round(view, self._reader, self._ledger_cache, allow_small=allow_small)
+        )
+        self._running[task] = key
 
-        def ended(task: asyncio.Task[Draft | None]) -> None:
+        def finish_task(task: asyncio.Task[RoundDraft | None]) -> None:
             del self._running[task]
             if not task.cancelled():
                 task.exception()  # all who asked may have left: then nobody else looks at it
 
-        task.add_done_callback(ended)
+        task.add_done_callback(finish_task)
         return task
 
 
-def _find_key(view: View, *, small: bool) -> tuple[object, ...]:
+def _build_key(view: RequestView, *, allow_small: bool) -> tuple[object, ...]:
     """Everything that a draft depends on."""
     return (
-        view.ask.tenant,
+        view.request.tenant,
         tuple(each.digest for each in view.messages),
-        view.earlier,
+        view.checkpoint,
         view.policy,
-        view.gauge,
-        view.room,
-        pins_of(view),
-        small,
+        view.counting_options,
+        view.plan_constraints,
+        merge_pins(view),
+        allow_small,
     )

@@ -8,35 +8,35 @@ from typing import NamedTuple
 
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compactor import Compactor
-from compaction_proxy.compaction.directives import Wishing
-from compaction_proxy.compaction.effectiveness import Effects
-from compaction_proxy.compaction.inflight import Rounds
-from compaction_proxy.compaction.job_builder import Ordering
-from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.request_limits import policy_for
-from compaction_proxy.compaction.request_loader import Viewer
-from compaction_proxy.compaction.round_builder import Making
-from compaction_proxy.compaction.round_coordinator import Replacing
-from compaction_proxy.compaction.summarizer import Summarising
+from compaction_proxy.compaction.directives import DirectiveStore
+from compaction_proxy.compaction.effectiveness import RoundEffectiveness
+from compaction_proxy.compaction.inflight import InflightRounds
+from compaction_proxy.compaction.job_builder import JobBuilder
+from compaction_proxy.compaction.message_reader import MessageReader
+from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.request_loader import RequestLoader
+from compaction_proxy.compaction.round_builder import RoundBuilder
+from compaction_proxy.compaction.round_coordinator import RoundCoordinator
+from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.compaction.summary_request import SummaryRoute
-from compaction_proxy.compaction.types import Ask, Fit, Mode, Status
-from compaction_proxy.core.budget import budget
+from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitRequest, FitResult
+from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.checkpoint import EXTRACT
-from compaction_proxy.core.errors import Crashed, Unreadable
+from compaction_proxy.core.errors import InternalError, UnreadableBodyError
 from compaction_proxy.core.event import COMPACTED
-from compaction_proxy.providers.model_limits import Learning
-from compaction_proxy.providers.usage_baseline import Anchors
-from compaction_proxy.storage.records import Records
+from compaction_proxy.providers.model_limits import ModelLimits
+from compaction_proxy.providers.usage_baseline import UsageBaselineStore
+from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
-from compaction_proxy.telemetry.event_bus import Announcing
-from compaction_proxy.telemetry.event_history import History
+from compaction_proxy.telemetry.event_bus import EventBus
+from compaction_proxy.telemetry.event_history import EventHistory
 
 # What is kept aside ends with its block; nothing of it expires before, in seconds.
-KEPT_S = 86_400.0
+SCRATCH_TTL_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class ScratchCompactor:
     """A compactor and what it has made, for as long as the block runs.
 
     Attributes:
@@ -45,50 +45,56 @@ class Apart:
     """
 
     compactor: Compactor
-    history: History
+    history: EventHistory
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class StatelessCompaction:
     """Compacts without keeping anything: no checkpoint, event, archive or total outlives the block.
 
     Attributes:
-        store: Makes an empty store, in memory.
-        reading: Reads and counts, as for requests.
-        learning: Knows windows and ratios; is asked only.
-        summarising: Who writes summaries; knows which models fail, and what a tenant may still spend.
-        ordering: Turns drafts into jobs.
-        announce: Tells those who count what summaries cost; they are told of no conversation's round.
+        create_store: Makes an empty store, in memory.
+        reader: Reads and counts, as for requests.
+        model_limits: Knows windows and ratios; is asked only.
+        summarizer: Who writes summaries; knows which models fail, and what a tenant may still spend.
+        job_builder: Turns drafts into jobs.
+        event_bus: Tells those who count what summaries cost; they are told of no conversation's round.
     """
 
-    store: Callable[[], Store]
-    reading: Reading
-    learning: Learning
-    summarising: Summarising
-    ordering: Ordering
-    announce: Announcing
+    create_store: Callable[[], Store]
+    reader: MessageReader
+    model_limits: ModelLimits
+    summarizer: Summarizer
+    job_builder: JobBuilder
+    event_bus: EventBus
 
     @asynccontextmanager
-    async def apart(self) -> AsyncIterator[Apart]:
+    async def open_compactor(self) -> AsyncIterator[ScratchCompactor]:
         """A compactor over an empty store. What it has begun ends with the block."""
         async with AsyncExitStack() as stack:
-            records = Records(self.store(), _ignored)
+            records = RecordStore(self.create_store(), _ignore_error)
             stack.push_async_callback(records.close)
-            index, history = CheckpointIndex(records), History(records, KEPT_S)
-            wishing = Wishing(records, KEPT_S)
-            making = Making(self.summarising, records, index, history, self.reading, announce=self.announce)
-            rounds = Rounds(making, history, announce=self.announce)
+            index, history = CheckpointIndex(records), EventHistory(records, SCRATCH_TTL_S)
+            wishing = DirectiveStore(records, SCRATCH_TTL_S)
+            making = RoundBuilder(
+                self.summarizer, records, index, history, self.reader, announce=self.event_bus
+            )
+            rounds = InflightRounds(making, history, announce=self.event_bus)
             stack.push_async_callback(rounds.close)
-            viewer = Viewer(self.reading, records, index, self.learning, Anchors(records), wishing)
-            replacing = Replacing(viewer, rounds, making, self.reading, wishing, Effects(), self.ordering)
-            yield Apart(Compactor(viewer, replacing, self.reading, self.learning), history)
+            viewer = RequestLoader(
+                self.reader, records, index, self.model_limits, UsageBaselineStore(records), wishing
+            )
+            replacing = RoundCoordinator(
+                viewer, rounds, making, self.reader, wishing, RoundEffectiveness(), self.job_builder
+            )
+            yield ScratchCompactor(Compactor(viewer, replacing, self.reader, self.model_limits), history)
 
 
-def _ignored(_: object) -> None:
+def _ignore_error(_: object) -> None:
     """A store in memory fails only where a record is too large for it; the round is used all the same."""
 
 
-class Shortened(NamedTuple):
+class ShortenResult(NamedTuple):
     """What came of a list that was to be shortened.
 
     Attributes:
@@ -97,16 +103,18 @@ class Shortened(NamedTuple):
         model: Who wrote the summary; None if no model did.
     """
 
-    fit: Fit
-    first: Fit
+    fit: FitResult
+    first: FitResult
     model: str | None
 
 
-async def shortened(aside: Aside, ask: Ask, target: int | None) -> Shortened:
+async def shorten_messages(
+    compaction: StatelessCompaction, ask: FitRequest, target: int | None
+) -> ShortenResult:
     """What the strategy makes of the list; without a model where none wrote, or it is too long still.
 
     Args:
-        aside: Compacts.
+        compaction: Compacts.
         ask: The request, to be compacted by force.
         target: What it must come under, in tokens; None: it need not.
 
@@ -114,44 +122,52 @@ async def shortened(aside: Aside, ask: Ask, target: int | None) -> Shortened:
         Unreadable: A message is none.
         Crashed: A fault of ours, which the log tells of.
     """
-    async with aside.apart() as apart:
-        if target is not None and (whole := await _whole(apart.compactor, ask, target)):
-            return Shortened(whole, whole, None)
-        first = await apart.compactor.fit(ask)
+    async with compaction.open_compactor() as apart:
+        if target is not None and (whole := await _fit_under_target(apart.compactor, ask, target)):
+            return ShortenResult(whole, whole, None)
+        first = await apart.compactor.fit_request(ask)
         report = first.report
         if report.tokens_before is None or report.tokens_after is None:
-            raise Crashed if report.reason == "internal" else Unreadable(report.reason or "unreadable")
-        failed = report.status is Status.FAILED_OPEN
+            raise (
+                InternalError
+                if report.reason == "internal"
+                else UnreadableBodyError(report.reason or "unreadable")
+            )
+        failed = report.status is CompactionStatus.FAILED_OPEN
         most = report.tokens_before - 1 if failed else report.tokens_after
         limit, fit = min(most, target or most), first
         if limit < report.tokens_after:
-            window = min(narrowed(limit, ask), report.window or limit)
+            window = min(find_window_for_limit(limit, ask), report.window or limit)
             settings = replace(ask.settings, window=window)
-            fit = await apart.compactor.fit(replace(ask, settings=settings, whom=_nobody))
-        return Shortened(fit, first, await _writer(apart.history, ask.tenant, report.conversation))
+            fit = await apart.compactor.fit_request(
+                replace(ask, settings=settings, resolve_summary_routes=_get_no_routes)
+            )
+        return ShortenResult(
+            fit, first, await _find_summary_model(apart.history, ask.tenant, report.conversation)
+        )
 
 
-async def _whole(compactor: Compactor, ask: Ask, target: int) -> Fit | None:
+async def _fit_under_target(compactor: Compactor, ask: FitRequest, target: int) -> FitResult | None:
     """The list as it came, if it is under its target as it is."""
-    seen = await compactor.fit(replace(ask, mode=Mode.SHADOW))
+    seen = await compactor.fit_request(replace(ask, mode=CompactionMode.SHADOW))
     size = seen.report.tokens_before
     if size is None or size > target:
         return None
-    return replace(seen, report=seen.report._replace(status=Status.NONE, reason=None))
+    return replace(seen, report=seen.report._replace(status=CompactionStatus.NONE, reason=None))
 
 
-def narrowed(limit: int, ask: Ask) -> int:
+def find_window_for_limit(limit: int, ask: FitRequest) -> int:
     """The largest window, in tokens, in which a request must fit `limit` tokens."""
-    reserves = policy_for(ask.settings, ask.strategy).reserves
+    reserves = resolve_policy(ask.settings, ask.strategy).reserves
     windows = range(2 * limit + 4)  # an input limit is at least three quarters of its window
-    return bisect_right(windows, limit, lo=1, key=lambda w: budget(w, reserves, None).input_limit) - 1
+    return bisect_right(windows, limit, lo=1, key=lambda w: compute_budget(w, reserves, None).input_limit) - 1
 
 
-def _nobody() -> tuple[SummaryRoute, ...]:
+def _get_no_routes() -> tuple[SummaryRoute, ...]:
     return ()
 
 
-async def _writer(history: History, tenant: str, conversation: str | None) -> str | None:
-    events = await history.of(tenant, conversation) if conversation else []
+async def _find_summary_model(history: EventHistory, tenant: str, conversation: str | None) -> str | None:
+    events = await history.list_events(tenant, conversation) if conversation else []
     writers = [event.model for event in events if event.kind == COMPACTED and event.model]
     return next((writer for writer in reversed(writers) if writer != EXTRACT), None)

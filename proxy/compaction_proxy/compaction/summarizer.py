@@ -14,35 +14,52 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from compaction_proxy.compaction.chunking import Group, halves, narrowed, portions, shown
-from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.summary_client import Asking, Place, Price, Spent, unpriced
-from compaction_proxy.compaction.summary_request import (
-    Aligned,
-    Brief,
-    Sitting,
-    SummaryRoute,
-    Written,
-    sitting,
+from compaction_proxy.compaction.chunking import (
+    Group,
+    count_shown_characters,
+    narrow_shape,
+    split_into_halves,
+    split_into_portions,
 )
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.compaction.message_reader import MessageReader
+from compaction_proxy.compaction.summary_client import (
+    PriceLookup,
+    SummaryClient,
+    SummaryEndpoint,
+    SummaryUsage,
+    lookup_no_price,
+)
+from compaction_proxy.compaction.summary_request import (
+    AlignedConversation,
+    ModelCall,
+    Summary,
+    SummaryRequest,
+    SummaryRoute,
+    build_model_call,
+)
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.strategies import SummaryShape
-from compaction_proxy.core.summary.call import Conversation, SummaryAnswer, SummaryCall
-from compaction_proxy.core.summary.prompt import aligned_prompt, is_unfinished, texts, validated
+from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
+from compaction_proxy.core.summary.prompt import (
+    build_aligned_prompt,
+    is_unfinished,
+    split_run_texts,
+    validate_summary,
+)
 from compaction_proxy.core.summary.sections import has_last_section, repair_sections
-from compaction_proxy.core.summary.verify import verified
+from compaction_proxy.core.summary.verify import verify_summary
 from compaction_proxy.providers.types import SummaryModel
-from compaction_proxy.support.offload import beside
+from compaction_proxy.support.offload import run_in_worker
 
-__all__ = ["Aligned", "Brief", "Spent", "Summarising", "SummaryRoute", "Written"]
+__all__ = ["AlignedConversation", "Summarizer", "Summary", "SummaryRequest", "SummaryRoute", "SummaryUsage"]
 
 # After a call that was too long, this share of the summary model's window is filled: the count was wrong.
 OVERFLOW_SHARE = 0.7
 # What is cut to fit aims at this share of the room: what a character costs differs from place to place.
 CAREFUL_SHARE = 0.9
 # An answer with more characters for each token allowed than this is not what was asked for.
-TOO_LONG = 32
+MAX_CHARACTERS_A_TOKEN = 32
 MAX_PORTIONS = 12
 PORTIONS_AT_ONCE = 2
 LEAST_PORTION_TOKENS = 150
@@ -65,12 +82,12 @@ class CheckedAnswer(NamedTuple):
     is_partial: bool = False
 
 
-class Summarising:
+class Summarizer:
     """Gets summaries written. One for a process: it remembers which models fail, and how long they take.
 
     Args:
         model: Who writes.
-        reading: What counts.
+        reader: What counts.
         price: What calls cost.
         clock: Monotonic seconds.
         sleep: Waits for so many seconds.
@@ -80,24 +97,24 @@ class Summarising:
     def __init__(
         self,
         model: SummaryModel,
-        reading: Reading,
+        reader: MessageReader,
         *,
-        price: Price = unpriced,
+        price: PriceLookup = lookup_no_price,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._asking = Asking(model, clock=clock, sleep=sleep, jitter=jitter)
+        self._client = SummaryClient(model, clock=clock, sleep=sleep, jitter=jitter)
         self._clock = clock
-        self._reading = reading
+        self._reader = reader
         self.price = price
 
     @property
-    def resting(self) -> bool:
+    def has_resting_model(self) -> bool:
         """Whether any model is being left alone right now."""
-        return self._asking.resting
+        return self._client.has_resting_model
 
-    async def write(self, brief: Brief) -> Written:
+    async def write_summary(self, brief: SummaryRequest) -> Summary:
         """The texts that a brief asks for. The deadline is the caller's.
 
         Raises:
@@ -107,51 +124,57 @@ class Summarising:
         """
         for route in brief.routes:
             self.price(route.model, route.url, 0, 0, 0)  # prices may have to be looked up first
-        found, model = await self._answered(brief)
+        found, model = await self._summarize_via_routes(brief)
         if brief.shape.verified:
-            found = await beside(partial(_verified, brief, found))
-        return Written(found, model, brief.spent)
+            found = await run_in_worker(partial(_verify_texts, brief, found))
+        return Summary(found, model, brief.usage)
 
-    def expected_s(self, brief: Brief) -> float | None:
+    def estimate_call_s(self, brief: SummaryRequest) -> float | None:
         """How long a call to the first model asked may be expected to take; None if it is not known."""
         if not brief.routes:
             return None
         route = brief.routes[0]
-        return self._asking.pace.expected_s(Place(brief.tenant, route.url, route.model))
+        return self._client.latency.estimate_call_s(SummaryEndpoint(brief.tenant, route.url, route.model))
 
-    async def _answered(self, brief: Brief) -> tuple[tuple[str, ...], str]:
+    async def _summarize_via_routes(self, brief: SummaryRequest) -> tuple[tuple[str, ...], str]:
         """The texts, and who wrote them."""
         if not brief.routes:
-            raise SummaryFailed("no-model")
+            raise SummaryError("no-model")
         own = brief.routes[0]
         if brief.aligned is not None and brief.aligned.body.model in {"", own.model}:
-            found = await self._aligned(brief, brief.aligned, own)
+            found = await self._summarize_via_conversation(brief, brief.aligned, own)
             if found:
                 return found, own.model
         for route in brief.routes[:-1]:
             try:
-                return await self._transcribed(brief, route), route.model
-            except SummaryFailed as failed:
+                return await self._summarize_via_transcript(brief, route), route.model
+            except SummaryError as failed:
                 if failed.reason != "unknown-model":
                     raise
-        return await self._transcribed(brief, brief.routes[-1]), brief.routes[-1].model
+        return await self._summarize_via_transcript(brief, brief.routes[-1]), brief.routes[-1].model
 
-    async def _aligned(self, brief: Brief, aligned: Aligned, route: SummaryRoute) -> tuple[str, ...]:
+    async def _summarize_via_conversation(
+        self, brief: SummaryRequest, aligned: AlignedConversation, route: SummaryRoute
+    ) -> tuple[str, ...]:
         """The texts, written by the conversation's own model behind the conversation itself.
 
         Empty where the call does not fit, the provider refuses its form, or several texts cannot be told
         apart.
         """
-        conversation = Conversation(aligned.body.raw, aligned.messages)
+        conversation = ContinuedConversation(aligned.body.raw, aligned.messages)
         groups = len(brief.groups)
-        prompt = partial(aligned_prompt, brief.instructions, language=brief.language, groups=groups)
+        prompt = partial(build_aligned_prompt, brief.instructions, language=brief.language, groups=groups)
         asked = prompt(tokens=brief.tokens)
-        most = brief.shape.allowed(brief.tokens)
+        most = brief.shape.compute_max_tokens(brief.tokens)
         new = [each for each in aligned.messages if not each.tokens]
         size = sum(each.tokens for each in aligned.messages)
-        size += await self._size(brief, *new, Message(role="user", text=asked))
-        size += await self._reading.overhead(aligned.body.prompt_members, brief.gauge)
-        tokens = int(size * brief.ratio) + most + route.dialect.asking.allowance(route.model, conversation)
+        size += await self._count_tokens(brief, *new, Message(role="user", text=asked))
+        size += await self._reader.count_overhead(aligned.body.prompt_members, brief.counting_options)
+        tokens = (
+            int(size * brief.calibration_ratio)
+            + most
+            + route.wire.call_format.get_thinking_allowance(route.model, conversation)
+        )
         if tokens > route.window:
             return ()
         call = SummaryCall(
@@ -162,25 +185,25 @@ class Summarising:
             prompt=asked,
             max_tokens=most,
             temperature=brief.shape.temperature,
-            wire=route.dialect.name,
+            wire=route.wire.name,
             conversation=conversation,
         )
-        read = partial(self._read, brief, brief.tokens, groups, cut=brief.shape.cut)
+        read = partial(self._check_answer, brief, brief.tokens, groups, cut=brief.shape.cut)
 
-        async def ask(size_tokens: int) -> CheckedAnswer:
+        async def ask_for_size(size_tokens: int) -> CheckedAnswer:
             sized = replace(call, prompt=prompt(tokens=size_tokens))
-            return await self._asking.ask(sized, brief.account, read, tokens=tokens)
+            return await self._client.call_model(sized, brief.account, read, tokens=tokens)
 
-        with self._asking.admitted(brief.account, route.url, route.model):
+        with self._client.admit_calls(brief.account, route.url, route.model):
             try:
-                return await self._ask_again(brief, ask, brief.tokens, groups)
-            except SummaryFailed as failed:
+                return await self._ask_until_complete(brief, ask_for_size, brief.tokens, groups)
+            except SummaryError as failed:
                 if failed.reason not in _OF_THE_FORM:
                     raise
                 return ()
 
-    async def _ask_again(
-        self, brief: Brief, ask: Callable[[int], Awaitable[CheckedAnswer]], tokens: int, count: int
+    async def _ask_until_complete(
+        self, brief: SummaryRequest, ask: Callable[[int], Awaitable[CheckedAnswer]], tokens: int, count: int
     ) -> tuple[str, ...]:
         """Returns one text for each group; asks once more, in half the size, where an answer was cut.
 
@@ -207,7 +230,7 @@ class Summarising:
         if answer.is_partial and not late:
             answer = await self._ask_for_half(answer, ask, tokens)
         if not answer.texts and count == 1:
-            raise SummaryFailed("garbage")
+            raise SummaryError("garbage")
         return answer.texts
 
     async def _ask_for_half(
@@ -220,152 +243,177 @@ class Summarising:
         """
         try:
             second = await ask(max(1, tokens // 2))
-        except SummaryFailed:
+        except SummaryError:
             if not first.texts:
                 raise
             return first
         if not (second.texts or first.texts):
-            raise SummaryFailed("truncated")
+            raise SummaryError("truncated")
         return second if second.texts else first
 
-    async def _transcribed(self, brief: Brief, route: SummaryRoute) -> tuple[str, ...]:
+    async def _summarize_via_transcript(self, brief: SummaryRequest, route: SummaryRoute) -> tuple[str, ...]:
         """The texts by one model; if a call is too long for it, once more in a smaller window."""
-        with self._asking.admitted(brief.account, route.url, route.model):
+        with self._client.admit_calls(brief.account, route.url, route.model):
             try:
-                return await self._condensed(sitting(brief, route, route.window), brief.groups, brief.shape)
-            except SummaryFailed as failed:
+                return await self._summarize_groups(
+                    build_model_call(brief, route, route.window), brief.groups, brief.shape
+                )
+            except SummaryError as failed:
                 if failed.reason != "overflow":
                     raise
                 window = int(min(failed.limit or route.window, route.window) * OVERFLOW_SHARE)
-            return await self._condensed(sitting(brief, route, window), brief.groups, brief.shape)
+            return await self._summarize_groups(
+                build_model_call(brief, route, window), brief.groups, brief.shape
+            )
 
-    async def _condensed(
-        self, at: Sitting, groups: tuple[Group, ...], shape: SummaryShape
+    async def _summarize_groups(
+        self, model_call: ModelCall, groups: tuple[Group, ...], shape: SummaryShape
     ) -> tuple[str, ...]:
         """A text for each group: by one call if the model can read them at once."""
-        asked = await at.prompt(groups, shape)
-        size = await self._call_size(at, asked)
-        if size <= at.room:
-            together = await self._asked(at, groups, shape, asked, size, cut=shape.cut)
-            return together or await self._one_by_one(at, groups, shape)
+        asked = await model_call.build_prompt(groups, shape)
+        size = await self._count_call_tokens(model_call, asked)
+        if size <= model_call.max_input_tokens:
+            together = await self._call_model(model_call, groups, shape, asked, size, cut=shape.cut)
+            return together or await self._summarize_one_by_one(model_call, groups, shape)
         messages = tuple(each for group in groups for each in group)
-        characters = await beside(partial(shown, messages, shape)) * await self._share(at, size)
-        shape = await beside(partial(narrowed, messages, shape, MAX_PORTIONS * characters))
+        characters = await run_in_worker(
+            partial(count_shown_characters, messages, shape)
+        ) * await self._compute_fitting_share(model_call, size)
+        shape = await run_in_worker(partial(narrow_shape, messages, shape, MAX_PORTIONS * characters))
         if len(groups) == 1:
-            return (await self._reduced(at, groups[0], shape, characters),)
+            return (await self._split_and_merge(model_call, groups[0], shape, characters),)
         found: list[str] = []
-        for half in halves(groups, shape):
-            share = sum(shown(each, shape) for each in half) / shown(messages, shape)
-            part = replace(at, tokens=max(1, int(at.tokens * share)))
-            found += await self._condensed(part, half, shape)
+        for half in split_into_halves(groups, shape):
+            share = sum(count_shown_characters(each, shape) for each in half) / count_shown_characters(
+                messages, shape
+            )
+            part = replace(model_call, tokens=max(1, int(model_call.tokens * share)))
+            found += await self._summarize_groups(part, half, shape)
         return tuple(found)
 
-    async def _one_by_one(
-        self, at: Sitting, groups: tuple[Group, ...], shape: SummaryShape
+    async def _summarize_one_by_one(
+        self, model_call: ModelCall, groups: tuple[Group, ...], shape: SummaryShape
     ) -> tuple[str, ...]:
         """A text for each group by a call of its own, earliest first; empty for those that are too many."""
-        sizes = [shown(each, shape) for each in groups]
+        sizes = [count_shown_characters(each, shape) for each in groups]
         first = groups[:MAX_PORTIONS]
         found: list[str] = []
         for start in range(0, len(first), PORTIONS_AT_ONCE):
             stop = start + PORTIONS_AT_ONCE
             some = zip(first[start:stop], sizes[start:stop], strict=True)
             parts = [
-                (replace(at, tokens=max(LEAST_RUN_TOKENS, at.tokens * size // sum(sizes))), each)
+                (
+                    replace(model_call, tokens=max(LEAST_RUN_TOKENS, model_call.tokens * size // sum(sizes))),
+                    each,
+                )
                 for each, size in some
             ]
-            found += await _together(self._one_text(part, each, shape) for part, each in parts)
+            found += await _gather_texts(self._summarize_group(part, each, shape) for part, each in parts)
         return (*found, *[""] * (len(groups) - len(found)))
 
-    async def _one_text(self, at: Sitting, group: Group, shape: SummaryShape) -> str:
-        [text] = await self._condensed(at, (group,), shape)
+    async def _summarize_group(self, model_call: ModelCall, group: Group, shape: SummaryShape) -> str:
+        [text] = await self._summarize_groups(model_call, (group,), shape)
         return text
 
-    async def _reduced(self, at: Sitting, group: Group, shape: SummaryShape, characters: float) -> str:
+    async def _split_and_merge(
+        self, model_call: ModelCall, group: Group, shape: SummaryShape, characters: float
+    ) -> str:
         """One text for a group that is too large to be read at once."""
-        cut = await beside(partial(portions, group, shape, characters))
+        cut = await run_in_worker(partial(split_into_portions, group, shape, characters))
         if len(cut) > MAX_PORTIONS:  # edges of units waste room
-            shape = await beside(partial(narrowed, group, shape, MAX_PORTIONS * characters / 2))
-            cut = await beside(partial(portions, group, shape, characters))
+            shape = await run_in_worker(partial(narrow_shape, group, shape, MAX_PORTIONS * characters / 2))
+            cut = await run_in_worker(partial(split_into_portions, group, shape, characters))
         if len(cut) > MAX_PORTIONS:
-            raise SummaryFailed("summary-window")
+            raise SummaryError("summary-window")
         if len(cut) == 1:
-            return await self._squeezed(at, group, shape, cut=shape.cut)
-        tokens = max(LEAST_PORTION_TOKENS, min(at.tokens, int(at.room / 2 / len(cut))))
-        smaller = replace(at, tokens=min(tokens, at.tokens), earlier=())
+            return await self._shrink_until_fits(model_call, group, shape, cut=shape.cut)
+        tokens = max(
+            LEAST_PORTION_TOKENS, min(model_call.tokens, int(model_call.max_input_tokens / 2 / len(cut)))
+        )
+        smaller = replace(model_call, tokens=min(tokens, model_call.tokens), earlier=())
         parts: list[str] = []
         for start in range(0, len(cut), PORTIONS_AT_ONCE):
             some = cut[start : start + PORTIONS_AT_ONCE]
-            parts += await _together(self._squeezed(smaller, each, shape, cut=True) for each in some)
+            parts += await _gather_texts(
+                self._shrink_until_fits(smaller, each, shape, cut=True) for each in some
+            )
         records = tuple(
             Message(role="assistant", text=f"Record of part {number} of {len(parts)}:\n{text}")
             for number, text in enumerate(parts, 1)
         )
         whole = replace(shape, message_characters=max(len(each.text) for each in records))
-        return await self._squeezed(at, records, whole, cut=shape.cut)
+        return await self._shrink_until_fits(model_call, records, whole, cut=shape.cut)
 
-    async def _squeezed(self, at: Sitting, group: Group, shape: SummaryShape, *, cut: bool) -> str:
+    async def _shrink_until_fits(
+        self, model_call: ModelCall, group: Group, shape: SummaryShape, *, cut: bool
+    ) -> str:
         """One text by one call, whatever of the messages must be left out for it."""
         for _ in range(NARROWINGS):
-            asked = await at.prompt((group,), shape)
-            size = await self._call_size(at, asked)
-            if size <= at.room:
-                [text] = await self._asked(at, (group,), shape, asked, size, cut=cut)
+            asked = await model_call.build_prompt((group,), shape)
+            size = await self._count_call_tokens(model_call, asked)
+            if size <= model_call.max_input_tokens:
+                [text] = await self._call_model(model_call, (group,), shape, asked, size, cut=cut)
                 return text
-            share = await self._share(at, size)
-            shape = await beside(partial(_shape_for_share, group, shape, share))
-        raise SummaryFailed("summary-window")
+            share = await self._compute_fitting_share(model_call, size)
+            shape = await run_in_worker(partial(_narrow_shape_to_share, group, shape, share))
+        raise SummaryError("summary-window")
 
-    async def _share(self, at: Sitting, size: int) -> float:
+    async def _compute_fitting_share(self, model_call: ModelCall, size: int) -> float:
         """Which share of what a prompt of this size shows would fit.
 
         Raises:
             SummaryFailed: `summary-window`; there is no room beside what is the same in every call.
         """
-        fixed = await self._call_size(at, await at.prompt(((),), at.brief.shape))
-        if fixed >= at.room:
-            raise SummaryFailed("summary-window")
-        return CAREFUL_SHARE * (at.room - fixed) / max(1, size - fixed)
+        fixed = await self._count_call_tokens(
+            model_call, await model_call.build_prompt(((),), model_call.brief.shape)
+        )
+        if fixed >= model_call.max_input_tokens:
+            raise SummaryError("summary-window")
+        return CAREFUL_SHARE * (model_call.max_input_tokens - fixed) / max(1, size - fixed)
 
-    async def _asked(
+    async def _call_model(
         self,
-        at: Sitting,
+        model_call: ModelCall,
         groups: tuple[Group, ...],
         shape: SummaryShape,
-        asked: str,
+        prompt_text: str,
         size: int,
         *,
         cut: bool,
     ) -> tuple[str, ...]:
         """The texts by one call, or two; empty where there are several and they cannot be told apart."""
-        read = partial(self._read, at.brief, at.tokens, len(groups), cut=cut)
-        tokens = int(size * at.brief.ratio) + at.answer_tokens
+        read = partial(self._check_answer, model_call.brief, model_call.tokens, len(groups), cut=cut)
+        tokens = int(size * model_call.brief.calibration_ratio) + model_call.answer_tokens
 
-        async def ask(size_tokens: int) -> CheckedAnswer:
-            smaller = replace(at, tokens=size_tokens)
-            prompt = asked if size_tokens == at.tokens else await smaller.prompt(groups, shape)
-            return await self._asking.ask(at.call(prompt), at.brief.account, read, tokens=tokens)
+        async def ask_for_size(size_tokens: int) -> CheckedAnswer:
+            smaller = replace(model_call, tokens=size_tokens)
+            prompt = (
+                prompt_text if size_tokens == model_call.tokens else await smaller.build_prompt(groups, shape)
+            )
+            return await self._client.call_model(
+                model_call.build_call(prompt), model_call.brief.account, read, tokens=tokens
+            )
 
-        return await self._ask_again(at.brief, ask, at.tokens, len(groups))
+        return await self._ask_until_complete(model_call.brief, ask_for_size, model_call.tokens, len(groups))
 
-    async def _read(
-        self, brief: Brief, tokens: int, count: int, answer: SummaryAnswer, *, cut: bool
+    async def _check_answer(
+        self, brief: SummaryRequest, tokens: int, count: int, answer: SummaryAnswer, *, cut: bool
     ) -> CheckedAnswer:
         """What may be used of an answer."""
         characters = len(answer.text)
-        if characters > TOO_LONG * brief.shape.allowed(tokens) and not cut:
-            raise SummaryFailed("longer")
-        size = await self._size(brief, Message(role="assistant", text=answer.text)) if cut else 0
+        if characters > MAX_CHARACTERS_A_TOKEN * brief.shape.compute_max_tokens(tokens) and not cut:
+            raise SummaryError("longer")
+        size = await self._count_tokens(brief, Message(role="assistant", text=answer.text)) if cut else 0
         try:
-            whole = validated(
+            whole = validate_summary(
                 answer.text,
                 answer.finish_reason,
                 called_tools=answer.called_tools,
                 refused=answer.refused,
                 cut_characters=characters * tokens // max(tokens, size) if cut else None,
             )
-            found = texts(whole, count)
-        except SummaryFailed as failed:
+            found = split_run_texts(whole, count)
+        except SummaryError as failed:
             if count > 1 and failed.reason in {"garbage", "truncated"}:
                 return CheckedAnswer(())
             if failed.reason == "truncated":
@@ -379,16 +427,18 @@ class Summarising:
         is_partial = is_cut and not (text and has_last_section(found[0], sections))
         return CheckedAnswer((text,) if text else (), is_partial)
 
-    async def _call_size(self, at: Sitting, asked: str) -> int:
+    async def _count_call_tokens(self, model_call: ModelCall, prompt_text: str) -> int:
         """Counted tokens of a transcript call."""
-        system = Message(role="system", text=at.brief.instructions)
-        return await self._size(at.brief, system, Message(role="user", text=asked))
+        system = Message(role="system", text=model_call.brief.instructions)
+        return await self._count_tokens(model_call.brief, system, Message(role="user", text=prompt_text))
 
-    async def _size(self, brief: Brief, *messages: Message) -> int:
-        return sum(each.tokens for each in await self._reading.counted(messages, brief.gauge))
+    async def _count_tokens(self, brief: SummaryRequest, *messages: Message) -> int:
+        return sum(
+            each.tokens for each in await self._reader.add_token_counts(messages, brief.counting_options)
+        )
 
 
-async def _together(calls: Iterable[Coroutine[object, object, str]]) -> list[str]:
+async def _gather_texts(calls: Iterable[Coroutine[object, object, str]]) -> list[str]:
     """What all give; if one fails, its failure, once none is under way any more."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     failures = (each for each in results if isinstance(each, BaseException))
@@ -398,21 +448,21 @@ async def _together(calls: Iterable[Coroutine[object, object, str]]) -> list[str
     return [each for each in results if isinstance(each, str)]
 
 
-def _shape_for_share(group: Group, shape: SummaryShape, share: float) -> SummaryShape:
+def _narrow_shape_to_share(group: Group, shape: SummaryShape, share: float) -> SummaryShape:
     """Returns a shape that shows this share of what the shape shows of a group."""
-    return narrowed(group, shape, shown(group, shape) * share)
+    return narrow_shape(group, shape, count_shown_characters(group, shape) * share)
 
 
-def _verified(brief: Brief, found: tuple[str, ...]) -> tuple[str, ...]:
+def _verify_texts(brief: SummaryRequest, found: tuple[str, ...]) -> tuple[str, ...]:
     """The texts without what their groups do not back, and with the states of requests as they are."""
     return tuple(
-        verified(
+        verify_summary(
             text,
-            sources=(*brief.said, *group),
+            sources=(*brief.user_messages, *group),
             earlier=brief.earlier,
             language=brief.language,
             states=brief.states,
-            characters=brief.characters // len(brief.groups),
+            characters=brief.max_characters // len(brief.groups),
         )
         for text, group in zip(found, brief.groups, strict=True)
     )

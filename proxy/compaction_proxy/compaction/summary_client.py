@@ -9,10 +9,10 @@ from itertools import count, repeat
 from math import ceil
 from typing import NamedTuple, TypeVar
 
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.providers.types import SummaryModel
-from compaction_proxy.recall.round_detail import CONTINUED, MAX_PROMPTS, Prompt, bounded_prompt
+from compaction_proxy.recall.round_detail import CONTINUED, MAX_PROMPTS, SummaryPrompt, build_bounded_prompt
 
 FAILURES = 3
 FIRST_REST_S = 30.0
@@ -23,7 +23,7 @@ _LASTING = frozenset({"http-401", "http-402", "http-403"})
 _PASSING = frozenset({"http-408", "http-425", "http-429", "unreachable", "timeout"})
 
 
-class Place(NamedTuple):
+class SummaryEndpoint(NamedTuple):
     """A summary model as one tenant sees it."""
 
     tenant: str
@@ -32,16 +32,16 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _FailureState:
     """What is known of a model that fails; `until` is on the clock, `rest_s` 0 while it is still asked."""
 
     failures: int = 0
     rest_s: float = 0.0
     until: float = 0.0
-    probed: bool = False
+    is_probed: bool = False
 
 
-def passing(reason: str) -> bool:
+def is_passing_failure(reason: str) -> bool:
     """Whether a failure says that the model cannot be had just now, rather than something of the call."""
     return reason in _PASSING or reason.startswith("http-5")
 
@@ -58,55 +58,55 @@ class SummaryBreaker:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._troubles: OrderedDict[Place, _Trouble] = OrderedDict()
+        self._failure_states: OrderedDict[SummaryEndpoint, _FailureState] = OrderedDict()
 
     @contextmanager
-    def admitted(self, place: Place) -> Iterator[None]:
+    def admit_calls(self, place: SummaryEndpoint) -> Iterator[None]:
         """Calls inside are let through: all of them, or, after a rest, those of one piece of work.
 
         Raises:
             SummaryFailed: `breaker-open`.
         """
-        trouble = self._troubles.get(place)
+        trouble = self._failure_states.get(place)
         if trouble is None or not trouble.rest_s:
             yield
             return
-        if trouble.probed or self.rests(place):
-            raise SummaryFailed("breaker-open")
-        trouble.probed = True
+        if trouble.is_probed or self.is_open(place):
+            raise SummaryError("breaker-open")
+        trouble.is_probed = True
         try:
             yield
         finally:
-            trouble.probed = False
+            trouble.is_probed = False
 
-    def rests(self, place: Place) -> bool:
+    def is_open(self, place: SummaryEndpoint) -> bool:
         """Whether the model is to be left alone right now."""
-        trouble = self._troubles.get(place)
+        trouble = self._failure_states.get(place)
         return trouble is not None and self._clock() < trouble.until
 
     @property
-    def resting(self) -> bool:
+    def is_any_open(self) -> bool:
         """Whether any model is being left alone right now."""
         now = self._clock()
-        return any(now < trouble.until for trouble in self._troubles.values())
+        return any(now < trouble.until for trouble in self._failure_states.values())
 
-    def note(self, place: Place, reason: str) -> None:
+    def record_outcome(self, place: SummaryEndpoint, reason: str) -> None:
         """Learn from a call: its reason of failure, or "" if it was answered.
 
         What is garbage says nothing of the model behind it; any other answer shows that it is there.
         """
-        if reason in _LASTING or passing(reason):
-            self._failed(place, lasting=reason in _LASTING)
+        if reason in _LASTING or is_passing_failure(reason):
+            self._record_failure(place, lasting=reason in _LASTING)
         elif reason != "garbage":
-            self._troubles.pop(place, None)
+            self._failure_states.pop(place, None)
 
-    def _failed(self, place: Place, *, lasting: bool) -> None:
-        trouble = self._troubles.setdefault(place, _Trouble())
-        self._troubles.move_to_end(place)
-        while len(self._troubles) > MAX_HELD:
-            self._troubles.popitem(last=False)
+    def _record_failure(self, place: SummaryEndpoint, *, lasting: bool) -> None:
+        trouble = self._failure_states.setdefault(place, _FailureState())
+        self._failure_states.move_to_end(place)
+        while len(self._failure_states) > MAX_HELD:
+            self._failure_states.popitem(last=False)
         trouble.failures += 1
-        if self.rests(place):
+        if self.is_open(place):
             return  # a call that was under way already
         if lasting or trouble.rest_s or trouble.failures >= FAILURES:
             trouble.rest_s = min(max(FIRST_REST_S, 2 * trouble.rest_s), LONGEST_REST_S)
@@ -117,17 +117,17 @@ class SummaryBreaker:
 NEWEST_SHARE = 0.3
 
 
-class Pace:
+class LatencyTracker:
     """A moving average for each model of how long a call takes, in seconds."""
 
     def __init__(self) -> None:
-        self._averages: OrderedDict[Place, float] = OrderedDict()
+        self._averages: OrderedDict[SummaryEndpoint, float] = OrderedDict()
 
-    def expected_s(self, place: Place) -> float | None:
+    def estimate_call_s(self, place: SummaryEndpoint) -> float | None:
         """What the next call may be expected to take; None if nothing is known."""
         return self._averages.get(place)
 
-    def took(self, place: Place, seconds: float) -> None:
+    def record_duration(self, place: SummaryEndpoint, seconds: float) -> None:
         """A call was answered after so long."""
         known = self._averages.get(place, seconds)
         self._averages[place] = known + NEWEST_SHARE * (seconds - known)
@@ -135,10 +135,10 @@ class Pace:
         while len(self._averages) > MAX_HELD:
             self._averages.popitem(last=False)
 
-    def given_up(self, place: Place, seconds: float) -> None:
+    def record_cancellation(self, place: SummaryEndpoint, seconds: float) -> None:
         """A call had no answer yet after so long: it would have taken at least that."""
         if seconds >= self._averages.get(place, 0.0):
-            self.took(place, seconds)
+            self.record_duration(place, seconds)
 
 
 HOUR_S = 3_600.0
@@ -147,7 +147,7 @@ MAX_TENANTS = 10_000
 CALL_TOKENS = 100_000
 
 
-class Allowance:
+class CallBudget:
     """Counts each tenant's calls of the last hour; the 10,000 tenants that called last are remembered.
 
     Args:
@@ -158,7 +158,7 @@ class Allowance:
         self._clock = clock
         self._calls: OrderedDict[str, deque[float]] = OrderedDict()
 
-    def take(self, tenant: str, calls_per_hour: int, tokens: int = 0) -> None:
+    def book_call(self, tenant: str, calls_per_hour: int, tokens: int = 0) -> None:
         """Book one call.
 
         Args:
@@ -180,7 +180,7 @@ class Allowance:
         while calls and calls[0] <= now - HOUR_S:
             calls.popleft()
         if len(calls) >= calls_per_hour:
-            raise SummaryFailed("budget")
+            raise SummaryError("budget")
         calls.extend(repeat(now, max(1, ceil(tokens / CALL_TOKENS))))
 
 
@@ -194,14 +194,14 @@ SLOW_SHARE = 0.5
 Read = TypeVar("Read")
 # Dollars that tokens of a model at a URL cost: those of a prompt, how many of them were cached, and those of
 # an answer. None where no price is known, or none yet.
-Price = Callable[[str, str, int, int, int], float | None]
+PriceLookup = Callable[[str, str, int, int, int], float | None]
 
 
-def unpriced(_model: str, _url: str, _prompt: int, _cached: int, _completion: int) -> None:
+def lookup_no_price(_model: str, _url: str, _prompt: int, _cached: int, _completion: int) -> None:
     """No price is known."""
 
 
-class Used(NamedTuple):
+class CallUsage(NamedTuple):
     """What one call took, as its answer's `usage` says."""
 
     model: str
@@ -212,71 +212,73 @@ class Used(NamedTuple):
 
 
 @dataclass(slots=True)
-class Spent:
+class SummaryUsage:
     """What calls have taken so far, whatever became of them.
 
     Attributes:
         calls: Calls made.
-        used: What those took that were answered.
+        answered_calls: What those took that were answered.
         prompts: What was asked, bounded; the last few, each once.
     """
 
     calls: int = 0
-    used: list[Used] = field(default_factory=list)
-    prompts: deque[Prompt] = field(default_factory=lambda: deque(maxlen=MAX_PROMPTS), compare=False)
+    answered_calls: list[CallUsage] = field(default_factory=list)
+    prompts: deque[SummaryPrompt] = field(default_factory=lambda: deque(maxlen=MAX_PROMPTS), compare=False)
 
-    def begin(self, call: SummaryCall) -> None:
+    def record_call(self, call: SummaryCall) -> None:
         """A call is made."""
         self.calls += 1
-        prompt = bounded_prompt(call.model, CONTINUED if call.conversation else call.system, call.prompt)
+        prompt = build_bounded_prompt(
+            call.model, CONTINUED if call.conversation else call.system, call.prompt
+        )
         if prompt not in self.prompts:  # else it is another attempt
             self.prompts.append(prompt)
 
-    def end(self, call: SummaryCall, answer: SummaryAnswer) -> None:
+    def record_answer(self, call: SummaryCall, answer: SummaryAnswer) -> None:
         """It was answered."""
         counts = answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens
-        self.used.append(Used(call.model, call.url, *counts))
+        self.answered_calls.append(CallUsage(call.model, call.url, *counts))
 
     @property
     def prompt_tokens(self) -> int:
         """Input tokens of all calls."""
-        return sum(each.prompt_tokens for each in self.used)
+        return sum(each.prompt_tokens for each in self.answered_calls)
 
     @property
     def cached_tokens(self) -> int:
         """Those of them that were cached."""
-        return sum(each.cached_tokens for each in self.used)
+        return sum(each.cached_tokens for each in self.answered_calls)
 
     @property
     def completion_tokens(self) -> int:
         """Output tokens of all calls."""
-        return sum(each.completion_tokens for each in self.used)
+        return sum(each.completion_tokens for each in self.answered_calls)
 
-    def cost_usd(self, price: Price) -> float | None:
+    def compute_cost_usd(self, price: PriceLookup) -> float | None:
         """What the answered calls cost, in dollars; None where the price of one is not known."""
-        costs = [price(*each) for each in self.used]
+        costs = [price(*each) for each in self.answered_calls]
         known = [cost for cost in costs if cost is not None]
         return sum(known) if len(known) == len(costs) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class CallAccount:
     """Who asks, and at whose cost.
 
     Attributes:
         tenant: Whose calls they are.
         calls_per_hour: How many of them there may be; 0: no bound.
-        spent: Where they are booked.
+        usage: Where they are booked.
         deadline_s: Seconds after which they are cancelled for their slowness; 0: not known.
     """
 
     tenant: str
     calls_per_hour: int
-    spent: Spent
+    usage: SummaryUsage
     deadline_s: float = 0.0
 
 
-class Asking:
+class SummaryClient:
     """Asks, and remembers how that went.
 
     Args:
@@ -299,71 +301,71 @@ class Asking:
         self._sleep = sleep
         self._jitter = jitter
         self._breaker = SummaryBreaker(clock)
-        self._allowance = Allowance(clock)
-        self.pace = Pace()
+        self._budget = CallBudget(clock)
+        self.latency = LatencyTracker()
 
     @property
-    def resting(self) -> bool:
+    def has_resting_model(self) -> bool:
         """Whether any model is being left alone right now."""
-        return self._breaker.resting
+        return self._breaker.is_any_open
 
-    def admitted(self, account: Account, url: str, model: str) -> AbstractContextManager[None]:
+    def admit_calls(self, account: CallAccount, url: str, model: str) -> AbstractContextManager[None]:
         """Inside, this model may be asked.
 
         Raises:
             SummaryFailed: `breaker-open`.
         """
-        return self._breaker.admitted(Place(account.tenant, url, model))
+        return self._breaker.admit_calls(SummaryEndpoint(account.tenant, url, model))
 
-    async def ask(
+    async def call_model(
         self,
         call: SummaryCall,
-        account: Account,
-        read: Callable[[SummaryAnswer], Awaitable[Read]],
+        account: CallAccount,
+        parse_answer: Callable[[SummaryAnswer], Awaitable[Read]],
         *,
         tokens: int,
     ) -> Read:
-        """What `read` makes of the answer.
+        """What `parse_answer` makes of the answer.
 
         Asked up to three times, with pauses of random length that double, where the model could not be had,
         was told to wait, or said nothing. The deadline is the caller's: a call that is cancelled counts as
         one that took too long. `tokens` is what each attempt may take, prompt and answer together.
 
         Raises:
-            SummaryFailed: From the model, or from `read`; or `budget`.
+            SummaryFailed: From the model, or from `parse_answer`; or `budget`.
         """
         for attempt in count(1):
             try:
-                return await read(await self._once(call, account, tokens))
-            except SummaryFailed as failed:
+                return await parse_answer(await self._call_once(call, account, tokens))
+            except SummaryError as failed:
                 pause_s = max(self._jitter() * FIRST_PAUSE_S * 2 ** (attempt - 1), failed.retry_after_s)
-                rests = self._breaker.rests(Place(account.tenant, call.url, call.model))
+                rests = self._breaker.is_open(SummaryEndpoint(account.tenant, call.url, call.model))
                 last = attempt == ATTEMPTS or rests or pause_s > LONGEST_PAUSE_S
-                if last or not _may_pass(failed.reason):
+                if last or not _is_retryable(failed.reason):
                     raise
             await self._sleep(pause_s)
         raise AssertionError  # count never ends
 
-    async def _once(self, call: SummaryCall, account: Account, tokens: int) -> SummaryAnswer:
-        place = Place(account.tenant, call.url, call.model)
-        self._allowance.take(account.tenant, account.calls_per_hour, tokens)
-        account.spent.begin(call)
+    async def _call_once(self, call: SummaryCall, account: CallAccount, tokens: int) -> SummaryAnswer:
+        place = SummaryEndpoint(account.tenant, call.url, call.model)
+        self._budget.book_call(account.tenant, account.calls_per_hour, tokens)
+        account.usage.record_call(call)
         started = self._clock()
         try:
-            answer = await self._model.ask(call)
-        except SummaryFailed as failed:
-            self._breaker.note(place, failed.reason)
+            answer = await self._model.request_summary(call)
+        except SummaryError as failed:
+            self._breaker.record_outcome(place, failed.reason)
             raise
         except asyncio.CancelledError:
             if self._clock() - started >= SLOW_SHARE * account.deadline_s:  # else the client has left
-                self._breaker.note(place, "timeout")
-            self.pace.given_up(place, self._clock() - started)
+                self._breaker.record_outcome(place, "timeout")
+            self.latency.record_cancellation(place, self._clock() - started)
             raise
-        self._breaker.note(place, "")
-        self.pace.took(place, self._clock() - started)
-        account.spent.end(call, answer)
+        self._breaker.record_outcome(place, "")
+        self.latency.record_duration(place, self._clock() - started)
+        account.usage.record_answer(call, answer)
         return answer
 
 
-def _may_pass(reason: str) -> bool:
-    return passing(reason) or reason in {"garbage", "empty"}
+def _is_retryable(reason: str) -> bool:
+    return is_passing_failure(reason) or reason in {"garbage", "empty"}

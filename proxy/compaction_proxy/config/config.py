@@ -22,7 +22,7 @@ from compaction_proxy.config.sections import (
     UpstreamSection,
 )
 from compaction_proxy.config.types import STRICT
-from compaction_proxy.core.cost.price import Price
+from compaction_proxy.core.cost.price import ModelPrice
 
 Section = TypeVar("Section", bound=BaseModel)
 
@@ -47,7 +47,7 @@ class ModelSettings:
     alternation: Literal["none", "strict"]
     compaction: CompactionSection
     summary: SummarySection
-    prices: Price | None = None
+    prices: ModelPrice | None = None
     recall: RecallSection = field(default_factory=RecallSection)
     tools: bool | None = None
 
@@ -86,45 +86,45 @@ class Config(BaseModel):
     """What we say about ourselves."""
 
     @cached_property
-    def by_glob(self) -> tuple[GlobSettings, ...]:
+    def settings_by_glob(self) -> tuple[GlobSettings, ...]:
         """What holds for each glob, in order; the last one matches every model."""
         sections = {**self.models, "*": self.models.get("*", ModelSection())}
         return tuple(
-            GlobSettings(glob, re.compile(translate(glob)), _settings(self, section))
+            GlobSettings(glob, re.compile(translate(glob)), _build_settings(self, section))
             for glob, section in sections.items()
         )
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_mappings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` laid on `base`, mapping by mapping."""
     merged = dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], value) if nested else value
+        merged[key] = _merge_mappings(merged[key], value) if nested else value
     return merged
 
 
-def _laid(base: Section, over: Section | None) -> Section:
+def _overlay_section(base: Section, over: Section | None) -> Section:
     """The section with the keys that `over` sets; a key nobody set stays unset."""
     if over is None:
         return base
-    merged = _merged(base.model_dump(exclude_unset=True), over.model_dump(exclude_unset=True))
+    merged = _merge_mappings(base.model_dump(exclude_unset=True), over.model_dump(exclude_unset=True))
     return type(base).model_validate(merged)
 
 
-def _settings(config: Config, section: ModelSection) -> ModelSettings:
+def _build_settings(config: Config, section: ModelSection) -> ModelSettings:
     return ModelSettings(
         window=section.window,
         reserve_output=section.reserve_output,
         alternation=section.alternation,
-        compaction=_laid(config.compaction, section.compaction),
-        summary=_laid(config.summary, section.summary),
-        prices=section.prices.price() if section.prices else None,
-        recall=_laid(config.recall, section.recall),
+        compaction=_overlay_section(config.compaction, section.compaction),
+        summary=_overlay_section(config.summary, section.summary),
+        prices=section.prices.to_price() if section.prices else None,
+        recall=_overlay_section(config.recall, section.recall),
         tools=section.tools,
     )
 
 
-def for_model(config: Config, model: str) -> ModelSettings:
+def get_model_settings(config: Config, model: str) -> ModelSettings:
     """What holds for the model of this name. Built once per glob, so that calling it per request is cheap."""
-    return next(row.settings for row in config.by_glob if row.pattern.match(model))
+    return next(row.settings for row in config.settings_by_glob if row.pattern.match(model))

@@ -8,9 +8,9 @@ from typing import get_args
 
 from pydantic import SecretStr
 
-from compaction_proxy.config.keys import Key, keys, suggestion
-from compaction_proxy.config.types import unwrapped
-from compaction_proxy.config.yaml_file import Place
+from compaction_proxy.config.keys import ConfigKey, iter_keys, suggest_key
+from compaction_proxy.config.types import unwrap_type
+from compaction_proxy.config.yaml_file import KeyPath
 
 PREFIX = "COMPACTION_PROXY__"
 FILE_SUFFIX = "_file"
@@ -18,29 +18,29 @@ MAX_SECRET_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigOverride:
     """One value from outside the file.
 
     Attributes:
         name: The variable or option that sets it.
-        place: What it sets.
+        path: What it sets.
         value: The value, if `problem` is empty.
         problem: What is wrong with it; never quotes the value.
     """
 
     name: str
-    place: Place
+    path: KeyPath
     value: object = None
     problem: str = ""
 
 
-def _decoded(raw: str, key: Key | None) -> object:
+def _decode_value(raw: str, key: ConfigKey | None) -> object:
     """The text of a variable as the value it stands for; sections, lists and maps are JSON.
 
     Raises:
         ValueError: It is no JSON where that is needed.
     """
-    if key is not None and key.nullable and raw in {"", "null"}:
+    if key is not None and key.is_nullable and raw in {"", "null"}:
         return None
     if key is not None and not isinstance(key.default, dict | tuple) and not hasattr(key.kind, "__args__"):
         return raw
@@ -56,10 +56,10 @@ def _decoded(raw: str, key: Key | None) -> object:
 
 def _is_secret(kind: object) -> bool:
     """Whether a key holds a secret, or a list of them."""
-    return kind is SecretStr or any(unwrapped(inner) is SecretStr for inner in get_args(kind))
+    return kind is SecretStr or any(unwrap_type(inner) is SecretStr for inner in get_args(kind))
 
 
-def _secret(path: str) -> str:
+def _read_secret(path: str) -> str:
     """The content of a secret's file without its one trailing newline."""
     try:
         with Path(path).open("rb") as file:
@@ -73,27 +73,29 @@ def _secret(path: str) -> str:
     return text
 
 
-def _setting(name: str, environ: Mapping[str, str], known: Mapping[Place, Key]) -> Setting:
-    place: Place = tuple(name.removeprefix(PREFIX).lower().split("__"))
+def _parse_variable(
+    name: str, environ: Mapping[str, str], known: Mapping[KeyPath, ConfigKey]
+) -> ConfigOverride:
+    place: KeyPath = tuple(name.removeprefix(PREFIX).lower().split("__"))
     secret = (*place[:-1], str(place[-1]).removesuffix(FILE_SUFFIX))
     try:
         if place in known or any(place == key[: len(place)] for key in known):
-            return Setting(name, place, _decoded(environ[name], known.get(place)))
+            return ConfigOverride(name, place, _decode_value(environ[name], known.get(place)))
         if secret != place and secret in known and _is_secret(known[secret].kind):
             direct = name[: -len(FILE_SUFFIX)]
             if direct in environ:
-                return Setting(name, secret, problem=f"{direct} is set too; one of both is enough")
-            return Setting(name, secret, _decoded(_secret(environ[name]), known[secret]))
+                return ConfigOverride(name, secret, problem=f"{direct} is set too; one of both is enough")
+            return ConfigOverride(name, secret, _decode_value(_read_secret(environ[name]), known[secret]))
     except ValueError as error:
-        return Setting(name, place, problem=str(error))
+        return ConfigOverride(name, place, problem=str(error))
     if place[0] == "models":
-        return Setting(name, place, problem=f"{PREFIX}MODELS takes all models as one JSON object")
-    return Setting(name, place, problem=f"unknown key{suggestion(place)}")
+        return ConfigOverride(name, place, problem=f"{PREFIX}MODELS takes all models as one JSON object")
+    return ConfigOverride(name, place, problem=f"unknown key{suggest_key(place)}")
 
 
-def settings(environ: Mapping[str, str]) -> Iterator[Setting]:
+def iter_overrides(environ: Mapping[str, str]) -> Iterator[ConfigOverride]:
     """Every variable of ours; whole sections come before single keys, so that the narrower one wins."""
-    known = {key.place: key for key in keys()}
+    known = {key.path: key for key in iter_keys()}
     for name in sorted(environ, key=lambda name: (name.count("__"), name)):
         if name.startswith(PREFIX):
-            yield _setting(name, environ, known)
+            yield _parse_variable(name, environ, known)

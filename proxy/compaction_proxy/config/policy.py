@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from compaction_proxy.config.config import ModelSettings
-from compaction_proxy.config.strategies import FIELDS, changed
+from compaction_proxy.config.strategies import FIELDS, set_field
 from compaction_proxy.core.strategies import ANCHORED, STRATEGIES, Policy
-from compaction_proxy.core.trigger import Row
+from compaction_proxy.core.trigger import TriggerRule
 
 
-def row_for(settings: ModelSettings, strategy: str | None = None) -> Policy:
+def build_policy(settings: ModelSettings, strategy: str | None = None) -> Policy:
     """A strategy's row with what the configuration changes of it.
 
     The strategy's own keys come first; a key for all strategies beats them where it is set.
@@ -25,10 +25,10 @@ def row_for(settings: ModelSettings, strategy: str | None = None) -> Policy:
     policy = STRATEGIES[strategy or compaction.strategy]
     fields = getattr(compaction.strategies, policy.name)
     own = ((name, value) for name, value in fields if name in FIELDS and name in fields.model_fields_set)
-    for name, value in (*own, *_for_all(settings)):
-        policy = changed(policy, name, value)
+    for name, value in (*own, *_list_shared_fields(settings)):
+        policy = set_field(policy, name, value)
     if compaction.trigger is not None:
-        policy = replace(policy, trigger=tuple(Row(**dict(row)) for row in compaction.trigger))
+        policy = replace(policy, trigger=tuple(TriggerRule(**dict(row)) for row in compaction.trigger))
     if compaction.background is not None:
         ahead = policy.soft_share or ANCHORED.soft_share
         policy = replace(policy, soft_share=ahead if compaction.background else 0.0)
@@ -39,7 +39,7 @@ def row_for(settings: ModelSettings, strategy: str | None = None) -> Policy:
     return policy
 
 
-def _for_all(settings: ModelSettings) -> Iterator[tuple[str, object]]:
+def _list_shared_fields(settings: ModelSettings) -> Iterator[tuple[str, object]]:
     """The fields that a key for all strategies sets, whichever has them."""
     compaction, keep, summary = settings.compaction, settings.compaction.keep, settings.summary
     keys = {

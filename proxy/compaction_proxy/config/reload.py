@@ -5,7 +5,7 @@ from functools import reduce
 from typing import Any
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.keys import dotted, keys
+from compaction_proxy.config.keys import format_key_path, iter_keys
 
 # What is only looked at when a process starts: sockets, deadlines, the store, and what is derived from them.
 AT_START = (
@@ -17,37 +17,41 @@ AT_START = (
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ConfigChange:
     """What a new configuration changes.
 
     Attributes:
         config: The one to run with: the new one, but for what has to wait.
         changed: Keys that take effect, dotted.
-        waiting: Keys that take effect with the next start, dotted.
+        waiting_for_restart: Keys that take effect with the next start, dotted.
     """
 
     config: Config
     changed: tuple[str, ...]
-    waiting: tuple[str, ...]
+    waiting_for_restart: tuple[str, ...]
 
 
-def change(old: Config, new: Config) -> Change:
+def compare_configs(old: Config, new: Config) -> ConfigChange:
     """The step from one configuration to another."""
-    names = [dotted(key.place) for key in keys() if _value(old, key.place) != _value(new, key.place)]
-    waiting = tuple(name for name in names if _waits(name))
-    changed = tuple(name for name in names if not _waits(name))
-    return Change(_kept(old, new, waiting), changed, waiting)
+    names = [
+        format_key_path(key.path)
+        for key in iter_keys()
+        if _get_value(old, key.path) != _get_value(new, key.path)
+    ]
+    waiting = tuple(name for name in names if _needs_restart(name))
+    changed = tuple(name for name in names if not _needs_restart(name))
+    return ConfigChange(_restore_values(old, new, waiting), changed, waiting)
 
 
-def _value(config: Config, place: tuple[str | int, ...]) -> object:
+def _get_value(config: Config, place: tuple[str | int, ...]) -> object:
     return reduce(getattr, map(str, place), config)
 
 
-def _waits(name: str) -> bool:
+def _needs_restart(name: str) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in AT_START)
 
 
-def _kept(old: Config, new: Config, names: tuple[str, ...]) -> Config:
+def _restore_values(old: Config, new: Config, names: tuple[str, ...]) -> Config:
     """The new configuration with the old values of these keys."""
     sections: dict[str, Any] = {}
     for name in names:

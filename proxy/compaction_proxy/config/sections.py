@@ -1,7 +1,7 @@
 """The sections of the configuration: frozen models, every key with its unit and default.
 
 The names are a contract with users. A key of a later version is here already, at its neutral value only
-(`Only`), so that a file written for this version keeps loading.
+(`OnlyValue`), so that a file written for this version keeps loading.
 """
 
 from difflib import get_close_matches
@@ -28,20 +28,20 @@ from compaction_proxy.config.types import (
     HttpUrlIfAny,
     Key,
     Number,
-    Only,
+    OnlyValue,
     Percent,
     Positive,
     Seconds,
     SecondsOrNever,
     StoreUrl,
     Tenant,
-    no_boolean,
-    origin,
-    seconds,
+    parse_duration,
+    parse_origin,
+    reject_boolean,
 )
-from compaction_proxy.core.cost.price import Price, Tier
-from compaction_proxy.core.strategies import DEFAULT, STRATEGIES, StandInRole
-from compaction_proxy.core.trigger import FIELDS
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
+from compaction_proxy.core.strategies import DEFAULT_STRATEGY, STRATEGIES, StandInRole
+from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
 # The wires by name; the first is the one that `upstream` itself is about.
 RESPONSES, MESSAGES = "responses", "messages"
@@ -50,8 +50,8 @@ OPENAI = "https://api.openai.com"
 ANTHROPIC = "https://api.anthropic.com"
 
 
-def _is_openai(url: str) -> bool:
-    return origin(url) == origin(OPENAI)
+def _is_openai_url(url: str) -> bool:
+    return parse_origin(url) == parse_origin(OPENAI)
 
 
 class WireSection(BaseModel):
@@ -86,7 +86,7 @@ class UpstreamSection(BaseModel):
     """HTTP client that carries requests: `native`, our own, or `aiohttp`; for comparing, both do the same."""
     timeout_s: Seconds = 600
     """Longest silence of the upstream, in seconds."""
-    stream_usage: Annotated[str, Only("observe")] = "observe"
+    stream_usage: Annotated[str, OnlyValue("observe")] = "observe"
     """Whether `usage` on streams is only observed."""
     lower_max_tokens: AutoOrFalse = "auto"
     """`auto`: `max_tokens` is lowered where the upstream refuses its sum with the prompt; `false`: never."""
@@ -95,21 +95,21 @@ class UpstreamSection(BaseModel):
     wires: WiresSection = WiresSection()
     """Providers of single wires."""
 
-    def provider(self, wire: str) -> tuple[str, str]:
+    def get_provider(self, wire: str) -> tuple[str, str]:
         """Base URL and key for a wire; a key never goes to another origin than the one it is named for."""
         own = getattr(self.wires, wire, None) or WireSection()
         key = self.api_key.get_secret_value()
         base_url = own.base_url or self.base_url
         named = own.api_key.get_secret_value()
-        if own.base_url is None and wire == MESSAGES and (named or not key) and _is_openai(base_url):
+        if own.base_url is None and wire == MESSAGES and (named or not key) and _is_openai_url(base_url):
             base_url = ANTHROPIC  # OpenAI does not speak this wire: what key is shown is not for OpenAI
-        shared = origin(base_url) == origin(self.base_url)
+        shared = parse_origin(base_url) == parse_origin(self.base_url)
         return base_url, named or (key if shared else "")
 
 
-Hops = Annotated[int, BeforeValidator(no_boolean), Field(ge=1, le=16)]
-RecalledTokens = Annotated[int, BeforeValidator(no_boolean), Field(ge=50, le=2_000)]
-Share = Annotated[float, BeforeValidator(no_boolean), Field(ge=0, le=1, allow_inf_nan=False)]
+Hops = Annotated[int, BeforeValidator(reject_boolean), Field(ge=1, le=16)]
+RecalledTokens = Annotated[int, BeforeValidator(reject_boolean), Field(ge=50, le=2_000)]
+Share = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class RecallSection(BaseModel):
@@ -130,7 +130,7 @@ class RecallSection(BaseModel):
 
 # A dollar a token. Sums of what is far beyond are no numbers any more, and JSON has no way to write them.
 MAX_DOLLARS = 1_000_000
-Dollars = Annotated[float, BeforeValidator(no_boolean), Field(ge=0, le=MAX_DOLLARS)]
+Dollars = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=MAX_DOLLARS)]
 SOURCE = "configuration"
 
 
@@ -167,27 +167,29 @@ class PricesSection(BaseModel):
 
     @field_validator("surcharge")
     @classmethod
-    def _more(cls, surcharge: SurchargeSection | None, info: ValidationInfo) -> SurchargeSection | None:
+    def _check_surcharge(
+        cls, surcharge: SurchargeSection | None, info: ValidationInfo
+    ) -> SurchargeSection | None:
         """A surcharge costs more."""
         without = info.data.get("input")
         if surcharge is not None and without is not None and surcharge.input <= without:
             raise ValueError(f"its input costs {surcharge.input:g}, which is not above {without:g}")
         return surcharge
 
-    def price(self) -> Price:
+    def to_price(self) -> ModelPrice:
         """The prices as the core has them."""
-        return Price(tuple(self._tiers()), SOURCE)
+        return ModelPrice(tuple(self._build_tiers()), SOURCE)
 
-    def _tiers(self) -> list[Tier]:
+    def _build_tiers(self) -> list[PriceTier]:
         cached, written = (self.input if each is None else each for each in (self.cached, self.cache_write))
-        least = Tier(0, self.input, cached, written, self.output)
+        least = PriceTier(0, self.input, cached, written, self.output)
         more = self.surcharge
         if more is None:
             return [least]
         times = more.input / self.input if self.input else 1.0
         return [
             least,
-            Tier(
+            PriceTier(
                 above=more.above_tokens,
                 input=more.input,
                 cached=cached * times if more.cached is None else more.cached,
@@ -291,7 +293,7 @@ class StoreSection(BaseModel):
     @property
     def ttl_s(self) -> float:
         """`ttl` in seconds."""
-        return seconds(self.ttl)
+        return parse_duration(self.ttl)
 
 
 class SessionSection(BaseModel):
@@ -308,12 +310,12 @@ class SessionSection(BaseModel):
     """Without any id: `content` finds the conversation by its messages, `none` does not look for it."""
 
 
-def _unless_false(value: object) -> object:
+def _drop_false(value: object) -> object:
     """A condition that is `false` is none."""
     return None if value is False else value
 
 
-Switch = Annotated[bool | None, AfterValidator(_unless_false)]
+Switch = Annotated[bool | None, AfterValidator(_drop_false)]
 
 
 class TriggerRow(BaseModel):
@@ -354,13 +356,13 @@ class KeepSection(BaseModel):
     """Newest tool results that are never masked; `anchored` masks."""
 
 
-def _rows(value: object) -> object:
+def _parse_trigger(value: object) -> object:
     """`trigger: 0` switches every trigger off, like an empty list."""
     off = value == 0 and not isinstance(value, bool)
     return () if off or value == "0" else value
 
 
-def _strategy(name: str) -> str:
+def _check_strategy(name: str) -> str:
     """A strategy's name; the likely one is named where there is none of that name."""
     if name not in STRATEGIES:
         close = get_close_matches(name, STRATEGIES, n=1)
@@ -375,9 +377,9 @@ class CompactionSection(BaseModel):
     model_config = STRICT
     mode: Literal["active", "shadow", "bypass"] = "active"
     """`active`; `shadow` plans and reports without a summary call; `bypass` relays only."""
-    strategy: Annotated[str, AfterValidator(_strategy)] = DEFAULT
+    strategy: Annotated[str, AfterValidator(_check_strategy)] = DEFAULT_STRATEGY
     """How to compact: one of the rows of `compaction.strategies`."""
-    trigger: Annotated[tuple[TriggerRow, ...] | None, BeforeValidator(_rows)] = None
+    trigger: Annotated[tuple[TriggerRow, ...] | None, BeforeValidator(_parse_trigger)] = None
     """List of rows, any of which fires; 0 or an empty list: never by itself."""
     target_tokens: Positive | None = None
     """Tokens to shrink to; less than the trigger."""
@@ -400,11 +402,11 @@ class CompactionSection(BaseModel):
 
     @field_validator("trigger")
     @classmethod
-    def _effective(cls, rows: tuple[TriggerRow, ...] | None) -> tuple[TriggerRow, ...] | None:
+    def _drop_inert_rows(cls, rows: tuple[TriggerRow, ...] | None) -> tuple[TriggerRow, ...] | None:
         """Rows that can fire: a 0 switches its row off."""
-        filled = [{getattr(row, name) for name in FIELDS} - {None} for row in rows or ()]
+        filled = [{getattr(row, name) for name in TRIGGER_FIELDS} - {None} for row in rows or ()]
         if set() in filled:
-            raise ValueError("a row names at least one of " + ", ".join(FIELDS))
+            raise ValueError("a row names at least one of " + ", ".join(TRIGGER_FIELDS))
         if any(row.rework_tokens is not None and not row.cost_optimal for row in rows or ()):
             raise ValueError("rework_tokens means something beside cost_optimal only")
         if rows is None:
@@ -466,7 +468,7 @@ class ObservabilitySection(BaseModel):
     model_config = STRICT
     log_format: Literal["json", "console"] = "json"
     """`json` is one object a line, `console` is for reading."""
-    trace_content: Annotated[bool, Only(value=False)] = False
+    trace_content: Annotated[bool, OnlyValue(value=False)] = False
     """Whether message text may enter traces."""
     otlp_endpoint: HttpUrlIfAny = ""
     """Base URL of a collector for traces (OTLP over HTTP, extra `otel`); empty: that of `OTEL_…`, or none."""

@@ -15,28 +15,28 @@ PORT_OF = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
-class Only:
+class OnlyValue:
     """Marks a key whose name is settled but which works with one value alone in this version."""
 
     value: object
 
-    def check(self, value: object) -> object:
+    def check_value(self, value: object) -> object:
         """The value, if it is the one that works."""
         if value != self.value:
-            raise ValueError(f"this version works only with {_shown(self.value)}")
+            raise ValueError(f"this version works only with {_format_yaml(self.value)}")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401 - pydantic's protocol
         """Checks after the type has been checked."""
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
+        return core_schema.no_info_after_validator_function(self.check_value, handler(source))
 
 
-def _shown(value: object) -> str:
+def _format_yaml(value: object) -> str:
     """A value as YAML would write it."""
     return "an empty list" if value == () else json.dumps(value)
 
 
-def _auto_or_false(value: object) -> object:
+def _parse_auto_or_false(value: object) -> object:
     """Reads `auto` or false, also as the environment gives it; true means `auto`."""
     if value is False or value == "false":
         return False
@@ -45,14 +45,14 @@ def _auto_or_false(value: object) -> object:
     raise ValueError("must be auto or false")
 
 
-def no_boolean(value: object) -> object:
+def reject_boolean(value: object) -> object:
     """Refuse what YAML took for a boolean (`on`, `yes`), which would silently become the number 1."""
     if isinstance(value, bool):
         raise ValueError("a number is needed, not true or false")  # noqa: TRY004 - pydantic collects ValueError
     return value
 
 
-def seconds(duration: str) -> float:
+def parse_duration(duration: str) -> float:
     """Seconds in a duration such as `30d`, `12h`, `15m` or `90s`.
 
     Raises:
@@ -64,12 +64,12 @@ def seconds(duration: str) -> float:
     return float(int(found[1]) * SECONDS_OF[found[2]])
 
 
-def _duration(value: str) -> str:
-    seconds(value)
+def _check_duration(value: str) -> str:
+    parse_duration(value)
     return value
 
 
-class Origin(NamedTuple):
+class UrlOrigin(NamedTuple):
     """What decides whether two URLs lead to the same server; as a text `https://api.openai.com:443`."""
 
     scheme: str
@@ -81,13 +81,13 @@ class Origin(NamedTuple):
         return f"{self.scheme}://{host}:{self.port}"
 
 
-def origin(url: str) -> Origin:
+def parse_origin(url: str) -> UrlOrigin:
     """The origin of a URL that a configuration has accepted; host in lower case."""
     parts = urlsplit(url)
-    return Origin(parts.scheme, parts.hostname or "", parts.port or PORT_OF.get(parts.scheme, 0))
+    return UrlOrigin(parts.scheme, parts.hostname or "", parts.port or PORT_OF.get(parts.scheme, 0))
 
 
-def _split(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -96,9 +96,9 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def _http_url(url: str) -> str:
+def _check_http_url(url: str) -> str:
     """A base URL without a trailing slash. Its own text is never in an error: it may hold a credential."""
-    parts = _split(url)
+    parts = _split_url(url)
     if parts.scheme not in PORT_OF or not parts.hostname:
         raise ValueError("a URL starts with http:// or https:// and names a host")
     if parts.username is not None or parts.password is not None:
@@ -108,11 +108,11 @@ def _http_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _http_url_if_any(url: str) -> str:
-    return url and _http_url(url)
+def _check_optional_http_url(url: str) -> str:
+    return url and _check_http_url(url)
 
 
-def store_place(url: str) -> str:
+def check_store_url(url: str) -> str:
     """The URL of a store, as it is. What a Redis URL says in detail is the store's to judge.
 
     Raises:
@@ -125,57 +125,57 @@ def store_place(url: str) -> str:
     raise ValueError("a store is sqlite:///PATH, memory://, or redis://HOST and its relatives")
 
 
-def without_passwords(text: str) -> str:
+def mask_passwords(text: str) -> str:
     """The text with the passwords of a URL in it masked."""
     masked = re.sub(r"(?<=://)([^/@:]*:)[^/]*(?=@)", r"\1********", text)
     return re.sub(r"(password=)[^&]+", r"\1********", masked)
 
 
-def _base_path(path: str) -> str:
+def _check_base_path(path: str) -> str:
     if path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", path):
         raise ValueError("a path starts with / and does not end with it, such as /compaction")
     return path
 
 
-def _tenant(value: str) -> str:
+def _check_tenant(value: str) -> str:
     if not re.fullmatch(r"credential|none|header:[A-Za-z0-9_-]+", value):
         raise ValueError("one of credential, none, header:NAME")
     return value.lower()
 
 
-def _header(name: str) -> str:
+def _check_header_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise ValueError("a header's name holds letters, digits, - and _")
     return name.lower()
 
 
-def _key(secret: SecretStr) -> SecretStr:
+def _check_key(secret: SecretStr) -> SecretStr:
     if not re.fullmatch(r"[\x21-\x7e]*", secret.get_secret_value()):
         raise ValueError("a key holds printable ASCII characters only, no spaces and no line ends")
     return secret
 
 
-Key = Annotated[SecretStr, AfterValidator(_key)]
-AutoOrFalse = Annotated[Literal["auto", False], BeforeValidator(_auto_or_false)]
-Number = Annotated[int, BeforeValidator(no_boolean), Field(ge=0)]
-Positive = Annotated[int, BeforeValidator(no_boolean), Field(ge=1)]
-Seconds = Annotated[float, BeforeValidator(no_boolean), Field(gt=0, allow_inf_nan=False)]
-SecondsOrNever = Annotated[float, BeforeValidator(no_boolean), Field(ge=0, allow_inf_nan=False)]
-Percent = Annotated[float, BeforeValidator(no_boolean), Field(ge=0, le=100, allow_inf_nan=False)]
-Duration = Annotated[str, AfterValidator(_duration)]
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
-HttpUrlIfAny = Annotated[str, AfterValidator(_http_url_if_any)]
-StoreUrl = Annotated[str, AfterValidator(store_place)]
-BasePath = Annotated[str, AfterValidator(_base_path)]
-Tenant = Annotated[str, AfterValidator(_tenant)]
-HeaderName = Annotated[str, AfterValidator(_header)]
+Key = Annotated[SecretStr, AfterValidator(_check_key)]
+AutoOrFalse = Annotated[Literal["auto", False], BeforeValidator(_parse_auto_or_false)]
+Number = Annotated[int, BeforeValidator(reject_boolean), Field(ge=0)]
+Positive = Annotated[int, BeforeValidator(reject_boolean), Field(ge=1)]
+Seconds = Annotated[float, BeforeValidator(reject_boolean), Field(gt=0, allow_inf_nan=False)]
+SecondsOrNever = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, allow_inf_nan=False)]
+Percent = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=100, allow_inf_nan=False)]
+Duration = Annotated[str, AfterValidator(_check_duration)]
+HttpUrl = Annotated[str, AfterValidator(_check_http_url)]
+HttpUrlIfAny = Annotated[str, AfterValidator(_check_optional_http_url)]
+StoreUrl = Annotated[str, AfterValidator(check_store_url)]
+BasePath = Annotated[str, AfterValidator(_check_base_path)]
+Tenant = Annotated[str, AfterValidator(_check_tenant)]
+HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 
 
-def unwrapped(annotation: object) -> object:
+def unwrap_type(annotation: object) -> object:
     """The type inside `Annotated[...]` and `... | None`."""
     if hasattr(annotation, "__metadata__"):
-        return unwrapped(get_args(annotation)[0])
+        return unwrap_type(get_args(annotation)[0])
     members = [member for member in get_args(annotation) if member is not type(None)]
     if type(None) in get_args(annotation) and len(members) == 1:
-        return unwrapped(members[0])
+        return unwrap_type(members[0])
     return annotation

@@ -9,28 +9,28 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from compaction_proxy.config.config import Config, ModelSettings
-from compaction_proxy.config.keys import dotted
-from compaction_proxy.config.policy import row_for
+from compaction_proxy.config.keys import format_key_path
+from compaction_proxy.config.policy import build_policy
 from compaction_proxy.config.sections import WIRES, ServerSection, SummarySection
-from compaction_proxy.config.strategies import shown
-from compaction_proxy.config.types import origin, store_place
-from compaction_proxy.config.yaml_file import Place
-from compaction_proxy.core.budget import budget
+from compaction_proxy.config.strategies import get_setting
+from compaction_proxy.config.types import check_store_url, parse_origin
+from compaction_proxy.config.yaml_file import KeyPath
+from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.strategies import STRATEGIES, Policy
-from compaction_proxy.core.trigger import automatic, marks
+from compaction_proxy.core.trigger import compute_trigger_marks, has_active_rule
 
 # Stands for a window that nobody has configured, in tokens: triggers in percent are then out of reach.
 BOUNDLESS_TOKENS = 10**12
 UNREADABLE = "the file cannot be read"
 
 
-def readable(path: str) -> bool:
+def is_readable(path: str) -> bool:
     """Whether a file that is named in the configuration can be read."""
     file = Path(path).expanduser()
     return file.is_file() and os.access(file, os.R_OK)
 
 
-def is_set(section: BaseModel | None, place: Place) -> bool:
+def is_set(section: BaseModel | None, place: KeyPath) -> bool:
     """Whether a source has set the key at this place of a section, to something other than null."""
     for step in place:
         if section is None or step not in section.model_fields_set:
@@ -39,79 +39,83 @@ def is_set(section: BaseModel | None, place: Place) -> bool:
     return section is not None
 
 
-def place_in(config: Config, glob: str, place: Place) -> Place:
+def find_key_path(config: Config, glob: str, place: KeyPath) -> KeyPath:
     """Where what holds for a glob was set: in its entry of `models`, or for all models."""
     return ("models", glob, *place) if is_set(config.models.get(glob), place) else place
 
 
-def _strategy_place(name: str, key: str) -> Place:
+def _build_strategy_path(name: str, key: str) -> KeyPath:
     return ("compaction", "strategies", name, key)
 
 
-def _prompt_problems(settings: ModelSettings) -> Iterator[tuple[Place, str]]:
+def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
     """Every strategy counts: a request may ask for any."""
     for name, fields in settings.compaction.strategies:
         file = getattr(fields, "prompt_file", None)
-        if file is not None and not readable(file):
-            yield _strategy_place(name, "prompt_file"), UNREADABLE
+        if file is not None and not is_readable(file):
+            yield _build_strategy_path(name, "prompt_file"), UNREADABLE
 
 
-def _set_by(settings: ModelSettings, row: Policy, above: Place, keys: tuple[str, ...]) -> Place | None:
+def _find_overriding_key(
+    settings: ModelSettings, row: Policy, above: KeyPath, keys: tuple[str, ...]
+) -> KeyPath | None:
     """The key that has changed a field: one for all strategies, or the first of the strategy's own."""
     if is_set(settings.compaction, above[1:]):
         return above
     fields = getattr(settings.compaction.strategies, row.name)
     own = (key for key in keys if key in type(fields).model_fields)
-    changed = (key for key in own if getattr(fields, key) != shown(STRATEGIES[row.name], key))
-    return next((_strategy_place(row.name, key) for key in changed), None)
+    changed = (key for key in own if getattr(fields, key) != get_setting(STRATEGIES[row.name], key))
+    return next((_build_strategy_path(row.name, key) for key in changed), None)
 
 
-def _size_problems(settings: ModelSettings) -> Iterator[tuple[Place, str]]:
+def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
     """Sizes that leave a round nothing to win: a target at the trigger, a tail at the target."""
-    row = row_for(settings)
-    if not automatic(row.trigger):
+    row = build_policy(settings)
+    if not has_active_rule(row.trigger):
         return
-    spending = budget(settings.window or BOUNDLESS_TOKENS, row.reserves, None)
-    trigger = marks(row.trigger, spending, row.soft_share, row.hard_percent).trigger
-    aimed = _set_by(settings, row, ("compaction", "target_tokens"), ("target_tokens",))
+    spending = compute_budget(settings.window or BOUNDLESS_TOKENS, row.reserves, None)
+    trigger = compute_trigger_marks(row.trigger, spending, row.soft_share, row.hard_percent).trigger
+    aimed = _find_overriding_key(settings, row, ("compaction", "target_tokens"), ("target_tokens",))
     wanted = row.target.tokens if row.target else None
     if aimed and wanted is not None and wanted >= trigger:
         yield aimed, f"{wanted:,} tokens are not below the trigger of {trigger:,}: a round would win nothing"
         return
-    kept = _set_by(settings, row, ("compaction", "keep", "tail_tokens"), ("tail_tokens", "tail_percent"))
-    most, tail = row.target.of(trigger) if row.target else trigger, row.keep.tail
-    if kept and tail and tail.of(trigger) >= most:
+    kept = _find_overriding_key(
+        settings, row, ("compaction", "keep", "tail_tokens"), ("tail_tokens", "tail_percent")
+    )
+    most, tail = row.target.compute_tokens(trigger) if row.target else trigger, row.keep.tail
+    if kept and tail and tail.compute_tokens(trigger) >= most:
         what = "target" if row.target else "trigger"
         yield kept, f"what stays is not below the {what}: a round would win nothing"
 
 
-def find_strategy_problems(config: Config) -> Iterator[tuple[Place, str]]:
+def find_strategy_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Each place whose value does not fit the others, and why."""
-    for each in config.by_glob:
-        for place, what in (*_prompt_problems(each.settings), *_size_problems(each.settings)):
-            yield place_in(config, each.glob, place), what
+    for each in config.settings_by_glob:
+        for place, what in (*_find_prompt_problems(each.settings), *_find_size_problems(each.settings)):
+            yield find_key_path(config, each.glob, place), what
 
 
 def find_strategy_warnings(config: Config) -> Iterator[str]:
     """What works but is probably not meant; one line each."""
-    for each in config.by_glob:
-        row = row_for(each.settings)
+    for each in config.settings_by_glob:
+        row = build_policy(each.settings)
         if row.summary and row.stand_in_role == "system":
-            yield _system_role(config, each.glob, each.settings, row)
+            yield _format_system_role_warning(config, each.glob, each.settings, row)
         for name in STRATEGIES:
-            asked, allowed = (_strategy_place(name, f"summary_{which}tokens") for which in ("", "max_"))
+            asked, allowed = (_build_strategy_path(name, f"summary_{which}tokens") for which in ("", "max_"))
             fields = getattr(each.settings.compaction.strategies, name)
             if {asked[-1], allowed[-1]} <= fields.model_fields_set and (
                 fields.summary_max_tokens < fields.summary_tokens
             ):
-                where = dotted(place_in(config, each.glob, allowed))
+                where = format_key_path(find_key_path(config, each.glob, allowed))
                 yield f"{where}: less than summary_tokens, so no more than this is asked for"
 
 
-def _system_role(config: Config, glob: str, settings: ModelSettings, row: Policy) -> str:
+def _format_system_role_warning(config: Config, glob: str, settings: ModelSettings, row: Policy) -> str:
     role = ("compaction", "stand_in_role")
     chosen = is_set(settings.compaction, role[1:])
-    where = dotted(place_in(config, glob, role if chosen else ("compaction", "strategy")))
+    where = format_key_path(find_key_path(config, glob, role if chosen else ("compaction", "strategy")))
     return (
         f"{where}: {row.name} gives its summaries the system role, so that what tools said may pass for an "
         "instruction; compaction.stand_in_role: user prevents that"
@@ -149,7 +153,7 @@ def _is_open(server: ServerSection) -> bool:
     return server.unix_socket is None and not is_loopback(server.host)
 
 
-def _is_ours(config: Config, url: str) -> bool:
+def _is_own_address(config: Config, url: str) -> bool:
     """Whether a URL leads back to the address that we listen on."""
     server = config.server
     if server.unix_socket is not None:
@@ -157,25 +161,25 @@ def _is_ours(config: Config, url: str) -> bool:
     ours = {server.host.lower()}
     if server.host in WILDCARDS or is_loopback(server.host):
         ours |= LOOPBACK | WILDCARDS
-    target = origin(url)
+    target = parse_origin(url)
     return target.host in ours and target.port == server.port
 
 
-def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple[str, str]]:
+def _find_summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple[str, str]]:
     """Each key of one effective summary section that does not fit, and why."""
-    if summary.prompt_file is not None and not readable(summary.prompt_file):
+    if summary.prompt_file is not None and not is_readable(summary.prompt_file):
         yield "prompt_file", UNREADABLE
     if summary.base_url is None:
         return
-    if _is_ours(config, summary.base_url):
+    if _is_own_address(config, summary.base_url):
         yield "base_url", "this is our own address"
-    upstreams = {origin(config.upstream.provider(wire)[0]) for wire in WIRES}
-    if origin(summary.base_url) not in upstreams and not summary.api_key.get_secret_value():
+    upstreams = {parse_origin(config.upstream.get_provider(wire)[0]) for wire in WIRES}
+    if parse_origin(summary.base_url) not in upstreams and not summary.api_key.get_secret_value():
         yield "base_url", SECOND_ORIGIN
 
 
-def _server_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
-    yield from _empty_key_problems(server)
+def _find_server_problems(server: ServerSection) -> Iterator[tuple[KeyPath, str]]:
+    yield from _find_empty_key_problems(server)
     if server.unix_socket is not None and not Path(server.unix_socket).is_absolute():
         yield ("server", "unix_socket"), "the path must be absolute"
     if server.unix_socket is not None and server.tls_certificate is not None:
@@ -189,46 +193,46 @@ def _server_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
     for name, file in files.items():
         if file is None and any(files.values()):
             yield ("server", name), "certificate and key are needed together"
-        elif file is not None and not readable(file):
+        elif file is not None and not is_readable(file):
             yield ("server", name), UNREADABLE
 
 
-def _empty_key_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
+def _find_empty_key_problems(server: ServerSection) -> Iterator[tuple[KeyPath, str]]:
     for name in ("client_keys", "previous_secrets"):
         if any(not each.get_secret_value() for each in getattr(server, name)):
             yield ("server", name), "a key is empty"
 
 
-def _upstream_problems(config: Config) -> Iterator[tuple[Place, str]]:
+def _find_upstream_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
     seen: set[str] = set()
     told = False
     for wire in WIRES:
-        base_url, key = config.upstream.provider(wire)
-        place: Place = ("upstream", "wires", wire) if seen else ("upstream",)
+        base_url, key = config.upstream.get_provider(wire)
+        place: KeyPath = ("upstream", "wires", wire) if seen else ("upstream",)
         if base_url in seen:
             continue
         seen.add(base_url)
         if config.server.client_keys and not key and not told:
             told = True
             yield ("server", "client_keys"), KEYS_OF_OURS.format(".".join(map(str, place)))
-        if _is_ours(config, base_url):
+        if _is_own_address(config, base_url):
             yield (*place, "base_url"), "this is our own address: requests would go round in circles"
 
 
-def problems(config: Config) -> Iterator[tuple[Place, str]]:
+def find_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Each place whose value does not fit the others, and why."""
     if config.server.workers > 1 and config.store.url == MEMORY:
         yield ("server", "workers"), "several workers need a store that they can share, not memory://"
     server = config.server
-    yield from _server_problems(server)
-    yield from _upstream_problems(config)
-    for row in config.by_glob:
-        for name, what in _summary_problems(config, row.settings.summary):
-            yield place_in(config, row.glob, ("summary", name)), what
+    yield from _find_server_problems(server)
+    yield from _find_upstream_problems(config)
+    for row in config.settings_by_glob:
+        for name, what in _find_summary_problems(config, row.settings.summary):
+            yield find_key_path(config, row.glob, ("summary", name)), what
     yield from find_strategy_problems(config)
 
 
-def warnings(config: Config) -> Iterator[str]:
+def find_warnings(config: Config) -> Iterator[str]:
     """What works but is probably not meant; one line each."""
     server, held = config.server, config.upstream.api_key.get_secret_value()
     if _is_open(server) and not server.admin_key.get_secret_value():
@@ -247,7 +251,7 @@ def warnings(config: Config) -> Iterator[str]:
             yield f"models.{glob}: never used, because {earlier} stands before it and matches too"
 
 
-def _data_home(environ: Mapping[str, str]) -> Path | None:
+def _find_data_home(environ: Mapping[str, str]) -> Path | None:
     """The user's data folder; None if there is none that we may write to."""
     named, home = environ.get("XDG_DATA_HOME", ""), environ.get("HOME", "")
     if not named.startswith("/") and not home:
@@ -257,14 +261,14 @@ def _data_home(environ: Mapping[str, str]) -> Path | None:
     return folder if os.access(exists, os.W_OK | os.X_OK) else None
 
 
-def _redis_url(url: str) -> str:
+def _check_redis_url(url: str) -> str:
     try:
-        return store_place(url)
+        return check_store_url(url)
     except ValueError as error:
         raise ValueError(f"$REDIS_URL: {error}") from None
 
 
-def store_url(config: Config, environ: Mapping[str, str]) -> str:
+def resolve_store_url(config: Config, environ: Mapping[str, str]) -> str:
     """Where the store is: as configured, else `$REDIS_URL`, else a file; paths are absolute (four slashes).
 
     Raises:
@@ -272,9 +276,9 @@ def store_url(config: Config, environ: Mapping[str, str]) -> str:
     """
     url = config.store.url
     if url is None and environ.get("REDIS_URL"):
-        return _redis_url(environ["REDIS_URL"])
+        return _check_redis_url(environ["REDIS_URL"])
     if url is None:
-        folder = _data_home(environ)
+        folder = _find_data_home(environ)
         return f"{SQLITE}{folder / 'compaction-proxy' / 'state.db'}" if folder else MEMORY
     if not url.startswith(SQLITE):
         return url

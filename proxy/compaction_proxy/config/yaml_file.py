@@ -15,107 +15,107 @@ MAX_VALUES = 20_000
 MAX_DEPTH = 24
 VARIABLE = re.compile(r"\$(\$)?\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
-Place: TypeAlias = tuple[str | int, ...]
+KeyPath: TypeAlias = tuple[str | int, ...]
 _ABSENT = object()
 """Stands for a value with a problem of its own, so that it is not reported a second time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class YamlDocument:
     """What a file says.
 
     Attributes:
         values: Its content, as mappings, lists and scalars; `${VAR}` expanded.
         marks: Line and column, counted from 1, of each key and list item.
         problems: What is wrong with single values: line, column and what.
-        empty: Whether it holds no mapping at all, not even `{}`: nothing, or comments only.
+        is_empty: Whether it holds no mapping at all, not even `{}`: nothing, or comments only.
     """
 
     values: dict[str, object]
-    marks: Mapping[Place, tuple[int, int]]
+    marks: Mapping[KeyPath, tuple[int, int]]
     problems: tuple[tuple[int, int, str], ...]
-    empty: bool = False
+    is_empty: bool = False
 
 
-class _UnsetError(ValueError):
+class _UnsetVariableError(ValueError):
     """A `${VAR}` without a default names a variable that is not set."""
 
 
-def expand(text: str, environ: Mapping[str, str]) -> str:
+def expand_variables(text: str, environ: Mapping[str, str]) -> str:
     """`${VAR}` and `${VAR:-default}` replaced; the default also holds for an empty value, `$${` is `${`."""
 
-    def value(found: re.Match[str]) -> str:
+    def replace_variable(found: re.Match[str]) -> str:
         escaped, name, default = found.groups()
         if escaped:
             return found[0][1:]
         if default is None and name not in environ:
-            raise _UnsetError(f"${{{name}}} is not set; ${{{name}:-default}} would give it a default")
+            raise _UnsetVariableError(f"${{{name}}} is not set; ${{{name}:-default}} would give it a default")
         return environ.get(name) or default or ""
 
-    return VARIABLE.sub(value, text)
+    return VARIABLE.sub(replace_variable, text)
 
 
-def _position(mark: yaml.Mark) -> tuple[int, int]:
+def _get_position(mark: yaml.Mark) -> tuple[int, int]:
     return mark.line + 1, mark.column + 1
 
 
 @dataclass(slots=True)
-class _Walk:
+class _NodeConverter:
     """Turns YAML nodes into values. Bounded in depth and number, because an alias may repeat its node."""
 
     loader: yaml.SafeLoader
     environ: Mapping[str, str]
-    marks: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    marks: dict[KeyPath, tuple[int, int]] = field(default_factory=dict)
     problems: list[tuple[int, int, str]] = field(default_factory=list)
     count: int = 0
 
-    def value(self, node: yaml.Node, place: Place) -> object:
+    def convert_node(self, node: yaml.Node, place: KeyPath) -> object:
         self.count += 1
         if len(place) > MAX_DEPTH or self.count > MAX_VALUES:
             raise yaml.constructor.ConstructorError(
                 None, None, "nested too deeply or too large", node.start_mark
             )
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, place)
+            return self._convert_mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
-            items = [self._item(item, (*place, index)) for index, item in enumerate(node.value)]
+            items = [self._convert_item(item, (*place, index)) for index, item in enumerate(node.value)]
             return [item for item in items if item is not _ABSENT]
-        return self._scalar(node)
+        return self._convert_scalar(node)
 
-    def _item(self, node: yaml.Node, place: Place) -> object:
-        self.marks[place] = _position(node.start_mark)
-        return self.value(node, place)
+    def _convert_item(self, node: yaml.Node, place: KeyPath) -> object:
+        self.marks[place] = _get_position(node.start_mark)
+        return self.convert_node(node, place)
 
-    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, object]:
+    def _convert_mapping(self, node: yaml.MappingNode, place: KeyPath) -> dict[str, object]:
         made: dict[str, object] = {}
         for key, value in node.value:
             # The key as it is written: `on` and `4` are names here, whatever YAML takes them for.
             name = key.value if isinstance(key, yaml.ScalarNode) else None
             if name is None or name in made:
                 what = "a key is plain text" if name is None else f"{name}: stands here twice"
-                self._problem(key, what)
+                self._add_problem(key, what)
                 continue
-            self.marks[*place, name] = _position(key.start_mark)
-            made[name] = self.value(value, (*place, name))
+            self.marks[*place, name] = _get_position(key.start_mark)
+            made[name] = self.convert_node(value, (*place, name))
             if made[name] is _ABSENT:
                 del made[name]
         return made
 
-    def _scalar(self, node: yaml.Node) -> object:
+    def _convert_scalar(self, node: yaml.Node) -> object:
         try:
             value: object = self.loader.construct_object(node)
-            return expand(value, self.environ) if isinstance(value, str) else value
-        except _UnsetError as error:
-            self._problem(node, str(error))
+            return expand_variables(value, self.environ) if isinstance(value, str) else value
+        except _UnsetVariableError as error:
+            self._add_problem(node, str(error))
         except ValueError:
-            self._problem(node, f"not a valid {node.tag.rpartition(':')[2]}")
+            self._add_problem(node, f"not a valid {node.tag.rpartition(':')[2]}")
         return _ABSENT
 
-    def _problem(self, node: yaml.Node, what: str) -> None:
-        self.problems.append((*_position(node.start_mark), what))
+    def _add_problem(self, node: yaml.Node, what: str) -> None:
+        self.problems.append((*_get_position(node.start_mark), what))
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -130,37 +130,37 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}:{line}: not UTF-8") from None
 
 
-def _syntax_error(path: Path, text: str, error: yaml.YAMLError) -> ConfigError:
+def _build_syntax_error(path: Path, text: str, error: yaml.YAMLError) -> ConfigError:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return ConfigError(f"{path}: not YAML: a character that is not allowed")
-    line, column = _position(mark)
+    line, column = _get_position(mark)
     lines = text.splitlines()
     tab = line <= len(lines) and lines[line - 1][column - 1 : column] == "\t"
     what = "a tab; YAML indents with spaces" if tab else getattr(error, "problem", None) or "cannot be read"
     return ConfigError(f"{path}:{line}:{column}: not YAML: {what}")
 
 
-def read(path: Path, environ: Mapping[str, str]) -> Document:
+def read_yaml(path: Path, environ: Mapping[str, str]) -> YamlDocument:
     """The content of a YAML file; an empty one says nothing.
 
     Raises:
         ConfigError: It cannot be read, is no YAML, or is no mapping.
     """
-    text = _text(path)
+    text = _read_text(path)
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
-            return Document({}, {}, (), empty=True)
-        walk = _Walk(loader, environ)
-        values = walk.value(node, ())
+            return YamlDocument({}, {}, (), is_empty=True)
+        walk = _NodeConverter(loader, environ)
+        values = walk.convert_node(node, ())
     except yaml.YAMLError as error:
-        raise _syntax_error(path, text, error) from None
+        raise _build_syntax_error(path, text, error) from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply") from None
     if not isinstance(values, dict):
         if values is None and not walk.problems:
-            return Document({}, {}, (), empty=True)
+            return YamlDocument({}, {}, (), is_empty=True)
         raise ConfigError(f"{path}:1:1: the file holds a mapping of sections, such as `server:`")
-    return Document(values, walk.marks, tuple(walk.problems))
+    return YamlDocument(values, walk.marks, tuple(walk.problems))

@@ -62,7 +62,9 @@ class Budget:
         return self.window - self.least_output
 
 
-def budget(window: int, reserves: Reserves, max_output: int | None, *, adds_output: bool = False) -> Budget:
+def compute_budget(
+    window: int, reserves: Reserves, max_output: int | None, *, adds_output: bool = False
+) -> Budget:
     """The budget of a request that asks for up to `max_output` tokens (None: it does not say).
 
     Reserves shrink in proportion where together they would take more than a quarter of the window. The

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from compaction_proxy.core.digest import chain, message_digest, result_digest
-from compaction_proxy.core.message import Message, Span, latest_user
+from compaction_proxy.core.digest import chain_digests, compute_message_digest, compute_result_digest
+from compaction_proxy.core.message import Message, Span, find_latest_user_message
 
 PREFIX_BYTES = 32
 # Who wrote a summary that no model wrote.
@@ -25,7 +25,7 @@ HEAD_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CoveredToolResult:
     """A covered tool result, remembered well enough to know it again when it has been shortened.
 
     Attributes:
@@ -74,7 +74,7 @@ class Checkpoint:
     round: int
     length: int
     exact: bytes
-    results: tuple[Result, ...]
+    results: tuple[CoveredToolResult, ...]
     spans: tuple[Span, ...]
     stand_ins: tuple[tuple[Message, ...], ...]
     summary: str
@@ -87,22 +87,22 @@ class Checkpoint:
     edited: frozenset[int] = frozenset()
     names: tuple[tuple[int, str], ...] | None = None
 
-    def covers(self, index: int) -> bool:
+    def covers_message(self, index: int) -> bool:
         """Whether something stands in for the message at `index`, be it the message itself, shortened."""
         return any(span.start <= index < span.stop for span in self.spans)
 
     @property
-    def pieces(self) -> tuple[tuple[Span, tuple[Message, ...]], ...]:
+    def span_replacements(self) -> tuple[tuple[Span, tuple[Message, ...]], ...]:
         """Each span with what stands in for it."""
         return tuple(zip(self.spans, self.stand_ins, strict=True))
 
     @property
-    def edits(self) -> dict[int, Message]:
+    def edited_messages(self) -> dict[int, Message]:
         """The shortened messages, by index; all other covered messages are gone."""
-        return {span.start: put[0] for span, put in self.pieces if span.start in self.edited}
+        return {span.start: put[0] for span, put in self.span_replacements if span.start in self.edited}
 
     @property
-    def gone(self) -> frozenset[int]:
+    def removed_indices(self) -> frozenset[int]:
         """Indices of the messages that are not in the effective list in any form."""
         return frozenset(
             index
@@ -112,11 +112,11 @@ class Checkpoint:
         )
 
 
-def _head(text: str) -> bytes:
+def _hash_head(text: str) -> bytes:
     return hashlib.sha256(text[:HEAD_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
 
 
-def place(prefix: bytes, exact: bytes, spans: Iterable[Span], variant: str = "") -> bytes:
+def build_checkpoint_id(prefix: bytes, exact: bytes, spans: Iterable[Span], variant: str = "") -> bytes:
     """Where a checkpoint is kept: the prefix digest that finds it, then what makes it this one; 64 bytes.
 
     Two lists can share an outline and still differ in the text of a tool result, or in which user message was
@@ -127,62 +127,66 @@ def place(prefix: bytes, exact: bytes, spans: Iterable[Span], variant: str = "")
     return prefix + hashlib.sha256(exact + edges.encode()).digest()
 
 
-def found_by(place: bytes) -> bytes:
+def get_prefix_digest(checkpoint_id: bytes) -> bytes:
     """The prefix digest in a place."""
-    return place[:PREFIX_BYTES]
+    return checkpoint_id[:PREFIX_BYTES]
 
 
-def exact_digest(messages: Iterable[Message]) -> bytes:
+def compute_exact_digest(messages: Iterable[Message]) -> bytes:
     """Chained digest of all the messages given, 32 bytes."""
-    return _chained(tuple([message.digest for message in messages]))
+    return _compute_chained_digest(tuple([message.digest for message in messages]))
 
 
-def covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> tuple[Result, ...]:
+def list_covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> tuple[CoveredToolResult, ...]:
     """What to remember of the tool results inside the spans."""
     return tuple(
-        _remembered(index, messages[index])
+        _build_covered_result(index, messages[index])
         for span in spans
         for index in range(span.start, span.stop)
         if messages[index].answers
     )
 
 
-def participant_names(messages: Iterable[Message]) -> tuple[tuple[int, str], ...]:
+def list_participant_names(messages: Iterable[Message]) -> tuple[tuple[int, str], ...]:
     """The `name` of each message that has one, by its index."""
     return tuple((index, message.name) for index, message in enumerate(messages) if message.name)
 
 
-def _remembered(index: int, message: Message) -> Result:
-    return Result(index, message.digest, result_digest(message), _head(message.text), len(message.text))
-
-
-def _known(result: Result, message: Message) -> bool:
-    """Whether the message is the remembered result, cleared or shortened."""
-    if result_digest(message) != result.outline:
-        return False
-    characters = len(message.text)
-    return characters < result.characters and (
-        characters <= CLEARED_CHARACTERS or _head(message.text) == result.head
+def _build_covered_result(index: int, message: Message) -> CoveredToolResult:
+    return CoveredToolResult(
+        index, message.digest, compute_result_digest(message), _hash_head(message.text), len(message.text)
     )
 
 
-def _same_prefix(checkpoint: Checkpoint, messages: Sequence[Message], *, shortened: bool) -> bool:
+def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
+    """Whether the message is the remembered result, cleared or shortened."""
+    if compute_result_digest(message) != result.outline:
+        return False
+    characters = len(message.text)
+    return characters < result.characters and (
+        characters <= CLEARED_CHARACTERS or _hash_head(message.text) == result.head
+    )
+
+
+def _matches_prefix(checkpoint: Checkpoint, messages: Sequence[Message], *, shortened: bool) -> bool:
     """Whether the covered prefix is the one that the checkpoint was made of."""
-    possible = _possible_prefixes(checkpoint, messages)
-    return any(_is_covered(checkpoint, covered, shortened=shortened) for covered in possible)
+    possible = _iter_possible_prefixes(checkpoint, messages)
+    return any(_matches_digest(checkpoint, covered, shortened=shortened) for covered in possible)
 
 
-def _is_covered(checkpoint: Checkpoint, covered: Sequence[Message], *, shortened: bool) -> bool:
+def _matches_digest(checkpoint: Checkpoint, covered: Sequence[Message], *, shortened: bool) -> bool:
     digests = [message.digest for message in covered]
     for result in checkpoint.results:
         if 0 <= result.index < len(digests) and digests[result.index] != result.digest:
-            if not (shortened and _known(result, covered[result.index])):
+            if not (shortened and _is_shortened_result(result, covered[result.index])):
                 return False
             digests[result.index] = result.digest
-    return _chained(tuple(digests)) == checkpoint.exact
+    return _compute_chained_digest(tuple(digests)) == checkpoint.exact
 
 
-def _possible_prefixes(checkpoint: Checkpoint, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+def _iter_possible_prefixes(
+    checkpoint: Checkpoint, messages: Sequence[Message]
+) -> Iterator[Sequence[Message]]:
     """The covered prefix with the names that it has, and then, where these differ, with those that it had.
 
     A name that only one of the two sides has makes no difference.
@@ -192,25 +196,25 @@ def _possible_prefixes(checkpoint: Checkpoint, messages: Sequence[Message]) -> I
     if checkpoint.names is None:
         return
     names = dict(checkpoint.names)
-    renamed = [_renamed(message, names.get(index, "")) for index, message in enumerate(covered)]
+    renamed = [_restore_name(message, names.get(index, "")) for index, message in enumerate(covered)]
     if any(one is not other for one, other in zip(covered, renamed, strict=True)):
         yield renamed
 
 
-def _renamed(message: Message, name: str) -> Message:
+def _restore_name(message: Message, name: str) -> Message:
     """The message under the name that it had, where it had or has none; else the message."""
     if name == message.name or (name and message.name):
         return message
     made = replace(message, name=name)
-    return replace(made, digest=message_digest(made))
+    return replace(made, digest=compute_message_digest(made))
 
 
 @lru_cache(maxsize=256)  # a round asks several times, and each request of its conversation again
-def _chained(digests: tuple[bytes, ...]) -> bytes:
-    return chain(digests)[-1]
+def _compute_chained_digest(digests: tuple[bytes, ...]) -> bytes:
+    return chain_digests(digests)[-1]
 
 
-def _parts_a_unit(messages: Sequence[Message], at: int) -> bool:
+def _splits_unit(messages: Sequence[Message], at: int) -> bool:
     """Whether an edge before `at` would part calls from answers that directly follow them."""
     if not 0 < at < len(messages) or not messages[at].answers:
         return False
@@ -220,7 +224,9 @@ def _parts_a_unit(messages: Sequence[Message], at: int) -> bool:
     return bool(messages[before].calls)
 
 
-def stands(checkpoint: Checkpoint, messages: Sequence[Message], conversation: str | None = None) -> bool:
+def is_applicable(
+    checkpoint: Checkpoint, messages: Sequence[Message], conversation: str | None = None
+) -> bool:
     """Whether a checkpoint may be applied to these non-privileged messages.
 
     It may if it covers their prefix and not their latest user message, which is never hidden from the model:
@@ -230,24 +236,24 @@ def stands(checkpoint: Checkpoint, messages: Sequence[Message], conversation: st
     """
     if not 0 < checkpoint.length <= len(messages):
         return False
-    latest = latest_user(messages)
-    if latest is not None and checkpoint.covers(latest) and latest != checkpoint.carried:
+    latest = find_latest_user_message(messages)
+    if latest is not None and checkpoint.covers_message(latest) and latest != checkpoint.carried:
         return False
     end = max((span.stop for span in checkpoint.spans if span.start not in checkpoint.edited), default=0)
-    if _parts_a_unit(messages, end):  # a further result of a call that is gone
+    if _splits_unit(messages, end):  # a further result of a call that is gone
         return False
-    return _same_prefix(checkpoint, messages, shortened=conversation in {None, checkpoint.conversation})
+    return _matches_prefix(checkpoint, messages, shortened=conversation in {None, checkpoint.conversation})
 
 
-def current(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
+def drop_outdated_edits(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
     """The checkpoint without what it shortened and the client has since shortened itself."""
     made_of = {result.index: result.digest for result in checkpoint.results}
-    possible = list(_possible_prefixes(checkpoint, messages))
+    possible = list(_iter_possible_prefixes(checkpoint, messages))
     masked = checkpoint.edited & made_of.keys()
     changed = {k for k in masked if all(each[k].digest != made_of[k] for each in possible)}
     if not changed:
         return checkpoint
-    pieces = [(span, put) for span, put in checkpoint.pieces if span.start not in changed]
+    pieces = [(span, put) for span, put in checkpoint.span_replacements if span.start not in changed]
     return replace(
         checkpoint,
         spans=tuple(span for span, _ in pieces),
@@ -256,27 +262,27 @@ def current(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
     )
 
 
-def deepest(
-    found: Iterable[Checkpoint | None], messages: Sequence[Message], conversation: str | None = None
+def find_deepest_checkpoint(
+    candidates: Iterable[Checkpoint | None], messages: Sequence[Message], conversation: str | None = None
 ) -> Checkpoint | None:
     """The checkpoint that covers most and may be applied; of several, what a model wrote at last.
 
     Args:
-        found: Checkpoints that may stand for the messages.
+        candidates: Checkpoints that may stand for the messages.
         messages: The non-privileged messages of a request.
         conversation: The id that its client gave, if any.
     """
     best: Checkpoint | None = None
-    for each in sorted((each for each in found if each), key=_rank, reverse=True):
-        if best is not None and _rank(each)[:-1] != _rank(best)[:-1]:
+    for each in sorted((each for each in candidates if each), key=_rank_checkpoint, reverse=True):
+        if best is not None and _rank_checkpoint(each)[:-1] != _rank_checkpoint(best)[:-1]:
             break
-        if stands(each, messages, conversation):
-            fitting = current(each, messages)
-            best = fitting if best is None else max(best, fitting, key=_rank)
+        if is_applicable(each, messages, conversation):
+            fitting = drop_outdated_edits(each, messages)
+            best = fitting if best is None else max(best, fitting, key=_rank_checkpoint)
     return best
 
 
-def _rank(checkpoint: Checkpoint) -> tuple[int, int, bool, int]:
+def _rank_checkpoint(checkpoint: Checkpoint) -> tuple[int, int, bool, int]:
     """How far a checkpoint leads: what it covers, its round, who wrote it, and how much it replaces."""
     spans = len(checkpoint.spans)
     return checkpoint.length, checkpoint.round, checkpoint.writer != EXTRACT, spans
@@ -295,7 +301,7 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
             for each in checkpoint.results
         ],
         "spans": [list(span) for span in checkpoint.spans],
-        "stand_ins": [[_stand_in_fields(each) for each in put] for put in checkpoint.stand_ins],
+        "stand_ins": [[_build_replacement_fields(each) for each in put] for put in checkpoint.stand_ins],
         "summary": checkpoint.summary,
         "tokens": [checkpoint.tokens_before, checkpoint.tokens_after],
         "listed": checkpoint.listed,
@@ -307,7 +313,7 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _stand_in_fields(message: Message) -> list[Any]:
+def _build_replacement_fields(message: Message) -> list[Any]:
     return [
         message.role,
         message.text,
@@ -326,9 +332,9 @@ def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
             round=int(fields["round"]),
             length=int(fields["length"]),
             exact=bytes.fromhex(fields["exact"]),
-            results=tuple(map(_result, fields["results"])),
+            results=tuple(map(_parse_result, fields["results"])),
             spans=tuple(Span(int(start), int(stop)) for start, stop in fields["spans"]),
-            stand_ins=tuple(map(_stand_ins, fields["stand_ins"])),
+            stand_ins=tuple(map(_parse_replacement, fields["stand_ins"])),
             summary=str(fields["summary"]),
             tokens_before=int(fields["tokens"][0]),
             tokens_after=int(fields["tokens"][1]),
@@ -337,20 +343,20 @@ def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
             rounds=tuple(map(int, fields.get("rounds", ()))),
             writer=str(fields.get("writer", "")),
             edited=frozenset(map(int, fields.get("edited", ()))),
-            names=_names(fields.get("names")),
+            names=_parse_names(fields.get("names")),
         )
     except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         return None
-    return checkpoint if _sound(checkpoint) else None
+    return checkpoint if _is_consistent(checkpoint) else None
 
 
-def _names(fields: Sequence[Any] | None) -> tuple[tuple[int, str], ...] | None:
+def _parse_names(fields: Sequence[Any] | None) -> tuple[tuple[int, str], ...] | None:
     return None if fields is None else tuple((int(index), str(name)) for index, name in fields)
 
 
-def _result(fields: Sequence[Any]) -> Result:
+def _parse_result(fields: Sequence[Any]) -> CoveredToolResult:
     index, digest, outline, head, characters = fields
-    return Result(
+    return CoveredToolResult(
         index=int(index),
         digest=bytes.fromhex(digest),
         outline=bytes.fromhex(outline),
@@ -359,14 +365,16 @@ def _result(fields: Sequence[Any]) -> Result:
     )
 
 
-def _stand_ins(fields: Sequence[Any] | None) -> tuple[Message, ...]:
+def _parse_replacement(fields: Sequence[Any] | None) -> tuple[Message, ...]:
     """What stands in for a span. Version 0.1 wrote one message, or null for nothing."""
     if fields is None or fields == []:
         return ()
-    return tuple(_stand_in(each) for each in ([fields] if isinstance(fields[0], str) else fields))
+    return tuple(
+        _parse_replacement_message(each) for each in ([fields] if isinstance(fields[0], str) else fields)
+    )
 
 
-def _stand_in(fields: Sequence[Any]) -> Message:
+def _parse_replacement_message(fields: Sequence[Any]) -> Message:
     role, text, raw, tokens, *answers = fields
     return Message(
         role=str(role),
@@ -377,7 +385,7 @@ def _stand_in(fields: Sequence[Any]) -> Message:
     )
 
 
-def _sound(checkpoint: Checkpoint) -> bool:
+def _is_consistent(checkpoint: Checkpoint) -> bool:
     """Whether the spans are in order, within what the checkpoint speaks of, and have a stand-in each."""
     edges = [0, *(edge for span in checkpoint.spans for edge in span), checkpoint.length]
     return (
@@ -386,5 +394,9 @@ def _sound(checkpoint: Checkpoint) -> bool:
         and len(checkpoint.spans) == len(checkpoint.stand_ins)
         and (checkpoint.carried is None or type(checkpoint.carried) is int)
         and checkpoint.edited
-        <= {span.start for span, put in checkpoint.pieces if span.stop - span.start == len(put) == 1}
+        <= {
+            span.start
+            for span, put in checkpoint.span_replacements
+            if span.stop - span.start == len(put) == 1
+        }
     )

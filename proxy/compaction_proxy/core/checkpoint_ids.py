@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Sequence
 
-from compaction_proxy.core.checkpoint import EXTRACT, Checkpoint, place
-from compaction_proxy.core.planner import Plan
+from compaction_proxy.core.checkpoint import EXTRACT, Checkpoint, build_checkpoint_id
+from compaction_proxy.core.planner import RoundPlan
 
 
-def variant(*, extract: bool, rounds: int, edited: Collection[int]) -> str:
+def format_variant(*, extract: bool, rounds: int, edited: Collection[int]) -> str:
     """What tells apart checkpoints that replace the same spans of the same messages.
 
     Args:
@@ -18,17 +18,17 @@ def variant(*, extract: bool, rounds: int, edited: Collection[int]) -> str:
     return ",".join([*marks, *(f"edited-{index}" for index in sorted(edited))])
 
 
-def place_of(checkpoint: Checkpoint | None, prefixes: Sequence[bytes]) -> bytes:
+def compute_checkpoint_id(checkpoint: Checkpoint | None, prefixes: Sequence[bytes]) -> bytes:
     """The place of a checkpoint that stands for these prefix digests, 64 bytes; empty for none."""
     if checkpoint is None:
         return b""
-    found = variant(
+    found = format_variant(
         extract=checkpoint.writer == EXTRACT, rounds=len(checkpoint.rounds), edited=checkpoint.edited
     )
-    return place(prefixes[checkpoint.length - 1], checkpoint.exact, checkpoint.spans, found)
+    return build_checkpoint_id(prefixes[checkpoint.length - 1], checkpoint.exact, checkpoint.spans, found)
 
 
-def edited_by(plan: Plan, earlier: Checkpoint | None) -> frozenset[int]:
+def list_edited_indices(plan: RoundPlan, earlier: Checkpoint | None) -> frozenset[int]:
     """Indices of the messages that a plan shortens where they stand, or leaves as they were shortened."""
     known = earlier.edited if earlier else frozenset()
     return frozenset(
@@ -38,11 +38,11 @@ def edited_by(plan: Plan, earlier: Checkpoint | None) -> frozenset[int]:
     )
 
 
-def place_to_be(
-    plan: Plan, earlier: Checkpoint | None, prefixes: Sequence[bytes], exact: bytes, *, extract: bool
+def predict_checkpoint_id(
+    plan: RoundPlan, earlier: Checkpoint | None, prefixes: Sequence[bytes], exact: bytes, *, extract: bool
 ) -> bytes:
     """The place of the checkpoint that a plan behind an earlier round will become."""
     chained = any(fill.kind == "records" for fill in plan.fills)
     rounds = plan.frozen + (1 if chained else 0)
-    found = variant(extract=extract, rounds=rounds, edited=edited_by(plan, earlier))
-    return place(prefixes[plan.length - 1], exact, plan.spans, found)
+    found = format_variant(extract=extract, rounds=rounds, edited=list_edited_indices(plan, earlier))
+    return build_checkpoint_id(prefixes[plan.length - 1], exact, plan.spans, found)

@@ -10,8 +10,8 @@ import json
 import re
 from collections.abc import Iterable
 
-from compaction_proxy.core.json_bounds import is_crowded
-from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.json_bounds import has_too_many_brackets
+from compaction_proxy.core.message import Message, MessageToolCall
 
 VERSION = b"\x01"
 MAX_DEPTH = 100
@@ -24,23 +24,23 @@ _EXACT_DIGITS = 15
 _BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]')
 
 
-def _field(value: str) -> bytes:
+def _encode_field(value: str) -> bytes:
     """One length-prefixed field, so that no two different lists of fields share their bytes."""
-    return _sized(value.encode("utf-8", "surrogatepass")) if value else _EMPTY
+    return _add_length_prefix(value.encode("utf-8", "surrogatepass")) if value else _EMPTY
 
 
-def _sized(data: bytes) -> bytes:
+def _add_length_prefix(data: bytes) -> bytes:
     return len(data).to_bytes(8, "big") + data
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _build_unique_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ValueError("duplicate keys")
     return made
 
 
-def _fraction(text: str) -> int | str:
+def _parse_fraction(text: str) -> int | str:
     """A number with a point or an exponent: `1.0` is 1, as in JavaScript; any other keeps all its digits."""
     value = float(text)
     if value.is_integer() and abs(value) <= _EXACT_INTEGER:
@@ -48,7 +48,7 @@ def _fraction(text: str) -> int | str:
     return "\0" + (repr(value) if len(text) <= _EXACT_DIGITS else text)
 
 
-def _depth(text: str) -> int:
+def _measure_depth(text: str) -> int:
     """How deep brackets nest outside strings."""
     depth = deepest = 0
     for found in _BRACKET.finditer(text):  # one at a time: all at once would hold the interpreter lock
@@ -57,14 +57,18 @@ def _depth(text: str) -> int:
     return deepest
 
 
-_TEXT = _field("text")
-_ROLES = {role: _field(role) for role in ("system", "developer", "user", "assistant", "tool", "function")}
+_TEXT = _encode_field("text")
+_ROLES = {
+    role: _encode_field(role) for role in ("system", "developer", "user", "assistant", "tool", "function")
+}
 # Made once: `json.loads` and `json.dumps` would make theirs for every call.
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_fraction, parse_constant="\0{}".format)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_build_unique_dict, parse_float=_parse_fraction, parse_constant="\0{}".format
+)
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def canonical_arguments(arguments: str) -> str:
+def canonicalize_arguments(arguments: str) -> str:
     """Tool-call arguments with key order and white space made canonical.
 
     They stay as they are if they do not parse, repeat a key, are longer than 1 Mi characters, are crowded
@@ -74,8 +78,8 @@ def canonical_arguments(arguments: str) -> str:
     brackets = arguments.count("[") + arguments.count("{")
     if (
         len(arguments) > MAX_CHARACTERS
-        or is_crowded(arguments)
-        or (brackets > MAX_DEPTH and _depth(arguments) > MAX_DEPTH)
+        or has_too_many_brackets(arguments)
+        or (brackets > MAX_DEPTH and _measure_depth(arguments) > MAX_DEPTH)
     ):
         return arguments
     try:
@@ -87,45 +91,53 @@ def canonical_arguments(arguments: str) -> str:
     return "".join(_ENCODER.iterencode(value))  # the same, step by step
 
 
-def _content(message: Message) -> list[bytes]:
+def _encode_content(message: Message) -> list[bytes]:
     """The text and the other parts in the order they stand."""
     if not message.parts:
-        return _text(message.text)
+        return _encode_text(message.text)
     content: list[bytes] = []
     start = 0
     for part in message.parts:
-        content += (*_text(message.text[start : part.at]), _field(part.kind), _sized(part.payload))
+        content += (
+            *_encode_text(message.text[start : part.at]),
+            _encode_field(part.kind),
+            _add_length_prefix(part.payload),
+        )
         start = max(start, part.at)
-    return content + _text(message.text[start:])
+    return content + _encode_text(message.text[start:])
 
 
-def _text(text: str) -> list[bytes]:
+def _encode_text(text: str) -> list[bytes]:
     if len(text) > PIECE_CHARACTERS:
-        return [_TEXT, *_long(text)]
-    return [_TEXT, _field(text)] if text else []
+        return [_TEXT, *_encode_long_text(text)]
+    return [_TEXT, _encode_field(text)] if text else []
 
 
-def _long(text: str) -> list[bytes]:
+def _encode_long_text(text: str) -> list[bytes]:
     """A field in pieces: the interpreter lock is held while one is encoded."""
     places = range(0, len(text), PIECE_CHARACTERS)
     data = [text[at : at + PIECE_CHARACTERS].encode("utf-8", "surrogatepass") for at in places]
     return [sum(map(len, data)).to_bytes(8, "big"), *data]
 
 
-def _call(call: Call) -> bytes:
-    return _field(call.id) + _field(call.name) + _field(canonical_arguments(call.arguments))
+def _encode_call(call: MessageToolCall) -> bytes:
+    return (
+        _encode_field(call.id)
+        + _encode_field(call.name)
+        + _encode_field(canonicalize_arguments(call.arguments))
+    )
 
 
-def _digest(message: Message, content: list[bytes], name: str) -> bytes:
+def _hash_message(message: Message, content: list[bytes], name: str) -> bytes:
     fields = (
         VERSION,
-        _ROLES.get(message.role) or _field(message.role),
+        _ROLES.get(message.role) or _encode_field(message.role),
         sum(map(len, content)).to_bytes(8, "big"),
         *content,
-        _field(message.refusal),
-        _field(name),
-        _sized(b"".join(map(_call, message.calls))) if message.calls else _EMPTY,
-        _sized(b"".join(map(_field, message.answers))) if message.answers else _EMPTY,
+        _encode_field(message.refusal),
+        _encode_field(name),
+        _add_length_prefix(b"".join(map(_encode_call, message.calls))) if message.calls else _EMPTY,
+        _add_length_prefix(b"".join(map(_encode_field, message.answers))) if message.answers else _EMPTY,
     )
     if len(message.text) <= PIECE_CHARACTERS:
         return hashlib.sha256(b"".join(fields)).digest()
@@ -135,30 +147,30 @@ def _digest(message: Message, content: list[bytes], name: str) -> bytes:
     return hasher.digest()
 
 
-def message_digest(message: Message) -> bytes:
+def compute_message_digest(message: Message) -> bytes:
     """SHA-256 over a message's canonical content, 32 bytes. `raw` and `tokens` do not take part."""
-    return _digest(message, _content(message), message.name)
+    return _hash_message(message, _encode_content(message), message.name)
 
 
-def outline_digest(message: Message) -> bytes:
+def compute_outline_digest(message: Message) -> bytes:
     """The digest without the text of a tool result and without the message's name, 32 bytes.
 
     A client that clears or shortens old tool results, or names messages later, keeps the outline of its
     conversation, so stored checkpoints are found by it; `core.checkpoint` then decides message by message.
     """
     if message.answers:
-        return _digest(message, [], "")
+        return _hash_message(message, [], "")
     if message.name:
-        return _digest(message, _content(message), "")
-    return message.digest or message_digest(message)
+        return _hash_message(message, _encode_content(message), "")
+    return message.digest or compute_message_digest(message)
 
 
-def result_digest(message: Message) -> bytes:
+def compute_result_digest(message: Message) -> bytes:
     """The digest of a tool result without its text, 32 bytes; the outline with the name."""
-    return _digest(message, [], message.name)
+    return _hash_message(message, [], message.name)
 
 
-def chain(digests: Iterable[bytes], last: bytes = VERSION) -> list[bytes]:
+def chain_digests(digests: Iterable[bytes], last: bytes = VERSION) -> list[bytes]:
     """Prefix digests: entry `i` stands for the messages `[0..i]`; each is 32 bytes.
 
     Where a list goes on, `last` is the prefix digest of what came before.
@@ -170,11 +182,14 @@ def chain(digests: Iterable[bytes], last: bytes = VERSION) -> list[bytes]:
     return prefixes
 
 
-def prefix_digests(messages: Iterable[Message], last: bytes = VERSION) -> list[bytes]:
-    """Prefix digests of the non-privileged messages given, by their outlines; `last` as in `chain`."""
-    return chain(map(outline_digest, messages), last)
+def compute_prefix_digests(messages: Iterable[Message], last: bytes = VERSION) -> list[bytes]:
+    """Prefix digests of the non-privileged messages given, by their outlines.
+
+    `last` as in `chain_digests`.
+    """
+    return chain_digests(map(compute_outline_digest, messages), last)
 
 
-def message_id(prefix: bytes) -> str:
+def format_message_id(prefix: bytes) -> str:
     """The name of a message in events, handles and search: equal on every replica."""
     return "m_" + prefix.hex()[:12]

@@ -25,7 +25,7 @@ class ConfigError(ProxyError):
     """The configuration cannot be used. The message is ready for stderr: one line for each problem."""
 
 
-class RequestRefused(ProxyError):  # noqa: N818 - it names what happened, not a fault of ours
+class RequestRefusedError(ProxyError):
     """The request cannot be served, and that is the client's to mend."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
@@ -34,7 +34,7 @@ class RequestRefused(ProxyError):  # noqa: N818 - it names what happened, not a 
         self.code = code
 
 
-class Overloaded(ProxyError):  # noqa: N818 - it names what happened
+class OverloadedError(ProxyError):
     """There is no room for a request now; `retry_after_s` says when to come back."""
 
     status = 503
@@ -56,7 +56,7 @@ class UpstreamError(ProxyError):
         self.code = code
 
 
-class Crashed(ProxyError):  # noqa: N818 - it names what happened
+class InternalError(ProxyError):
     """A request met a fault of ours. What it was is for the log."""
 
     status = 500
@@ -66,7 +66,7 @@ class Crashed(ProxyError):  # noqa: N818 - it names what happened
         super().__init__("The proxy failed at this request.")
 
 
-class RehearsalFailed(ProxyError):  # noqa: N818 - it names what happened
+class ReplayFailedError(ProxyError):
     """The process that plays strategies has ended without an answer; the message says what it said last."""
 
     status = 500
@@ -74,7 +74,7 @@ class RehearsalFailed(ProxyError):  # noqa: N818 - it names what happened
 
 
 # Errors that clients are shown, in the shape of their wire.
-Shown = RequestRefused | Overloaded | UpstreamError | Crashed | RehearsalFailed
+ClientFacingError = RequestRefusedError | OverloadedError | UpstreamError | InternalError | ReplayFailedError
 
 
 class CompactionError(ProxyError):
@@ -85,11 +85,11 @@ class CompactionError(ProxyError):
         self.reason = reason
 
 
-class Unreadable(CompactionError):  # noqa: N818
+class UnreadableBodyError(CompactionError):
     """The body is not a request that we could rewrite; the upstream judges it."""
 
 
-class SummaryFailed(CompactionError):  # noqa: N818
+class SummaryError(CompactionError):
     """The summary model failed, or what it wrote cannot be used.
 
     Where the call itself was too long (`overflow`), `limit` is what the model takes in tokens, if known.
@@ -104,21 +104,21 @@ class SummaryFailed(CompactionError):  # noqa: N818
         self.retry_after_s = retry_after_s
 
 
-class StoreUnavailable(CompactionError):  # noqa: N818
+class StoreUnavailableError(CompactionError):
     """The store cannot be used right now."""
 
 
-class SearchUnavailable(CompactionError):  # noqa: N818
+class SearchUnavailableError(CompactionError):
     """This installation cannot search what was removed; the message says why."""
 
 
-def openai_error(error: Shown) -> bytes:
+def format_openai_error(error: ClientFacingError) -> bytes:
     """The error as a body in OpenAI's shape."""
     kinds = {
-        RequestRefused: "invalid_request_error",
-        Overloaded: "overloaded_error",
-        Crashed: "server_error",
-        RehearsalFailed: "server_error",
+        RequestRefusedError: "invalid_request_error",
+        OverloadedError: "overloaded_error",
+        InternalError: "server_error",
+        ReplayFailedError: "server_error",
     }
     kind = kinds.get(type(error), "upstream_error")
     return json.dumps(

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from compaction_proxy.core.trigger import FIELDS
+from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
 # What makes a round due: a field of a trigger row, or one of these.
-DUE = frozenset({
-    *FIELDS,
+DUE_REASONS = frozenset({
+    *TRIGGER_FIELDS,
     "force",  # it was asked for
     "huge",  # a new result is so large that it is shortened by itself
     "limit",  # the request would not fit otherwise
@@ -24,33 +24,33 @@ DUE = frozenset({
 })  # fmt: skip
 
 # Bodies that go on as they came, because they are not read.
-UNREAD = frozenset({
+UNREAD_REASONS = frozenset({
     "duplicate-keys", "encoded", "no-array", "no-messages", "not-json", "provider-compacts",
     "stateful", "too-deep", "too-many",
 })  # fmt: skip
 # Requests in which rounds would do no good, or do none for now.
-LEFT = frozenset({"irreducible", "nothing-to-take", "paused"})
+LEFT_ALONE_REASONS = frozenset({"irreducible", "nothing-to-take", "paused"})
 # Nobody to ask for a summary, or nobody who may or can be asked for this one.
-UNASKED = frozenset({
+UNASKED_REASONS = frozenset({
     "breaker-open", "budget", "no-model", "no-summary-model", "overflow", "summary-window", "unknown-model",
 })  # fmt: skip
 # Summaries that did not come.
-MISSED = frozenset({"cancelled", "deadline", "internal", "timeout", "unreachable"})
+MISSED_REASONS = frozenset({"cancelled", "deadline", "internal", "timeout", "unreachable"})
 # Summaries that came and cannot be used.
-UNUSABLE = frozenset({
+UNUSABLE_REASONS = frozenset({
     "content-filter", "empty", "garbage", "language", "longer", "reasoning", "refused", "rules-lost",
     "too-short", "tool-calls", "truncated", "unfaithful",
 })  # fmt: skip
 
 # Why a request went on as it came, or without a summary.
-REASONS = UNREAD | LEFT | UNASKED | MISSED | UNUSABLE
+REASONS = UNREAD_REASONS | LEFT_ALONE_REASONS | UNASKED_REASONS | MISSED_REASONS | UNUSABLE_REASONS
 # These begin with one of the following: the status of the summary model, a trouble of the store.
-FAMILIES = ("http-", "store-")
+REASON_PREFIXES = ("http-", "store-")
 
 
-def known(reason: str) -> bool:
+def is_known_reason(reason: str) -> bool:
     """Whether this is one of the words for why no round was made."""
-    return reason in REASONS or reason.startswith(FAMILIES)
+    return reason in REASONS or reason.startswith(REASON_PREFIXES)
 
 
 VERSION = 1
@@ -66,20 +66,20 @@ UNDONE = "undone"  # a round is not applied any more
 MARKED = "marked"  # the next request is to be compacted
 PINNED = "pinned"  # a text was pinned
 UNPINNED = "unpinned"  # a pinned text was let go
-REMOVED = "instruction-removed"  # instructions of the project are left out from now on
-RESTORED = "instruction-restored"  # they are kept again
+INSTRUCTION_REMOVED = "instruction-removed"  # instructions of the project are left out from now on
+INSTRUCTION_RESTORED = "instruction-restored"  # they are kept again
 BYPASSED = "bypassed"  # the conversation's requests go on as they come from now on
 RESUMED = "resumed"  # they are compacted again
 KINDS = (
     COMPACTED, INSTALLED, FAILED, FAILED_OPEN, OVER_LIMIT, RECOVERED, MEASURED, UNDONE, MARKED, PINNED,
-    UNPINNED, REMOVED, RESTORED, BYPASSED, RESUMED,
+    UNPINNED, INSTRUCTION_REMOVED, INSTRUCTION_RESTORED, BYPASSED, RESUMED,
 )  # fmt: skip
 # Those that say that something went wrong.
 FAILURES = frozenset({FAILED, FAILED_OPEN, OVER_LIMIT})
 # A round may replace thousands of messages; its event names so many.
 MAX_MESSAGE_IDS = 200
 # What only the conversation's own history tells: everything else may go into a log.
-CONTENT = frozenset({"summary"})
+CONTENT_FIELDS = frozenset({"summary"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,28 +156,30 @@ def to_fields(event: Event) -> dict[str, Any]:
     return {"v": VERSION, **{name: value for name, value in told.items() if value not in (None, "", (), {})}}
 
 
-def to_log(event: Event) -> dict[str, Any]:
+def to_log_fields(event: Event) -> dict[str, Any]:
     """What a log line may say of it: no content, and no list of messages."""
     told = to_fields(event)
-    return {name: value for name, value in told.items() if name not in CONTENT | {"message_ids", "v", "at"}}
+    return {
+        name: value for name, value in told.items() if name not in CONTENT_FIELDS | {"message_ids", "v", "at"}
+    }
 
 
-def from_fields(told: Mapping[str, Any]) -> Event | None:
+def from_fields(values: Mapping[str, Any]) -> Event | None:
     """The event that these fields tell of, or None if they do not say what happened and when."""
-    kind, at = _text(told.get("kind")), number(told.get("at"))
+    kind, at = _parse_text(values.get("kind")), parse_number(values.get("at"))
     if not kind or at is None:
         return None
-    read = {each.name: _READERS[each.type](told.get(each.name)) for each in fields(Event)}
+    read = {each.name: _READERS[each.type](values.get(each.name)) for each in fields(Event)}
     if read["messages"] is None:
         read["messages"] = len(read["message_ids"]) or None
     return Event(**{**read, "kind": kind, "at": at})
 
 
-def _text(value: object) -> str:
+def _parse_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def number(value: object) -> float | None:
+def parse_number(value: object) -> float | None:
     """A finite number, or None; true and false are none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -188,24 +190,24 @@ def number(value: object) -> float | None:
     return finite if math.isfinite(finite) else None
 
 
-def whole(value: object) -> int | None:
+def parse_integer(value: object) -> int | None:
     """A whole number, or None; true and false are none."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _ids(value: object) -> tuple[str, ...]:
+def _parse_ids(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         return ()
     return tuple(each for each in value if isinstance(each, str))
 
 
-def _numbers(value: object) -> dict[str, float]:
+def _parse_numbers(value: object) -> dict[str, float]:
     told = value if isinstance(value, Mapping) else {}
-    read = {str(name): number(each) for name, each in told.items()}
+    read = {str(name): parse_number(each) for name, each in told.items()}
     return {name: each for name, each in read.items() if each is not None}
 
 
-def _shares(value: object) -> dict[str, tuple[int, int]]:
+def _parse_kept_counts(value: object) -> dict[str, tuple[int, int]]:
     """Pairs of whole numbers, `kept` of `total`, by kind."""
     found: dict[str, tuple[int, int]] = {}
     for kind, pair in value.items() if isinstance(value, Mapping) else ():
@@ -217,11 +219,11 @@ def _shares(value: object) -> dict[str, tuple[int, int]]:
 
 # How the value of a field of this type is read.
 _READERS: Mapping[object, Callable[[object], Any]] = {
-    str: _text,
-    float: number,
-    float | None: number,
-    int | None: whole,
-    tuple[str, ...]: _ids,
-    Mapping[str, float]: _numbers,
-    Mapping[str, tuple[int, int]]: _shares,
+    str: _parse_text,
+    float: parse_number,
+    float | None: parse_number,
+    int | None: parse_integer,
+    tuple[str, ...]: _parse_ids,
+    Mapping[str, float]: _parse_numbers,
+    Mapping[str, tuple[int, int]]: _parse_kept_counts,
 }

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from compaction_proxy.core.event import number, whole
+from compaction_proxy.core.event import parse_integer, parse_number
 
 # Status codes from which on an answer is an error.
-FAILED_FROM = 400
+FIRST_ERROR_STATUS = 400
 # The status of a request that passed the gate, or was read and left as it was.
 NOTHING_DONE = "none"
 
@@ -75,12 +75,12 @@ class Exchange(NamedTuple):  # made for each request: a dataclass costs four tim
         return None if more is None else self.prompt_tokens - more
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the upstream answered with an error; no answer at all is none."""
-        return self.code >= FAILED_FROM
+        return self.code >= FIRST_ERROR_STATUS
 
 
-class Unread(NamedTuple):  # made for each request, at a third of the price of an exchange
+class UnreadExchange(NamedTuple):  # made for each request, at a third of the price of an exchange
     """What is known of an exchange whose request was not read, beside its model and status code.
 
     Attributes:
@@ -110,7 +110,7 @@ _UNKNOWN = (None,) * 6
 _NO_RECALLS = (None,) * 3
 
 
-def exchange_of(model: str, code: int, unread: Unread) -> Exchange:
+def build_unread_exchange(model: str, code: int, unread: UnreadExchange) -> Exchange:
     """The exchange with a model and a status code, of which no more is known than this."""
     at, request, request_bytes, *rest = unread
     told = (at, model, NOTHING_DONE, code, request, "", None, "", request_bytes)
@@ -126,17 +126,17 @@ def to_fields(exchange: Exchange) -> dict[str, Any]:
     return {name: value for name, value in exchange._asdict().items() if value not in (None, "")}
 
 
-def from_fields(told: Mapping[str, Any]) -> Exchange | None:
+def from_fields(values: Mapping[str, Any]) -> Exchange | None:
     """The exchange that these fields tell of, or None if they do not say when it was."""
-    at = number(told.get("at"))
+    at = parse_number(values.get("at"))
     if at is None:
         return None
     read: dict[str, Any] = {}
-    for name, value in told.items():
+    for name, value in values.items():
         if name in _TEXTS and isinstance(value, str):
             read[name] = value
-        elif name in _NUMBERS and number(value) is not None:
-            read[name] = number(value)
-        elif name in Exchange._fields and name not in _TEXTS | _NUMBERS and whole(value) is not None:
+        elif name in _NUMBERS and parse_number(value) is not None:
+            read[name] = parse_number(value)
+        elif name in Exchange._fields and name not in _TEXTS | _NUMBERS and parse_integer(value) is not None:
             read[name] = value
     return Exchange(**{"model": "", "status": "", **read, "at": at})

@@ -9,14 +9,14 @@ MAX_BRACKETS = 16_000
 MAX_CHARACTERS = 32 * 1024
 
 
-def is_crowded(text: str) -> bool:
+def has_too_many_brackets(text: str) -> bool:
     """Whether JSON would take much more memory as values than it takes as text."""
     return text.count("[") + text.count("{") > MAX_BRACKETS
 
 
 def read_json(text: str) -> object:
     """Returns an object or a list as values; None where a text is neither, too long or nested too deeply."""
-    if len(text) > MAX_CHARACTERS or text.lstrip()[:1] not in {"{", "["} or is_crowded(text):
+    if len(text) > MAX_CHARACTERS or text.lstrip()[:1] not in {"{", "["} or has_too_many_brackets(text):
         return None
     try:
         found: object = json.loads(text)

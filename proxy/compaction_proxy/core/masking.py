@@ -7,8 +7,8 @@ there was, and the handle by which all of it can be found again.
 import re
 from collections.abc import Iterator, Sequence
 
-from compaction_proxy.core.message import Call, Message
-from compaction_proxy.core.sanitize import defanged
+from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.core.sanitize import sanitize_text
 
 # A masked result takes about this much, in tokens; shorter ones are left as they are.
 MASK_TOKENS = 48
@@ -36,13 +36,13 @@ _BRACKETS = str.maketrans("[\uff3b\u3010\u3014\u27e6]\uff3d\u3011\u3015\u27e7", 
 _WORTHLESS, _OLD, _TELLING = range(3)
 
 
-def one_line(text: str, characters: int) -> str:
+def to_sanitized_line(text: str, characters: int) -> str:
     """The text on one line, cut, without what cannot be seen and without the marks of chat templates."""
-    plain = _BLANK.sub(" ", defanged(text[: 4 * characters])).strip()
+    plain = _BLANK.sub(" ", sanitize_text(text[: 4 * characters])).strip()
     return plain if len(plain) <= characters else plain[: characters - 1] + "…"
 
 
-def first_error(text: str) -> str:
+def find_first_error(text: str) -> str:
     """The first line of a result that tells of an error, cut; empty if none does."""
     seen = (
         text
@@ -53,19 +53,21 @@ def first_error(text: str) -> str:
     if found is None:
         return ""
     start = max(seen.rfind("\n", 0, found.start()) + 1, found.start() - LEAD_CHARACTERS)
-    return one_line(seen[start : found.end() + ERROR_CHARACTERS].partition("\n")[0], ERROR_CHARACTERS)
+    return to_sanitized_line(
+        seen[start : found.end() + ERROR_CHARACTERS].partition("\n")[0], ERROR_CHARACTERS
+    )
 
 
-def subject(call: Call) -> str:
+def find_call_subject(call: MessageToolCall) -> str:
     """What a call is about: the argument that names a file, a command or a query, on one line."""
     found = _STRING.search(call.arguments[:_SEEN_CHARACTERS])
-    return one_line(found[2] if found else call.arguments, ARGUMENT_CHARACTERS)
+    return to_sanitized_line(found[2] if found else call.arguments, ARGUMENT_CHARACTERS)
 
 
-def answered_calls(messages: Sequence[Message]) -> dict[int, Call]:
+def find_answered_calls(messages: Sequence[Message]) -> dict[int, MessageToolCall]:
     """The call that each result answers, by the result's index. Ids may be reused: the nearest before it."""
-    made: dict[str, Call] = {}
-    found: dict[int, Call] = {}
+    made: dict[str, MessageToolCall] = {}
+    found: dict[int, MessageToolCall] = {}
     for index, message in enumerate(messages):
         made.update((call.id, call) for call in message.calls)
         for answer in message.answers:
@@ -74,27 +76,30 @@ def answered_calls(messages: Sequence[Message]) -> dict[int, Call]:
     return found
 
 
-def masked_text(message: Message, call: Call | None, handle: str, tool: str = "") -> str:
+def format_mask(message: Message, call: MessageToolCall | None, handle: str, tool_name: str = "") -> str:
     """The line that is left of a tool result.
 
     Args:
         message: The result.
         call: What it answers, if known.
         handle: Its message id.
-        tool: Name of the tool by which the model gets at it; empty where there is none.
+        tool_name: Name of the tool by which the model gets at it; empty where there is none.
     """
-    asked = one_line(f"{call.name} {subject(call)}" if call else "", 2 * ARGUMENT_CHARACTERS) or "result"
+    asked = (
+        to_sanitized_line(f"{call.name} {find_call_subject(call)}" if call else "", 2 * ARGUMENT_CHARACTERS)
+        or "result"
+    )
     lines = message.text.count("\n") + 1 if message.text else 0
     size = f"{lines:,} lines, {len(message.text):,} characters"
-    error = first_error(message.text)
+    error = find_first_error(message.text)
     told = f"; {error}" if error else ""
-    found_by = f"{tool} id {handle}" if tool else handle
+    found_by = f"{tool_name} id {handle}" if tool_name else handle
     return f"[{f'{asked}: {size}{told}'.translate(_BRACKETS)}; left out, {found_by}]"
 
 
-def _repeated(messages: Sequence[Message]) -> dict[int, bool]:
+def _find_repeated_results(messages: Sequence[Message]) -> dict[int, bool]:
     """Whether each tool result was said again, or read again, later; by index."""
-    calls = answered_calls(messages)
+    calls = find_answered_calls(messages)
     later_texts: set[str] = set()
     later_reads: set[tuple[str, str]] = set()
     found: dict[int, bool] = {}
@@ -110,17 +115,19 @@ def _repeated(messages: Sequence[Message]) -> dict[int, bool]:
     return found
 
 
-def _rank(message: Message, *, again: bool) -> int:
-    if again or not message.text.strip():
+def _rank_result(message: Message, *, is_repeated: bool) -> int:
+    if is_repeated or not message.text.strip():
         return _WORTHLESS
-    return _TELLING if first_error(message.text) else _OLD
+    return _TELLING if find_first_error(message.text) else _OLD
 
 
-def first_to_go(messages: Sequence[Message], among: Sequence[int]) -> Iterator[int]:
+def order_results_to_mask(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[int]:
     """The tool results among the given indices, in the order in which to mask them.
 
     First what is empty, was said again later, or was read again later; last what tells of an error.
     """
-    again = _repeated(messages)
-    rank = {index: _rank(messages[index], again=again[index]) for index in among if index in again}
+    again = _find_repeated_results(messages)
+    rank = {
+        index: _rank_result(messages[index], is_repeated=again[index]) for index in indices if index in again
+    }
     yield from sorted(rank, key=lambda index: (rank[index], index))

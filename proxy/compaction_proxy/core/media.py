@@ -12,30 +12,30 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from compaction_proxy.core.model_names import bare_name, by_prefix, is_new_claude
+from compaction_proxy.core.model_names import find_by_prefix, is_new_claude, normalize_model_name
 
 _HEADER_CHARACTERS = 64 * 1024  # of base64; a JPEG with more metadata than that stays unknown
 _WEBP_CHUNKS_BYTES = 30  # enough for the fixed part of every WebP flavour
 
 
-class Size(NamedTuple):
+class ImageSize(NamedTuple):
     """Width and height in pixels, both at least 1."""
 
     width: int
     height: int
 
 
-def _png(data: bytes) -> Size | None:
+def _read_png_size(data: bytes) -> ImageSize | None:
     if len(data) < 24 or data[12:16] != b"IHDR":
         return None
-    return Size(*struct.unpack_from(">II", data, 16))
+    return ImageSize(*struct.unpack_from(">II", data, 16))
 
 
-def _gif(data: bytes) -> Size | None:
-    return Size(*struct.unpack_from("<HH", data, 6)) if len(data) >= 10 else None
+def _read_gif_size(data: bytes) -> ImageSize | None:
+    return ImageSize(*struct.unpack_from("<HH", data, 6)) if len(data) >= 10 else None
 
 
-def _segments(data: bytes) -> Iterator[tuple[int, int]]:
+def _iter_jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
     """Marker and payload offset of each JPEG segment up to the image data or the end of what is there."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
@@ -47,34 +47,41 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
 
 
-def _jpeg(data: bytes) -> Size | None:
-    for marker, at in _segments(data):
+def _read_jpeg_size(data: bytes) -> ImageSize | None:
+    for marker, at in _iter_jpeg_segments(data):
         # The frame headers; C4, C8 and CC of their range are something else.
         if 0xC0 <= marker <= 0xCF and marker not in {0xC4, 0xC8, 0xCC} and at + 5 <= len(data):
             height, width = struct.unpack_from(">HH", data, at + 1)
-            return Size(width, height)
+            return ImageSize(width, height)
     return None
 
 
-def _webp(data: bytes) -> Size | None:
+def _read_webp_size(data: bytes) -> ImageSize | None:
     if len(data) < _WEBP_CHUNKS_BYTES or data[8:12] != b"WEBP":
         return None
     match data[12:16]:
         case b"VP8X":
-            return Size(1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little"))
+            return ImageSize(
+                1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+            )
         case b"VP8L":
             bits = int.from_bytes(data[21:25], "little")
-            return Size(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
+            return ImageSize(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
         case b"VP8 ":
             width, height = struct.unpack_from("<HH", data, 26)
-            return Size(width & 0x3FFF, height & 0x3FFF)
+            return ImageSize(width & 0x3FFF, height & 0x3FFF)
     return None
 
 
-_FORMATS = {b"\x89PNG\r\n\x1a\n": _png, b"GIF8": _gif, b"\xff\xd8\xff": _jpeg, b"RIFF": _webp}
+_FORMATS = {
+    b"\x89PNG\r\n\x1a\n": _read_png_size,
+    b"GIF8": _read_gif_size,
+    b"\xff\xd8\xff": _read_jpeg_size,
+    b"RIFF": _read_webp_size,
+}
 
 
-def image_size(data: bytes) -> Size | None:
+def read_image_size(data: bytes) -> ImageSize | None:
     """The size of an image from its beginning, or None where that does not tell."""
     for magic, read in _FORMATS.items():
         if data.startswith(magic):
@@ -83,7 +90,7 @@ def image_size(data: bytes) -> Size | None:
     return None
 
 
-def data_url_header(url: str) -> bytes:
+def decode_data_url_header(url: str) -> bytes:
     """The first bytes that a base64 data URL carries; empty for other URLs and for what does not decode."""
     head, comma, payload = url[: _HEADER_CHARACTERS + 256].partition(",")
     if not (comma and head[:5].lower() == "data:" and head.lower().endswith(";base64")):
@@ -107,18 +114,18 @@ UNSEEN_FILE_TOKENS = 1000  # a file given by its id
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
+class FlatImageCost:
     """The same for every image."""
 
     tokens: int
 
-    def price(self, size: Size | None) -> int:  # noqa: ARG002 - priced alike, whatever the size
+    def count_tokens(self, size: ImageSize | None) -> int:  # noqa: ARG002 - priced alike, whatever the size
         """Tokens of an image of any size."""
         return self.tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class TiledImageCost:
     """Scaled to fit an edge, then to a short side, then cut into square tiles.
 
     Attributes:
@@ -135,16 +142,16 @@ class Tiles:
     short: int = 768
     side: int = 512
 
-    def price(self, size: Size | None) -> int:
+    def count_tokens(self, size: ImageSize | None) -> int:
         """Tokens of an image; of the longest strip where its size is unknown."""
-        width, height = _fit(size or Size(self.edge, self.short), self.edge)
+        width, height = _scale_to_fit(size or ImageSize(self.edge, self.short), self.edge)
         scale = min(1.0, self.short / min(width, height))
         tiles = math.ceil(width * scale / self.side) * math.ceil(height * scale / self.side)
         return self.base + self.tile * tiles
 
 
 @dataclass(frozen=True, slots=True)
-class Patches:
+class PatchedImageCost:
     """Scaled to fit an edge, then cut into square patches, of which there is a largest number.
 
     Attributes:
@@ -159,17 +166,17 @@ class Patches:
     side: int = 32
     edge: int = 0
 
-    def price(self, size: Size | None) -> int:
+    def count_tokens(self, size: ImageSize | None) -> int:
         """Tokens of an image, shrunk ones at the full cap (at most a row of patches too many)."""
         if size is None:
             return math.ceil(self.cap * self.factor)
-        width, height = _fit(size, self.edge) if self.edge else size
+        width, height = _scale_to_fit(size, self.edge) if self.edge else size
         patches = math.ceil(width / self.side) * math.ceil(height / self.side)
         return math.ceil(min(patches, self.cap) * self.factor)
 
 
 @dataclass(frozen=True, slots=True)
-class Crops:
+class CroppedImageCost:
     """Gemini's: one price up to a small size, and that price for each crop of a larger one.
 
     Attributes:
@@ -184,7 +191,7 @@ class Crops:
     side: int = 768
     cap: int = 16
 
-    def price(self, size: Size | None) -> int:
+    def count_tokens(self, size: ImageSize | None) -> int:
         """Tokens of an image."""
         if size is None:
             return self.tokens * self.cap
@@ -193,58 +200,58 @@ class Crops:
         return self.tokens * math.ceil(size.width / self.side) * math.ceil(size.height / self.side)
 
 
-Price = Flat | Tiles | Patches | Crops
+ImageCost = FlatImageCost | TiledImageCost | PatchedImageCost | CroppedImageCost
 
 
-def _fit(size: Size, edge: int) -> tuple[float, float]:
+def _scale_to_fit(size: ImageSize, edge: int) -> tuple[float, float]:
     """Scale down, proportions kept, until no side is longer than `edge` pixels."""
     scale = min(1.0, edge / max(size))
     return max(1.0, size.width * scale), max(1.0, size.height * scale)
 
 
-def _tiled(base: int, tile: int) -> dict[str, Price]:
-    return {"low": Flat(base), "high": Tiles(base, tile)}
+def _build_tiled_costs(base: int, tile: int) -> dict[str, ImageCost]:
+    return {"low": FlatImageCost(base), "high": TiledImageCost(base, tile)}
 
 
-_GPT_HIGH = Patches(2500, 1.2, edge=2048)
-_GPT_ORIGINAL = Patches(10_000, 1.2, edge=6000)
-_GPT_HUGE = Patches(30_000, 1.2)
-_GPT_LOW = Patches(256, 1.2, edge=512)
+_GPT_HIGH = PatchedImageCost(2500, 1.2, edge=2048)
+_GPT_ORIGINAL = PatchedImageCost(10_000, 1.2, edge=6000)
+_GPT_HUGE = PatchedImageCost(30_000, 1.2)
+_GPT_LOW = PatchedImageCost(256, 1.2, edge=512)
 # Model prefix → detail → price; the longest prefix holds, and a detail that is not named is `high`. Read off
 # the providers' documents and LiteLLM's tables of 2026-11; OpenAI's own pages contradict each other.
-_PRICES: Mapping[str, Mapping[str, Price]] = {
-    "gpt-4o": _tiled(85, 170),
-    "chatgpt-4o": _tiled(85, 170),
-    "gpt-4-": _tiled(85, 170),
-    "gpt-4.1": _tiled(85, 170),
-    "gpt-4o-mini": _tiled(2833, 5667),
-    "gpt-5": _tiled(70, 140),
-    "o1": _tiled(75, 150),
-    "o3": _tiled(75, 150),
-    "gpt-4.1-mini": {"high": Patches(1536, 1.62)},
-    "gpt-4.1-nano": {"high": Patches(1536, 2.46)},
-    "o4-mini": {"high": Patches(1536, 1.72)},
-    "gpt-5-mini": {"high": Patches(1536, 1.62)},
-    "gpt-5-nano": {"high": Patches(1536, 2.46)},
-    "gpt-5.2": {"high": Patches(6144, 1.2, edge=2048)},
-    "gpt-5.4": {"low": Patches(6144, 1.2, edge=2048), "high": _GPT_HIGH, "original": _GPT_ORIGINAL},
+_IMAGE_COSTS: Mapping[str, Mapping[str, ImageCost]] = {
+    "gpt-4o": _build_tiled_costs(85, 170),
+    "chatgpt-4o": _build_tiled_costs(85, 170),
+    "gpt-4-": _build_tiled_costs(85, 170),
+    "gpt-4.1": _build_tiled_costs(85, 170),
+    "gpt-4o-mini": _build_tiled_costs(2833, 5667),
+    "gpt-5": _build_tiled_costs(70, 140),
+    "o1": _build_tiled_costs(75, 150),
+    "o3": _build_tiled_costs(75, 150),
+    "gpt-4.1-mini": {"high": PatchedImageCost(1536, 1.62)},
+    "gpt-4.1-nano": {"high": PatchedImageCost(1536, 2.46)},
+    "o4-mini": {"high": PatchedImageCost(1536, 1.72)},
+    "gpt-5-mini": {"high": PatchedImageCost(1536, 1.62)},
+    "gpt-5-nano": {"high": PatchedImageCost(1536, 2.46)},
+    "gpt-5.2": {"high": PatchedImageCost(6144, 1.2, edge=2048)},
+    "gpt-5.4": {"low": PatchedImageCost(6144, 1.2, edge=2048), "high": _GPT_HIGH, "original": _GPT_ORIGINAL},
     "gpt-5.5": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_ORIGINAL, "original": _GPT_ORIGINAL},
     "gpt-5.6": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_HUGE, "original": _GPT_HUGE},
     "gpt-6": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_HUGE, "original": _GPT_HUGE},
-    "claude": {"high": Patches(4784, side=28, edge=2576)},
-    "gemini": {"high": Crops()},
+    "claude": {"high": PatchedImageCost(4784, side=28, edge=2576)},
+    "gemini": {"high": CroppedImageCost()},
 }
-_CLAUDE_OLD: Mapping[str, Price] = {"high": Patches(1568, side=28, edge=1568)}
+_CLAUDE_OLD: Mapping[str, ImageCost] = {"high": PatchedImageCost(1568, side=28, edge=1568)}
 
 
-def _prices(model: str) -> Mapping[str, Price]:
-    name = bare_name(model)
+def _find_image_costs(model: str) -> Mapping[str, ImageCost]:
+    name = normalize_model_name(model)
     if name.startswith("claude") and not is_new_claude(name):
         return _CLAUDE_OLD
-    return by_prefix(name, _PRICES) or {"high": Flat(UNKNOWN_IMAGE_TOKENS)}
+    return find_by_prefix(name, _IMAGE_COSTS) or {"high": FlatImageCost(UNKNOWN_IMAGE_TOKENS)}
 
 
-def image_tokens(model: str, size: Size | None, detail: str = "auto") -> int:
+def estimate_image_tokens(model: str, size: ImageSize | None, detail: str = "auto") -> int:
     """Tokens of one image.
 
     Args:
@@ -252,16 +259,16 @@ def image_tokens(model: str, size: Size | None, detail: str = "auto") -> int:
         size: Its size, or None where it is unknown: then the upper bound.
         detail: As the client asked: `low`, `high`, `auto`, `original`.
     """
-    prices = _prices(model)
-    return prices.get(detail, prices["high"]).price(size)
+    prices = _find_image_costs(model)
+    return prices.get(detail, prices["high"]).count_tokens(size)
 
 
-def image_url_tokens(model: str, url: str, detail: str = "auto") -> int:
+def estimate_image_url_tokens(model: str, url: str, detail: str = "auto") -> int:
     """Tokens of the image behind a URL. Only a data URL is looked into; nothing is ever fetched."""
-    return image_tokens(model, image_size(data_url_header(url)), detail)
+    return estimate_image_tokens(model, read_image_size(decode_data_url_header(url)), detail)
 
 
-def audio_tokens(model: str, size_bytes: int, container: str) -> int:
+def estimate_audio_tokens(model: str, size_bytes: int, container: str) -> int:
     """Tokens of a piece of audio, its length guessed from its bytes.
 
     Args:
@@ -274,7 +281,7 @@ def audio_tokens(model: str, size_bytes: int, container: str) -> int:
     return math.ceil(size_bytes / rate * per_second)
 
 
-def file_tokens(size_bytes: int | None) -> int:
+def estimate_file_tokens(size_bytes: int | None) -> int:
     """Tokens of a file such as a PDF: 192, and one for each 20 bytes up to 150,000; 1,000 for an unseen one.
 
     Args:

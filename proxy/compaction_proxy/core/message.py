@@ -21,7 +21,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class MessageToolCall:
     """A tool call that an assistant message makes.
 
     Attributes:
@@ -36,7 +36,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ContentPart:
     """Content that is not text: an image, audio, a file, or a kind we do not know.
 
     Attributes:
@@ -64,7 +64,7 @@ class Instruction(NamedTuple):
     path: str = ""
 
 
-class Source(NamedTuple):
+class SourceMessage(NamedTuple):
     """A message of the client's that was divided.
 
     Attributes:
@@ -99,20 +99,20 @@ class Message:
 
     role: str
     text: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ContentPart, ...] = ()
     refusal: str = ""
     name: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[MessageToolCall, ...] = ()
     answers: tuple[str, ...] = ()
     raw: bytes = b""
     digest: bytes = b""
     tokens: int = 0
     signed: bool = False
     instruction: Instruction | None = None
-    source: Source | None = None
+    source: SourceMessage | None = None
 
     @property
-    def privileged(self) -> bool:
+    def is_privileged(self) -> bool:
         """Whether the message instructs the model: never covered, never summarised, never stored."""
         return self.role in PRIVILEGED_ROLES
 
@@ -121,7 +121,7 @@ class Message:
         """Whether no round takes the message: it is privileged, or holds instructions of a project."""
         return self.instruction is not None or self.role in PRIVILEGED_ROLES
 
-    def known(self, digest: bytes, tokens: int) -> "Message":
+    def with_digest_and_tokens(self, digest: bytes, tokens: int) -> "Message":
         """The same message with its digest and size; several times as fast as `dataclasses.replace`."""
         return Message(
             self.role,
@@ -140,24 +140,24 @@ class Message:
         )
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the message says nothing at all, which most providers refuse from an assistant."""
         return not (self.text or self.parts or self.refusal or self.calls)
 
 
-def exchanges(messages: Sequence[Message]) -> Iterator[Span]:
+def iter_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
     """Cut a list into plain messages, and messages with calls with every answer that directly follows them.
 
     They cover the list in order.
     """
     start = 0
     while start < len(messages):
-        stop = _answered_to(messages, start)
+        stop = _find_exchange_stop(messages, start)
         yield Span(start, stop)
         start = stop
 
 
-def units(messages: Sequence[Message]) -> Iterator[Span]:
+def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
     """Cut a list into its units: the smallest runs that may be removed without making the rest invalid.
 
     A unit is one exchange; and where its calls are signed, the next exchanges whose calls are not, as they
@@ -165,33 +165,33 @@ def units(messages: Sequence[Message]) -> Iterator[Span]:
     """
     start = 0
     while start < len(messages):
-        stop = unit_stop(messages, start)
+        stop = find_unit_stop(messages, start)
         yield Span(start, stop)
         start = stop
 
 
-def unit_stop(messages: Sequence[Message], start: int) -> int:
+def find_unit_stop(messages: Sequence[Message], start: int) -> int:
     """Where the unit ends that starts there."""
-    stop = _answered_to(messages, start)
+    stop = _find_exchange_stop(messages, start)
     if messages[start].calls and messages[start].signed:
         for _ in range(MAX_OF_ONE_ANSWER - 1):
             if stop == len(messages) or not messages[stop].calls or messages[stop].signed:
                 break
-            stop = _answered_to(messages, stop)
+            stop = _find_exchange_stop(messages, stop)
     return stop
 
 
-def unit_start(messages: Sequence[Message], at: int) -> int:
+def find_unit_start(messages: Sequence[Message], at: int) -> int:
     """The start of the unit that the message at `at` belongs to, found without a look at all before it."""
-    own = start = _exchange_start(messages, at)
+    own = start = _find_exchange_start(messages, at)
     for _ in range(MAX_OF_ONE_ANSWER - 1):
         if not start or not messages[start].calls or messages[start].signed:
             break
-        start = _exchange_start(messages, start - 1)
+        start = _find_exchange_start(messages, start - 1)
     return start if messages[start].calls and messages[start].signed else own
 
 
-def _answered_to(messages: Sequence[Message], start: int) -> int:
+def _find_exchange_stop(messages: Sequence[Message], start: int) -> int:
     stop = start + 1
     if messages[start].calls:
         while stop < len(messages) and messages[stop].answers:
@@ -199,7 +199,7 @@ def _answered_to(messages: Sequence[Message], start: int) -> int:
     return stop
 
 
-def _exchange_start(messages: Sequence[Message], at: int) -> int:
+def _find_exchange_start(messages: Sequence[Message], at: int) -> int:
     start = at
     while start > 0 and messages[start].answers:
         start -= 1
@@ -207,7 +207,7 @@ def _exchange_start(messages: Sequence[Message], at: int) -> int:
     return next((index for index in range(start, at) if messages[index].calls), at) if start < at else at
 
 
-def latest_user(messages: Sequence[Message]) -> int | None:
+def find_latest_user_message(messages: Sequence[Message]) -> int | None:
     """Index of the last user message, or None.
 
     A user-role message that only answers calls does not count, and neither do instructions of a project.

@@ -11,13 +11,13 @@ _CLAUDE_NEW = (4, 7)
 Value = TypeVar("Value")
 
 
-def bare_name(model: str) -> str:
+def normalize_model_name(model: str) -> str:
     """The name in lower case without a router's path, a fine-tune's mark or a cloud's vendor prefix."""
     name = model[-_NAME_CHARACTERS:].lower().rpartition("/")[2].removeprefix("ft:")
     return name[max(0, name.find("claude")) :]
 
 
-def by_prefix(name: str, table: Mapping[str, Value]) -> Value | None:
+def find_by_prefix(name: str, table: Mapping[str, Value]) -> Value | None:
     """The value of the longest key that a bare name begins with, or None."""
     fitting = [prefix for prefix in table if name.startswith(prefix)]
     return table[max(fitting, key=len)] if fitting else None

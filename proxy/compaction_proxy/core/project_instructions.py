@@ -15,18 +15,20 @@ LEAST_TOKENS = 200
 _ID_DIGITS = 12
 
 
-def instruction_id(instruction: Instruction) -> str:
+def compute_instruction_id(instruction: Instruction) -> str:
     """Returns the name of an instruction, `i_…`: the same for each version of one file."""
     key = "\0".join(instruction).encode("utf-8", "surrogatepass")
     return "i_" + hashlib.sha256(key).hexdigest()[:_ID_DIGITS]
 
 
-def budget_tokens(limit: int) -> int:
+def compute_instruction_budget(limit: int) -> int:
     """Returns how many tokens they may take together, given `Budget.input_limit`."""
     return min(MAX_TOKENS, int(MAX_SHARE * limit))
 
 
-def select(messages: Sequence[Message], budget: int, removed: Collection[str] = ()) -> dict[int, int]:
+def allocate_instruction_tokens(
+    messages: Sequence[Message], budget: int, removed: Collection[str] = ()
+) -> dict[int, int]:
     """Returns the tokens that instructions may keep, by index; those that stay whole are left out.
 
     Of each the newest version stays; more than 32 lose those in the middle; what is over the budget is to
@@ -35,31 +37,33 @@ def select(messages: Sequence[Message], budget: int, removed: Collection[str] = 
     Args:
         messages: A whole list.
         budget: Tokens for all of them together, counted as the messages are.
-        removed: Names (`instruction_id`) of those that are left out.
+        removed: Names (`compute_instruction_id`) of those that are left out.
     """
     found = {k: each.instruction for k, each in enumerate(messages) if each.instruction is not None}
     newest = {instruction: k for k, instruction in found.items()}
-    kept = [k for k, each in found.items() if newest[each] == k and instruction_id(each) not in removed]
+    kept = [
+        k for k, each in found.items() if newest[each] == k and compute_instruction_id(each) not in removed
+    ]
     half = MAX_BLOCKS // 2
     kept = kept if len(kept) <= MAX_BLOCKS else [*kept[:half], *kept[-half:]]
     allowed = {k: 0 for k in found if k not in set(kept)}
-    return allowed | _shares({k: messages[k].tokens for k in kept}, found, budget)
+    return allowed | _cut_to_budget({k: messages[k].tokens for k in kept}, found, budget)
 
 
-def _shares(sizes: Mapping[int, int], found: Mapping[int, Instruction], budget: int) -> dict[int, int]:
+def _cut_to_budget(sizes: Mapping[int, int], found: Mapping[int, Instruction], budget: int) -> dict[int, int]:
     """What the kept ones are cut to, where they do not fit."""
     if sum(sizes.values()) <= budget:
         return {}
     around = {k: size for k, size in sizes.items() if found[k].kind == "environment"}
     files = {k: size for k, size in sizes.items() if k not in around}
     least = sum(min(size, LEAST_TOKENS) for size in around.values())
-    cap = _cap(files.values(), max(0, budget - least))
+    cap = _find_largest_cap(files.values(), max(0, budget - least))
     left = budget - sum(min(size, cap) for size in files.values())
-    caps = dict.fromkeys(files, cap) | dict.fromkeys(around, _cap(around.values(), max(0, left)))
+    caps = dict.fromkeys(files, cap) | dict.fromkeys(around, _find_largest_cap(around.values(), max(0, left)))
     return {k: max(1, caps[k]) for k, size in sizes.items() if size > caps[k]}
 
 
-def _cap(sizes: Iterable[int], room: int) -> int:
+def _find_largest_cap(sizes: Iterable[int], room: int) -> int:
     """The largest cap with which the sizes fit the room."""
     ordered = sorted(sizes)
     for done, size in enumerate(ordered):

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
-from compaction_proxy.core.message import Message, exchanges
+from compaction_proxy.core.message import Message, iter_exchanges
 
 NO_RESPONSE = "Tool no response"
 UNDERSTOOD = "Understood."
 GO_ON = "Please go on."
 
 
-def _answered(exchange: Sequence[Message]) -> Iterator[Message]:
+def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
     """The calling message, then one answer for each of its calls.
 
     Pairing is by position: ids may be reused within a conversation, so an answer belongs to the calls that
@@ -32,8 +32,8 @@ def _answered(exchange: Sequence[Message]) -> Iterator[Message]:
         )
 
 
-def sound(messages: Sequence[Message]) -> bool:
-    """Whether `repair` would leave the list as it is."""
+def is_valid_message_list(messages: Sequence[Message]) -> bool:
+    """Whether `repair_messages` would leave the list as it is."""
     unanswered: list[str] = []
     calling = False  # whether an answer may stand here
     for message in messages:
@@ -44,32 +44,32 @@ def sound(messages: Sequence[Message]) -> bool:
             for each in matched:
                 unanswered.remove(each)
             continue
-        if unanswered or (message.role == "assistant" and message.empty):
+        if unanswered or (message.role == "assistant" and message.is_empty):
             return False
         calling = bool(message.calls)
         unanswered = [call.id for call in message.calls]
     return not unanswered
 
 
-def repair(messages: Sequence[Message]) -> tuple[Message, ...]:
+def repair_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The list with calls answered, orphaned results dropped and empty assistant messages dropped.
 
     Fixed messages between a call and its results move before the call.
     """
     repaired: list[Message] = []
-    ordered = _fixed_first(messages)
-    for exchange in exchanges(ordered):
+    ordered = _move_fixed_first(messages)
+    for exchange in iter_exchanges(ordered):
         run = ordered[exchange.start : exchange.stop]
         if run[0].calls:
-            repaired.extend(_answered(run))
-        elif run[0].answers or (run[0].role == "assistant" and run[0].empty):
+            repaired.extend(_complete_exchange(run))
+        elif run[0].answers or (run[0].role == "assistant" and run[0].is_empty):
             continue
         else:
             repaired.append(run[0])
     return tuple(repaired)
 
 
-def _fixed_first(messages: Sequence[Message]) -> list[Message]:
+def _move_fixed_first(messages: Sequence[Message]) -> list[Message]:
     """The list with fixed messages moved out of the gap between a call and its results."""
     ordered: list[Message] = []
     unit: list[Message] = []  # a message with calls, and the results that have followed it
@@ -88,7 +88,7 @@ def _fixed_first(messages: Sequence[Message]) -> list[Message]:
     return ordered + unit + gap
 
 
-def alternate(messages: Sequence[Message]) -> tuple[Message, ...]:
+def alternate_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The list for a backend that demands user and assistant in turn, beginning with user.
 
     Two user messages get an acknowledging assistant message between them, two assistant messages a

@@ -46,30 +46,30 @@ _LINE = re.compile(
 )
 
 
-def visible(text: str) -> str:
+def remove_invisible(text: str) -> str:
     """The text without what nobody can see, its line ends as newlines."""
     return _UNSEEN.sub("", text.replace("\r\n", "\n"))
 
 
-def unmarked(text: str) -> str:
+def escape_template_marks(text: str) -> str:
     """The text with the marks of chat templates broken up by a space."""
     return _TEMPLATE.sub(lambda found: f"{found[0]} ", text)
 
 
-def unframed(text: str) -> str:
+def escape_frames(text: str) -> str:
     """The text with what could begin or end a frame of ours broken up by a space."""
     return _FRAME.sub(lambda found: f"{found[0]} ", text)
 
 
-def inert(text: str) -> str:
+def escape_frames_and_headings(text: str) -> str:
     """The text without frames of ours, and without lines that would read as headings or messages of ours."""
-    return _LINE.sub(r"\\", unframed(text))
+    return _LINE.sub(r"\\", escape_frames(text))
 
 
-def defanged(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """A message's text, or an earlier summary, as it may stand inside a fence.
 
     It holds no mark of a chat template, nothing that looks like a fence or a frame of ours, no line that
     reads as another message, and no unseen character. Doing it twice changes nothing more.
     """
-    return inert(_FENCE.sub("< ", unmarked(visible(text))))
+    return escape_frames_and_headings(_FENCE.sub("< ", escape_template_marks(remove_invisible(text))))

@@ -6,14 +6,14 @@ from types import MappingProxyType
 from typing import Literal
 
 from compaction_proxy.core.budget import Reserves
-from compaction_proxy.core.summary.sections import Section
-from compaction_proxy.core.trigger import Row
+from compaction_proxy.core.summary.sections import PromptSection
+from compaction_proxy.core.trigger import TriggerRule
 
 StandInRole = Literal["user", "assistant", "system"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ScaledLimit:
     """A size that works for large and small triggers alike: the smaller of two.
 
     Attributes:
@@ -24,14 +24,14 @@ class Limit:
     tokens: int | None
     share: float
 
-    def of(self, trigger: int) -> int:
+    def compute_tokens(self, trigger: int) -> int:
         """The size for a T, in tokens."""
         shared = int(self.share * trigger)
         return shared if self.tokens is None else min(self.tokens, shared)
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class KeepRules:
     """What a round leaves as it is. The most of these holds, back to a unit edge.
 
     Attributes:
@@ -46,7 +46,7 @@ class Keep:
 
     messages: int = 0
     iterations: int = 0
-    tail: Limit | None = None
+    tail: ScaledLimit | None = None
     reaching: bool = False
     task: bool = False
     tool_results: int = 0
@@ -84,21 +84,21 @@ class SummaryShape:
     form: Literal["transcript", "aligned"] = "transcript"
     cut: bool = False
     verified: bool = False
-    sections: tuple[Section, ...] = ()
+    sections: tuple[PromptSection, ...] = ()
 
-    def asked(self, removed: int) -> int:
-        """Tokens to ask for where `removed` tokens are summarised."""
+    def compute_target_tokens(self, removed_tokens: int) -> int:
+        """Tokens to ask for where `removed_tokens` tokens are summarised."""
         if not self.share:
             return self.tokens
-        return max(self.least_tokens, min(self.tokens, int(self.share * removed)))
+        return max(self.least_tokens, min(self.tokens, int(self.share * removed_tokens)))
 
-    def allowed(self, asked: int) -> int:
+    def compute_max_tokens(self, target_tokens: int) -> int:
         """Tokens that the answer may take."""
-        return asked * self.max_tokens // self.tokens
+        return target_tokens * self.max_tokens // self.tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class SummaryFrame:
     """What stands around a summary in its stand-in.
 
     Attributes:
@@ -117,7 +117,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AnchoredLayout:
     """Sizes of the parts of an `anchored` context, and when its rounds are written anew.
 
     Attributes:
@@ -128,8 +128,8 @@ class Layout:
         chain_share: Share of the target that the chain may take before that, 0..1.
     """
 
-    ledger: Limit
-    cap: Limit
+    ledger: ScaledLimit
+    cap: ScaledLimit
     huge_share: float
     rounds: int
     chain_share: float
@@ -161,30 +161,30 @@ class Policy:
     """
 
     name: str
-    trigger: tuple[Row, ...]
+    trigger: tuple[TriggerRule, ...]
     reserves: Reserves
-    keep: Keep
+    keep: KeepRules
     stand_in_role: StandInRole
-    frame: Frame
+    frame: SummaryFrame
     summary: SummaryShape | None
     takes: Literal["all", "runs"] = "all"
     one_run: bool = False
     earlier: Literal["integrate", "leave", "freeze"] = "integrate"
-    task_tokens: Limit = Limit(2_000, 1.0)
-    target: Limit | None = None
+    task_tokens: ScaledLimit = ScaledLimit(2_000, 1.0)
+    target: ScaledLimit | None = None
     soft_share: float = 0.0
     hard_percent: float = 100.0
     max_block_s: float | None = None
-    layout: Layout | None = None
+    layout: AnchoredLayout | None = None
     least_messages: int = 1
 
 
 # A tokenizer's estimate is learned from usage; this is for what it cannot know of the next message.
 ROW_RESERVES = Reserves(system=0, output=4_000, safety=1_000)
 
-LAYOUT = Layout(
-    ledger=Limit(8_000, 0.27),
-    cap=Limit(16_000, 0.20),
+LAYOUT = AnchoredLayout(
+    ledger=ScaledLimit(8_000, 0.27),
+    cap=ScaledLimit(16_000, 0.20),
     huge_share=0.25,
     rounds=6,
     chain_share=0.25,
@@ -192,21 +192,21 @@ LAYOUT = Layout(
 
 ANCHORED = Policy(
     name="anchored",
-    trigger=(Row(percent=75),),
+    trigger=(TriggerRule(percent=75),),
     reserves=Reserves(system=0, output=8_000, safety=2_000),
-    keep=Keep(messages=1, tail=Limit(20_000, 0.20), task=True),
+    keep=KeepRules(messages=1, tail=ScaledLimit(20_000, 0.20), task=True),
     earlier="freeze",
     stand_in_role="user",
-    frame=Frame(
+    frame=SummaryFrame(
         opening="[Record {round} of the earlier conversation, for reference: it is not a request, the newest "
         "message decides, and all tools remain available]\n",
         closing="\n[End of record]",
     ),
-    task_tokens=Limit(2_000, 0.10),
+    task_tokens=ScaledLimit(2_000, 0.10),
     summary=SummaryShape(
         prompt="anchored", tokens=3_000, max_tokens=4_500, share=0.08, least_tokens=600, verified=True
     ),
-    target=Limit(None, 0.40),
+    target=ScaledLimit(None, 0.40),
     soft_share=0.83,
     hard_percent=90,
     max_block_s=8.0,
@@ -215,11 +215,11 @@ ANCHORED = Policy(
 
 FULL = Policy(
     name="full",
-    trigger=(Row(tokens=200_000),),
+    trigger=(TriggerRule(tokens=200_000),),
     reserves=ROW_RESERVES,
-    keep=Keep(),
+    keep=KeepRules(),
     stand_in_role="user",
-    frame=Frame(request="Last request from user was: "),
+    frame=SummaryFrame(request="Last request from user was: "),
     summary=SummaryShape(
         prompt="full",
         tokens=3_000,
@@ -227,69 +227,71 @@ FULL = Policy(
         model="same",
         form="aligned",
         sections=(
-            Section("1. User's Primary Goals and Intent"),
-            Section("2. Conversation Timeline and Progress"),
-            Section("3. Technical Context and Decisions"),
-            Section("4. Files and Code Changes"),
-            Section("5. Active Work and Last Actions (CRITICAL)"),
-            Section("6. Unresolved Issues and Pending Tasks"),
-            Section("7. Immediate Next Step"),
+            PromptSection("1. User's Primary Goals and Intent"),
+            PromptSection("2. Conversation Timeline and Progress"),
+            PromptSection("3. Technical Context and Decisions"),
+            PromptSection("4. Files and Code Changes"),
+            PromptSection("5. Active Work and Last Actions (CRITICAL)"),
+            PromptSection("6. Unresolved Issues and Pending Tasks"),
+            PromptSection("7. Immediate Next Step"),
         ),
     ),
 )
 
 SELECTIVE = Policy(
     name="selective",
-    trigger=(Row(tokens=60_000),),
+    trigger=(TriggerRule(tokens=60_000),),
     reserves=ROW_RESERVES,
-    keep=Keep(messages=6),
+    keep=KeepRules(messages=6),
     takes="runs",
     earlier="leave",
     stand_in_role="assistant",
-    frame=Frame(opening="<summary>\n", closing="\n</summary>"),
+    frame=SummaryFrame(opening="<summary>\n", closing="\n</summary>"),
     summary=SummaryShape(prompt="selective", tokens=2_000, max_tokens=2_000),
 )
 
 SPLIT = Policy(
     name="split",
-    trigger=(Row(percent_of_window=95),),
+    trigger=(TriggerRule(percent_of_window=95),),
     reserves=Reserves(system=0, output=0, safety=0),
-    keep=Keep(messages=5, tail=Limit(None, 0.50), reaching=True),
+    keep=KeepRules(messages=5, tail=ScaledLimit(None, 0.50), reaching=True),
     earlier="leave",
     stand_in_role="system",
-    frame=Frame(opening="[Previous conversation summary]\n", closing="\n[End of summary]"),
+    frame=SummaryFrame(opening="[Previous conversation summary]\n", closing="\n[End of summary]"),
     summary=SummaryShape(prompt="split", tokens=1_000, max_tokens=1_250),
-    target=Limit(None, 0.50),
+    target=ScaledLimit(None, 0.50),
 )
 
 PRUNE = Policy(
     name="prune",
-    trigger=(Row(percent_of_window=95),),
+    trigger=(TriggerRule(percent_of_window=95),),
     reserves=Reserves(system=0, output=0, safety=0),
-    keep=Keep(messages=50, task=True),
+    keep=KeepRules(messages=50, task=True),
     earlier="leave",
     stand_in_role="user",
-    frame=Frame(),
+    frame=SummaryFrame(),
     summary=None,
 )
 
 ITERATIONS = Policy(
     name="iterations",
-    trigger=(Row(iterations=8), Row(tokens=80_000)),
+    trigger=(TriggerRule(iterations=8), TriggerRule(tokens=80_000)),
     reserves=ROW_RESERVES,
-    keep=Keep(messages=6, iterations=3),
+    keep=KeepRules(messages=6, iterations=3),
     stand_in_role="user",
-    frame=Frame(opening="[Summary of the earlier work, for reference]\n", closing="\n[End of the summary]"),
+    frame=SummaryFrame(
+        opening="[Summary of the earlier work, for reference]\n", closing="\n[End of the summary]"
+    ),
     summary=SummaryShape(prompt="iterations", tokens=1_500, max_tokens=1_875, cut=True),
 )
 
 CHAINED = Policy(
     name="chained",
-    trigger=(Row(percent=80),),
+    trigger=(TriggerRule(percent=80),),
     reserves=Reserves(system=2_000, output=4_000, safety=5_000),
-    keep=Keep(messages=10),
+    keep=KeepRules(messages=10),
     stand_in_role="assistant",
-    frame=Frame(
+    frame=SummaryFrame(
         opening="## Session Summary (Compaction Round {round})\n\n",
         task="### Original Task",
         integrates=True,
@@ -302,11 +304,11 @@ CHAINED = Policy(
         tool_characters=500,
         message_characters=2_000,
         sections=(
-            Section("### Completed Work"),
-            Section("### Key Technical Decisions"),
-            Section("### Current State"),
-            Section("### Pending Work"),
-            Section("### Errors & Resolutions", is_optional=True),
+            PromptSection("### Completed Work"),
+            PromptSection("### Key Technical Decisions"),
+            PromptSection("### Current State"),
+            PromptSection("### Pending Work"),
+            PromptSection("### Errors & Resolutions", is_optional=True),
         ),
     ),
     least_messages=11,
@@ -315,4 +317,4 @@ CHAINED = Policy(
 STRATEGIES: Mapping[str, Policy] = MappingProxyType(
     {policy.name: policy for policy in (ANCHORED, FULL, SELECTIVE, SPLIT, PRUNE, ITERATIONS, CHAINED)}
 )
-DEFAULT = ANCHORED.name
+DEFAULT_STRATEGY = ANCHORED.name

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from compaction_proxy.core.json_bounds import is_crowded
+from compaction_proxy.core.json_bounds import has_too_many_brackets
 from compaction_proxy.core.message import Message
 
 # One token each in both vocabularies that we ship.
@@ -17,7 +17,7 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "functio
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class TokenRule:
     """How counts become the size of messages and requests, in tokens.
 
     Attributes:
@@ -35,12 +35,12 @@ class Rule:
     whole: bool
 
 
-TIKTOKEN = Rule(message=3, role=1, name=1, reply=3, whole=True)
-CHARACTERS = Rule(message=2, role=0, name=0, reply=0, whole=False)
+TIKTOKEN = TokenRule(message=3, role=1, name=1, reply=3, whole=True)
+CHARACTERS = TokenRule(message=2, role=0, name=0, reply=0, whole=False)
 RULES = {"tiktoken": TIKTOKEN, "characters": CHARACTERS}
 
 
-def pieces(message: Message, rule: Rule = TIKTOKEN) -> tuple[str, ...]:
+def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN) -> tuple[str, ...]:
     """The texts of a message that must be counted one by one, none of them empty.
 
     Content that is not text is no piece: the dialect knows its price (`core.media`). Ids are not counted: no
@@ -54,22 +54,24 @@ def pieces(message: Message, rule: Rule = TIKTOKEN) -> tuple[str, ...]:
     return tuple(filter(None, texts))
 
 
-def message_tokens(message: Message, counts: Iterable[int], rule: Rule = TIKTOKEN, parts: int = 0) -> int:
+def sum_message_tokens(
+    message: Message, counts: Iterable[int], rule: TokenRule = TIKTOKEN, part_tokens: int = 0
+) -> int:
     """Size of one message, before calibration.
 
     Args:
         message: The message.
-        counts: Tokens of its `pieces`, in any order.
+        counts: Tokens of its `list_countable_texts`, in any order.
         rule: The framing that belongs to the counter.
-        parts: Tokens of its content that is not text. Seeds/004 knows none; they are added under both rules,
-            because an image that weighs nothing would overflow the window.
+        part_tokens: Tokens of its content that is not text. Seeds/004 knows none; they are added under both
+            rules, because an image that weighs nothing would overflow the window.
     """
     role = rule.role if message.role in _ROLES else 0
     name = rule.name if message.name else 0
-    return rule.message + role + name + sum(counts) + parts
+    return rule.message + role + name + sum(counts) + part_tokens
 
 
-def definition_piece(text: str | bytes) -> str:
+def minify_definition(text: str | bytes) -> str:
     """What to count for `tools`, `functions` or `response_format`: their JSON text without its white space.
 
     Open models' chat templates show the model this very JSON. OpenAI renders tools in a form of its own, for
@@ -78,7 +80,7 @@ def definition_piece(text: str | bytes) -> str:
     takes up the rest. Text that does not parse, or is crowded (`json_bounds`), is counted as it is.
     """
     text = text if isinstance(text, str) else text.decode("utf-8", "replace")
-    if is_crowded(text):
+    if has_too_many_brackets(text):
         return text
     try:
         return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))

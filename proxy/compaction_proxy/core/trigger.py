@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from compaction_proxy.core.budget import Budget, Reserves, budget
+from compaction_proxy.core.budget import Budget, Reserves, compute_budget
 
-FIELDS = (
+TRIGGER_FIELDS = (
     "tokens", "percent", "percent_of_window", "messages", "turns", "iterations", "price_tier", "cost_optimal",
 )  # fmt: skip
 # What a request leaves free below a surcharge: with an answer of usual length, the estimate's error included,
@@ -18,7 +18,7 @@ LEAST_OPTIMUM_TOKENS = 32_000
 MOST_OPTIMUM_SHARE = 0.75
 
 
-class Aims(NamedTuple):
+class PriceThresholds(NamedTuple):
     """What the fields of a row that are about money come to.
 
     Attributes:
@@ -30,11 +30,11 @@ class Aims(NamedTuple):
     optimum: int | None = None
 
 
-UNKNOWN = Aims()
+UNKNOWN_PRICE_THRESHOLDS = PriceThresholds()
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TriggerRule:
     """One alternative. A field that is None does not count; a field that is 0 switches the row off.
 
     Attributes:
@@ -60,30 +60,30 @@ class Row:
     price_tier: bool | None = None
     cost_optimal: bool | None = None
     rework_tokens: int | None = None
-    aims: Aims = UNKNOWN
+    aims: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
     active: bool = field(init=False, repr=False, compare=False)  # asked several times for each request
 
     def __post_init__(self) -> None:
         """Work out whether the row can fire."""
-        named = [getattr(self, name) for name in FIELDS]
+        named = [getattr(self, name) for name in TRIGGER_FIELDS]
         object.__setattr__(self, "active", 0 not in named and any(named))
 
     @property
-    def named(self) -> tuple[str, ...]:
+    def named_fields(self) -> tuple[str, ...]:
         """The fields that count."""
-        return tuple(name for name in FIELDS if getattr(self, name) is not None)
+        return tuple(name for name in TRIGGER_FIELDS if getattr(self, name) is not None)
 
     @property
-    def priced(self) -> bool:
+    def depends_on_price(self) -> bool:
         """Whether it matters what the model costs."""
         return self.active and bool(self.price_tier or self.cost_optimal)
 
     @property
-    def counts(self) -> bool:
+    def depends_on_counts(self) -> bool:
         """Whether it matters what the conversation has gained."""
         return bool(self.messages or self.turns or self.iterations)
 
-    def token_mark(self, budget: Budget, fixed: int = 0) -> int:
+    def compute_token_threshold(self, budget: Budget, fixed: int = 0) -> int:
         """Tokens at which the token fields are all reached; 0 if the row has none.
 
         `fixed` tokens of usable are no part of what `percent` is about.
@@ -93,31 +93,33 @@ class Row:
             self.tokens or 0,
             fixed + int((budget.usable - fixed) * percent / 100) if percent else 0,
             int(budget.window * (self.percent_of_window or 0) / 100),
-            _below(self.aims.tier, budget) if self.price_tier else 0,
-            _within(self.aims.optimum, budget) if self.cost_optimal else 0,
+            _compute_tier_threshold(self.aims.tier, budget) if self.price_tier else 0,
+            _clamp_optimum(self.aims.optimum, budget) if self.cost_optimal else 0,
         )
 
 
-def _below(tier: int | None, spent: Budget) -> int:
+def _compute_tier_threshold(tier: int | None, budget: Budget) -> int:
     """Where a request is still below a surcharge; all that is usable where there is none."""
     if tier is None:
-        return spent.usable
-    return min(budget(tier, TIER_RESERVES, None).usable, spent.usable)
+        return budget.usable
+    return min(compute_budget(tier, TIER_RESERVES, None).usable, budget.usable)
 
 
-def _within(optimum: int | None, spent: Budget) -> int:
+def _clamp_optimum(optimum: int | None, budget: Budget) -> int:
     """Where a conversation costs least, within bounds; the upper one where that is not known."""
-    most = int(MOST_OPTIMUM_SHARE * spent.usable)
+    most = int(MOST_OPTIMUM_SHARE * budget.usable)
     return most if optimum is None else min(max(optimum, LEAST_OPTIMUM_TOKENS), most)
 
 
-def aimed(rows: Sequence["Row"], aims: Aims) -> tuple["Row", ...]:
+def set_price_thresholds(
+    rules: Sequence["TriggerRule"], thresholds: PriceThresholds
+) -> tuple["TriggerRule", ...]:
     """The rows where what is about money comes to this."""
-    return tuple(replace(row, aims=aims) if row.priced else row for row in rows)
+    return tuple(replace(row, aims=thresholds) if row.depends_on_price else row for row in rules)
 
 
 @dataclass(frozen=True, slots=True)
-class Gained:
+class GrowthCounts:
     """What a conversation has gained since its last round, in counts."""
 
     messages: int
@@ -125,16 +127,16 @@ class Gained:
     iterations: int
 
 
-NOTHING_GAINED = Gained(messages=0, turns=0, iterations=0)
+NO_GROWTH = GrowthCounts(messages=0, turns=0, iterations=0)
 
 
-def automatic(rows: Sequence[Row]) -> bool:
+def has_active_rule(rules: Sequence[TriggerRule]) -> bool:
     """Whether anything may compact on its own: with no active row, not even overflow recovery does."""
-    return any(row.active for row in rows)
+    return any(row.active for row in rules)
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class TriggerMarks:
     """Where things happen, in tokens of the effective list.
 
     Attributes:
@@ -148,34 +150,36 @@ class Marks:
     hard: int
 
 
-def marks(
-    rows: Sequence[Row], budget: Budget, soft_share: float, hard_percent: float, fixed: int = 0
-) -> Marks:
+def compute_trigger_marks(
+    rules: Sequence[TriggerRule], budget: Budget, soft_share: float, hard_percent: float, fixed: int = 0
+) -> TriggerMarks:
     """The marks of a strategy's rows (DESIGN.md §5.6); those of `percent` lie between `fixed` and usable."""
     fixed = min(fixed, budget.usable)
-    named = [tokens for row in rows if row.active and (tokens := row.token_mark(budget, fixed))]
+    named = [tokens for row in rules if row.active and (tokens := row.compute_token_threshold(budget, fixed))]
     trigger = min([*named, budget.usable])
     below = fixed if trigger > fixed else 0
     soft = below + int(soft_share * (trigger - below)) if soft_share and named else None
     hard = fixed + int((budget.usable - fixed) * hard_percent / 100)
-    return Marks(soft, trigger, min(max(hard, trigger), budget.usable))
+    return TriggerMarks(soft, trigger, min(max(hard, trigger), budget.usable))
 
 
-def mark(rows: Sequence[Row], budget: Budget) -> int | None:
+def compute_min_trigger(rules: Sequence[TriggerRule], budget: Budget) -> int | None:
     """T: the fewest tokens at which a row can fire; 0 if one asks for counts only, None if none is active."""
-    return min((row.token_mark(budget) for row in rows if row.active), default=None)
+    return min((row.compute_token_threshold(budget) for row in rules if row.active), default=None)
 
 
-def fired(rows: Sequence[Row], tokens: int, gained: Gained, budget: Budget, fixed: int = 0) -> Row | None:
+def find_reached_rule(
+    rules: Sequence[TriggerRule], tokens: int, growth: GrowthCounts, budget: Budget, fixed: int = 0
+) -> TriggerRule | None:
     """The first row that is reached, or None. `tokens` is the size of the effective list."""
     fixed = min(fixed, budget.usable)
-    for row in rows:
+    for row in rules:
         if (
             row.active
-            and tokens >= row.token_mark(budget, fixed)
-            and gained.messages >= (row.messages or 0)
-            and gained.turns >= (row.turns or 0)
-            and gained.iterations >= (row.iterations or 0)
+            and tokens >= row.compute_token_threshold(budget, fixed)
+            and growth.messages >= (row.messages or 0)
+            and growth.turns >= (row.turns or 0)
+            and growth.iterations >= (row.iterations or 0)
         ):
             return row
     return None

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from compaction_proxy.core.message import Message, latest_user, units
-from compaction_proxy.core.summary.prompt import task_of
+from compaction_proxy.core.message import Message, find_latest_user_message, iter_units
+from compaction_proxy.core.summary.prompt import find_task_message
 
 # A message is capped to no less than this before others are left out altogether, in tokens.
 CAP_FLOOR = 400
@@ -29,7 +29,7 @@ GONE = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Squeeze:
+class TruncationPlan:
     """What to do to each message of a list.
 
     Attributes:
@@ -44,7 +44,7 @@ class Squeeze:
     fits: bool
 
 
-def _cap(sizes: Sequence[int], room: int, floor: int) -> int | None:
+def _find_largest_cap(sizes: Sequence[int], room: int, floor: int) -> int | None:
     """The largest cap, at least `floor`, that brings the sum of the sizes into `room`; None if none does."""
     for done, size in enumerate(sorted(sizes)):
         rest = len(sizes) - done
@@ -54,18 +54,20 @@ def _cap(sizes: Sequence[int], room: int, floor: int) -> int | None:
     return max(sizes, default=floor) if room >= 0 else None
 
 
-def _runs(messages: Sequence[Message]) -> list[list[int]]:
+def _list_units(messages: Sequence[Message]) -> list[list[int]]:
     """The units, as lists of indices, oldest first; fixed messages are in none."""
     body = [index for index, message in enumerate(messages) if not message.is_fixed]
-    return [body[unit.start : unit.stop] for unit in units([messages[index] for index in body])]
+    return [body[unit.start : unit.stop] for unit in iter_units([messages[index] for index in body])]
 
 
-def _newest(messages: Sequence[Message], runs: Iterable[list[int]], kept: set[int], limit: int) -> set[int]:
+def _select_newest_units(
+    messages: Sequence[Message], runs: Iterable[list[int]], whole: set[int], limit: int
+) -> set[int]:
     """The newest units, as long as they leave older ones their share of what `kept` leaves of the limit."""
-    room = NEWEST_SHARE * (limit - sum(messages[k].tokens for k in kept))
+    room = NEWEST_SHARE * (limit - sum(messages[k].tokens for k in whole))
     found: set[int] = set()
     for run in runs:
-        more = set(run) - kept
+        more = set(run) - whole
         room -= sum(messages[k].tokens for k in more)
         if room < 0:
             break
@@ -74,70 +76,77 @@ def _newest(messages: Sequence[Message], runs: Iterable[list[int]], kept: set[in
 
 
 @dataclass(frozen=True, slots=True)
-class _Rung:
+class _TruncationStep:
     """One way to fit: what stays whole, what goes, and how small a cap may get."""
 
     messages: Sequence[Message]
     limit: int
-    kept: set[int]
+    whole: set[int]
     gone: set[int]
     floor: int
 
-    def loose(self) -> list[int]:
-        return [k for k in range(len(self.messages)) if k not in self.kept and k not in self.gone]
+    def list_cuttable(self) -> list[int]:
+        return [k for k in range(len(self.messages)) if k not in self.whole and k not in self.gone]
 
-    def least(self) -> int:
-        return sum(self.messages[k].tokens for k in self.kept) + sum(
-            min(self.messages[k].tokens, self.floor) for k in self.loose()
+    def compute_least_tokens(self) -> int:
+        return sum(self.messages[k].tokens for k in self.whole) + sum(
+            min(self.messages[k].tokens, self.floor) for k in self.list_cuttable()
         )
 
-    def cap(self) -> int | None:
-        room = self.limit - sum(self.messages[k].tokens for k in self.kept)
-        return _cap([self.messages[k].tokens for k in self.loose()], room, self.floor)
+    def find_cap(self) -> int | None:
+        room = self.limit - sum(self.messages[k].tokens for k in self.whole)
+        return _find_largest_cap([self.messages[k].tokens for k in self.list_cuttable()], room, self.floor)
 
-    def squeezed(self) -> Squeeze:
-        cap = self.cap()
+    def build_plan(self) -> TruncationPlan:
+        cap = self.find_cap()
         allowed = self.floor if cap is None else cap
         allowances: list[int | None] = [WHOLE] * len(self.messages)
-        for k in self.loose():
+        for k in self.list_cuttable():
             allowances[k] = allowed if self.messages[k].tokens > allowed else WHOLE
         for k in self.gone:
             allowances[k] = GONE
-        return Squeeze(tuple(allowances), self.limit, fits=cap is not None)
+        return TruncationPlan(tuple(allowances), self.limit, fits=cap is not None)
 
 
-def _flat(runs: Iterable[list[int]]) -> set[int]:
+def _flatten_indices(runs: Iterable[list[int]]) -> set[int]:
     return {index for run in runs for index in run}
 
 
-def squeeze(
-    messages: Sequence[Message], limit: int, stand_ins: frozenset[int] = frozenset(), most: int = 0
-) -> Squeeze:
+def plan_truncation(
+    messages: Sequence[Message], limit: int, replacements: frozenset[int] = frozenset(), max_tokens: int = 0
+) -> TruncationPlan:
     """How to bring a list down to `limit` tokens.
 
     Args:
         messages: The list; sizes are the messages' own `tokens`, so the limits must be on the same scale.
         limit: What it should fit in, in tokens.
-        stand_ins: Indices of messages of ours.
-        most: What it may take before the task, stand-ins or the latest message are cut; not under `limit`.
+        replacements: Indices of messages of ours.
+        max_tokens: What it may take before the task, stand-ins or the latest message are cut; not under
+            `limit`.
     """
-    fixed, kept = _cores(messages, stand_ins)
-    runs = _runs(messages)
-    newest = _newest(messages, reversed(runs), kept, limit)
+    fixed, kept = _find_protected_messages(messages, replacements)
+    runs = _list_units(messages)
+    newest = _select_newest_units(messages, reversed(runs), kept, limit)
     drops = [run for run in runs[:-1] if not (kept | newest).intersection(run)]
 
-    def without(oldest: int) -> _Rung:
-        return _Rung(messages, limit, kept | newest, _flat(drops[:oldest]), CAP_FLOOR)
+    def drop_oldest(oldest: int) -> _TruncationStep:
+        return _TruncationStep(messages, limit, kept | newest, _flatten_indices(drops[:oldest]), CAP_FLOOR)
 
-    fewest = bisect_left(range(len(drops) + 1), x=True, key=lambda oldest: without(oldest).cap() is not None)
+    fewest = bisect_left(
+        range(len(drops) + 1), x=True, key=lambda oldest: drop_oldest(oldest).find_cap() is not None
+    )
     if fewest <= len(drops):
-        return without(fewest).squeezed()
-    gone = _flat(run for run in runs[:-1] if not kept.intersection(run))
-    ours = stand_ins - fixed
-    return _last_rungs(_Rung(messages, limit, kept, gone, CUT_FLOOR), fixed, ours, max(limit, most))
+        return drop_oldest(fewest).build_plan()
+    gone = _flatten_indices(run for run in runs[:-1] if not kept.intersection(run))
+    ours = replacements - fixed
+    return _plan_last_steps(
+        _TruncationStep(messages, limit, kept, gone, CUT_FLOOR), fixed, ours, max(limit, max_tokens)
+    )
 
 
-def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int) -> Squeeze:
+def _plan_last_steps(
+    step: _TruncationStep, fixed: set[int], replacements: AbstractSet[int], max_tokens: int
+) -> TruncationPlan:
     """Beside what is kept only the last unit is left: what gives next, until it fits.
 
     The rest of the last unit; the latest message and ours, the larger first; ours; the task; instructions of
@@ -145,41 +154,43 @@ def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int)
     list does not fit then. Where all that may be cut is smaller than the floor, or little larger, the largest
     of it keeps half: else a list that is hardly too large would not fit at all.
     """
-    kept, last = rung.kept, len(rung.messages) - 1
+    kept, last = step.whole, len(step.messages) - 1
     older = kept - {last} | fixed
-    newest = _flat(_runs(rung.messages)[-1:])
+    newest = _flatten_indices(_list_units(step.messages)[-1:])
     nothing: AbstractSet[int] = frozenset()
-    away = ours - {last}
-    instructions = {k for k in fixed if rung.messages[k].instruction is not None}
-    least = max(CUT_FLOOR, min(CAP_FLOOR, rung.limit // LEAST_SHARE))
-    last_resort = replace(rung, kept=fixed, gone=rung.gone | away)
-    largest = max((rung.messages[k].tokens for k in last_resort.loose()), default=0)
+    away = replacements - {last}
+    instructions = {k for k in fixed if step.messages[k].instruction is not None}
+    least = max(CUT_FLOOR, min(CAP_FLOOR, step.limit // LEAST_SHARE))
+    last_resort = replace(step, whole=fixed, gone=step.gone | away)
+    largest = max((step.messages[k].tokens for k in last_resort.list_cuttable()), default=0)
     half = max(CUT_FLOOR, min(least, largest // 2))
     ways = (
         (kept, nothing, least),
-        (older - ours, nothing, CAP_FLOOR),
-        (kept - ours | newest, nothing, CUT_FLOOR),
-        (kept - ours, away, least),
-        (older - ours, away, least),
+        (older - replacements, nothing, CAP_FLOOR),
+        (kept - replacements | newest, nothing, CUT_FLOOR),
+        (kept - replacements, away, least),
+        (older - replacements, away, least),
         (fixed, nothing, least),
         (fixed, away, least),
         (fixed - instructions, away, least),
         (fixed, away, half),
     )
     for whole, dropped, floor in ways:
-        safe = replace(rung, kept=whole, gone=rung.gone | dropped, floor=floor)
-        for tried in (safe, replace(safe, limit=(safe.least() + most) // 2)):
-            if tried.cap() is not None:
-                return tried.squeezed()
-    return tried.squeezed()
+        safe = replace(step, whole=whole, gone=step.gone | dropped, floor=floor)
+        for tried in (safe, replace(safe, limit=(safe.compute_least_tokens() + max_tokens) // 2)):
+            if tried.find_cap() is not None:
+                return tried.build_plan()
+    return tried.build_plan()
 
 
-def _cores(messages: Sequence[Message], stand_ins: frozenset[int]) -> tuple[set[int], set[int]]:
+def _find_protected_messages(
+    messages: Sequence[Message], replacements: frozenset[int]
+) -> tuple[set[int], set[int]]:
     """What is never cut, and what is kept whole as long as possible."""
-    theirs = [k for k in range(len(messages)) if k not in stand_ins]
-    latest = latest_user([messages[k] for k in theirs])
+    theirs = [k for k in range(len(messages)) if k not in replacements]
+    latest = find_latest_user_message([messages[k] for k in theirs])
     fixed = {k for k in theirs if messages[k].is_fixed} | (set() if latest is None else {theirs[latest]})
-    task = task_of(messages[k] for k in theirs)
+    task = find_task_message(messages[k] for k in theirs)
     first = next((k for k in theirs if messages[k] is task), None)  # equal messages may be one object
-    kept = fixed | stand_ins | set(range(len(messages))[-1:])
+    kept = fixed | replacements | set(range(len(messages))[-1:])
     return fixed, kept | (set() if first is None else {first})

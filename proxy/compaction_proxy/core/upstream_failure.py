@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from compaction_proxy.core.event import number, whole
+from compaction_proxy.core.event import parse_integer, parse_number
 
 # No answer began.
 CONNECTION_REFUSED: Final = "connection-refused"
@@ -40,7 +40,7 @@ _SERVER_ERROR: Final = 500
 _REFUSALS: Final = frozenset({401, 402, 403, 407, 408, 429})
 
 
-def name_status(status: int) -> str:
+def format_status_cause(status: int) -> str:
     """The cause of an answer with an error status, such as `http-503`."""
     return f"http-{status}"
 
@@ -88,7 +88,7 @@ def add_failures(total: UpstreamFailures, more: Iterable[UpstreamFailure]) -> No
             total[key] = replace(each, count=known.count + each.count, last_at=last_at)
 
 
-def list_fields(failures: Iterable[UpstreamFailure]) -> list[dict[str, Any]]:
+def failures_to_fields(failures: Iterable[UpstreamFailure]) -> list[dict[str, Any]]:
     """The failures as JSON objects."""
     return [asdict(each) for each in failures]
 
@@ -102,7 +102,7 @@ def parse_failures(rows: object) -> list[UpstreamFailure]:
 
 def _parse_failure(row: Mapping[str, Any]) -> UpstreamFailure | None:
     target, cause = row.get("target"), row.get("cause")
-    count, last_at = whole(row.get("count")), number(row.get("last_at"))
+    count, last_at = parse_integer(row.get("count")), parse_number(row.get("last_at"))
     if not isinstance(target, str) or not isinstance(cause, str) or count is None or last_at is None:
         return None
     return UpstreamFailure(target, cause, count, last_at)

@@ -6,7 +6,8 @@ request that comes on at a good pace waits once. A slow one gives the room back.
 refused, in order, and its bytes let the next one go on. So a deadlock of bodies that are all half way ends
 after one wait.
 
-The first `SMALL_BYTES` of each body are outside the budget. The number of places bounds them (`Admission`).
+The first `SMALL_BYTES` of each body are outside the budget. The number of places bounds them
+(`ConcurrencyLimiter`).
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-from compaction_proxy.core.errors import Overloaded
+from compaction_proxy.core.errors import OverloadedError
 
 # So much of each body always passes: small requests do not wait behind large ones.
 SMALL_BYTES: Final = 65_536
@@ -43,7 +44,7 @@ COST_FACTOR: Final = 5
 LEAST_BYTES: Final = 8 * 1024 * 1024
 
 
-def default_budget(memory_bytes: int | None, address_bytes: int | None, workers: int) -> int:
+def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, workers: int) -> int:
     """Returns the default budget of one process in bytes of bodies.
 
     Args:
@@ -80,9 +81,9 @@ class BodyBudget:
         self.used_bytes = 0
         self._large_bytes = 0  # of `used_bytes`, those that are bounded
         self._wait_s = wait_s
-        self._waiting: dict[BodyHold, _Wait] = {}
+        self._waiting: dict[BodyHold, _BodyWaiter] = {}
 
-    def open(self) -> "BodyHold":
+    def open_hold(self) -> "BodyHold":
         """Returns the account of one request. The caller releases it, however the request ends."""
         return BodyHold(self)
 
@@ -91,61 +92,63 @@ class BodyBudget:
         """Whether bodies may go on: the budget is not used up, and nobody waits."""
         return not self._waiting and self._large_bytes <= self.most_bytes
 
-    def count(self, hold: "BodyHold", counted_bytes: int) -> None:
+    def update_hold(self, hold: "BodyHold", counted_bytes: int) -> None:
         """Count a body as so many bytes. Room that becomes free goes to those who wait."""
         before, hold.counted_bytes = hold.counted_bytes, counted_bytes
         self.used_bytes += counted_bytes - before
-        self._large_bytes += _large(counted_bytes) - _large(before)
+        self._large_bytes += _count_bounded_bytes(counted_bytes) - _count_bounded_bytes(before)
         if self._waiting and counted_bytes < before:
-            self._wake()
+            self._wake_waiters()
 
-    def set_aside(self, hold: "BodyHold", size_bytes: int) -> bool:
+    def try_reserve(self, hold: "BodyHold", size_bytes: int) -> bool:
         """Set room aside for a body to grow to this size. Returns whether there was room."""
-        fits = self._fits(hold, size_bytes)
+        fits = self._has_room_for(hold, size_bytes)
         if fits:
-            self.count(hold, max(size_bytes, hold.counted_bytes))
+            self.update_hold(hold, max(size_bytes, hold.counted_bytes))
         return fits
 
-    async def wait(self, hold: "BodyHold", size_bytes: int) -> None:
+    async def wait_for_room(self, hold: "BodyHold", size_bytes: int) -> None:
         """Wait until a body may grow to this size, and set the room aside for it.
 
         Raises:
             Overloaded: There was no room in time, or too many wait already. The body is counted no more.
         """
-        if self.set_aside(hold, size_bytes):
+        if self.try_reserve(hold, size_bytes):
             return
         if len(self._waiting) >= MAX_WAITING:
             hold.release()
-            raise Overloaded(RETRY_AFTER_S, TOO_MANY_BODIES)
+            raise OverloadedError(RETRY_AFTER_S, TOO_MANY_BODIES)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._wait_s, self._refuse, hold)
-        self._waiting[hold] = wait = _Wait(size_bytes, loop.create_future(), timer)
+        timer = loop.call_later(self._wait_s, self._refuse_waiter, hold)
+        self._waiting[hold] = wait = _BodyWaiter(size_bytes, loop.create_future(), timer)
         try:
             await wait.turn
         finally:
             timer.cancel()
             self._waiting.pop(hold, None)
 
-    def _fits(self, hold: "BodyHold", size_bytes: int) -> bool:
+    def _has_room_for(self, hold: "BodyHold", size_bytes: int) -> bool:
         """Whether there is room for a body of this size, of which some is counted already."""
-        more = _large(max(size_bytes, hold.counted_bytes)) - _large(hold.counted_bytes)
+        more = _count_bounded_bytes(max(size_bytes, hold.counted_bytes)) - _count_bounded_bytes(
+            hold.counted_bytes
+        )
         return self._large_bytes + more <= self.most_bytes
 
-    def _wake(self) -> None:
+    def _wake_waiters(self) -> None:
         """Let those go on, in order, for whom there is room now."""
         for hold, wait in list(self._waiting.items()):
-            if self._fits(hold, wait.size_bytes):
+            if self._has_room_for(hold, wait.size_bytes):
                 del self._waiting[hold]
                 wait.timer.cancel()
-                self.count(hold, wait.size_bytes)
+                self.update_hold(hold, wait.size_bytes)
                 if not wait.turn.done():
                     wait.turn.set_result(None)
 
-    def _refuse(self, hold: "BodyHold") -> None:
+    def _refuse_waiter(self, hold: "BodyHold") -> None:
         """Refuse one that has waited too long. Its room is free before the next timer is looked at."""
         wait = self._waiting.pop(hold, None)
         if wait is not None and not wait.turn.done():
-            wait.turn.set_exception(Overloaded(RETRY_AFTER_S, TOO_MANY_BODIES))
+            wait.turn.set_exception(OverloadedError(RETRY_AFTER_S, TOO_MANY_BODIES))
             hold.release()
 
 
@@ -168,8 +171,8 @@ class BodyHold:
         """The largest body that the budget allows."""
         return self._budget.most_bytes
 
-    def add(self, count: int) -> bool:
-        """Count bytes that have arrived. Returns whether to go on at once, without `wait`."""
+    def add_bytes(self, count: int) -> bool:
+        """Count bytes that have arrived. Returns whether to go on at once, without `wait_for_room`."""
         self.size_bytes = size = self.size_bytes + count
         if size <= self.counted_bytes:
             return True
@@ -177,21 +180,21 @@ class BodyHold:
             self._budget.used_bytes += size - self.counted_bytes
             self.counted_bytes = size
             return True
-        self._budget.count(self, size)
+        self._budget.update_hold(self, size)
         return self._budget.has_room
 
-    def set_aside(self, rest_bytes: int) -> bool:
+    def try_reserve_rest(self, rest_bytes: int) -> bool:
         """Set room aside for so many bytes that are still to come. Returns whether there was room."""
         size = self.size_bytes + rest_bytes
-        return size <= self.counted_bytes or self._budget.set_aside(self, size)
+        return size <= self.counted_bytes or self._budget.try_reserve(self, size)
 
-    async def wait(self, rest_bytes: int) -> None:
+    async def wait_for_room(self, rest_bytes: int) -> None:
         """Wait for room for so many bytes that are still to come.
 
         Raises:
             Overloaded: There was none in time.
         """
-        await self._budget.wait(self, self.size_bytes + rest_bytes)
+        await self._budget.wait_for_room(self, self.size_bytes + rest_bytes)
 
     async def wait_for_rest(self, declared_bytes: int | None, limit_bytes: int) -> None:
         """Wait for room for what is still to come of a body, and set it aside while the body comes.
@@ -206,38 +209,38 @@ class BodyHold:
         size_bytes = self.size_bytes
         unknown_bytes = size_bytes + max(size_bytes, UNKNOWN_BYTES)
         whole_bytes = min(unknown_bytes if declared_bytes is None else declared_bytes, limit_bytes)
-        await self.wait(max(whole_bytes - size_bytes, 0))
-        self._watch(self.size_bytes)
+        await self.wait_for_room(max(whole_bytes - size_bytes, 0))
+        self._watch_progress(self.size_bytes)
 
-    def _watch(self, before_bytes: int) -> None:
+    def _watch_progress(self, before_bytes: int) -> None:
         """Give the room back that was set aside, unless the body goes on coming."""
         if self.counted_bytes <= self.size_bytes:
             return
 
-        def look() -> None:
+        def check_progress() -> None:
             if self.size_bytes - before_bytes < LEAST_PROGRESS_BYTES:
-                self.settle()
+                self.release_unused()
             else:
-                self._watch(self.size_bytes)
+                self._watch_progress(self.size_bytes)
 
-        asyncio.get_running_loop().call_later(ASIDE_S, look)
+        asyncio.get_running_loop().call_later(ASIDE_S, check_progress)
 
-    def settle(self) -> None:
+    def release_unused(self) -> None:
         """The body is whole: give back what was set aside for more."""
         if self.counted_bytes > self.size_bytes:
-            self._budget.count(self, self.size_bytes)
+            self._budget.update_hold(self, self.size_bytes)
 
     def release(self) -> None:
         """The request holds its body no more. Calling it twice does no harm."""
         if self.counted_bytes > SMALL_BYTES:
-            self._budget.count(self, 0)
+            self._budget.update_hold(self, 0)
         else:
             self._budget.used_bytes -= self.counted_bytes
             self.counted_bytes = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Wait:
+class _BodyWaiter:
     """A body that waits.
 
     Attributes:
@@ -251,6 +254,6 @@ class _Wait:
     timer: asyncio.TimerHandle
 
 
-def _large(size_bytes: int) -> int:
+def _count_bounded_bytes(size_bytes: int) -> int:
     """Bytes of a body that the budget bounds."""
     return size_bytes - SMALL_BYTES if size_bytes > SMALL_BYTES else 0

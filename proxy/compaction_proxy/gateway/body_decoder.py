@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 from starlette.types import Scope
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.gateway.body_budget import SMALL_BYTES, BodyHold
-from compaction_proxy.gateway.client_stream import too_large
+from compaction_proxy.gateway.client_stream import build_too_large_error
 from compaction_proxy.gateway.headers import Headers
 from compaction_proxy.wires.content_coding import decode_body, parse_codings
 
@@ -69,16 +69,16 @@ class BodyDecoder:
             return raw if codings is not None else None
         limit_bytes = min(limit_bytes, hold.most_bytes, hold.most_bytes + SMALL_BYTES - len(raw))
         try:
-            decoded = await self._decode_within(raw, codings, hold, limit_bytes)
-        except Unreadable:
+            decoded = await self._decode_with_limit(raw, codings, hold, limit_bytes)
+        except UnreadableBodyError:
             return None
         finally:
-            hold.settle()
+            hold.release_unused()
         if decoded is None:
-            raise too_large(limit_bytes)
+            raise build_too_large_error(limit_bytes)
         return decoded
 
-    async def _decode_within(
+    async def _decode_with_limit(
         self, raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
     ) -> bytes | None:
         """Decode, on the event loop or beside it, with no more room than it takes; see `decode_body`."""
@@ -87,19 +87,19 @@ class BodyDecoder:
             decoded = decode_body(raw, codings, min(limit_bytes, _SMALL_DECODED_BYTES))
         usual = min(limit_bytes, max(_USUAL_BYTES, _USUAL_RATIO * len(raw)))
         if decoded is None:
-            decoded = await self._decode_beside(raw, codings, hold, usual)
+            decoded = await self._decode_in_worker(raw, codings, hold, usual)
         if decoded is None and usual < limit_bytes:
-            decoded = await self._decode_beside(raw, codings, hold, limit_bytes)
-        if decoded is not None and not hold.add(len(decoded)):
-            await hold.wait(0)
+            decoded = await self._decode_in_worker(raw, codings, hold, limit_bytes)
+        if decoded is not None and not hold.add_bytes(len(decoded)):
+            await hold.wait_for_room(0)
         return decoded
 
-    async def _decode_beside(
+    async def _decode_in_worker(
         self, raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
     ) -> bytes | None:
         work = partial(decode_body, raw, codings, limit_bytes)
         while True:
             async with self._turns:  # whoever has it not sets no room aside, and has no decoder
-                if hold.set_aside(limit_bytes):
+                if hold.try_reserve_rest(limit_bytes):
                     return await asyncio.get_running_loop().run_in_executor(_POOL, work)
-            await hold.wait(limit_bytes)
+            await hold.wait_for_room(limit_bytes)

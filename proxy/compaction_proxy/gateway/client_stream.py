@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from compaction_proxy.core.errors import Overloaded, RequestRefused
+from compaction_proxy.core.errors import OverloadedError, RequestRefusedError
 from compaction_proxy.gateway.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S, BodyHold
 
 # What our server (`server/connection.py`) offers in a scope's extensions; the layers share no module for it.
@@ -22,9 +22,9 @@ NOTICE = "notice"
 Notice = Callable[[Callable[[], None] | None], None]
 
 
-def too_large(limit: int) -> RequestRefused:
+def build_too_large_error(limit: int) -> RequestRefusedError:
     """Returns the refusal of a body, decoded or not, that is larger than so many bytes."""
-    return RequestRefused(413, f"The request body is larger than {limit} bytes.", "request_too_large")
+    return RequestRefusedError(413, f"The request body is larger than {limit} bytes.", "request_too_large")
 
 
 async def stream_body(receive: Receive, ended: asyncio.Event) -> AsyncIterator[bytes]:
@@ -71,14 +71,14 @@ async def read_body(
     """
     limit = min(limit, hold.most_bytes)
     if declared is not None and declared > limit:
-        raise too_large(limit)
+        raise build_too_large_error(limit)
     try:
-        return await _read_whole(scope, receive, limit, hold, declared)
+        return await _read_whole_body(scope, receive, limit, hold, declared)
     except MemoryError:
-        raise Overloaded(RETRY_AFTER_S, OUT_OF_MEMORY) from None
+        raise OverloadedError(RETRY_AFTER_S, OUT_OF_MEMORY) from None
 
 
-async def _read_whole(
+async def _read_whole_body(
     scope: Scope, receive: Receive, limit: int, hold: BodyHold, declared: int | None
 ) -> bytes:
     whole: BytesIO | None = None  # gives its content without a copy
@@ -88,28 +88,30 @@ async def _read_whole(
             raise ClientDisconnect
         chunk: bytes = message.get("body", b"")
         more = message.get("more_body", False)
-        goes_on = hold.add(len(chunk))
+        goes_on = hold.add_bytes(len(chunk))
         if hold.size_bytes > limit:
-            raise too_large(limit)
+            raise build_too_large_error(limit)
         if not goes_on:
-            async with _while_noticed(scope):
+            async with _while_connected_by_notice(scope):
                 await hold.wait_for_rest(declared if more else hold.size_bytes, limit)
         if whole is None and not more:
             return chunk  # mostly
         whole = whole or BytesIO()
         whole.write(chunk)
         if not more:
-            hold.settle()
+            hold.release_unused()
             return whole.getvalue()
 
 
-def _while_noticed(scope: Scope) -> AbstractAsyncContextManager[None]:
+def _while_connected_by_notice(scope: Scope) -> AbstractAsyncContextManager[None]:
     """`while_connected` where a departure is noticed without reading: no byte of a body is lost."""
     told = scope.get("extensions", {}).get(DEPARTURE)
-    return nullcontext() if told is None else _Noticed(told[NOTICE])
+    return nullcontext() if told is None else _DisconnectGuard(told[NOTICE])
 
 
-async def _watch(receive: Receive, after: asyncio.Event | None, presence: asyncio.Timeout) -> None:
+async def _watch_for_disconnect(
+    receive: Receive, after: asyncio.Event | None, presence: asyncio.Timeout
+) -> None:
     if after is not None:
         await after.wait()
     while (await receive())["type"] != "http.disconnect":
@@ -118,12 +120,12 @@ async def _watch(receive: Receive, after: asyncio.Event | None, presence: asynci
 
 
 @asynccontextmanager
-async def _watching(receive: Receive, after: asyncio.Event | None) -> AsyncIterator[None]:
+async def _while_connected_by_receive(receive: Receive, after: asyncio.Event | None) -> AsyncIterator[None]:
     """`while_connected` under a server that tells of a departure only those who receive. Costs one task."""
     presence = asyncio.timeout(None)
     try:
         async with presence:
-            watcher = asyncio.create_task(_watch(receive, after, presence))
+            watcher = asyncio.create_task(_watch_for_disconnect(receive, after, presence))
             try:
                 yield
             finally:
@@ -134,7 +136,7 @@ async def _watching(receive: Receive, after: asyncio.Event | None) -> AsyncItera
         raise
 
 
-class _Noticed:
+class _DisconnectGuard:
     """`while_connected` under a server that calls when the client leaves."""
 
     __slots__ = ("_before", "_gone", "_notice", "_task")
@@ -149,9 +151,9 @@ class _Noticed:
         task = self._task = asyncio.current_task()
         if task is not None:  # never in a coroutine
             self._before = task.cancelling()
-        self._notice(self._leave)
+        self._notice(self._cancel_task)
 
-    def _leave(self) -> None:
+    def _cancel_task(self) -> None:
         if self._task is not None and not self._gone:
             self._gone = True
             self._task.cancel()
@@ -184,4 +186,4 @@ def while_connected(
         ClientDisconnect: The client left and the block was cancelled.
     """
     told = scope.get("extensions", {}).get(DEPARTURE)
-    return _watching(receive, after) if told is None else _Noticed(told[NOTICE])
+    return _while_connected_by_receive(receive, after) if told is None else _DisconnectGuard(told[NOTICE])

@@ -14,39 +14,39 @@ from typing import Any, Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from compaction_proxy.compaction.request_limits import policy_for
-from compaction_proxy.compaction.stateless import Aside, Shortened, shortened
-from compaction_proxy.compaction.types import Ask, Mode, Status
-from compaction_proxy.config.config import Config, ModelSettings, for_model
-from compaction_proxy.core.errors import ProxyError, RequestRefused, Unreadable
+from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.stateless import ShortenResult, StatelessCompaction, shorten_messages
+from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitRequest
+from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
+from compaction_proxy.core.errors import ProxyError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.body_decoder import UNDECODABLE
 from compaction_proxy.gateway.client_stream import read_body, while_connected
-from compaction_proxy.gateway.compaction_items import CompactionItems
-from compaction_proxy.gateway.concurrency_limit import Admission
-from compaction_proxy.gateway.headers import first_values, length_of
-from compaction_proxy.gateway.identity import Whose, origin
-from compaction_proxy.gateway.summary_routes import summary_routes
+from compaction_proxy.gateway.compaction_items import CompactionItemCodec
+from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
+from compaction_proxy.gateway.headers import build_header_map, parse_content_length
+from compaction_proxy.gateway.identity import IdentityResolver, format_origin
+from compaction_proxy.gateway.summary_routes import build_summary_routes
 from compaction_proxy.gateway.upstream import (
     PEEK_BYTES,
-    Answer,
     Upstream,
+    UpstreamResponse,
     build_request,
-    open_answer,
-    relay_back,
+    relay_response,
+    send_request,
 )
-from compaction_proxy.support.offload import beside
-from compaction_proxy.wires.body import Body, read, small
+from compaction_proxy.support.offload import run_in_worker
+from compaction_proxy.wires.body import RequestBody, decode_small, parse_body
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.decompress import IDENTITY, Inflater
-from compaction_proxy.wires.json.slices import members
+from compaction_proxy.wires.json.slices import find_members
 from compaction_proxy.wires.project_instructions import find_client
 from compaction_proxy.wires.responses.compaction_item import read_items
 from compaction_proxy.wires.responses.wire import RESPONSES
 
 # Where a provider is asked for summaries: the client has named no path of its own.
-_ASKED = {"raw_path": b"/v1/chat/completions", "query_string": b""}
+_CHAT_TARGET = {"raw_path": b"/v1/chat/completions", "query_string": b""}
 # A round is aimed at the size that is wanted; T is so many times that, as `anchored` shrinks to 40 % of T.
 TRIGGERS_PER_TARGET = 2.5
 # What is asked for as a size has at most so many tokens.
@@ -56,7 +56,7 @@ MAX_VALUE_BYTES = 64
 _OWN = ("strategy", "trigger_tokens", "target_tokens")
 
 
-class Wanted(NamedTuple):
+class CompactRequest(NamedTuple):
     """What a call asks for.
 
     Attributes:
@@ -66,20 +66,20 @@ class Wanted(NamedTuple):
         target_tokens: What the list must come under.
     """
 
-    body: Body
+    body: RequestBody
     strategy: str | None
     trigger_tokens: int | None
     target_tokens: int | None
 
 
-class Compact:
+class CompactEndpoint:
     """An ASGI endpoint that compacts a list of messages, and keeps nothing.
 
     Args:
         config: The configuration.
         upstream: Where summaries are asked for.
         origin: Of the upstream, as identities name it.
-        aside: Compacts.
+        stateless: Compacts.
         secret: Gives the key of the digests that tell tenants apart.
         admission: Places for requests under way, those of chats included.
         clock: Monotonic seconds.
@@ -91,18 +91,18 @@ class Compact:
         upstream: Upstream,
         origin: str,
         *,
-        aside: Aside,
+        stateless: StatelessCompaction,
         secret: Callable[[], bytes],
-        admission: Admission,
+        admission: ConcurrencyLimiter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._upstream = upstream
         self._origin = origin
-        self._aside = aside
+        self._stateless = stateless
         self._admission = admission
         self._clock = clock
-        self._whose = Whose(config, origin, secret)
+        self._identity_resolver = IdentityResolver(config, origin, secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -113,108 +113,114 @@ class Compact:
             ClientDisconnect: The client left; a summary that was asked for is hung up on.
         """
         if scope["method"] != "POST":
-            raise RequestRefused(405, "Only POST is answered here.", "method_not_allowed")
-        if not self._admission.entered():
-            await self._admission.wait()
-        hold = self._admission.bodies.open()
+            raise RequestRefusedError(405, "Only POST is answered here.", "method_not_allowed")
+        if not self._admission.try_acquire():
+            await self._admission.wait_for_slot()
+        hold = self._admission.bodies.open_hold()
         try:
-            raw = await self._read(scope, receive, hold)
+            raw = await self._read_body(scope, receive, hold)
             async with while_connected(scope, receive):
-                raw = await self._decode(raw, scope, hold)
-                answer = await self._compacted(raw, scope)
-            await _answered(send, answer)
+                raw = await self._decode_body(raw, scope, hold)
+                answer = await self._compact_messages(raw, scope)
+            await _send_json(send, answer)
         finally:
             hold.release()
-            self._admission.leave()
+            self._admission.release_slot()
 
-    async def _read(self, scope: Scope, receive: Receive, hold: BodyHold) -> bytes:
-        declared = length_of(first_values(scope["headers"]).get(b"content-length"))
+    async def _read_body(self, scope: Scope, receive: Receive, hold: BodyHold) -> bytes:
+        declared = parse_content_length(build_header_map(scope["headers"]).get(b"content-length"))
         return await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
 
-    async def _decode(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
+    async def _decode_body(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
         limit = self._config.server.max_body_bytes
         decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, limit)
         if decoded is None:
-            raise RequestRefused(415, UNDECODABLE, "encoded")
+            raise RequestRefusedError(415, UNDECODABLE, "encoded")
         return decoded
 
-    async def _compacted(self, raw: bytes, scope: Scope) -> bytes:
+    async def _compact_messages(self, raw: bytes, scope: Scope) -> bytes:
         """The answer's body."""
         started = self._clock()
-        wants = await beside(partial(wanted, raw))
-        ask = self._ask(wants, scope)
+        request = await run_in_worker(partial(parse_compact_request, raw))
+        ask = self._build_fit_request(request, scope)
         try:
-            made = await shortened(self._aside, ask, wants.target_tokens)
-        except Unreadable as unreadable:
-            raise _unusable(unreadable.reason) from unreadable
-        report = _report(made, wants, self._clock() - started)
-        return await beside(partial(_body, made.fit.raw, report))
+            made = await shorten_messages(self._stateless, ask, request.target_tokens)
+        except UnreadableBodyError as unreadable:
+            raise _build_unusable_error(unreadable.reason) from unreadable
+        report = _build_report(made, request, self._clock() - started)
+        return await run_in_worker(partial(_encode_answer, made.fit.raw, report))
 
-    def _ask(self, wants: Wanted, scope: Scope) -> Ask:
+    def _build_fit_request(self, request: CompactRequest, scope: Scope) -> FitRequest:
         headers = scope["headers"]
-        who = self._whose.of(headers, first_values(headers))
-        model = wants.body.model
-        settings = patient(for_model(self._config, model), wants.target_tokens)
-        policy = policy_for(settings, wants.strategy)
-        asked: Scope = {**scope, **_ASKED}
-        return Ask(
-            body=wants.body,
+        identity = self._identity_resolver.identify_client(headers, build_header_map(headers))
+        model = request.body.model
+        settings = build_waiting_settings(get_model_settings(self._config, model), request.target_tokens)
+        policy = resolve_policy(settings, request.strategy)
+        asked: Scope = {**scope, **_CHAT_TARGET}
+        return FitRequest(
+            body=request.body,
             model=model,
-            tenant=who.tenant,
+            tenant=identity.tenant,
             conversation=None,
             origin=self._origin,
             settings=settings,
-            mode=Mode.FORCE,
-            trigger_tokens=_trigger(wants),
-            whom=partial(summary_routes, self._config, settings, policy, self._upstream, asked, model),
+            mode=CompactionMode.FORCE,
+            trigger_tokens=_compute_trigger(request),
+            resolve_summary_routes=partial(
+                build_summary_routes, self._config, settings, policy, self._upstream, asked, model
+            ),
             patience_s=None,
-            strategy=wants.strategy,
-            client=find_client(first_values(headers)),
+            strategy=request.strategy,
+            client=find_client(build_header_map(headers)),
         )
 
 
-def wanted(raw: bytes) -> Wanted:
+def parse_compact_request(raw: bytes) -> CompactRequest:
     """What a body asks for.
 
     Raises:
         RequestRefused: 400, it is no list of messages, names no model, or asks for what there is not.
     """
     try:
-        body = read(raw, CHAT)
-    except Unreadable as unreadable:
-        raise _unusable(unreadable.reason) from unreadable
+        body = parse_body(raw, CHAT)
+    except UnreadableBodyError as unreadable:
+        raise _build_unusable_error(unreadable.reason) from unreadable
     if not body.model:
-        raise RequestRefused(400, "`model` must be the name of a model.", "model_required")
-    found = members(raw)
-    told = {name: _told(raw[found[name].start : found[name].stop]) for name in _OWN if name in found}
+        raise RequestRefusedError(400, "`model` must be the name of a model.", "model_required")
+    found = find_members(raw)
+    told = {name: _parse_value(raw[found[name].start : found[name].stop]) for name in _OWN if name in found}
     strategy = told.get("strategy")
     if strategy is not None and not (isinstance(strategy, str) and strategy in STRATEGIES):
         names = ", ".join(sorted(STRATEGIES))
-        raise RequestRefused(400, f"`strategy` must be one of {names}.", "unknown_strategy")
-    return Wanted(body, strategy, _tokens(told, "trigger_tokens"), _tokens(told, "target_tokens"))
+        raise RequestRefusedError(400, f"`strategy` must be one of {names}.", "unknown_strategy")
+    return CompactRequest(
+        body, strategy, _parse_tokens(told, "trigger_tokens"), _parse_tokens(told, "target_tokens")
+    )
 
 
-def _unusable(reason: str) -> RequestRefused:
+def _build_unusable_error(reason: str) -> RequestRefusedError:
     code = reason.replace("-", "_")
-    return RequestRefused(400, f"The body holds no messages that could be compacted: {reason}.", code)
+    return RequestRefusedError(400, f"The body holds no messages that could be compacted: {reason}.", code)
 
 
-def _told(raw: bytes) -> Any:  # noqa: ANN401 - a JSON value
+def _parse_value(raw: bytes) -> Any:  # noqa: ANN401 - a JSON value
     """The value of a member of ours; what is longer than any that makes sense stays as it is."""
     return json.loads(raw) if len(raw) <= MAX_VALUE_BYTES else raw
 
 
-def _tokens(told: Mapping[str, Any], name: str) -> int | None:
-    value = told.get(name)
+def _parse_tokens(fields: Mapping[str, Any], name: str) -> int | None:
+    value = fields.get(name)
     if value is None:
         return None
     if type(value) is not int or not 0 < value <= MAX_TOKENS:
-        raise RequestRefused(400, f"`{name}` must be a whole number of tokens above 0.", "invalid_tokens")
+        raise RequestRefusedError(
+            400, f"`{name}` must be a whole number of tokens above 0.", "invalid_tokens"
+        )
     return value
 
 
 @lru_cache(maxsize=256)
-def patient(settings: ModelSettings, target: int | None) -> ModelSettings:
+def build_waiting_settings(settings: ModelSettings, target: int | None) -> ModelSettings:
     """The settings of a call that waits for its summary, however long a request would; and its target."""
     changed: dict[str, Any] = {"max_block_s": settings.summary.timeout_s}
     if target is not None:
@@ -222,39 +228,39 @@ def patient(settings: ModelSettings, target: int | None) -> ModelSettings:
     return replace(settings, compaction=settings.compaction.model_copy(update=changed))
 
 
-def _trigger(wants: Wanted) -> int | None:
+def _compute_trigger(request: CompactRequest) -> int | None:
     """T, where the call says something of it: the lower of what it names and what its target implies."""
-    implied = int(wants.target_tokens * TRIGGERS_PER_TARGET) if wants.target_tokens else None
-    return min(filter(None, (wants.trigger_tokens, implied)), default=None)
+    implied = int(request.target_tokens * TRIGGERS_PER_TARGET) if request.target_tokens else None
+    return min(filter(None, (request.trigger_tokens, implied)), default=None)
 
 
-def _report(made: Shortened, wants: Wanted, seconds: float) -> dict[str, Any]:
-    first, last = made.first.report, made.fit.report
-    after, target = last.tokens_after or 0, wants.target_tokens
-    status = Status.APPLIED if made.fit.raw is not wants.body.raw else first.status
-    if last.status is Status.OVER_LIMIT or (target is not None and after > target):
-        status = Status.OVER_LIMIT
+def _build_report(result: ShortenResult, request: CompactRequest, seconds: float) -> dict[str, Any]:
+    first, last = result.first.report, result.fit.report
+    after, target = last.tokens_after or 0, request.target_tokens
+    status = CompactionStatus.APPLIED if result.fit.raw is not request.body.raw else first.status
+    if last.status is CompactionStatus.OVER_LIMIT or (target is not None and after > target):
+        status = CompactionStatus.OVER_LIMIT
     return {
         "status": status,
-        "strategy": first.strategy or last.strategy or wants.strategy,
+        "strategy": first.strategy or last.strategy or request.strategy,
         "tokens_before": first.tokens_before,
         "tokens_after": last.tokens_after,
         "messages_before": first.messages_before,
         "messages_after": last.messages_after,
         "reason": first.reason,
-        "summary_model": made.model,
+        "summary_model": result.model,
         "seconds": round(seconds, 3),
     }
 
 
-def _body(raw: bytes, report: Mapping[str, Any]) -> bytes:
+def _encode_answer(raw: bytes, report: Mapping[str, Any]) -> bytes:
     """The answer: the messages as they are written in a request, byte for byte."""
-    place = members(raw)["messages"]
+    place = find_members(raw)["messages"]
     parts = b'{"object":"compaction","messages":', raw[place.start : place.stop], b',"report":'
     return b"".join((*parts, json.dumps(report).encode(), b"}"))
 
 
-async def _answered(send: Send, body: bytes) -> None:
+async def _send_json(send: Send, body: bytes) -> None:
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
@@ -278,18 +284,20 @@ class InputCompactor:
     Args:
         config: The configuration.
         upstream: Where requests of this wire go, and where summaries are asked for.
-        aside: Compacts.
+        stateless: Compacts.
         secret: Gives the key of the digests that tell tenants apart.
     """
 
-    def __init__(self, config: Config, upstream: Upstream, aside: Aside, secret: Callable[[], bytes]) -> None:
+    def __init__(
+        self, config: Config, upstream: Upstream, stateless: StatelessCompaction, secret: Callable[[], bytes]
+    ) -> None:
         self._config = config
         self._upstream = upstream
-        self._origin = origin(upstream.base_url)
-        self._aside = aside
-        self._whose = Whose(config, self._origin, secret)
+        self._origin = format_origin(upstream.base_url)
+        self._stateless = stateless
+        self._identity_resolver = IdentityResolver(config, self._origin, secret)
 
-    async def compact(self, body: Body, scope: Scope) -> Shortened:
+    async def compact_input(self, body: RequestBody, scope: Scope) -> ShortenResult:
         """Returns what the configured strategy makes of a body's input, as if it had been asked for by force.
 
         Args:
@@ -300,31 +308,31 @@ class InputCompactor:
             Unreadable: An item is none.
             Crashed: A fault of ours, which the log tells of.
         """
-        return await shortened(self._aside, self._build_ask(body, scope), None)
+        return await shorten_messages(self._stateless, self._build_fit_request(body, scope), None)
 
-    def _build_ask(self, body: Body, scope: Scope) -> Ask:
+    def _build_fit_request(self, body: RequestBody, scope: Scope) -> FitRequest:
         headers = scope["headers"]
-        who = self._whose.of(headers, first_values(headers))
-        settings = patient(for_model(self._config, body.model), None)
-        policy = policy_for(settings, None)
+        identity = self._identity_resolver.identify_client(headers, build_header_map(headers))
+        settings = build_waiting_settings(get_model_settings(self._config, body.model), None)
+        policy = resolve_policy(settings, None)
         asked: Scope = {**scope, "raw_path": scope["raw_path"].removesuffix(b"/compact")}
-        asking = partial(summary_routes, self._config, settings, policy, self._upstream, asked)
-        return Ask(
+        asking = partial(build_summary_routes, self._config, settings, policy, self._upstream, asked)
+        return FitRequest(
             body=body,
             model=body.model,
-            tenant=who.tenant,
+            tenant=identity.tenant,
             conversation=None,
             origin=self._origin,
             settings=settings,
-            mode=Mode.FORCE,
+            mode=CompactionMode.FORCE,
             trigger_tokens=None,
-            whom=partial(asking, body.model, RESPONSES),
+            resolve_summary_routes=partial(asking, body.model, RESPONSES),
             patience_s=None,
-            client=find_client(first_values(headers)),
+            client=find_client(build_header_map(headers)),
         )
 
 
-class ResponsesCompact:
+class ResponsesCompactEndpoint:
     """An ASGI endpoint that compacts the input of a request on the Responses wire, and keeps nothing.
 
     Args:
@@ -342,8 +350,8 @@ class ResponsesCompact:
         upstream: Upstream,
         *,
         compactor: InputCompactor,
-        items: CompactionItems,
-        admission: Admission,
+        items: CompactionItemCodec,
+        admission: ConcurrencyLimiter,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
@@ -362,43 +370,45 @@ class ResponsesCompact:
             UpstreamError: There was no answer.
             ClientDisconnect: The client left; whoever was asked has been hung up on.
         """
-        if not self._admission.entered():
-            await self._admission.wait()
-        hold = self._admission.bodies.open()
+        if not self._admission.try_acquire():
+            await self._admission.wait_for_slot()
+        hold = self._admission.bodies.open_hold()
         try:
-            declared = length_of(first_values(scope["headers"]).get(b"content-length"))
+            declared = parse_content_length(build_header_map(scope["headers"]).get(b"content-length"))
             raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
-            raw = await self._items.expand(raw, scope, restored=True)
+            raw = await self._items.expand_body(raw, scope, for_compaction=True)
             async with while_connected(scope, receive):
                 if self._config.upstream.responses_compact == "answer":
-                    await _answered(send, await self._compacted(raw, scope, hold))
+                    await _send_json(send, await self._compact_body(raw, scope, hold))
                 else:
-                    await self._relayed(raw, scope, send, hold)
+                    await self._relay_or_compact(raw, scope, send, hold)
         finally:
             hold.release()
-            self._admission.leave()
+            self._admission.release_slot()
 
-    async def _relayed(self, raw: bytes, scope: Scope, send: Send, hold: BodyHold) -> None:
+    async def _relay_or_compact(self, raw: bytes, scope: Scope, send: Send, hold: BodyHold) -> None:
         """The upstream's answer; ours where it has none, and the request is one that we can answer."""
-        answer = await open_answer(self._upstream, build_request(self._upstream, scope, raw))
+        answer = await send_request(self._upstream, build_request(self._upstream, scope, raw))
         try:
-            body = await self._instead(answer, raw, scope, hold)
+            body = await self._compact_if_unsupported(answer, raw, scope, hold)
             if body is None:
-                await relay_back(answer, send)
+                await relay_response(answer, send)
                 return
         finally:
             await answer.aclose()
-        await _answered(send, body)
+        await _send_json(send, body)
 
-    async def _instead(self, answer: Answer, raw: bytes, scope: Scope, hold: BodyHold) -> bytes | None:
-        if not await _is_absent(answer):
+    async def _compact_if_unsupported(
+        self, answer: UpstreamResponse, raw: bytes, scope: Scope, hold: BodyHold
+    ) -> bytes | None:
+        if not await _is_endpoint_missing(answer):
             return None
         try:
-            return await self._compacted(raw, scope, hold)
+            return await self._compact_body(raw, scope, hold)
         except ProxyError:
             return None
 
-    async def _compacted(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
+    async def _compact_body(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
         """The answer's body.
 
         Raises:
@@ -408,30 +418,30 @@ class ResponsesCompact:
         limit = self._config.server.max_body_bytes
         decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, limit)
         if decoded is None:
-            raise RequestRefused(415, UNDECODABLE, "encoded")
+            raise RequestRefusedError(415, UNDECODABLE, "encoded")
         try:
             if decoded is not raw:
-                decoded = await self._items.expand(decoded, scope, restored=True)
-            body = await beside(partial(read, decoded, RESPONSES))
-            came = await self._compactor.compact(body, scope)
-        except Unreadable as unreadable:
+                decoded = await self._items.expand_body(decoded, scope, for_compaction=True)
+            body = await run_in_worker(partial(parse_body, decoded, RESPONSES))
+            came = await self._compactor.compact_input(body, scope)
+        except UnreadableBodyError as unreadable:
             code = unreadable.reason.replace("-", "_")
             message = f"The body holds no input that could be compacted: {unreadable.reason}."
-            raise RequestRefused(400, message, code) from unreadable
-        return await beside(partial(_written, came, int(self._clock())))
+            raise RequestRefusedError(400, message, code) from unreadable
+        return await run_in_worker(partial(_encode_compaction, came, int(self._clock())))
 
 
-async def _is_absent(answer: Answer) -> bool:
+async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
     """Whether the upstream has no such path."""
     if answer.response.status not in _ABSENT:
         return False
-    told = small(read_plain(await answer.peek(PEEK_BYTES), answer.field(b"content-encoding")))
+    told = decode_small(decompress_body(await answer.peek(PEEK_BYTES), answer.get_field(b"content-encoding")))
     error = told.get("error") if isinstance(told, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     return not (isinstance(code, str) and code.endswith(_NAMED_IS_ABSENT))
 
 
-def read_plain(body: bytes, encoding: str, limit_bytes: int = PEEK_BYTES) -> bytes:
+def decompress_body(body: bytes, encoding: str, limit_bytes: int = PEEK_BYTES) -> bytes:
     """Returns a body as it was before it was packed.
 
     Args:
@@ -442,20 +452,20 @@ def read_plain(body: bytes, encoding: str, limit_bytes: int = PEEK_BYTES) -> byt
     return body if encoding.strip().lower() in IDENTITY else Inflater(encoding, limit_bytes).feed(body)
 
 
-def _written(came: Shortened, created_at: int) -> bytes:
+def _encode_compaction(result: ShortenResult, created_at: int) -> bytes:
     """The answer. Sizes are estimates of the input before and after."""
     head = {"id": f"resp_{token_hex(_ID_BYTES)}", "object": "response.compaction", "created_at": created_at}
-    output = b",".join(map(_in_full, read_items(came.fit.raw)))
+    output = b",".join(map(_expand_item, read_items(result.fit.raw)))
     return b'%b,"output":[%b],"usage":%b}' % (
         json.dumps(head)[:-1].encode(),
         output,
-        json.dumps(tell_usage(came)).encode(),
+        json.dumps(build_compaction_usage(result)).encode(),
     )
 
 
-def tell_usage(came: Shortened) -> dict[str, Any]:
+def build_compaction_usage(result: ShortenResult) -> dict[str, Any]:
     """Returns the `usage` of a compaction: estimated tokens of the input before it and after."""
-    before, after = came.first.report.tokens_before or 0, came.fit.report.tokens_after or 0
+    before, after = result.first.report.tokens_before or 0, result.fit.report.tokens_after or 0
     return {
         "input_tokens": before,
         "input_tokens_details": {"cached_tokens": 0},
@@ -465,7 +475,7 @@ def tell_usage(came: Shortened) -> dict[str, Any]:
     }
 
 
-def _in_full(raw: bytes) -> bytes:
+def _expand_item(raw: bytes) -> bytes:
     """An item as answers hold them: a message in short, which only requests may hold, is written out."""
     item: dict[str, Any] = json.loads(raw)
     if item.get("type", "message") != "message":

@@ -29,17 +29,17 @@ def encrypt_item(secret: bytes, tenant: str, plain: bytes) -> bytes:
     return _name_key(key) + nonce + AESGCM(key).encrypt(nonce, plain, tenant.encode())
 
 
-def decrypt_item(secret: bytes, tenant: str, sealed: bytes) -> bytes | None:
+def decrypt_item(secret: bytes, tenant: str, ciphertext: bytes) -> bytes | None:
     """Returns the plain bytes, or None if they do not open.
 
     They do not where another secret has sealed them, for another tenant, or where they were altered.
     """
     key = _derive_key(secret)
-    if sealed[:_NAME_BYTES] != _name_key(key):
+    if ciphertext[:_NAME_BYTES] != _name_key(key):
         return None
-    nonce, ciphertext = sealed[_NAME_BYTES : _NAME_BYTES + _NONCE_BYTES], sealed[_NAME_BYTES + _NONCE_BYTES :]
+    nonce_end = _NAME_BYTES + _NONCE_BYTES
     try:
-        return AESGCM(key).decrypt(nonce, ciphertext, tenant.encode())
+        return AESGCM(key).decrypt(ciphertext[_NAME_BYTES:nonce_end], ciphertext[nonce_end:], tenant.encode())
     except (InvalidTag, ValueError):
         return None
 

@@ -15,20 +15,20 @@ from typing import Any, Final, NamedTuple
 import httpx
 from starlette.types import Scope, Send
 
-from compaction_proxy.compaction.stateless import Shortened
-from compaction_proxy.compaction.types import Status
+from compaction_proxy.compaction.stateless import ShortenResult
+from compaction_proxy.compaction.types import CompactionStatus
 from compaction_proxy.config.config import Config
-from compaction_proxy.core.errors import ProxyError, Unreadable
-from compaction_proxy.gateway.compact_api import InputCompactor, read_plain, tell_usage
-from compaction_proxy.gateway.compaction_items import CompactionItems
-from compaction_proxy.gateway.control_headers import report_headers
+from compaction_proxy.core.errors import ProxyError, UnreadableBodyError
+from compaction_proxy.gateway.compact_api import InputCompactor, build_compaction_usage, decompress_body
+from compaction_proxy.gateway.compaction_items import CompactionItemCodec
+from compaction_proxy.gateway.control_headers import build_report_headers
 from compaction_proxy.gateway.headers import EVENT_STREAM
-from compaction_proxy.gateway.identity import Who, origin
-from compaction_proxy.gateway.overflow_probe import too_long
-from compaction_proxy.gateway.upstream import PEEK_BYTES, Answer, Upstream
-from compaction_proxy.providers.model_limits import Learning
-from compaction_proxy.support.offload import beside
-from compaction_proxy.wires.body import Body, read, small
+from compaction_proxy.gateway.identity import Identity, format_origin
+from compaction_proxy.gateway.overflow_probe import detect_overflow
+from compaction_proxy.gateway.upstream import PEEK_BYTES, Upstream, UpstreamResponse
+from compaction_proxy.providers.model_limits import ModelLimits
+from compaction_proxy.support.offload import run_in_worker
+from compaction_proxy.wires.body import RequestBody, decode_small, parse_body
 from compaction_proxy.wires.decompress import IDENTITY, Inflater
 from compaction_proxy.wires.incremental_reader import LITTLE_BYTES
 from compaction_proxy.wires.responses.compaction_item import (
@@ -42,7 +42,7 @@ from compaction_proxy.wires.responses.compaction_item import (
 )
 from compaction_proxy.wires.responses.items import COMPACTED, TRIGGER
 from compaction_proxy.wires.responses.wire import RESPONSES
-from compaction_proxy.wires.sse import Events, data_of
+from compaction_proxy.wires.sse import EventSplitter, read_data
 
 # The most of an answer that is held back until it shows whether it holds a compaction item.
 HOLD_BYTES: Final = 16 * 1024 * 1024
@@ -61,13 +61,13 @@ class TriggerRequest(NamedTuple):
     Attributes:
         body: The request without the trigger.
         streamed: Whether the answer is to be a stream of events.
-        who: Whose it is.
+        identity: Whose it is.
         scope: Its head (ASGI).
     """
 
-    body: Body
+    body: RequestBody
     streamed: bool
-    who: Who
+    identity: Identity
     scope: Scope
 
 
@@ -79,7 +79,7 @@ class TriggerResponder:
         upstream: Where requests of this wire go.
         compactor: Compacts the input.
         items: Seals what the answer holds.
-        learning: Remembers that the upstream does not answer triggers.
+        model_limits: Remembers that the upstream does not answer triggers.
         clock: Seconds since the epoch.
 
     Attributes:
@@ -92,23 +92,23 @@ class TriggerResponder:
         upstream: Upstream,
         *,
         compactor: InputCompactor,
-        items: CompactionItems,
-        learning: Learning,
+        items: CompactionItemCodec,
+        model_limits: ModelLimits,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._mode = config.upstream.responses_compact
-        self._origin = origin(upstream.base_url)
+        self._origin = format_origin(upstream.base_url)
         self._compactor = compactor
         self.items = items
-        self._learning = learning
+        self._model_limits = model_limits
         self._clock = clock
 
-    async def read_request(self, raw: bytes, who: Who, scope: Scope) -> TriggerRequest | None:
+    async def read_request(self, raw: bytes, identity: Identity, scope: Scope) -> TriggerRequest | None:
         """Returns the request if its body ends in a trigger and the proxy may answer it, else None.
 
         Args:
             raw: The body as the client sent it, with its compaction items.
-            who: Whose it is.
+            identity: Whose it is.
             scope: Its head (ASGI).
 
         Raises:
@@ -116,16 +116,18 @@ class TriggerResponder:
         """
         if self._mode == "relay" or not has_trigger(raw):
             return None
-        raw = await self.items.expand(raw, scope, restored=True)
-        work = partial(_read, raw)
-        found = work() if len(raw) <= LITTLE_BYTES else await beside(work)
-        return None if found is None else TriggerRequest(*found, who, scope)
+        raw = await self.items.expand_body(raw, scope, for_compaction=True)
+        work = partial(_parse_trigger_request, raw)
+        found = work() if len(raw) <= LITTLE_BYTES else await run_in_worker(work)
+        return None if found is None else TriggerRequest(*found, identity, scope)
 
-    async def is_ours(self, request: TriggerRequest) -> bool:
+    async def is_answered_locally(self, request: TriggerRequest) -> bool:
         """Returns whether the proxy answers a trigger without asking the upstream."""
-        return self._mode == "answer" or await self._learning.lacks_compaction(*self._place(request))
+        return self._mode == "answer" or await self._model_limits.lacks_compaction(
+            *self._build_model_key(request)
+        )
 
-    async def lacks_item(self, request: TriggerRequest, answer: Answer) -> bool:
+    async def should_replace_answer(self, request: TriggerRequest, answer: UpstreamResponse) -> bool:
         """Returns whether the proxy has to answer in place of the upstream, and learns that it has to.
 
         An answer is held back until it shows a compaction item, or ends. A refusal of the length says nothing
@@ -133,74 +135,78 @@ class TriggerResponder:
         """
         status = answer.response.status
         if status >= httpx.codes.BAD_REQUEST:
-            if await too_long(answer, RESPONSES) is not None:
+            if await detect_overflow(answer, RESPONSES) is not None:
                 return True
-            seen = read_plain(await answer.peek(PEEK_BYTES), answer.field(b"content-encoding"))
+            seen = decompress_body(await answer.peek(PEEK_BYTES), answer.get_field(b"content-encoding"))
             lacks = (status in _REFUSED and TRIGGER.encode() in seen) or _UNKNOWN_ITEM in seen
-        elif answer.field(b"content-type").lower().startswith(EVENT_STREAM.decode()):
+        elif answer.get_field(b"content-type").lower().startswith(EVENT_STREAM.decode()):
             lacks = await _ends_without_item(answer)
         else:
-            seen = read_plain(await answer.peek(HOLD_BYTES), answer.field(b"content-encoding"), HOLD_BYTES)
-            told = small(seen)
+            seen = decompress_body(
+                await answer.peek(HOLD_BYTES), answer.get_field(b"content-encoding"), HOLD_BYTES
+            )
+            told = decode_small(seen)
             output = told.get("output") if isinstance(told, dict) else None
-            lacks = isinstance(output, list) and not _has_item(output)
+            lacks = isinstance(output, list) and not _has_compaction_item(output)
         if lacks:
-            await self._learning.learn_lacks_compaction(*self._place(request))
+            await self._model_limits.learn_lacks_compaction(*self._build_model_key(request))
         return lacks
 
-    async def respond(self, request: TriggerRequest, send: Send) -> bool:
+    async def send_compaction_item(self, request: TriggerRequest, send: Send) -> bool:
         """Answer a trigger with a compaction item. Returns False, and sends nothing, where that fails."""
         try:
-            came = await self._compactor.compact(request.body, request.scope)
+            came = await self._compactor.compact_input(request.body, request.scope)
         except ProxyError:
             return False
-        body = await beside(partial(self._build_body, request, came))
+        body = await run_in_worker(partial(self._build_body, request, came))
         kind = EVENT_STREAM if request.streamed else b"application/json"
         report = came.fit.report._replace(
-            status=Status.APPLIED, conversation=request.who.conversation, reason=came.first.report.reason
+            status=CompactionStatus.APPLIED,
+            conversation=request.identity.conversation,
+            reason=came.first.report.reason,
         )
         headers = [
             (b"content-type", kind),
             (b"content-length", b"%d" % len(body)),
             (b"cache-control", b"no-store"),
-            *report_headers(report),
+            *build_report_headers(report),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return True
 
-    def _place(self, request: TriggerRequest) -> tuple[str, str, str]:
-        return request.who.tenant, self._origin, request.body.model
+    def _build_model_key(self, request: TriggerRequest) -> tuple[str, str, str]:
+        return request.identity.tenant, self._origin, request.body.model
 
-    def _build_body(self, request: TriggerRequest, came: Shortened) -> bytes:
+    def _build_body(self, request: TriggerRequest, result: ShortenResult) -> bytes:
         sent = frozenset(read_items(request.body.raw))
-        items = [each if each in sent else strip_privilege(each) for each in read_items(came.fit.raw)]
-        token = self.items.seal(b"[%b]" % b",".join(items), request.scope)
+        items = [each if each in sent else strip_privilege(each) for each in read_items(result.fit.raw)]
+        token = self.items.encode_token(b"[%b]" % b",".join(items), request.scope)
         item = build_item(f"cmp_{token_hex(_ID_BYTES)}", token)
         name, now = f"resp_{token_hex(_ID_BYTES)}", int(self._clock())
-        response = build_response(name, request.body.model, now, item, tell_usage(came))
+        response = build_response(name, request.body.model, now, item, build_compaction_usage(result))
         return build_stream(response) if request.streamed else json.dumps(response).encode()
 
 
-def _read(raw: bytes) -> tuple[Body, bool] | None:
+def _parse_trigger_request(raw: bytes) -> tuple[RequestBody, bool] | None:
     trigger = read_trigger(raw)
     if trigger is None:
         return None
     try:
-        return read(trigger.raw, RESPONSES), trigger.streamed
-    except Unreadable:
+        return parse_body(trigger.raw, RESPONSES), trigger.streamed
+    except UnreadableBodyError:
         return None
 
 
-async def _ends_without_item(answer: Answer) -> bool:
+async def _ends_without_item(answer: UpstreamResponse) -> bool:
     """Whether a stream ends without a compaction item. It is still relayed from its start."""
-    encoding = answer.field(b"content-encoding")
+    encoding = answer.get_field(b"content-encoding")
     inflater = None if encoding.strip().lower() in IDENTITY else Inflater(encoding, HOLD_BYTES)
-    events, held_bytes = Events(), 0
+    events, held_bytes = EventSplitter(), 0
     while chunk := await answer.peek_next():
         held_bytes += len(chunk)
         for event in events.feed(chunk if inflater is None else inflater.feed(chunk)):
-            verdict = _judge_event(data_of(event))
+            verdict = _judge_event(read_data(event))
             if verdict is not None:
                 return verdict
         if held_bytes > HOLD_BYTES:
@@ -210,7 +216,7 @@ async def _ends_without_item(answer: Answer) -> bool:
 
 def _judge_event(data: bytes) -> bool | None:
     """Whether an event ends a stream without a compaction item; None if it does not decide."""
-    told = small(data) if data.startswith(b"{") else None
+    told = decode_small(data) if data.startswith(b"{") else None
     if not isinstance(told, dict):
         return None
     kind = told.get("type")
@@ -218,13 +224,13 @@ def _judge_event(data: bytes) -> bool | None:
         return TRIGGER.encode() in data or _UNKNOWN_ITEM in data
     if kind in _ENDS:
         response = told.get("response")
-        return not (isinstance(response, dict) and _has_item(response.get("output")))
-    return False if _is_item(told.get("item")) else None
+        return not (isinstance(response, dict) and _has_compaction_item(response.get("output")))
+    return False if _is_compaction_item(told.get("item")) else None
 
 
-def _has_item(output: Any) -> bool:  # noqa: ANN401 - a JSON value
-    return isinstance(output, list) and any(map(_is_item, output))
+def _has_compaction_item(output: Any) -> bool:  # noqa: ANN401 - a JSON value
+    return isinstance(output, list) and any(map(_is_compaction_item, output))
 
 
-def _is_item(item: Any) -> bool:  # noqa: ANN401 - a JSON value
+def _is_compaction_item(item: Any) -> bool:  # noqa: ANN401 - a JSON value
     return isinstance(item, dict) and item.get("type") in COMPACTED

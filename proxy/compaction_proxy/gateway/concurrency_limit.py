@@ -7,7 +7,7 @@ that, each of many requests would be served so slowly that none of them is of us
 import asyncio
 from collections import deque
 
-from compaction_proxy.core.errors import Overloaded
+from compaction_proxy.core.errors import OverloadedError
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.gateway.body_decoder import BodyDecoder
 
@@ -16,7 +16,7 @@ QUEUE_S = 0.1
 RETRY_AFTER_S = 1
 
 
-class Admission:
+class ConcurrencyLimiter:
     """Places for requests, on one event loop.
 
     Args:
@@ -38,25 +38,25 @@ class Admission:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
-    def taken(self) -> int:
+    def active_requests(self) -> int:
         """Requests under way."""
         return self._places - self._free
 
-    def entered(self) -> bool:
-        """Take a place if there is one; who is told no may `wait`."""
+    def try_acquire(self) -> bool:
+        """Take a place if there is one; who is told no may `wait_for_slot`."""
         if self._free == 0:
             return False
         self._free -= 1
         return True
 
-    async def wait(self) -> None:
+    async def wait_for_slot(self) -> None:
         """Take the place of somebody who leaves.
 
         Raises:
             Overloaded: Nobody left in time, or too many wait already.
         """
         if len(self._waiting) >= self._places:
-            raise Overloaded(RETRY_AFTER_S)
+            raise OverloadedError(RETRY_AFTER_S)
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         came = False
@@ -65,18 +65,18 @@ class Admission:
                 await turn
             came = True
         except TimeoutError:
-            raise Overloaded(RETRY_AFTER_S) from None
+            raise OverloadedError(RETRY_AFTER_S) from None
         finally:
             if not came:
-                self._give_up(turn)
+                self._abandon_wait(turn)
 
-    def _give_up(self, turn: asyncio.Future[None]) -> None:
+    def _abandon_wait(self, turn: asyncio.Future[None]) -> None:
         if turn.done() and not turn.cancelled():  # a place came in the very moment of giving up
-            self.leave()
+            self.release_slot()
         elif turn in self._waiting:
             self._waiting.remove(turn)
 
-    def leave(self) -> None:
+    def release_slot(self) -> None:
         """Give a place back, to whoever waits longest."""
         while self._waiting:
             turn = self._waiting.popleft()

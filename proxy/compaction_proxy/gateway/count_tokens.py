@@ -12,21 +12,21 @@ import httpx
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from compaction_proxy.compaction.message_reader import Gauge, Reading
-from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.core.errors import Overloaded, RequestRefused, Unreadable
+from compaction_proxy.compaction.message_reader import CountingOptions, MessageReader
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.core.errors import OverloadedError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client_stream import read_body, while_connected
-from compaction_proxy.gateway.concurrency_limit import Admission
-from compaction_proxy.gateway.headers import content_length, first_values
-from compaction_proxy.gateway.identity import Whose, origin
-from compaction_proxy.gateway.passthrough import Blind
-from compaction_proxy.gateway.upstream import Upstream, build_request, open_answer, relay_back
-from compaction_proxy.providers.model_limits import Learning
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
+from compaction_proxy.gateway.headers import build_header_map, get_content_length
+from compaction_proxy.gateway.identity import IdentityResolver, format_origin
+from compaction_proxy.gateway.passthrough import PassthroughEndpoint
+from compaction_proxy.gateway.upstream import Upstream, build_request, relay_response, send_request
+from compaction_proxy.providers.model_limits import ModelLimits
+from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import NOT_OBSERVED
-from compaction_proxy.support.offload import beside
-from compaction_proxy.wires.body import read, small
+from compaction_proxy.support.offload import run_in_worker
+from compaction_proxy.wires.body import decode_small, parse_body
 from compaction_proxy.wires.decompress import IDENTITY, Inflater
 from compaction_proxy.wires.messages.wire import MESSAGES
 
@@ -40,7 +40,7 @@ _log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class _Seen:
+class _CountReader:
     """The beginning of an answer, as far as it could be a count."""
 
     body: bytearray = field(default_factory=bytearray)
@@ -48,24 +48,24 @@ class _Seen:
     def feed(self, chunk: bytes) -> None:
         self.body += chunk[: _MAX_ANSWER_BYTES - len(self.body)]
 
-    def tokens(self, encoding: str) -> int | None:
+    def parse_tokens(self, encoding: str) -> int | None:
         """What it counts; None if it is no count."""
         plain = encoding.strip().lower() in IDENTITY
         body = bytes(self.body) if plain else Inflater(encoding, _MAX_ANSWER_BYTES).feed(bytes(self.body))
-        told = small(body)
+        told = decode_small(body)
         counted = told.get("input_tokens") if isinstance(told, dict) else None
         return counted if type(counted) is int else None
 
 
-class CountTokens:
+class CountTokensEndpoint:
     """An ASGI endpoint that relays requests to count tokens.
 
     Args:
         config: The configuration.
         upstream: Where requests of the Messages wire go.
-        blind: Relays what is not read.
-        reading: Counts as it does for requests of conversations.
-        learning: Is told what the provider has counted.
+        passthrough: Relays what is not read.
+        message_reader: Counts as it does for requests of conversations.
+        model_limits: Is told what the provider has counted.
         secret: Gives the key of the digests that tell tenants apart.
         admission: Places for requests under way.
     """
@@ -75,20 +75,20 @@ class CountTokens:
         config: Config,
         upstream: Upstream,
         *,
-        blind: Blind,
-        reading: Reading,
-        learning: Learning,
+        passthrough: PassthroughEndpoint,
+        message_reader: MessageReader,
+        model_limits: ModelLimits,
         secret: Callable[[], bytes],
-        admission: Admission,
+        admission: ConcurrencyLimiter,
     ) -> None:
         self._config = config
         self._upstream = upstream
-        self._blind = blind
-        self._reading = reading
-        self._learning = learning
+        self._passthrough = passthrough
+        self._message_reader = message_reader
+        self._model_limits = model_limits
         self._admission = admission
-        self._origin = origin(upstream.base_url)
-        self._whose = Whose(config, self._origin, secret)
+        self._origin = format_origin(upstream.base_url)
+        self._identity_resolver = IdentityResolver(config, self._origin, secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Relay one request.
@@ -98,50 +98,56 @@ class CountTokens:
             UpstreamError: There was no answer.
             ClientDisconnect: The client left; the upstream has been hung up on.
         """
-        length = content_length(scope["headers"])
+        length = get_content_length(scope["headers"])
         if length is None or length > min(MAX_READ_BYTES, self._admission.bodies.most_bytes):
-            await self._blind(scope, receive, send)
+            await self._passthrough(scope, receive, send)
             return
-        if not self._admission.entered():
-            await self._admission.wait()
-        hold = self._admission.bodies.open()
+        if not self._admission.try_acquire():
+            await self._admission.wait_for_slot()
+        hold = self._admission.bodies.open_hold()
         try:
             try:
                 raw = await read_body(scope, receive, MAX_READ_BYTES, hold, length)
-                counted = await self._relay(scope, receive, send, raw)
+                counted = await self._relay_request(scope, receive, send, raw)
             finally:
-                self._admission.leave()
+                self._admission.release_slot()
             if counted is not None:
-                with contained(_not_observed):
-                    await self._learn(scope, raw, counted, hold)
+                with suppress_and_report(_log_not_observed):
+                    await self._calibrate_estimate(scope, raw, counted, hold)
         finally:
             hold.release()
 
-    async def _relay(self, scope: Scope, receive: Receive, send: Send, raw: bytes) -> int | None:
+    async def _relay_request(self, scope: Scope, receive: Receive, send: Send, raw: bytes) -> int | None:
         """Relay there and back; what was counted, if anything was."""
-        seen = _Seen()
+        seen = _CountReader()
         async with while_connected(scope, receive):
-            answer = await open_answer(self._upstream, build_request(self._upstream, scope, raw))
+            answer = await send_request(self._upstream, build_request(self._upstream, scope, raw))
             succeeded = answer.response.status == httpx.codes.OK
-            whole = await relay_back(answer, send, tap=seen.feed)
-        return seen.tokens(answer.field(b"content-encoding")) if succeeded and whole else None
+            whole = await relay_response(answer, send, tap=seen.feed)
+        return seen.parse_tokens(answer.get_field(b"content-encoding")) if succeeded and whole else None
 
-    async def _learn(self, scope: Scope, raw: bytes, counted: int, hold: BodyHold) -> None:
+    async def _calibrate_estimate(self, scope: Scope, raw: bytes, counted: int, hold: BodyHold) -> None:
         try:
             decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, MAX_READ_BYTES)
             if decoded is None:
                 return
-            body = await beside(partial(read, decoded, MESSAGES))
-            gauge = Gauge(body.model, for_model(self._config, body.model).compaction.counter, MESSAGES)
-            listed = await self._reading.listed(body, gauge)
-        except (Overloaded, RequestRefused, Unreadable):
+            body = await run_in_worker(partial(parse_body, decoded, MESSAGES))
+            gauge = CountingOptions(
+                body.model, get_model_settings(self._config, body.model).compaction.counter, MESSAGES
+            )
+            listed = await self._message_reader.read_request(body, gauge)
+        except (OverloadedError, RequestRefusedError, UnreadableBodyError):
             return
-        if listed.guessed:  # images, whose tokens are not ours to count
+        if listed.has_guessed_tokens:  # images, whose tokens are not ours to count
             return
-        estimate = listed.tokens + await self._reading.overhead(body.prompt_members, gauge)
-        who = self._whose.of(scope["headers"], first_values(scope["headers"]))
-        await self._learning.observed(who.tenant, self._origin, body.model, estimate, counted)
+        estimate = listed.tokens + await self._message_reader.count_overhead(body.prompt_members, gauge)
+        identity = self._identity_resolver.identify_client(
+            scope["headers"], build_header_map(scope["headers"])
+        )
+        await self._model_limits.learn_token_count(
+            identity.tenant, self._origin, body.model, estimate, counted
+        )
 
 
-def _not_observed(error: BaseException) -> None:
+def _log_not_observed(error: BaseException) -> None:
     _log.warning(NOT_OBSERVED, error=type(error).__name__)

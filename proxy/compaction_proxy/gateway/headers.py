@@ -5,7 +5,7 @@ Names from the server are in lower case, as ASGI has them; names from an upstrea
 
 from collections.abc import Iterable, Sequence
 
-from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.core.errors import RequestRefusedError
 
 # Control characters but the tab, which no field may hold (RFC 9110 §5.5).
 _UNSENDABLE = bytes(code for code in range(128) if (code < 32 and code != 9) or code == 127)
@@ -39,13 +39,13 @@ _UNBUFFERED = (b"x-accel-buffering", b"no")
 _NAMES_NOTHING = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
 
 
-def key_shown(credential: bytes) -> bytes:
+def extract_key(credential: bytes) -> bytes:
     """The key in a credential's value, which may have `Bearer` before it."""
     scheme, _, key = credential.strip().partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else credential.strip()
 
 
-def value(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+def get_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     """The first value of a field, or None. `name` is in lower case."""
     for key, held in headers:
         if key == name or (len(key) == len(name) and key.lower() == name):
@@ -58,34 +58,34 @@ def drop_field(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> Headers:
     return [field for field in headers if field[0] != name]
 
 
-def first_values(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+def build_header_map(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """The first value of every field, for whoever asks for several; names are in lower case already."""
     first = dict(headers)
     return first if len(first) == len(headers) else dict(reversed(headers))
 
 
-def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+def get_content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     """The declared length of a body in bytes; None if there is none, or if it is no number."""
-    return length_of(value(headers, b"content-length"))
+    return parse_content_length(get_header(headers, b"content-length"))
 
 
-def length_of(declared: bytes | None) -> int | None:
+def parse_content_length(declared: bytes | None) -> int | None:
     """What a `content-length` says, in bytes; None if there is none, or if it is no number."""
     return int(declared) if declared is not None and declared.isdigit() else None
 
 
-def _named_in_connection(values: Iterable[bytes]) -> frozenset[bytes]:
+def _parse_connection_options(values: Iterable[bytes]) -> frozenset[bytes]:
     """Fields that the sender declared to be about this connection only (RFC 9110 §7.6.1)."""
     return frozenset(token.strip().lower() for held in values for token in held.split(b","))
 
 
-def _sendable(values: Iterable[bytes]) -> bool:
+def _is_sendable(values: Iterable[bytes]) -> bool:
     """Whether no value holds what no field may hold: one look at all of them together."""
     joined = b"".join(values)
     return len(joined.translate(None, _UNSENDABLE)) == len(joined)
 
 
-def to_upstream(
+def to_upstream_headers(
     headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop: str, key_field: bytes = b""
 ) -> Headers:
     """The client's header fields as they go on, with our hop mark appended.
@@ -102,17 +102,17 @@ def to_upstream(
     dropped = _NOT_SENT_ON_WITH_KEY if api_key else _NOT_SENT_ON
     about = [field[1] for field in headers if field[0] == b"connection"]
     if not _NAMES_NOTHING.issuperset(about):
-        dropped |= _named_in_connection(about)
+        dropped |= _parse_connection_options(about)
     kept = [field for field in headers if field[0] not in dropped]
     if OWN_PREFIX in b"\n".join([field[0] for field in kept]):  # seldom: one search tells
         kept = [(name, held) for name, held in kept if name == HOP_HEADER or not name.startswith(OWN_PREFIX)]
     if api_key:
-        kept.append(credential(headers, api_key, key_field))
+        kept.append(build_credential(headers, api_key, key_field))
     kept.append((HOP_HEADER, hop.encode()))
     return kept
 
 
-def credential(
+def build_credential(
     headers: Iterable[tuple[bytes, bytes]], api_key: str, key_field: bytes = b""
 ) -> tuple[bytes, bytes]:
     """The header field that shows our own key: `key_field`, or the one in which the client showed its own.
@@ -125,7 +125,7 @@ def credential(
     return shown[0], api_key.encode()
 
 
-def to_client(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     """The upstream's header fields as they go back, every duplicate in its order.
 
     The server in front of us writes its own server and date. Content-length stays, because the bytes do,
@@ -137,12 +137,12 @@ def to_client(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     if b"connection" in names:
         about = [field[1] for name, field in zip(names, headers, strict=True) if name == b"connection"]
         if not _NAMES_NOTHING.issuperset(about):
-            dropped |= _named_in_connection(about)
+            dropped |= _parse_connection_options(about)
     if status == 304:
         dropped |= {b"content-length"}
     kept = [field for name, field in zip(names, headers, strict=True) if name not in dropped]
-    if not _sendable([field[1] for field in kept]):  # the server would refuse all of them
-        kept = [field for field in kept if _sendable([field[1]])]
+    if not _is_sendable([field[1] for field in kept]):  # the server would refuse all of them
+        kept = [field for field in kept if _is_sendable([field[1]])]
     if b"content-type" in names and _UNBUFFERED[0] not in names:
         kind = headers[names.index(b"content-type")][1]
         if kind.strip().lower().startswith(EVENT_STREAM):
@@ -151,9 +151,9 @@ def to_client(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
 
 
 def refuse_loop(headers: Iterable[tuple[bytes, bytes]], hop: str) -> None:
-    """Raise `RequestRefused` (508) if the request has been through this installation before."""
+    """Raise `RequestRefusedError` (508) if the request has been through this installation before."""
     mark = hop.encode()
     if any(key == HOP_HEADER and held == mark for key, held in headers):
-        raise RequestRefused(
+        raise RequestRefusedError(
             508, "This request came back to the proxy: its upstream leads to itself.", "loop_detected"
         )

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.headers import CREDENTIALS, Headers, key_shown
-from compaction_proxy.gateway.side_requests import Side, SideCalls
-from compaction_proxy.support.offload import beside
+from compaction_proxy.gateway.headers import CREDENTIALS, Headers, extract_key
+from compaction_proxy.gateway.side_requests import SideRequestDetector, SideRequestKind
+from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.wires.incremental_reader import LITTLE_BYTES
-from compaction_proxy.wires.prescan import Outline, held, outline
+from compaction_proxy.wires.prescan import BodyOutline, decode_member, scan_outline
 
 # Agents that run under one session id each hold a conversation of their own: a lane of the session.
 _LANE: Final = "x-claude-code-agent-id"
@@ -34,13 +34,13 @@ _REMEMBERED: Final = 4_096
 _MAX_REMEMBERED_BYTES: Final = 1_024
 
 
-def _keyed(secret: bytes, *fields: bytes) -> str:
+def _compute_hmac(secret: bytes, *fields: bytes) -> str:
     """HMAC-SHA-256 over length-prefixed fields, as 64 hex digits."""
     prefixed = (len(field).to_bytes(8, "big") + field for field in fields)
     return hmac.digest(secret, _VERSION + b"".join(prefixed), "sha256").hex()
 
 
-def origin(url: str) -> str:
+def format_origin(url: str) -> str:
     """Scheme, host and port of a URL, such as `https://api.openai.com:443`.
 
     Raises:
@@ -54,8 +54,13 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}:{port}"
 
 
-def tenant(
-    headers: Sequence[tuple[bytes, bytes]], secret: bytes, origin: str, mode: str, *, known: bool = False
+def derive_tenant(
+    headers: Sequence[tuple[bytes, bytes]],
+    secret: bytes,
+    origin: str,
+    mode: str,
+    *,
+    is_client_key: bool = False,
 ) -> str:
     """Whose request it is, as 64 hex digits.
 
@@ -65,20 +70,21 @@ def tenant(
         origin: The upstream's, so that equal keys of two providers stay apart.
         mode: `credential`, `header:NAME` or `none` (`session.tenant`). Where nothing is sent that could tell
             tenants apart, all are one: anonymous.
-        known: Whether the credential is one of `server.client_keys`: it is the same however it is shown.
+        is_client_key: Whether the credential is one of `server.client_keys`: it is the same however it is
+            shown.
     """
     kind, _, name = mode.partition(":")
     wanted = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
     # Sorted, because the order of different headers means nothing (RFC 9110 §5.3).
     found = sorted((key.lower(), value) for key, value in headers if key.lower() in wanted and value.strip())
-    if known and kind == "credential":
-        found = [(b"authorization", b"Bearer " + key_shown(value)) for _, value in found]
+    if is_client_key and kind == "credential":
+        found = [(b"authorization", b"Bearer " + extract_key(value)) for _, value in found]
     source = kind.encode() if found else b"anonymous"
     fields = (field for pair in found for field in pair)
-    return _keyed(secret, b"tenant", source, origin.encode(), *fields)
+    return _compute_hmac(secret, b"tenant", source, origin.encode(), *fields)
 
 
-def valid(value: bytes) -> bytes | None:
+def parse_id(value: bytes) -> bytes | None:
     """An id of 1 to 256 printable characters, stripped; None if it is none."""
     try:
         text = value.decode("utf-8").strip()
@@ -88,7 +94,7 @@ def valid(value: bytes) -> bytes | None:
     return text.encode("utf-8") if valid else None
 
 
-def _in_baggage(value: bytes) -> bytes:
+def _find_baggage_session(value: bytes) -> bytes:
     """The session id in a `baggage` field; empty if there is none."""
     for member in value.split(b","):
         key, _, rest = member.partition(b"=")
@@ -97,7 +103,7 @@ def _in_baggage(value: bytes) -> bytes:
     return b""
 
 
-def _ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> dict[str, bytes]:
+def _find_ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> dict[str, bytes]:
     """The first valid id in each of the headers named, by lower-case name."""
     wanted = {name.encode(): name for name in names}
     found: dict[str, bytes] = {}
@@ -105,45 +111,45 @@ def _ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> dict[s
         name = wanted.get(key.lower())
         if name is None or name in found:
             continue
-        told = valid(_in_baggage(value) if name == _BAGGAGE else value)
+        told = parse_id(_find_baggage_session(value) if name == _BAGGAGE else value)
         if told is not None:
             found[name] = told
     return found
 
 
-def named(secret: bytes, tenant: str, kind: str, *values: bytes) -> str:
+def derive_conversation_id(secret: bytes, tenant: str, kind: str, *values: bytes) -> str:
     """The conversation that a source of ids gives `values`, as `c_` and 24 hex digits.
 
     `kind` is the source, such as a header's name: equal values of two sources are two conversations.
     """
-    digest = _keyed(secret, b"conversation", tenant.encode(), kind.encode(), *values)
+    digest = _compute_hmac(secret, b"conversation", tenant.encode(), kind.encode(), *values)
     return "c_" + digest[:_DIGEST_CHARACTERS]
 
 
-def conversation(
+def find_conversation_id(
     headers: Sequence[tuple[bytes, bytes]], names: Sequence[str], secret: bytes, tenant: str
 ) -> str | None:
     """The conversation that the headers name: the first of `names` that holds a valid id decides.
 
     A valid id has 1 to 256 printable characters, white space around it aside. None if there is none.
     """
-    return _conversation(headers, names, secret, tenant)[0]
+    return _find_conversation_and_lane(headers, names, secret, tenant)[0]
 
 
-def _conversation(
+def _find_conversation_and_lane(
     headers: Sequence[tuple[bytes, bytes]], names: Sequence[str], secret: bytes, tenant: str
 ) -> tuple[str | None, bytes]:
     """The conversation, and the lane that it is of whatever names its session; empty: the main one."""
     ordered = [name.lower() for name in names]
-    found = _ids(headers, [*ordered, _LANE])
+    found = _find_ids(headers, [*ordered, _LANE])
     lane = found.get(_LANE, b"")
     name = next((name for name in ordered if name in found), None)
     if name is None:
         return None, lane
-    return named(secret, tenant, name, found[name], *filter(None, [lane])), lane
+    return derive_conversation_id(secret, tenant, name, found[name], *filter(None, [lane])), lane
 
 
-class Hint(NamedTuple):
+class ConversationHint(NamedTuple):
     """What in a body names a conversation.
 
     Attributes:
@@ -156,7 +162,7 @@ class Hint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class Identity:
     """Whose request it is.
 
     Attributes:
@@ -170,56 +176,63 @@ class Who:
     lane: bytes = b""
 
 
-class Identities:
+class IdentityCache:
     """Tells whose requests are, looking only at the fields that matter; clients that return are remembered.
 
     Args:
         origin: The upstream's.
         mode: `session.tenant`.
         names: `session.headers`.
-        known: Whether `server.client_keys` are named.
+        has_client_keys: Whether `server.client_keys` are named.
     """
 
-    def __init__(self, origin: str, mode: str, names: Sequence[str], *, known: bool = False) -> None:
-        self._known = known
+    def __init__(
+        self, origin: str, mode: str, names: Sequence[str], *, has_client_keys: bool = False
+    ) -> None:
+        self._has_client_keys = has_client_keys
         self._origin = origin
         self._mode = mode
         self._names = tuple(names)
         kind, _, name = mode.partition(":")
         showing = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
-        self._telling = showing.union(name.lower().encode() for name in (*names, _LANE))
-        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._who)
-        self._named = lru_cache(maxsize=_REMEMBERED)(named)
+        self._identifying_fields = showing.union(name.lower().encode() for name in (*names, _LANE))
+        self._cached_identity = lru_cache(maxsize=_REMEMBERED)(self._compute_identity)
+        self._cached_conversation_id = lru_cache(maxsize=_REMEMBERED)(derive_conversation_id)
 
-    def of(self, headers: Sequence[tuple[bytes, bytes]], first: Mapping[bytes, bytes], secret: bytes) -> Who:
+    def identify_client(
+        self, headers: Sequence[tuple[bytes, bytes]], header_map: Mapping[bytes, bytes], secret: bytes
+    ) -> Identity:
         """Whose request this is.
 
         Args:
             headers: The request's, as sent, names in lower case.
-            first: The first value of each (`headers.first_values`).
+            header_map: The first value of each (`headers.first_values`).
             secret: `server.secret`.
         """
-        telling = self._telling.intersection(first)
-        if len(first) == len(headers):
-            fields = tuple([(name, first[name]) for name in telling])
+        telling = self._identifying_fields.intersection(header_map)
+        if len(header_map) == len(headers):
+            fields = tuple([(name, header_map[name]) for name in telling])
         else:  # some field came twice
             fields = tuple([(name, held) for name, held in headers if name in telling])
         short = sum([len(field[1]) for field in fields]) <= _MAX_REMEMBERED_BYTES
-        return self._remembered(secret, fields) if short else self._who(secret, fields)
+        return self._cached_identity(secret, fields) if short else self._compute_identity(secret, fields)
 
-    def hinted(self, who: Who, hint: Hint, secret: bytes) -> Who:
+    def apply_hint(self, identity: Identity, hint: ConversationHint, secret: bytes) -> Identity:
         """The same, of a request whose body names its conversation."""
-        lane = (who.lane,) if who.lane else ()
-        return replace(who, conversation=self._named(secret, who.tenant, hint.kind, hint.value, *lane))
+        lane = (identity.lane,) if identity.lane else ()
+        return replace(
+            identity,
+            conversation=self._cached_conversation_id(secret, identity.tenant, hint.kind, hint.value, *lane),
+        )
 
-    def _who(self, secret: bytes, fields: tuple[tuple[bytes, bytes], ...]) -> Who:
-        whose = tenant(fields, secret, self._origin, self._mode, known=self._known)
-        return Who(whose, *_conversation(fields, self._names, secret, whose))
+    def _compute_identity(self, secret: bytes, fields: tuple[tuple[bytes, bytes], ...]) -> Identity:
+        whose = derive_tenant(fields, secret, self._origin, self._mode, is_client_key=self._has_client_keys)
+        return Identity(whose, *_find_conversation_and_lane(fields, self._names, secret, whose))
 
 
-def minted(secret: bytes, tenant: str, prefix_digest: bytes) -> str:
+def mint_conversation_id(secret: bytes, tenant: str, prefix_digest: bytes) -> str:
     """The id of a conversation that has none of its own, from the prefix with which it was first stored."""
-    digest = _keyed(secret, b"minted", tenant.encode(), prefix_digest)
+    digest = _compute_hmac(secret, b"minted", tenant.encode(), prefix_digest)
     return "c_" + digest[:_DIGEST_CHARACTERS]
 
 
@@ -235,50 +248,50 @@ _DRAWN: Final = re.compile(
 )
 
 
-def hint(raw: bytes) -> Hint | None:
+def find_hint(raw: bytes) -> ConversationHint | None:
     """The conversation that a body names; None if it names none. Half a millisecond a megabyte."""
-    told = outline(raw)
-    if told is None:
+    members = scan_outline(raw)
+    if members is None:
         return None
-    for kind, value in _told(told):
-        named = valid(value.encode("utf-8", "replace")) if isinstance(value, str) else None
+    for kind, value in _iterate_candidates(members):
+        named = parse_id(value.encode("utf-8", "replace")) if isinstance(value, str) else None
         if named is not None:
-            return Hint(kind, named)
+            return ConversationHint(kind, named)
     return None
 
 
-def _told(told: Outline) -> Iterator[tuple[str, object]]:
+def _iterate_candidates(members: BodyOutline) -> Iterator[tuple[str, object]]:
     """What could name it, in the order that decides."""
-    if told.litellm_session_id:
-        yield "x-litellm-session-id", held(told.litellm_session_id)
-    if told.metadata:
-        metadata = _object(told.metadata)
+    if members.litellm_session_id:
+        yield "x-litellm-session-id", decode_member(members.litellm_session_id)
+    if members.metadata:
+        metadata = _decode_object(members.metadata)
         yield from (("metadata." + name, metadata.get(name)) for name in _NAMES)
-        yield _CLAUDE_CODE, _session_of_user(metadata.get("user_id"))
-    if told.client_metadata:
-        client = _object(told.client_metadata)
+        yield _CLAUDE_CODE, _parse_user_session(metadata.get("user_id"))
+    if members.client_metadata:
+        client = _decode_object(members.client_metadata)
         yield from (("client_metadata." + name, client.get(name)) for name in _CODEX)
-    if told.prompt_cache_key:
-        key = held(told.prompt_cache_key)
+    if members.prompt_cache_key:
+        key = decode_member(members.prompt_cache_key)
         yield "prompt_cache_key", key if isinstance(key, str) and _DRAWN.fullmatch(key) else None
 
 
-def _object(member: bytes) -> Mapping[str, object]:
-    value = held(member)
+def _decode_object(member: bytes) -> Mapping[str, object]:
+    value = decode_member(member)
     return value if isinstance(value, dict) else {}
 
 
-def _session_of_user(user: object) -> object:
+def _parse_user_session(user: object) -> object:
     """The session in Claude Code's `metadata.user_id`: JSON, or in older versions one word of three ids."""
     if not isinstance(user, str):
         return None
     if user.startswith("{"):
-        return _object(user.encode("utf-8", "replace")).get("session_id")
+        return _decode_object(user.encode("utf-8", "replace")).get("session_id")
     found = _LEGACY.fullmatch(user)
     return found[1] if found else None
 
 
-class Whose:
+class IdentityResolver:
     """Tells whose requests are.
 
     Args:
@@ -290,23 +303,27 @@ class Whose:
     def __init__(self, config: Config, origin: str, secret: Callable[[], bytes]) -> None:
         session = config.session
         known = bool(config.server.client_keys)
-        self._identities = Identities(origin, session.tenant, session.headers, known=known)
+        self._identities = IdentityCache(origin, session.tenant, session.headers, has_client_keys=known)
         self._body_hints = session.body_hints
         self._secret = secret
-        self._side_calls = SideCalls()
+        self._side_requests = SideRequestDetector()
 
-    def of(self, headers: Headers, first: Mapping[bytes, bytes]) -> Who:
-        """Whose a request is, as its header fields say; `first` is the first value of each."""
-        return self._identities.of(headers, first, self._secret())
+    def identify_client(self, headers: Headers, header_map: Mapping[bytes, bytes]) -> Identity:
+        """Whose a request is, as its header fields say; `header_map` is the first value of each."""
+        return self._identities.identify_client(headers, header_map, self._secret())
 
-    async def placed(self, who: Who, raw: bytes, first: Mapping[bytes, bytes]) -> tuple[Who, Side | None]:
+    async def identify_with_body(
+        self, identity: Identity, raw: bytes, header_map: Mapping[bytes, bytes]
+    ) -> tuple[Identity, SideRequestKind | None]:
         """Whose it is now that its body has come, and whether it is a side call.
 
         One that has nothing of its conversation in it has none.
         """
-        if who.conversation is None and self._body_hints:
-            found = hint(raw) if len(raw) <= LITTLE_BYTES else await beside(partial(hint, raw))
+        if identity.conversation is None and self._body_hints:
+            found = (
+                find_hint(raw) if len(raw) <= LITTLE_BYTES else await run_in_worker(partial(find_hint, raw))
+            )
             if found is not None:
-                who = self._identities.hinted(who, found, self._secret())
-        side = self._side_calls.told(raw, first, who.conversation)
-        return (replace(who, conversation=None) if side is Side.ALONE else who), side
+                identity = self._identities.apply_hint(identity, found, self._secret())
+        side = self._side_requests.classify_request(raw, header_map, identity.conversation)
+        return (replace(identity, conversation=None) if side is SideRequestKind.ALONE else identity), side

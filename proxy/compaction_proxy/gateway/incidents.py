@@ -4,19 +4,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from compaction_proxy.compaction.types import Report, Status
+from compaction_proxy.compaction.types import CompactionReport, CompactionStatus
 from compaction_proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Event
-from compaction_proxy.telemetry.event_bus import Announcing, event_id
-from compaction_proxy.telemetry.event_history import History
+from compaction_proxy.telemetry.event_bus import EventBus, generate_event_id
+from compaction_proxy.telemetry.event_history import EventHistory
 
 # The same trouble of the same conversation is told again after so long, in seconds.
 QUIET_S = 60.0
 MAX_KNOWN = 2_000
 
-_KINDS = {Status.FAILED_OPEN: FAILED_OPEN, Status.OVER_LIMIT: OVER_LIMIT}
+_KINDS = {CompactionStatus.FAILED_OPEN: FAILED_OPEN, CompactionStatus.OVER_LIMIT: OVER_LIMIT}
 
 
-class Trouble:
+class IncidentReporter:
     """Announces what requests ran into, and keeps it with their conversations.
 
     Args:
@@ -28,8 +28,8 @@ class Trouble:
 
     def __init__(
         self,
-        announce: Announcing,
-        history: History,
+        announce: EventBus,
+        history: EventHistory,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
@@ -38,24 +38,24 @@ class Trouble:
         self._history = history
         self._clock = clock
         self._now = now
-        self._told: OrderedDict[tuple[str, str | None, str, str | None], float] = OrderedDict()
+        self._quiet_until: OrderedDict[tuple[str, str | None, str, str | None], float] = OrderedDict()
 
     async def __call__(
-        self, tenant: str, report: Report, request: str, model: str, *, recovered: bool = False
+        self, tenant: str, report: CompactionReport, request_id: str, model: str, *, recovered: bool = False
     ) -> None:
         """Tell of one request, if there is anything to tell. To be called once the client has its answer."""
         kind = RECOVERED if recovered else _KINDS.get(report.status, "")
-        if not kind or self._lately((tenant, report.conversation, kind, report.reason)):
+        if not kind or self._is_repeated((tenant, report.conversation, kind, report.reason)):
             return
         event = Event(
             kind,
             self._now(),
             report.conversation or "",
-            id=event_id(),
-            request=request,
+            id=generate_event_id(),
+            request=request_id,
             strategy=report.strategy or "",
             round=report.round,
-            place=report.place,
+            place=report.checkpoint_id,
             reason=report.reason or "",
             outcome=report.status.value,
             asked=model,
@@ -67,13 +67,13 @@ class Trouble:
         )
         self._announce(tenant, event)
         if event.conversation:
-            await self._history.note(tenant, event)
+            await self._history.record_event(tenant, event)
 
-    def _lately(self, what: tuple[str, str | None, str, str | None]) -> bool:
+    def _is_repeated(self, incident_key: tuple[str, str | None, str, str | None]) -> bool:
         now = self._clock()
-        known = self._told.pop(what, None)
+        known = self._quiet_until.pop(incident_key, None)
         again = known is None or known <= now
-        self._told[what] = now + QUIET_S if again or known is None else known
-        if len(self._told) > MAX_KNOWN:
-            self._told.popitem(last=False)
+        self._quiet_until[incident_key] = now + QUIET_S if again or known is None else known
+        if len(self._quiet_until) > MAX_KNOWN:
+            self._quiet_until.popitem(last=False)
         return not again

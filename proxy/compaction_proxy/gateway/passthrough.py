@@ -8,15 +8,21 @@ from starlette.types import Receive, Scope, Send
 
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client_stream import read_body, stream_body, while_connected
-from compaction_proxy.gateway.concurrency_limit import Admission
-from compaction_proxy.gateway.headers import content_length, first_values, value
-from compaction_proxy.gateway.upstream import Upstream, build_request, open_answer, relay_back, wire_of
+from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
+from compaction_proxy.gateway.headers import build_header_map, get_content_length, get_header
+from compaction_proxy.gateway.upstream import (
+    Upstream,
+    build_request,
+    find_wire_name,
+    relay_response,
+    send_request,
+)
 
 REPLAYABLE_BYTES = 262_144  # a body up to this size is read whole, so that it can be sent twice
 
 
 @dataclass(frozen=True, slots=True)
-class Blind:
+class PassthroughEndpoint:
     """An ASGI endpoint that relays any request.
 
     Attributes:
@@ -25,7 +31,7 @@ class Blind:
     """
 
     upstreams: Mapping[str, Upstream]
-    admission: Admission
+    admission: ConcurrencyLimiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Relay one request.
@@ -35,19 +41,19 @@ class Blind:
             UpstreamError: There was no answer.
             ClientDisconnect: The client left; the upstream has been hung up on.
         """
-        if not self.admission.entered():
-            await self.admission.wait()
-        hold = self.admission.bodies.open()
+        if not self.admission.try_acquire():
+            await self.admission.wait_for_slot()
+        hold = self.admission.bodies.open_hold()
         try:
-            await self._relay(scope, receive, send, hold)
+            await self._relay_request(scope, receive, send, hold)
         finally:
             hold.release()
-            self.admission.leave()
+            self.admission.release_slot()
 
-    async def _relay(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
-        upstream = self.upstreams[wire_of(scope["raw_path"], first_values(scope["headers"]))]
-        length = content_length(scope["headers"])
-        if length is None and value(scope["headers"], b"transfer-encoding") is None:
+    async def _relay_request(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
+        upstream = self.upstreams[find_wire_name(scope["raw_path"], build_header_map(scope["headers"]))]
+        length = get_content_length(scope["headers"])
+        if length is None and get_header(scope["headers"], b"transfer-encoding") is None:
             length = 0
         if length is not None and length <= REPLAYABLE_BYTES:
             body = await read_body(scope, receive, REPLAYABLE_BYTES, hold, length) if length else b""
@@ -56,4 +62,4 @@ class Blind:
             ended = asyncio.Event()
             request = build_request(upstream, scope, stream_body(receive, ended), length)
         async with while_connected(scope, receive, ended):
-            await relay_back(await open_answer(upstream, request), send)
+            await relay_response(await send_request(upstream, request), send)

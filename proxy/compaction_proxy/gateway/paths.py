@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 from urllib.parse import quote, unquote, urlsplit
 
-from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.core.errors import RequestRefusedError
 
 _DOTS = re.compile(rb"(?:\.|%2e){2}", re.IGNORECASE)
 # What a segment adds to the depth of a path, if not one.
@@ -30,13 +30,13 @@ OWN_PATHS = frozenset(
 OWN_TREES = frozenset({"admin", "ui", "mcp"})
 
 
-def deployment(raw_path: bytes) -> str | None:
+def find_deployment(raw_path: bytes) -> str | None:
     """The model that an Azure path names, or None."""
     found = _DEPLOYMENT.search(raw_path)
     return unquote(found[1].decode("latin-1")) if found else None
 
 
-def with_deployment(raw_path: bytes, model: str) -> bytes:
+def replace_deployment(raw_path: bytes, model: str) -> bytes:
     """The path with another model where Azure names it; any other path as it is."""
     found = _DEPLOYMENT.search(raw_path)
     if found is None:
@@ -44,7 +44,7 @@ def with_deployment(raw_path: bytes, model: str) -> bytes:
     return raw_path[: found.start(1)] + quote(model, safe="").encode() + raw_path[found.end(1) :]
 
 
-def _leaves(path: bytes) -> bool:
+def _is_outside_base(path: bytes) -> bool:
     """Whether a path, once dots are resolved as the upstream may, is none below where it is appended to."""
     depth = 0
     for segment in unquote(path.decode("latin-1")).split("/"):
@@ -54,7 +54,7 @@ def _leaves(path: bytes) -> bool:
     return False
 
 
-def is_own(path: str, base_path: str = "") -> bool:
+def is_own_path(path: str, base_path: str = "") -> bool:
     """Whether a path is served by us and never relayed.
 
     Args:
@@ -69,12 +69,12 @@ def is_own(path: str, base_path: str = "") -> bool:
 
 
 @lru_cache(maxsize=64)
-def _base(base_url: str) -> tuple[str, bytes]:
+def _split_base_url(base_url: str) -> tuple[str, bytes]:
     parts = urlsplit(base_url)
     return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/").encode()
 
 
-def join(base_url: str, raw_path: bytes, query: bytes) -> tuple[str, bytes]:
+def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str, bytes]:
     """Where a client's request goes: the upstream's origin, and the request target.
 
     The client's path is appended to the base's. If the base ends in a segment `v1` and the path starts with
@@ -88,10 +88,10 @@ def join(base_url: str, raw_path: bytes, query: bytes) -> tuple[str, bytes]:
     Raises:
         RequestRefused: 400, the path would leave the base.
     """
-    origin, prefix = _base(base_url)
+    origin, prefix = _split_base_url(base_url)
     if prefix.endswith(b"/v1") and (raw_path == b"/v1" or raw_path.startswith(b"/v1/")):
         raw_path = raw_path[3:]
-    if raw_path[:1] not in {b"/", b""} or (_DOTS.search(raw_path) is not None and _leaves(raw_path)):
-        raise RequestRefused(400, "The path leaves what the proxy relays to.", "invalid_path")
+    if raw_path[:1] not in {b"/", b""} or (_DOTS.search(raw_path) is not None and _is_outside_base(raw_path)):
+        raise RequestRefusedError(400, "The path leaves what the proxy relays to.", "invalid_path")
     target = prefix + raw_path or b"/"
     return origin, target + b"?" + query if query else target

@@ -16,15 +16,15 @@ import httpx
 import structlog
 from starlette.types import Send
 
-from compaction_proxy.core.errors import Overloaded, UpstreamError
+from compaction_proxy.core.errors import OverloadedError, UpstreamError
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.gateway.client.types import HttpResponse
-from compaction_proxy.gateway.headers import Headers, to_client
-from compaction_proxy.gateway.recall_loop import Course, beside
-from compaction_proxy.gateway.upstream import PEEK_BYTES, Answer, relay_back, send_error
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.gateway.headers import Headers, to_client_headers
+from compaction_proxy.gateway.recall_loop import RecallLoop, run_in_worker_if_large
+from compaction_proxy.gateway.upstream import PEEK_BYTES, UpstreamResponse, relay_response, send_error
+from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import TAP_FAILED
-from compaction_proxy.wires.chat.continuation import dumped
+from compaction_proxy.wires.chat.continuation import encode_ascii_json
 from compaction_proxy.wires.decompress import IDENTITY, Inflater
 from compaction_proxy.wires.wire import AnswerJoiner, StreamJoiner
 
@@ -42,66 +42,74 @@ _BROKEN: Final = (502, "The upstream did not go on with its answer.", "upstream_
 
 _log = structlog.get_logger()
 
-Extra = Sequence[tuple[bytes, bytes]]
+ExtraHeaders = Sequence[tuple[bytes, bytes]]
 
 
-async def relay_one(course: Course, answer: Answer, send: Send, extra: Extra) -> bool:
+async def relay_with_recall(
+    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra: ExtraHeaders
+) -> bool:
     """Relay an answer of status 200, going on where it calls the tool; whether the client got all of it.
 
     Every answer is closed. One that nobody can read but the client goes on as it is.
 
     Args:
-        course: How it goes on.
+        recall_loop: How it goes on.
         answer: The upstream's first one.
         send: The client's ASGI channel.
         extra: Header fields of ours.
     """
-    if not _is_plain(answer) and Inflater(answer.field(b"content-encoding"), 0).failed:
-        return await _relay_as_it_is(course, answer, send, extra)
+    if not _is_plain(answer) and Inflater(answer.get_field(b"content-encoding"), 0).failed:
+        return await _relay_unchanged(recall_loop, answer, send, extra)
     if _is_stream(answer):
-        return await _relay_stream(course, answer, send, extra)
-    return await _relay_whole(course, answer, send, extra)
+        return await _relay_stream(recall_loop, answer, send, extra)
+    return await _relay_whole(recall_loop, answer, send, extra)
 
 
-async def _relay_as_it_is(course: Course, answer: Answer, send: Send, extra: Extra) -> bool:
-    course.code = answer.response.status
-    course.tap = course.dialect.tap(answer.field(b"content-type"), answer.field(b"content-encoding"))
-    return await relay_back(answer, send, extra=extra, tap=course.tap.feed)
+async def _relay_unchanged(
+    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra: ExtraHeaders
+) -> bool:
+    recall_loop.code = answer.response.status
+    recall_loop.tap = recall_loop.wire.open_tap(
+        answer.get_field(b"content-type"), answer.get_field(b"content-encoding")
+    )
+    return await relay_response(answer, send, extra=extra, tap=recall_loop.tap.feed)
 
 
-def _is_stream(answer: Answer) -> bool:
-    return answer.field(b"content-type").strip().lower().startswith("text/event-stream")
+def _is_stream(answer: UpstreamResponse) -> bool:
+    return answer.get_field(b"content-type").strip().lower().startswith("text/event-stream")
 
 
-def _is_plain(answer: Answer) -> bool:
-    return answer.field(b"content-encoding").strip().lower() in IDENTITY
+def _is_plain(answer: UpstreamResponse) -> bool:
+    return answer.get_field(b"content-encoding").strip().lower() in IDENTITY
 
 
-def _head(first: HttpResponse, extra: Extra) -> Headers:
+def _build_headers(first: HttpResponse, extra: ExtraHeaders) -> Headers:
     """The fields of the first answer, without what speaks of its bytes."""
-    kept = to_client(first.status, first.headers)
+    kept = to_client_headers(first.status, first.headers)
     return [*[each for each in kept if each[0].lower() not in _FRAMING], *extra]
 
 
-async def _relay_stream(course: Course, answer: Answer, send: Send, extra: Extra) -> bool:
-    stream, client = course.tool.open_stream(TOOL_NAME), _Client(course, send)
-    headers = _head(answer.response, extra)
+async def _relay_stream(
+    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra: ExtraHeaders
+) -> bool:
+    stream, client = recall_loop.tool.open_stream(TOOL_NAME), _ClientStream(recall_loop, send)
+    headers = _build_headers(answer.response, extra)
     try:
         await send({"type": "http.response.start", "status": answer.response.status, "headers": headers})
-        await _pass(stream, answer, client)
+        await _forward_stream(stream, answer, client)
         while calls := stream.calls:
             await answer.aclose()
-            going_on = partial(stream.go_on, hidden=course.may_go_on(1))
-            message = await beside(stream.size, going_on)
-            answer = await course.next(message, calls)
+            going_on = partial(stream.start_next_answer, may_answer_calls=recall_loop.can_continue(1))
+            message = await run_in_worker_if_large(stream.buffered_bytes, going_on)
+            answer = await recall_loop.continue_after_calls(message, calls)
             if answer.response.status != httpx.codes.OK or not _is_stream(answer):
-                await client.tell(stream.write_error(await _failure(answer, course)))
+                await client.send_data(stream.write_error(await _build_stream_error(answer, recall_loop)))
                 return False
-            await _pass(stream, answer, client)
+            await _forward_stream(stream, answer, client)
     except httpx.TransportError:
         return False
-    except (Overloaded, UpstreamError) as error:
-        await client.tell(stream.write_error(course.dialect.error(error)))
+    except (OverloadedError, UpstreamError) as error:
+        await client.send_data(stream.write_error(recall_loop.wire.encode_error(error)))
         return False
     finally:
         await answer.aclose()
@@ -109,54 +117,56 @@ async def _relay_stream(course: Course, answer: Answer, send: Send, extra: Extra
     return True
 
 
-class _Client:
+class _ClientStream:
     """The client's side of a stream.
 
     Args:
-        course: Whose taps watch.
+        recall_loop: Whose taps watch.
         send: The client's ASGI channel.
     """
 
     __slots__ = ("_send", "course")
 
-    def __init__(self, course: Course, send: Send) -> None:
-        self.course = course
+    def __init__(self, recall_loop: RecallLoop, send: Send) -> None:
+        self.course = recall_loop
         self._send = send
 
-    async def tell(self, data: bytes) -> None:
+    async def send_data(self, data: bytes) -> None:
         """Send what there is."""
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            with contained(_tap_failed):
+            with suppress_and_report(_log_tap_failed):
                 self.course.tap.feed(data)
 
-    def heard(self, data: bytes) -> None:
+    def observe_upstream(self, data: bytes) -> None:
         """The upstream has said this."""
         if not self.course.hops:
-            with contained(_tap_failed):
-                self.course.first.feed(data)
+            with suppress_and_report(_log_tap_failed):
+                self.course.first_tap.feed(data)
 
 
-async def _pass(stream: StreamJoiner, answer: Answer, client: _Client) -> None:
+async def _forward_stream(stream: StreamJoiner, answer: UpstreamResponse, client: _ClientStream) -> None:
     """Pass one answer of the upstream on, but for what is hidden.
 
     Raises:
         httpx.TransportError: It was cut, or cannot be read.
     """
-    packed = None if _is_plain(answer) else Inflater(answer.field(b"content-encoding"), MAX_INFLATED_BYTES)
+    packed = (
+        None if _is_plain(answer) else Inflater(answer.get_field(b"content-encoding"), MAX_INFLATED_BYTES)
+    )
     clock, until = asyncio.get_running_loop().time, None
-    while chunk := await _read(answer, until):
-        for data in _inflated(chunk, packed):
-            client.heard(data)
-            await client.tell(stream.feed(data))
+    while chunk := await _read_until(answer, until):
+        for data in _inflate_chunks(chunk, packed):
+            client.observe_upstream(data)
+            await client.send_data(stream.feed(data))
         if stream.done and stream.calls:
             until = until or clock() + LINGER_S
             if clock() > until:
                 break
-    await client.tell(stream.ended())
+    await client.send_data(stream.flush_rest())
 
 
-async def _read(answer: Answer, until: float | None) -> bytes:
+async def _read_until(answer: UpstreamResponse, until: float | None) -> bytes:
     """The next bytes; of an answer that is done and goes on in another one, what comes until then."""
     if until is None:
         return await answer.read()
@@ -166,7 +176,7 @@ async def _read(answer: Answer, until: float | None) -> bytes:
     return b""
 
 
-def _inflated(chunk: bytes, packed: Inflater | None) -> Iterator[bytes]:
+def _inflate_chunks(chunk: bytes, packed: Inflater | None) -> Iterator[bytes]:
     if packed is None:
         yield chunk
         return
@@ -176,73 +186,79 @@ def _inflated(chunk: bytes, packed: Inflater | None) -> Iterator[bytes]:
             raise httpx.RemoteProtocolError("the answer cannot be inflated")
 
 
-async def _failure(answer: Answer, course: Course) -> bytes:
+async def _build_stream_error(answer: UpstreamResponse, recall_loop: RecallLoop) -> bytes:
     """The error that tells a client why a stream does not go on; in the upstream's words, if it has any."""
-    body = await _body(answer, PEEK_BYTES)
+    body = await _peek_whole_body(answer, PEEK_BYTES)
     try:
         told = json.loads(body or b"")
     except (ValueError, RecursionError):
         told = None
     if isinstance(told, dict) and told.get("error"):
-        return dumped(told)
-    return course.dialect.error(UpstreamError(*_BROKEN))
+        return encode_ascii_json(told)
+    return recall_loop.wire.encode_error(UpstreamError(*_BROKEN))
 
 
-async def _relay_whole(course: Course, answer: Answer, send: Send, extra: Extra) -> bool:
-    hidden, first = course.tool.open_answer(TOOL_NAME), answer.response
+async def _relay_whole(
+    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra: ExtraHeaders
+) -> bool:
+    hidden, first = recall_loop.tool.open_answer(TOOL_NAME), answer.response
     try:
-        told = await _told(hidden, answer, course)
+        told = await _join_answer(hidden, answer, recall_loop)
         while told is None:
             await answer.aclose()
-            answer = await course.next(hidden.go_on(), hidden.calls)
+            answer = await recall_loop.continue_after_calls(hidden.get_assistant_message(), hidden.calls)
             if answer.response.status != httpx.codes.OK:
                 break
-            told = await _told(hidden, answer, course)
+            told = await _join_answer(hidden, answer, recall_loop)
         if not told:  # an error, or what was never looked into
-            return await _relay_as_it_is(course, answer, send, extra)
-    except (Overloaded, UpstreamError) as error:
-        course.code = error.status
-        await send_error(send, error, extra, course.dialect.error)
+            return await _relay_unchanged(recall_loop, answer, send, extra)
+    except (OverloadedError, UpstreamError) as error:
+        recall_loop.code = error.status
+        await send_error(send, error, extra, recall_loop.wire.encode_error)
         return False
     finally:
         await answer.aclose()
-    headers = [*_head(first, extra), (b"content-length", b"%d" % len(told))]
+    headers = [*_build_headers(first, extra), (b"content-length", b"%d" % len(told))]
     await send({"type": "http.response.start", "status": first.status, "headers": headers})
     await send({"type": "http.response.body", "body": told, "more_body": False})
-    course.tap.feed(told)
+    recall_loop.tap.feed(told)
     return True
 
 
-async def _told(hidden: AnswerJoiner, answer: Answer, course: Course) -> bytes | None:
+async def _join_answer(
+    hidden: AnswerJoiner, answer: UpstreamResponse, recall_loop: RecallLoop
+) -> bytes | None:
     """What the client gets; None: the answer goes on; empty: the upstream's own bytes.
 
     Raises:
         UpstreamError: A later answer is none.
     """
-    body = await _body(answer, MAX_ANSWER_BYTES)
-    if not body and not course.hops:
+    body = await _peek_whole_body(answer, MAX_ANSWER_BYTES)
+    if not body and not recall_loop.hops:
         return b""
-    if not body or (course.hops and _is_stream(answer)):
+    if not body or (recall_loop.hops and _is_stream(answer)):
         raise UpstreamError(*_BROKEN)
-    told = await beside(len(body), lambda: hidden.take(body, hidden=course.may_go_on()))
-    if course.hops and told == b"":
+    told = await run_in_worker_if_large(
+        len(body), lambda: hidden.join_answer(body, may_answer_calls=recall_loop.can_continue())
+    )
+    if recall_loop.hops and told == b"":
         raise UpstreamError(*_BROKEN)
-    if not course.hops:
-        course.first.feed(body)
-    return b"" if told is body and not course.hops else told
+    if not recall_loop.hops:
+        recall_loop.first_tap.feed(body)
+    return b"" if told is body and not recall_loop.hops else told
 
 
-async def _body(answer: Answer, limit: int) -> bytes | None:
+async def _peek_whole_body(answer: UpstreamResponse, limit: int) -> bytes | None:
     """The whole body, inflated; None if it is longer than `limit` bytes, was cut, or cannot be inflated."""
     seen = await answer.peek(limit + 1)
-    if len(seen) > limit or answer.cut:
+    if len(seen) > limit or answer.is_cut:
         return None
     if _is_plain(answer):
         return seen
-    inflater = Inflater(answer.field(b"content-encoding"), limit)
+    inflater = Inflater(answer.get_field(b"content-encoding"), limit)
     body = inflater.feed(seen)
     return None if inflater.failed else body
 
 
-def _tap_failed(error: BaseException) -> None:
+def _log_tap_failed(error: BaseException) -> None:
     _log.warning(TAP_FAILED, error=type(error).__name__)

@@ -11,10 +11,10 @@ from enum import Enum
 from typing import Final
 
 from compaction_proxy.core.title_request import is_client_prompt, is_title_prompt, is_title_request
-from compaction_proxy.wires.prescan import held, outline, read_texts
+from compaction_proxy.wires.prescan import decode_member, read_texts, scan_outline
 
 # What Claude Code says of a request: `main`, `subagent`, `workflow`, `compaction` or `auxiliary`.
-CLASS: Final = b"x-claude-code-request-class"
+CLASS_HEADER: Final = b"x-claude-code-request-class"
 _AUXILIARY: Final = b"auxiliary"
 # Probes and titles are small, in bytes. A client's request for a summary brings the conversation in its text.
 MAX_PROBE_BYTES: Final = 2_048
@@ -40,10 +40,10 @@ _TITLES: Final = (
 )
 # Conversations that are known to have tools, or not to have any in so many requests.
 MAX_CONVERSATIONS: Final = 10_000
-_LOOKS: Final = 3
+_MAX_INSPECTED: Final = 3
 
 
-class Side(Enum):
+class SideRequestKind(Enum):
     """What a side call is beside."""
 
     ALONE = "alone"
@@ -52,35 +52,35 @@ class Side(Enum):
     """It carries the conversation along, so what stands for that is applied."""
 
 
-def side(raw: bytes, kind: bytes, *, tooled: bool) -> Side | None:
+def classify_side_request(raw: bytes, kind: bytes, *, has_tools: bool) -> SideRequestKind | None:
     """Whether a request is a side call, and which; None: it is none.
 
     Args:
         raw: Its body.
-        kind: What its client says that it is (`CLASS`); empty: nothing.
-        tooled: Whether other requests of its conversation have brought tools.
+        kind: What its client says that it is (`CLASS_HEADER`); empty: nothing.
+        has_tools: Whether other requests of its conversation have brought tools.
     """
     if kind == _AUXILIARY:
-        return _beside(raw)
+        return _classify_by_history(raw)
     size = len(raw)
     if size <= MAX_PROBE_BYTES and _TOKENS in raw and _is_probe(raw):
-        return _beside(raw)
+        return _classify_by_history(raw)
     if size > MAX_TITLE_BYTES and not _may_ask_for_summary(raw):  # no large body is searched whole
         return None
-    if _TOOLS in raw or _beside(raw) is Side.WITHIN:
+    if _TOOLS in raw or _classify_by_history(raw) is SideRequestKind.WITHIN:
         return None
     if size > MAX_TITLE_BYTES:
-        return Side.ALONE if any(map(is_client_prompt, read_texts(raw)[0])) else None
-    return Side.ALONE if tooled or _asks_for_title(raw) else None
+        return SideRequestKind.ALONE if any(map(is_client_prompt, read_texts(raw)[0])) else None
+    return SideRequestKind.ALONE if has_tools or _asks_for_title(raw) else None
 
 
 def _is_probe(raw: bytes) -> bool:
     """Whether the answer may have one token, so that nobody reads it."""
-    told = outline(raw)
+    told = scan_outline(raw)
     if told is None:
         return False
     limits = (told.max_tokens, told.max_completion_tokens, told.max_output_tokens)
-    return 1 in [held(limit) for limit in limits]
+    return 1 in [decode_member(limit) for limit in limits]
 
 
 def _asks_for_title(raw: bytes) -> bool:
@@ -97,8 +97,8 @@ def _may_ask_for_summary(raw: bytes) -> bool:
     return any(each in edges for each in _SUMMARIES)
 
 
-def _beside(raw: bytes) -> Side:
-    return Side.WITHIN if has_history(raw) else Side.ALONE
+def _classify_by_history(raw: bytes) -> SideRequestKind:
+    return SideRequestKind.WITHIN if has_history(raw) else SideRequestKind.ALONE
 
 
 def has_history(raw: bytes) -> bool:
@@ -106,29 +106,33 @@ def has_history(raw: bytes) -> bool:
     return any(each in raw for each in _PAST)
 
 
-class SideCalls:
+class SideRequestDetector:
     """Tells side calls of conversations that this process has seen, each by its tenant's own id."""
 
     def __init__(self) -> None:
-        self._looks: OrderedDict[str, int] = OrderedDict()
+        self._inspected: OrderedDict[str, int] = OrderedDict()
 
-    def told(self, raw: bytes, first: Mapping[bytes, bytes], conversation: str | None) -> Side | None:
+    def classify_request(
+        self, raw: bytes, header_map: Mapping[bytes, bytes], conversation: str | None
+    ) -> SideRequestKind | None:
         """Whether a request is a side call, and which; None: it is none.
 
         Args:
             raw: Its body.
-            first: The first value of each of its header fields.
+            header_map: The first value of each of its header fields.
             conversation: Its id, if it has one.
         """
-        looks = 0 if conversation is None else self._looks.get(conversation, 0)
-        found = side(raw, first.get(CLASS, b""), tooled=looks > _LOOKS)
-        if conversation is not None and found is None and looks < _LOOKS:
-            self._look(raw, conversation, looks)
+        inspected = 0 if conversation is None else self._inspected.get(conversation, 0)
+        found = classify_side_request(
+            raw, header_map.get(CLASS_HEADER, b""), has_tools=inspected > _MAX_INSPECTED
+        )
+        if conversation is not None and found is None and inspected < _MAX_INSPECTED:
+            self._look_for_tools(raw, conversation, inspected)
         return found
 
-    def _look(self, raw: bytes, conversation: str, looks: int) -> None:
+    def _look_for_tools(self, raw: bytes, conversation: str, inspected: int) -> None:
         """Look for tools: in the first requests of a conversation only, as each look takes a search."""
-        self._looks[conversation] = _LOOKS + 1 if _TOOLS in raw else looks + 1
-        self._looks.move_to_end(conversation)
-        if len(self._looks) > MAX_CONVERSATIONS:
-            self._looks.popitem(last=False)
+        self._inspected[conversation] = _MAX_INSPECTED + 1 if _TOOLS in raw else inspected + 1
+        self._inspected.move_to_end(conversation)
+        if len(self._inspected) > MAX_CONVERSATIONS:
+            self._inspected.popitem(last=False)

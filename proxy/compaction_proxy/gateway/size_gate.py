@@ -7,32 +7,38 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
-from compaction_proxy.compaction.directives import Wishing
-from compaction_proxy.compaction.request_limits import policy_for
-from compaction_proxy.config.config import Config, for_model
+from compaction_proxy.compaction.directives import DirectiveStore
+from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.config.sections import WIRES
-from compaction_proxy.core.budget import budget
-from compaction_proxy.core.trigger import Aims, Row, aimed, mark, marks
-from compaction_proxy.gateway.identity import origin
+from compaction_proxy.core.budget import compute_budget
+from compaction_proxy.core.trigger import (
+    PriceThresholds,
+    TriggerRule,
+    compute_min_trigger,
+    compute_trigger_marks,
+    set_price_thresholds,
+)
+from compaction_proxy.gateway.identity import format_origin
 from compaction_proxy.gateway.side_requests import has_history
 from compaction_proxy.providers.calibration import Calibration
-from compaction_proxy.providers.model_limits import Learning
-from compaction_proxy.providers.pricing import Pricing
-from compaction_proxy.wires.prescan import has_media, models_named, outputs_named
+from compaction_proxy.providers.model_limits import ModelLimits
+from compaction_proxy.providers.pricing import PriceBook
+from compaction_proxy.wires.prescan import find_models, find_output_limits, has_media
 
 # A larger body is read whatever it says: of a conversation that is known, that takes less than a search.
 MAX_BYTES = 131_072
 # A body that names more models than this is read instead.
 MAX_MODELS = 8
 # What was worked out for a model is used for this long, in seconds, and for so many tenants and models.
-SURE_S = 1.0
-MAX_SURE = 4_096
+CACHE_S = 1.0
+MAX_CACHED = 4_096
 # More output than any request can be given, in tokens.
 ANY_OUTPUT = 10**18
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _SizeLimit:
     """What a body must stay under.
 
     Attributes:
@@ -45,28 +51,31 @@ class _Room:
     least: int
     limit: int
 
-    def holds(self, size: int) -> bool:
+    def can_hold(self, size: int) -> bool:
         """Whether a body of so many bytes is certainly under both."""
-        return self.calibration.size(size) < self.least and self.calibration.bound(size) <= self.limit
+        return (
+            self.calibration.predict_tokens(size) < self.least
+            and self.calibration.predict_upper_bound(size) <= self.limit
+        )
 
-    def sure(self) -> float:
+    def compute_safe_size(self) -> float:
         """Bytes that it holds; at most one less than there would be."""
         factor = self.calibration.ratio * math.exp(self.calibration.margin)
         return min(self.least - 1, self.limit) / factor - 1
 
 
-_NO_ROOM = _Room(Calibration(0.0, 0.0), 0, 0)
+_PASSES_NOTHING = _SizeLimit(Calibration(0.0, 0.0), 0, 0)
 
 
-class Gate:
+class SizeGate:
     """Decides by size alone whether a body may go straight on.
 
     Text never has more tokens than bytes, so a body with fewer bytes than the trigger has fewer tokens too.
 
     Args:
         config: Windows and triggers by model.
-        learning: Windows and ratios learned from the upstream.
-        wishing: Knows which conversations are to be compacted, however small.
+        model_limits: Windows and ratios learned from the upstream.
+        directives: Knows which conversations are to be compacted, however small.
         compacted: Knows which ones have been, so that they pass no more.
         origin: Of the upstream.
         pricing: Knows prices; None: nobody does.
@@ -76,25 +85,25 @@ class Gate:
     def __init__(
         self,
         config: Config,
-        learning: Learning,
-        wishing: Wishing,
+        model_limits: ModelLimits,
+        directives: DirectiveStore,
         compacted: CompactedConversations,
         origin: str,
         *,
-        pricing: Pricing | None = None,
+        pricing: PriceBook | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._learning = learning
-        self._wishing = wishing
+        self._model_limits = model_limits
+        self._directives = directives
         self._compacted = compacted
         self._origin = origin
         self._pricing = pricing
         self._clock = clock
-        self._sure: dict[tuple[str, str], tuple[float, float]] = {}  # bytes, and until when they hold
+        self._safe_sizes: dict[tuple[str, str], tuple[float, float]] = {}  # bytes, and until when they hold
         self._changes = 0
 
-    async def remember(self, tenant: str, conversation: str | None, size_bytes: int) -> None:
+    async def remember_compacted(self, tenant: str, conversation: str | None, size_bytes: int) -> None:
         """Let a compacted conversation pass no more: what replaced its messages is always applied.
 
         Args:
@@ -102,22 +111,22 @@ class Gate:
             conversation: Its id; None if it has none.
             size_bytes: Of the request that was compacted. A large one never passes, on any replica.
         """
-        await self._compacted.add(tenant, conversation, listed=size_bytes <= MAX_BYTES)
+        await self._compacted.add(tenant, conversation, is_listed=size_bytes <= MAX_BYTES)
 
     @staticmethod
-    def models(raw: bytes, deployment: str | None) -> AbstractSet[str]:
+    def find_candidate_models(raw: bytes, deployment: str | None) -> AbstractSet[str]:
         """Every model that a request could mean; `deployment` is the one that its path names.
 
         None where the body is too large to pass whatever it means: it is not searched.
         """
         if len(raw) > MAX_BYTES:
             return frozenset()
-        models = models_named(raw)
+        models = find_models(raw)
         if deployment:
             models.add(deployment)
         return models
 
-    def passes(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
+    def can_pass(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
         """Whether a body is certainly under every mark.
 
         Args:
@@ -127,84 +136,84 @@ class Gate:
             conversation: Of which conversation, if that is known.
         """
         size = len(raw)
-        if size > MAX_BYTES or self._awaited(tenant, conversation, raw):
+        if size > MAX_BYTES or self._has_pending_action(tenant, conversation, raw):
             return False
         if not 0 < len(models) <= MAX_MODELS or has_media(raw):
             return False
-        if size <= min([self._sure_size(tenant, model) for model in models]):
+        if size <= min([self._get_safe_size(tenant, model) for model in models]):
             return True
-        output = max(outputs_named(raw), default=None)
-        rooms = [self._room(tenant, model, output) for model in models]
-        return all(room is None or room.holds(size) for room in rooms)
+        output = max(find_output_limits(raw), default=None)
+        rooms = [self._compute_size_limit(tenant, model, output) for model in models]
+        return all(room is None or room.can_hold(size) for room in rooms)
 
     def note_accepted(self, tenant: str, model: str, size_bytes: int) -> None:
         """A body that was let through was answered: should a larger one be refused, this one was not."""
-        self._learning.note_accepted_bytes(tenant, self._origin, model, size_bytes)
+        self._model_limits.record_accepted_bytes(tenant, self._origin, model, size_bytes)
 
-    def reconsider(self) -> None:
+    def clear_cache(self) -> None:
         """Something was learned of a model: believe nothing that was worked out before."""
-        self._sure.clear()
+        self._safe_sizes.clear()
 
-    def _awaited(self, tenant: str, conversation: str | None, raw: bytes) -> bool:
+    def _has_pending_action(self, tenant: str, conversation: str | None, raw: bytes) -> bool:
         """Whether something is to be done about a conversation whatever its size."""
-        if self._compacted.has(tenant, conversation):
+        if self._compacted.has_rounds(tenant, conversation):
             return conversation is not None or has_history(raw)
-        return conversation is not None and self._wishing.marked(tenant, conversation)
+        return conversation is not None and self._directives.is_compaction_requested(tenant, conversation)
 
-    def _sure_size(self, tenant: str, model: str) -> float:
+    def _get_safe_size(self, tenant: str, model: str) -> float:
         """Bytes up to which a body passes, whatever output it asks for."""
-        if self._changes != self._learning.changes:
-            self._changes = self._learning.changes
-            self._sure.clear()
-        size, until = self._sure.get((tenant, model), (0.0, 0.0))
+        if self._changes != self._model_limits.changes:
+            self._changes = self._model_limits.changes
+            self._safe_sizes.clear()
+        size, until = self._safe_sizes.get((tenant, model), (0.0, 0.0))
         now = self._clock()
         if until < now:
-            room = self._room(tenant, model, ANY_OUTPUT)
-            size = math.inf if room is None else room.sure()
-            if len(self._sure) >= MAX_SURE:
-                self._sure.clear()
-            self._sure[tenant, model] = size, now + SURE_S
+            room = self._compute_size_limit(tenant, model, ANY_OUTPUT)
+            size = math.inf if room is None else room.compute_safe_size()
+            if len(self._safe_sizes) >= MAX_CACHED:
+                self._safe_sizes.clear()
+            self._safe_sizes[tenant, model] = size, now + CACHE_S
         return size
 
-    def _room(self, tenant: str, model: str, output: int | None) -> _Room | None:
+    def _compute_size_limit(self, tenant: str, model: str, output: int | None) -> _SizeLimit | None:
         """What a body for a model must stay under; None where nothing ever happens to one."""
-        settings = for_model(self._config, model)
+        settings = get_model_settings(self._config, model)
         if settings.recall.tool == "always":  # every request is read, to be offered the tool
-            return _NO_ROOM
-        policy = policy_for(settings)
-        window = self._learning.window_for(tenant, self._origin, model, settings.window)
-        adds_output = self._learning.adds_output(tenant, self._origin, model)
-        spent = budget(window, policy.reserves, output, adds_output=adds_output)
-        rows = aimed(policy.trigger, self._least_aims(model, policy.trigger))
-        least = mark(rows, spent)
+            return _PASSES_NOTHING
+        policy = resolve_policy(settings)
+        window = self._model_limits.peek_effective_window(tenant, self._origin, model, settings.window)
+        adds_output = self._model_limits.adds_output(tenant, self._origin, model)
+        spent = compute_budget(window, policy.reserves, output, adds_output=adds_output)
+        rows = set_price_thresholds(policy.trigger, self._compute_least_aims(model, policy.trigger))
+        least = compute_min_trigger(rows, spent)
         if least is None:
             return None
-        if output is not None and not self._learning.is_known(tenant, self._origin, model):
-            return _NO_ROOM  # once: another process may have learned that the upstream adds them
-        at = marks(rows, spent, policy.soft_share, policy.hard_percent)
+        if output is not None and not self._model_limits.is_known(tenant, self._origin, model):
+            return _PASSES_NOTHING  # once: another process may have learned that the upstream adds them
+        at = compute_trigger_marks(rows, spent, policy.soft_share, policy.hard_percent)
         least = min(least, at.soft or least)
         limit = spent.limit if spent.sum_limit is None else min(spent.limit, spent.sum_limit)
-        return _Room(self._learning.calibration(tenant, self._origin, model), least, limit)
+        return _SizeLimit(self._model_limits.peek_calibration(tenant, self._origin, model), least, limit)
 
-    def _least_aims(self, model: str, rows: Sequence[Row]) -> Aims:
+    def _compute_least_aims(self, model: str, rows: Sequence[TriggerRule]) -> PriceThresholds:
         """The least that the fields of a trigger about money may come to, whatever the conversation."""
         price = None
         if self._pricing is not None and any(row.price_tier for row in rows):
-            price = self._pricing.of(model, self._origin)
-        return Aims(tier=price.surcharge_tokens if price else None, optimum=0)
+            price = self._pricing.get_price(model, self._origin)
+        return PriceThresholds(tier=price.surcharge_tokens if price else None, optimum=0)
 
 
-def gates(
+def build_gates(
     config: Config,
-    learning: Learning,
-    wishing: Wishing,
+    model_limits: ModelLimits,
+    directives: DirectiveStore,
     compacted: CompactedConversations,
-    pricing: Pricing,
-) -> Mapping[str, Gate]:
+    pricing: PriceBook,
+) -> Mapping[str, SizeGate]:
     """A gate for each wire, by its name; wires with one provider share theirs."""
-    made: dict[str, Gate] = {}
-    targets = {wire: origin(config.upstream.provider(wire)[0]) for wire in WIRES}
+    made: dict[str, SizeGate] = {}
+    targets = {wire: format_origin(config.upstream.get_provider(wire)[0]) for wire in WIRES}
     for target in targets.values():
         if target not in made:
-            made[target] = Gate(config, learning, wishing, compacted, target, pricing=pricing)
+            made[target] = SizeGate(config, model_limits, directives, compacted, target, pricing=pricing)
     return {wire: made[target] for wire, target in targets.items()}

@@ -13,7 +13,7 @@ from typing import Final
 
 from starlette.types import Message, Send
 
-from compaction_proxy.gateway.headers import EVENT_STREAM, first_values
+from compaction_proxy.gateway.headers import EVENT_STREAM, build_header_map
 
 COMMENT: Final = b": keep-alive\n\n"
 # How a stream ends that is between two events: a line's end, and a blank line's. CR LF CR is none: an LF
@@ -25,27 +25,27 @@ _BODY: Final = "http.response.body"
 
 
 @contextmanager
-def kept_alive(send: Send, silence_s: float) -> Iterator[Send]:
+def send_keepalives(send: Send, silence_s: float) -> Iterator[Send]:
     """A client's ASGI channel, on which an event stream is never silent for longer than `silence_s` seconds.
 
     Nothing is sent before the head of the answer, behind its end, or once the context is left.
     """
-    channel = _Channel(send, silence_s)
+    channel = _KeepaliveChannel(send, silence_s)
     try:
         yield channel
     finally:
         channel.close()
 
 
-def takes_comments(head: Message) -> bool:
+def can_take_comments(head: Message) -> bool:
     """Whether comments may stand in the body that follows this `http.response.start`."""
-    fields = first_values([(name.lower(), held) for name, held in head.get("headers", ())])
+    fields = build_header_map([(name.lower(), held) for name, held in head.get("headers", ())])
     plain = fields.get(b"content-encoding", b"").strip().lower() in {b"", b"identity"}
     kind = fields.get(b"content-type", b"").strip().lower()
     return plain and kind.startswith(EVENT_STREAM) and b"content-length" not in fields
 
 
-class _Channel:
+class _KeepaliveChannel:
     """Passes on what is sent, and keeps the time: one timer for a stream, put off when it rings too early."""
 
     __slots__ = ("_busy", "_comment", "_heard_at", "_loop", "_send", "_silence_s", "_tail", "_timer")
@@ -64,12 +64,12 @@ class _Channel:
         """Pass a message on (ASGI)."""
         if self._timer is None:
             await self._send(message)
-            if message["type"] != _BODY and takes_comments(message):
+            if message["type"] != _BODY and can_take_comments(message):
                 self._heard_at = self._loop.time()
-                self._wait()
+                self._schedule_check()
             return
         if not message.get("more_body", False):
-            self._stop()
+            self._stop_timer()
         self._busy = True
         if self._comment is not None:
             await self._comment  # it is on its way: this stands behind it
@@ -83,28 +83,28 @@ class _Channel:
 
     def close(self) -> None:
         """Say nothing more, not even what has been begun."""
-        self._stop()
+        self._stop_timer()
         if self._comment is not None:
             self._comment.cancel()
 
-    def _stop(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _wait(self) -> None:
-        self._timer = self._loop.call_at(self._heard_at + self._silence_s, self._look)
+    def _schedule_check(self) -> None:
+        self._timer = self._loop.call_at(self._heard_at + self._silence_s, self._check_silence)
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         """Say something if nothing was said for as long, and look again."""
         now = self._loop.time()
         if now >= self._heard_at + self._silence_s:
             self._heard_at = now
             if not self._busy and self._comment is None and self._tail.endswith(BORDERS):
-                self._comment = self._loop.create_task(self._say())
-        self._wait()
+                self._comment = self._loop.create_task(self._send_comment())
+        self._schedule_check()
 
-    async def _say(self) -> None:
+    async def _send_comment(self) -> None:
         try:
             await self._send({"type": _BODY, "body": COMMENT, "more_body": True})
         finally:

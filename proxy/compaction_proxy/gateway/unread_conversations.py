@@ -13,17 +13,17 @@ from typing import Any
 import structlog
 
 from compaction_proxy.compaction.conversation_index import ConversationIndex
-from compaction_proxy.core.digest import prefix_digests
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.core.digest import compute_prefix_digests
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import NOT_OBSERVED
-from compaction_proxy.wires.body import read
+from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.project_instructions import (
     drop_instructions,
     find_client_by_members,
-    find_client_of,
+    find_client_by_messages,
 )
-from compaction_proxy.wires.wire import Dialect
+from compaction_proxy.wires.wire import Wire
 
 # Larger requests are in no hurry to be listed: they will soon be read anyway.
 MAX_BYTES = 786_432
@@ -38,23 +38,23 @@ TOOLS = b'"tools"'
 _log = structlog.get_logger()
 
 
-class UnreadConversations:
+class UnreadConversationFinder:
     """Finds conversations of one wire, on one event loop.
 
     Args:
-        dialect: The wire.
+        wire: The wire.
         conversations: Knows how far conversations have come.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        dialect: Dialect,
+        wire: Wire,
         conversations: ConversationIndex,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._dialect = dialect
+        self._wire = wire
         self._conversations = conversations
         self._clock = clock
         self._left_bytes = float(BURST_BYTES)
@@ -77,33 +77,33 @@ class UnreadConversations:
         if len(raw) > MAX_BYTES or size > self._left_bytes:
             return None
         self._left_bytes -= size
-        search = asyncio.create_task(self._search(tenant, raw, client))
+        search = asyncio.create_task(self._search_safely(tenant, raw, client))
         self._searches.add(search)
         search.add_done_callback(self._searches.discard)
         return search
 
-    async def _search(self, tenant: str, raw: bytes, client: str) -> str | None:
-        with contained(_not_found):
-            return await self._found(tenant, raw, client)
+    async def _search_safely(self, tenant: str, raw: bytes, client: str) -> str | None:
+        with suppress_and_report(_log_not_found):
+            return await self._find_conversation(tenant, raw, client)
         return None
 
-    async def _found(self, tenant: str, raw: bytes, client: str) -> str | None:
-        dialect, body = self._dialect, read(raw, self._dialect)
+    async def _find_conversation(self, tenant: str, raw: bytes, client: str) -> str | None:
+        dialect, body = self._wire, parse_body(raw, self._wire)
         records: list[Any] = []
         for start in range(0, len(body.messages), MESSAGES_AT_ONCE):
-            records += map(dialect.message, body.messages[start : start + MESSAGES_AT_ONCE])
+            records += map(dialect.parse_message, body.messages[start : start + MESSAGES_AT_ONCE])
             await asyncio.sleep(0)
         messages = tuple(records)
-        client = find_client_by_members(body.prompt_members) or find_client_of(messages) or client
+        client = find_client_by_members(body.prompt_members) or find_client_by_messages(messages) or client
         if client:
-            messages = drop_instructions(messages, client, dialect.message)
-        messages = tuple(each for each in messages if not each.privileged)
+            messages = drop_instructions(messages, client, dialect.parse_message)
+        messages = tuple(each for each in messages if not each.is_privileged)
         if not messages:
             return None
-        prefixes = prefix_digests(messages, dialect.seed)
-        return await self._conversations.find(tenant, messages, prefixes, has_tools=TOOLS in raw)
+        prefixes = compute_prefix_digests(messages, dialect.digest_seed)
+        return await self._conversations.find_conversation(tenant, messages, prefixes, has_tools=TOOLS in raw)
 
 
-def _not_found(error: BaseException) -> None:
-    if not isinstance(error, Unreadable):
+def _log_not_found(error: BaseException) -> None:
+    if not isinstance(error, UnreadableBodyError):
         _log.warning(NOT_OBSERVED, error=type(error).__name__)

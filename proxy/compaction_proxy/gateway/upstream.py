@@ -15,18 +15,29 @@ from starlette.types import Scope, Send
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import WIRES
-from compaction_proxy.core.errors import Overloaded, Shown, UpstreamError, openai_error
-from compaction_proxy.core.exchange import FAILED_FROM
+from compaction_proxy.core.errors import (
+    ClientFacingError,
+    OverloadedError,
+    UpstreamError,
+    format_openai_error,
+)
+from compaction_proxy.core.exchange import FIRST_ERROR_STATUS
 from compaction_proxy.core.upstream_failure import OUT_OF_SOCKETS
 from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
 from compaction_proxy.gateway.concurrency_limit import RETRY_AFTER_S
-from compaction_proxy.gateway.headers import Headers, content_length, first_values, to_client, to_upstream
-from compaction_proxy.gateway.identity import origin
-from compaction_proxy.gateway.paths import join
+from compaction_proxy.gateway.headers import (
+    Headers,
+    build_header_map,
+    get_content_length,
+    to_client_headers,
+    to_upstream_headers,
+)
+from compaction_proxy.gateway.identity import format_origin
+from compaction_proxy.gateway.paths import join_upstream_url
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import TAP_FAILED
-from compaction_proxy.wires.registry import WIRES as DIALECTS
+from compaction_proxy.wires import registry
 
 # How much of an error's body is looked at, in bytes.
 PEEK_BYTES = 65_536
@@ -61,7 +72,7 @@ class Upstream:
     @property
     def target(self) -> str:
         """Scheme, host and port, by which its failures are reported; never credentials or a path."""
-        return origin(self.base_url)
+        return format_origin(self.base_url)
 
 
 def build_request(
@@ -75,12 +86,12 @@ def build_request(
         body: The body to send; a stream is sent as it comes and cannot be replayed.
         length: Declared length of a stream in bytes; None sends it chunked.
     """
-    server, target = join(upstream.base_url, scope["raw_path"], scope["query_string"])
+    server, target = join_upstream_url(upstream.base_url, scope["raw_path"], scope["query_string"])
     return HttpRequest(
         scope["method"],
         server,
         target,
-        to_upstream(
+        to_upstream_headers(
             scope["headers"], api_key=upstream.api_key, hop=upstream.hop, key_field=upstream.key_field
         ),
         body,
@@ -90,7 +101,7 @@ def build_request(
     )
 
 
-class Answer:
+class UpstreamResponse:
     """An upstream's answer whose beginning may have been looked at. Close it, or relay it back.
 
     Args:
@@ -118,7 +129,7 @@ class Answer:
         """
         size = sum(map(len, self._seen))
         try:
-            while size < limit and self._cut is None and (chunk := await self._next()):
+            while size < limit and self._cut is None and (chunk := await self._read_next()):
                 self._seen.append(chunk)
                 size += len(chunk)
         except httpx.TransportError as error:
@@ -128,7 +139,7 @@ class Answer:
     async def peek_next(self) -> bytes:
         """Returns the next unseen chunk, which is still relayed; empty at the end or at a cut."""
         try:
-            chunk = b"" if self._cut is not None else await self._next()
+            chunk = b"" if self._cut is not None else await self._read_next()
         except httpx.TransportError as error:
             self._cut = error
             return b""
@@ -143,7 +154,7 @@ class Answer:
         done, _ = await asyncio.wait([self._coming], timeout=seconds)
         return await self.peek(limit) if done else b"".join(self._seen)
 
-    async def _next(self) -> bytes:
+    async def _read_next(self) -> bytes:
         """The next chunk from the upstream, or the one that somebody has begun to wait for."""
         coming, self._coming = self._coming, None
         try:
@@ -154,7 +165,7 @@ class Answer:
             raise
 
     @property
-    def cut(self) -> bool:
+    def is_cut(self) -> bool:
         """Whether `peek` has seen that the upstream was cut."""
         return self._cut is not None
 
@@ -168,9 +179,9 @@ class Answer:
             return self._seen.popleft()
         if self._cut is not None:
             raise self._cut
-        return await self._next()
+        return await self._read_next()
 
-    def field(self, name: bytes) -> str:
+    def get_field(self, name: bytes) -> str:
         """The first value of a header field, empty if there is none; `name` in lower case."""
         if self._fields is None:
             self._fields = {key.lower(): held for key, held in reversed(self.response.headers)}
@@ -184,7 +195,7 @@ class Answer:
         await self.response.aclose()
 
 
-async def open_answer(upstream: Upstream, request: HttpRequest) -> Answer:
+async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResponse:
     """Send a request and wait for status and headers of the answer; report a failure of the upstream.
 
     Raises:
@@ -200,16 +211,16 @@ async def open_answer(upstream: Upstream, request: HttpRequest) -> Answer:
         monitor.record_invalid_status(upstream.target)
         await response.aclose()
         raise UpstreamError(502, "The upstream's status is not valid.", "upstream_protocol_error")
-    if status >= FAILED_FROM or monitor.failing:
+    if status >= FIRST_ERROR_STATUS or monitor.failing:
         monitor.record_status(upstream.target, status)
-    return Answer(response, upstream)
+    return UpstreamResponse(response, upstream)
 
 
-def _build_error(upstream: Upstream, error: httpx.TransportError) -> Overloaded | UpstreamError:
+def _build_error(upstream: Upstream, error: httpx.TransportError) -> OverloadedError | UpstreamError:
     """Report that there is no answer, and build the error for the client."""
     cause = upstream.monitor.record_error(upstream.target, error)
     if cause == OUT_OF_SOCKETS:
-        return Overloaded(RETRY_AFTER_S)
+        return OverloadedError(RETRY_AFTER_S)
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable")
     if isinstance(error, httpx.TimeoutException):
@@ -218,12 +229,12 @@ def _build_error(upstream: Upstream, error: httpx.TransportError) -> Overloaded 
     return UpstreamError(502, message, "upstream_protocol_error")
 
 
-def _tap_failed(error: BaseException) -> None:
+def _log_tap_failed(error: BaseException) -> None:
     _log.warning(TAP_FAILED, error=type(error).__name__)
 
 
-async def relay_back(
-    answer: Answer,
+async def relay_response(
+    answer: UpstreamResponse,
     send: Send,
     *,
     extra: Sequence[tuple[bytes, bytes]] = (),
@@ -235,14 +246,14 @@ async def relay_back(
     its end, and the server closes the connection.
 
     Args:
-        answer: What `open_answer` gave.
+        answer: What `send_request` gave.
         send: The client's ASGI channel.
         extra: Header fields of ours, appended to the upstream's.
         tap: Sees each chunk after it was sent; its failure is logged and does no harm.
     """
     response = answer.response
-    headers = to_client(response.status, response.headers)
-    length = content_length(headers)
+    headers = to_client_headers(response.status, response.headers)
+    length = get_content_length(headers)
     headers += extra
     try:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
@@ -253,12 +264,12 @@ async def relay_back(
         await answer.aclose()
     await send({"type": "http.response.body", "body": last, "more_body": False})
     if last and tap is not None:
-        _tap(tap, last)
+        _feed_tap(tap, last)
     return True
 
 
 async def _relay_chunks(
-    answer: Answer, send: Send, tap: Callable[[bytes], None] | None, length: int | None
+    answer: UpstreamResponse, send: Send, tap: Callable[[bytes], None] | None, length: int | None
 ) -> bytes:
     """Relay a body but for what may go with its end: the last chunk, where the length tells that one."""
     while chunk := await answer.read():
@@ -268,20 +279,20 @@ async def _relay_chunks(
                 return chunk
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
         if tap is not None:
-            _tap(tap, chunk)
+            _feed_tap(tap, chunk)
     return b""
 
 
-def _tap(tap: Callable[[bytes], None], chunk: bytes) -> None:
-    with contained(_tap_failed):
+def _feed_tap(tap: Callable[[bytes], None], chunk: bytes) -> None:
+    with suppress_and_report(_log_tap_failed):
         tap(chunk)
 
 
 async def send_error(
     send: Send,
-    error: Shown,
+    error: ClientFacingError,
     extra: Sequence[tuple[bytes, bytes]] = (),
-    shape: Callable[[Shown], bytes] = openai_error,
+    shape: Callable[[ClientFacingError], bytes] = format_openai_error,
 ) -> None:
     """Answer the client with an error of ours, in the shape of its wire."""
     body = shape(error)
@@ -290,7 +301,7 @@ async def send_error(
         (b"content-length", b"%d" % len(body)),
         *extra,
     ]
-    if isinstance(error, Overloaded):
+    if isinstance(error, OverloadedError):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -301,7 +312,7 @@ CONNECT_TIMEOUT_S = 10.0
 ANTHROPIC = b"anthropic-version"
 
 
-def upstreams(
+def build_upstreams(
     config: Config, engine: HttpEngine, hop: str, monitor: UpstreamMonitor
 ) -> Mapping[str, Upstream]:
     """Where requests go, by the name of their wire.
@@ -314,7 +325,7 @@ def upstreams(
     """
     made: dict[str, Upstream] = {}
     for wire in WIRES:
-        base_url, key = config.upstream.provider(wire)
+        base_url, key = config.upstream.get_provider(wire)
         made[wire] = Upstream(
             base_url=base_url,
             api_key=key,
@@ -322,26 +333,26 @@ def upstreams(
             engine=engine,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             read_timeout_s=config.upstream.timeout_s,
-            key_field=DIALECTS[wire].key_field,
+            key_field=registry.WIRES[wire].key_field,
             monitor=monitor,
         )
     monitor.keep_targets({each.target for each in made.values()})
     return MappingProxyType(made)
 
 
-def wire_of(raw_path: bytes, first: Mapping[bytes, bytes]) -> str:
+def find_wire_name(raw_path: bytes, header_map: Mapping[bytes, bytes]) -> str:
     """The wire whose provider answers a request that no dialect reads.
 
     Args:
         raw_path: The path as the client wrote it.
-        first: The first value of each header field (`headers.first_values`).
+        header_map: The first value of each header field (`headers.first_values`).
     """
-    if ANTHROPIC in first or b"/v1/messages/" in raw_path or raw_path.endswith(b"/v1/messages"):
+    if ANTHROPIC in header_map or b"/v1/messages/" in raw_path or raw_path.endswith(b"/v1/messages"):
         return "messages"
     return "responses" if b"/responses/" in raw_path or raw_path.endswith(b"/responses") else "chat"
 
 
-def error_shape(scope: Scope) -> Callable[[Shown], bytes]:
+def find_error_encoder(scope: Scope) -> Callable[[ClientFacingError], bytes]:
     """How clients of this path expect errors."""
-    wire = DIALECTS.get(wire_of(scope["raw_path"], first_values(scope["headers"])))
-    return wire.error if wire else openai_error
+    wire = registry.WIRES.get(find_wire_name(scope["raw_path"], build_header_map(scope["headers"])))
+    return wire.encode_error if wire else format_openai_error

@@ -10,8 +10,8 @@ import httpx
 import structlog
 
 from compaction_proxy.core import upstream_failure as causes
-from compaction_proxy.core.exchange import FAILED_FROM
-from compaction_proxy.core.upstream_failure import is_failure_status, is_server_error, name_status
+from compaction_proxy.core.exchange import FIRST_ERROR_STATUS
+from compaction_proxy.core.upstream_failure import format_status_cause, is_failure_status, is_server_error
 from compaction_proxy.storage.resilient import Throttle
 from compaction_proxy.support.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVERED
 
@@ -43,14 +43,14 @@ _CONNECT_ERRNOS = {
 }
 
 
-def find_cause(error: httpx.TransportError, *, begun: bool = False) -> str:
+def find_cause(error: httpx.TransportError, *, has_head: bool = False) -> str:
     """The word for an error of the engine.
 
     Args:
         error: What the engine raised.
-        begun: Whether status and headers of the answer had come.
+        has_head: Whether status and headers of the answer had come.
     """
-    if begun:
+    if has_head:
         is_timeout = isinstance(error, httpx.TimeoutException)
         return causes.ANSWER_STALLED if is_timeout else causes.ANSWER_CUT
     if isinstance(error, httpx.ConnectError):
@@ -70,7 +70,7 @@ def _find_connect_cause(error: BaseException) -> str:
     return _CONNECT_ERRNOS.get(number or 0, causes.UNREACHABLE)
 
 
-def _ignore(_target: str, _cause: str) -> None:
+def _ignore_failure(_target: str, _cause: str) -> None:
     """Count nothing."""
 
 
@@ -90,7 +90,11 @@ class UpstreamMonitor:
     """
 
     def __init__(
-        self, count: Count = _ignore, keep: Count = _ignore, *, clock: Callable[[], float] = time.monotonic
+        self,
+        count: Count = _ignore_failure,
+        keep: Count = _ignore_failure,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._count = count
         self._keep = keep
@@ -102,7 +106,7 @@ class UpstreamMonitor:
         """Report that no answer came; returns the cause."""
         cause = find_cause(error)
         if cause in causes.LOCAL_CAUSES:
-            self._record(target, cause)
+            self._record_failure(target, cause)
         else:
             self._record_failing(target, cause)
         return cause
@@ -113,19 +117,19 @@ class UpstreamMonitor:
 
     def record_cut(self, target: str, error: httpx.TransportError) -> None:
         """Report that an answer broke off."""
-        self._record(target, find_cause(error, begun=True))
+        self._record_failure(target, find_cause(error, has_head=True))
 
     def record_status(self, target: str, status: int) -> None:
         """Report an error status, and the recovery of a target that has failed until now."""
         if is_server_error(status):
-            self._record_failing(target, name_status(status))
+            self._record_failing(target, format_status_cause(status))
             return
         if target in self.failing:
             self._record_recovery(target)
         if is_failure_status(status):
-            self._record(target, name_status(status))
-        elif status >= FAILED_FROM:
-            self._count(target, name_status(status))
+            self._record_failure(target, format_status_cause(status))
+        elif status >= FIRST_ERROR_STATUS:
+            self._count(target, format_status_cause(status))
 
     def keep_targets(self, targets: Collection[str]) -> None:
         """Let go of failing targets that nobody asks any more: another configuration is in force."""
@@ -135,10 +139,10 @@ class UpstreamMonitor:
 
     def _record_failing(self, target: str, cause: str) -> None:
         self.failing[target] = self.failing.get(target, 0) + 1
-        if self._record(target, cause):
+        if self._record_failure(target, cause):
             self._logged.add(target)
 
-    def _record(self, target: str, cause: str) -> bool:
+    def _record_failure(self, target: str, cause: str) -> bool:
         """Count a failure; whether it was logged."""
         self._count(target, cause)
         self._keep(target, cause)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
-from compaction_proxy.core.model_names import bare_name, is_new_claude
+from compaction_proxy.core.model_names import is_new_claude, normalize_model_name
 
 MIN_USAGE_TOKENS = 200  # below it, hidden prompts outweigh what we could learn
 MIN_RATIO, MAX_RATIO = 0.3, 4.0  # outside it, the number is about something else (truncation, a failed call)
@@ -39,8 +39,8 @@ _CLAUDE_OLD = (1.15, 0.05)
 _CLAUDE_NEW = (1.45, 0.05)  # a new vocabulary from 4.7 on
 
 
-def _family(model: str) -> tuple[float, float]:
-    name = bare_name(model)
+def _find_family(model: str) -> tuple[float, float]:
+    name = normalize_model_name(model)
     if name.startswith("claude"):
         return _CLAUDE_NEW if is_new_claude(name) else _CLAUDE_OLD
     known = (row[1:] for row in _FAMILIES if re.search(row[0], name))
@@ -63,9 +63,9 @@ class Calibration:
 
     @classmethod
     @lru_cache(maxsize=1_024)
-    def prior(cls, model: str) -> Self:
+    def build_prior(cls, model: str) -> Self:
         """What to believe of a model before its upstream has reported anything."""
-        ratio, deviation = _family(model)
+        ratio, deviation = _find_family(model)
         return cls(math.log(ratio), deviation)
 
     @property
@@ -73,7 +73,7 @@ class Calibration:
         """Tokens that the upstream counts for each that we count."""
         return math.exp(self.mean)
 
-    def observe(self, estimate: int, actual: int) -> Self:
+    def add_observation(self, estimate: int, actual: int) -> Self:
         """Learn from one answered request.
 
         Args:
@@ -95,13 +95,16 @@ class Calibration:
         deviation = self.deviation + weight * (abs(gap) - self.deviation)
         return type(self)(self.mean + weight * gap, deviation, self.observations + 1)
 
-    def size(self, estimate: int) -> int:
+    def predict_tokens(self, estimate: int) -> int:
         """What the upstream will count, ⌈tokens⌉; one sigma more until it has reported once."""
         margin = 0.0 if self.observations else self.margin
         return math.ceil(estimate * math.exp(self.mean + margin))
 
-    def bound(self, estimate: int) -> int:
-        """As `size`, with one sigma in any case: in simulation under 0.8 % of requests are over 2 % low."""
+    def predict_upper_bound(self, estimate: int) -> int:
+        """As `predict_tokens`, with one sigma in any case.
+
+        In simulation under 0.8 % of requests are over 2 % low.
+        """
         return math.ceil(estimate * math.exp(self.mean + self.margin))
 
     @property

@@ -22,7 +22,7 @@ _SILENT_DOMAINS: Final = (".azure.com", ".amazonaws.com", ".googleapis.com")
 _LOCAL_DOMAINS: Final = (".local", ".internal", ".lan", ".home.arpa", ".localhost")
 
 
-def model_urls(base_url: str, model: str) -> tuple[str, ...]:
+def build_model_urls(base_url: str, model: str) -> tuple[str, ...]:
     """Where to ask about a model, in order: the list, then the model alone. Empty: nothing would be told."""
     host = (urlsplit(base_url).hostname or "").lower()
     if not host or host in _SILENT or host.endswith(_SILENT_DOMAINS):
@@ -33,10 +33,10 @@ def model_urls(base_url: str, model: str) -> tuple[str, ...]:
     return (start, f"{start}/{quote(model, safe='/:@', errors='replace')}")
 
 
-def local_urls(base_url: str) -> tuple[str, ...]:
+def build_local_urls(base_url: str) -> tuple[str, ...]:
     """The pages of llama.cpp, LM Studio and Ollama, if the upstream may be one: it is not on the internet."""
     parts = urlsplit(base_url)
-    if not _local((parts.hostname or "").lower()):
+    if not _is_local((parts.hostname or "").lower()):
         return ()
     path = parts.path.rstrip("/").removesuffix("/v1")
     return tuple(
@@ -45,59 +45,59 @@ def local_urls(base_url: str) -> tuple[str, ...]:
     )
 
 
-def _local(host: str) -> bool:
+def _is_local(host: str) -> bool:
     try:
         return not ipaddress.ip_address(host).is_global
     except ValueError:
         return bool(host) and ("." not in host or host.endswith(_LOCAL_DOMAINS))
 
 
-def told_window(body: bytes, model: str) -> int | None:
+def parse_window(body: bytes, model: str) -> int | None:
     """The window that an answer from any of these URLs tells, in tokens; the smallest if it tells several."""
     try:
         payload = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    found = [window for window in _windows(payload, model) if _possible(window)]
+    found = [window for window in _iter_windows(payload, model) if _is_possible(window)]
     return min(found, default=None)
 
 
-def _windows(payload: Any, model: str) -> Iterator[Any]:
-    page = _mapping(payload)
-    yield _mapping(page.get("default_generation_settings")).get("n_ctx")  # llama.cpp, one slot
-    for entry in _entries(page, model):
-        yield _mapping(entry.get("meta")).get("n_ctx")  # llama.cpp
+def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
+    page = _as_mapping(payload)
+    yield _as_mapping(page.get("default_generation_settings")).get("n_ctx")  # llama.cpp, one slot
+    for entry in _find_entries(page, model):
+        yield _as_mapping(entry.get("meta")).get("n_ctx")  # llama.cpp
         yield entry.get("max_model_len")  # vLLM, SGLang
         yield entry.get("loaded_context_length")  # LM Studio
         yield entry.get("context_window")  # Groq
         yield entry.get("context_length")  # OpenRouter, Together, Fireworks; Ollama: as loaded
-        yield _mapping(entry.get("top_provider")).get("context_length")  # OpenRouter
+        yield _as_mapping(entry.get("top_provider")).get("context_length")  # OpenRouter
 
 
-def _entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]]:
+def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]]:
     """What a page says about the model: its entry in a list, or the page itself."""
     listed = page.get("data") if "data" in page else page.get("models")
     if isinstance(listed, Mapping):
         return [listed]
     if not isinstance(listed, list):
         return [page]
-    entries = [_mapping(entry) for entry in listed[:_MAX_MODELS]]
-    named = [entry for entry in entries if model in _names(entry)]
+    entries = [_as_mapping(entry) for entry in listed[:_MAX_MODELS]]
+    named = [entry for entry in entries if model in _get_names(entry)]
     # A server with one model serves it under any name: llama.cpp does.
     return named or (entries if len(entries) == 1 and "meta" in entries[0] else [])
 
 
-def _names(entry: Mapping[str, Any]) -> set[str]:
+def _get_names(entry: Mapping[str, Any]) -> set[str]:
     names = {name for key in ("id", "name", "model") if isinstance(name := entry.get(key), str)}
     # Ollama adds the tag that is meant where none is named.
     return names | {name.removesuffix(":latest") for name in names}
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _possible(window: Any) -> bool:
+def _is_possible(window: Any) -> bool:
     return type(window) is int and _LEAST_TOKENS <= window <= _MOST_TOKENS
 
 
@@ -107,8 +107,8 @@ MAX_BODY_BYTES = 1_048_576
 DEADLINE_S = 3.0
 
 
-class HttpDiscovery:
-    """`ports.Discovery` over HTTP.
+class HttpWindowDiscovery:
+    """`ports.WindowDiscovery` over HTTP.
 
     Nothing is followed elsewhere: the credential that comes along goes to the upstream's origin only.
 
@@ -122,30 +122,32 @@ class HttpDiscovery:
         self._client = httpx.AsyncClient(transport=transport, cookies=no_cookies, timeout=None)  # noqa: S113
         self._deadline_s = deadline_s
 
-    async def window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
+    async def discover_window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
         """What the upstream says the model takes, in tokens; None if it does not say, or not in time."""
-        urls = model_urls(base_url, model)
+        urls = build_model_urls(base_url, model)
         if not urls:
             return None
         found: list[int] = []
         try:
             async with asyncio.timeout(self._deadline_s):
-                found += await self._first(urls, headers, model)
+                found += await self._find_first_window(urls, headers, model)
                 # A list may name a window that several slots share: the smaller one is a request's.
-                found += await self._first(local_urls(base_url), headers, model)
+                found += await self._find_first_window(build_local_urls(base_url), headers, model)
         except TimeoutError:
             pass
         return min(found, default=None)
 
-    async def _first(self, urls: Sequence[str], headers: Mapping[str, str], model: str) -> list[int]:
+    async def _find_first_window(
+        self, urls: Sequence[str], headers: Mapping[str, str], model: str
+    ) -> list[int]:
         """What the first of these pages tells that tells anything."""
         for url in urls:
-            told = await asyncio.to_thread(told_window, await self._page(url, headers), model)
+            told = await asyncio.to_thread(parse_window, await self._fetch_page(url, headers), model)
             if told is not None:
                 return [told]
         return []
 
-    async def _page(self, url: str, headers: Mapping[str, str]) -> bytes:
+    async def _fetch_page(self, url: str, headers: Mapping[str, str]) -> bytes:
         """A page; empty if there is none, or it is too large."""
         wanted = {"accept": "application/json", "accept-encoding": "identity", **headers}
         fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in wanted.items()]

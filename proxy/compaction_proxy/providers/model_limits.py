@@ -22,18 +22,23 @@ from typing import Any, NamedTuple, Self
 import structlog
 
 from compaction_proxy.providers.calibration import MAX_RATIO, Calibration
-from compaction_proxy.providers.silent_truncation import LEAST_SIZE_TOKENS, Answered, infer_window, judged
-from compaction_proxy.providers.windows import known_window
-from compaction_proxy.storage.keys import model_key
-from compaction_proxy.storage.records import Fields, Records
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.providers.silent_truncation import (
+    LEAST_SIZE_TOKENS,
+    AnsweredRequest,
+    infer_window,
+    judge_answer,
+)
+from compaction_proxy.providers.windows import get_known_window
+from compaction_proxy.storage.keys import model_limits_key
+from compaction_proxy.storage.records import Fields, RecordStore
+from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import NOT_OBSERVED, UPSTREAM_TRUNCATES
 
 # The limit that follows from a refusal without a number, as a share of the smallest refused size.
 REFUSED_SHARE = 0.9
 
 
-class Learned(NamedTuple):  # made for each answer: a dataclass costs four times as much
+class LearnedLimits(NamedTuple):  # made for each answer: a dataclass costs four times as much
     """What is known of one model at one upstream.
 
     Attributes:
@@ -74,17 +79,17 @@ class Learned(NamedTuple):  # made for each answer: a dataclass costs four times
         """Whether the upstream refuses a prompt that exceeds the window together with its output."""
         return self.adds_output_until > 0
 
-    def window_for(self, model: str, configured: int | None) -> int:
+    def get_effective_window(self, model: str, configured: int | None) -> int:
         """The window to reckon with, in tokens (DESIGN.md §5.5).
 
         An error may make the configured one smaller (ADR 0009). What was answered makes a discovered or
         shipped one larger, never a configured one.
         """
-        window = self.window or (self.told(model) if configured is None else configured)
+        window = self.window or (self.get_base_window(model) if configured is None else configured)
         if configured is not None:
             window = min(configured, window)
         limit = self.limit_estimate
-        return min(window, self.calibration.size(limit)) if limit else window
+        return min(window, self.calibration.predict_tokens(limit)) if limit else window
 
     @property
     def limit_estimate(self) -> int:
@@ -122,12 +127,12 @@ class Learned(NamedTuple):  # made for each answer: a dataclass costs four times
             return known
         return known._replace(refused_estimate=0, refused_until=0.0)
 
-    def told(self, model: str) -> int:
+    def get_base_window(self, model: str) -> int:
         """The window without errors and configuration, in tokens."""
-        return max(self.discovered or known_window(model), self.accepted)
+        return max(self.discovered or get_known_window(model), self.accepted)
 
 
-def merged(ours: Learned, theirs: Learned, now: float) -> Learned:
+def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> LearnedLimits:
     """What two replicas know, taken together."""
     calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
     newer = max(ours, theirs, key=lambda each: each.accepted_until)
@@ -137,7 +142,7 @@ def merged(ours: Learned, theirs: Learned, now: float) -> Learned:
     ]
     narrower = min(believed, key=lambda each: (each.window or 0, -each.until), default=ours)
     later = max(ours, theirs, key=lambda each: each.asked_until)
-    together = Learned(
+    together = LearnedLimits(
         calibration,
         narrower.window,
         narrower.until,
@@ -151,7 +156,7 @@ def merged(ours: Learned, theirs: Learned, now: float) -> Learned:
     return _add_sizes(together, (ours, theirs), now)
 
 
-def _add_sizes(together: Learned, parts: Sequence[Learned], now: float) -> Learned:
+def _add_sizes(together: LearnedLimits, parts: Sequence[LearnedLimits], now: float) -> LearnedLimits:
     """Returns the record with the refused and accepted sizes of others, in the order they were learned."""
     sizes = [(each.refused_until, False, each.refused_estimate) for each in parts]
     sizes += [(each.accepted_estimate_until, True, each.accepted_estimate) for each in parts]
@@ -162,7 +167,7 @@ def _add_sizes(together: Learned, parts: Sequence[Learned], now: float) -> Learn
     return together
 
 
-def to_fields(learned: Learned) -> dict[str, object]:
+def to_fields(learned: LearnedLimits) -> dict[str, object]:
     """The record as JSON values, for an envelope."""
     return {
         "window": learned.window,
@@ -181,30 +186,30 @@ def to_fields(learned: Learned) -> dict[str, object]:
     }
 
 
-def from_fields(fields: Mapping[str, Any]) -> Learned:
+def from_fields(fields: Mapping[str, Any]) -> LearnedLimits:
     """The record that `to_fields` wrote, by this version or an earlier one.
 
     Raises:
         KeyError, ValueError, TypeError, OverflowError: It is none of ours.
     """
-    return Learned(
+    return LearnedLimits(
         Calibration.from_dict(fields["calibration"]),
-        _tokens(fields["window"]),
+        _as_tokens(fields["window"]),
         float(fields["until"]),
-        _tokens(fields.get("discovered")),
+        _as_tokens(fields.get("discovered")),
         float(fields.get("asked_until", 0.0)),
-        _tokens(fields.get("accepted")) or 0,
+        _as_tokens(fields.get("accepted")) or 0,
         float(fields.get("accepted_until", 0.0)),
         float(fields.get("adds_output_until", 0.0)),
         float(fields.get("lacks_compaction_until", 0.0)),
-        _tokens(fields.get("refused_estimate")) or 0,
+        _as_tokens(fields.get("refused_estimate")) or 0,
         float(fields.get("refused_until", 0.0)),
-        _tokens(fields.get("accepted_estimate")) or 0,
+        _as_tokens(fields.get("accepted_estimate")) or 0,
         float(fields.get("accepted_estimate_until", 0.0)),
     )
 
 
-def _tokens(value: object) -> int | None:
+def _as_tokens(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
@@ -233,7 +238,7 @@ MAX_LOW = 8
 _log = structlog.get_logger()
 
 
-class Learning:
+class ModelLimits:
     """Remembers what was learned, on one event loop.
 
     Args:
@@ -247,7 +252,7 @@ class Learning:
 
     def __init__(
         self,
-        records: Records,
+        records: RecordStore,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -255,83 +260,85 @@ class Learning:
         self._records = records
         self._now = now
         self._clock = clock
-        self._known: dict[str, Learned] = {}
+        self._known: dict[str, LearnedLimits] = {}
         self._kept: dict[str, float] = {}  # the ratio's logarithm as the store has it
         self._kept_at: dict[str, float] = {}
         self._looked: dict[str, float] = {}
         self._drifts: dict[str, float] = {}  # logarithms
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._last: OrderedDict[tuple[str, str | bytes], Answered] = OrderedDict()
+        self._last: OrderedDict[tuple[str, str | bytes], AnsweredRequest] = OrderedDict()
         self._most: dict[str, int] = {}  # the largest count of each model
-        self._low: dict[str, deque[Answered]] = {}  # its answers with low counts
+        self._low: dict[str, deque[AnsweredRequest]] = {}  # its answers with low counts
         self._accepted_bytes: dict[str, int] = {}  # its largest body that was answered unread
 
-    async def of(self, tenant: str, origin: str, model: str) -> Learned:
+    async def get(self, tenant: str, origin: str, model: str) -> LearnedLimits:
         """What is known of a model. The store is waited for once in the life of the process."""
-        return await self._of(model_key(tenant, origin, model), model)
+        return await self._get_by_key(model_limits_key(tenant, origin, model), model)
 
-    async def _of(self, key: str, model: str) -> Learned:
+    async def _get_by_key(self, key: str, model: str) -> LearnedLimits:
         if key in self._known:
-            self._look_behind(key, model)
+            self._refresh_in_background(key, model)
         else:
-            await self._look(key, model)
-        return self._fresh(key)
+            await self._load_from_store(key, model)
+        return self._drop_expired(key)
 
-    def window(self, tenant: str, origin: str, model: str) -> int | None:
+    def peek_window(self, tenant: str, origin: str, model: str) -> int | None:
         """The learned window, as far as this process knows it already."""
-        key = model_key(tenant, origin, model)
-        self._look_behind(key, model)
-        return self._fresh(key).window if key in self._known else None
+        key = model_limits_key(tenant, origin, model)
+        self._refresh_in_background(key, model)
+        return self._drop_expired(key).window if key in self._known else None
 
-    def window_for(self, tenant: str, origin: str, model: str, configured: int | None) -> int:
-        """The window to reckon with (`Learned.window_for`), as far as this process knows it already."""
-        key = model_key(tenant, origin, model)
-        self._look_behind(key, model)
-        known = self._fresh(key) if key in self._known else Learned(Calibration.prior(model))
-        return known.window_for(model, configured)
+    def peek_effective_window(self, tenant: str, origin: str, model: str, configured: int | None) -> int:
+        """The window to reckon with (`LearnedLimits.window_for`), as far as this process knows it already."""
+        key = model_limits_key(tenant, origin, model)
+        self._refresh_in_background(key, model)
+        known = (
+            self._drop_expired(key) if key in self._known else LearnedLimits(Calibration.build_prior(model))
+        )
+        return known.get_effective_window(model, configured)
 
     def is_known(self, tenant: str, origin: str, model: str) -> bool:
         """Returns whether this process has looked up what is known of a model."""
-        return model_key(tenant, origin, model) in self._known
+        return model_limits_key(tenant, origin, model) in self._known
 
-    def calibration(self, tenant: str, origin: str, model: str) -> Calibration:
+    def peek_calibration(self, tenant: str, origin: str, model: str) -> Calibration:
         """How the upstream counts, as far as this process knows it already."""
-        known = self._known.get(model_key(tenant, origin, model))
-        return known.calibration if known else Calibration.prior(model)
+        known = self._known.get(model_limits_key(tenant, origin, model))
+        return known.calibration if known else Calibration.build_prior(model)
 
-    def drift(self, tenant: str, origin: str, model: str) -> float:
+    def get_drift(self, tenant: str, origin: str, model: str) -> float:
         """What requests have come to for which a round was just made, as a factor of what was estimated.
 
         What rounds take away and what they put in its place need not cost the same for each token of ours.
         """
-        drift = self._drifts.get(model_key(tenant, origin, model))
+        drift = self._drifts.get(model_limits_key(tenant, origin, model))
         return math.exp(drift) if drift else 1.0
 
-    def drifted(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
+    def record_drift(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
         """The first answer after a round said how many tokens the request had, for what was estimated."""
-        key = model_key(tenant, origin, model)
+        key = model_limits_key(tenant, origin, model)
         drift = self._drifts.pop(key, 0.0) + DRIFT_WEIGHT * math.log(max(1, actual) / max(1, estimate))
         self._drifts[key] = max(-MOST_DRIFT, min(MOST_DRIFT, drift))
         if len(self._drifts) > MAX_MODELS:
             del self._drifts[next(iter(self._drifts))]
 
-    async def overflowed(
+    async def learn_window(
         self, tenant: str, origin: str, model: str, window: int, believed_s: float = BELIEVED_S
     ) -> None:
         """An error named the window. A smaller one replaces a larger one, until that is forgotten."""
-        known = await self.of(tenant, origin, model)
+        known = await self.get(tenant, origin, model)
         smaller = min(window, known.window or window)
         until = self._now() + believed_s
-        key = model_key(tenant, origin, model)
+        key = model_limits_key(tenant, origin, model)
         known = known._replace(window=smaller, until=until)
         if known.accepted > smaller:  # the upstream takes less than it did; the newer word counts
             known = known._replace(accepted=smaller, accepted_until=self._now() + BELIEVED_S)
-        self._remember(key, known)
-        await self._keep(key, model)
+        self._remember_limits(key, known)
+        await self._save_to_store(key, model)
 
-    def note_accepted_bytes(self, tenant: str, origin: str, model: str, size_bytes: int) -> None:
+    def record_accepted_bytes(self, tenant: str, origin: str, model: str, size_bytes: int) -> None:
         """Remember that a body of this size, which was not counted, was answered; in this process only."""
-        key = model_key(tenant, origin, model)
+        key = model_limits_key(tenant, origin, model)
         if size_bytes > self._accepted_bytes.get(key, 0):
             self._accepted_bytes[key] = size_bytes
             if len(self._accepted_bytes) > MAX_MODELS:
@@ -352,79 +359,83 @@ class Learning:
                 model's window is so small.
             size_bytes: Bytes of its body as it was forwarded.
         """
-        known = await self.of(tenant, origin, model)
-        if known.calibration.size(estimate) < LEAST_SIZE_TOKENS:
+        known = await self.get(tenant, origin, model)
+        if known.calibration.predict_tokens(estimate) < LEAST_SIZE_TOKENS:
             return
-        key = model_key(tenant, origin, model)
+        key = model_limits_key(tenant, origin, model)
         until = self._now() + INFERRED_S
         accepted_bytes = self._accepted_bytes.pop(key, 0)
         if accepted_bytes < size_bytes:
             known = known.add_accepted(accepted_bytes * estimate // size_bytes, until)
-        self._remember(key, known.add_refused(estimate, until))
-        await self._keep(key, model)
+        self._remember_limits(key, known.add_refused(estimate, until))
+        await self._save_to_store(key, model)
 
     async def learn_accepted(self, tenant: str, origin: str, model: str, estimate: int) -> None:
         """Remember that a request of this size, in uncalibrated tokens, was answered in full."""
-        key = model_key(tenant, origin, model)
-        known = await self._of(key, model)
+        key = model_limits_key(tenant, origin, model)
+        known = await self._get_by_key(key, model)
         accepted = known.add_accepted(estimate, self._now() + INFERRED_S)
         if accepted is known:
             return
-        self._remember(key, accepted)
+        self._remember_limits(key, accepted)
         if accepted.limit_estimate != known.limit_estimate:
-            await self._keep(key, model)
+            await self._save_to_store(key, model)
 
     async def is_limited(self, tenant: str, origin: str, model: str) -> bool:
         """Returns whether the upstream is believed to take less than it was said to."""
-        return (await self.of(tenant, origin, model)).is_limited
+        return (await self.get(tenant, origin, model)).is_limited
 
     async def learn_adds_output(self, tenant: str, origin: str, model: str) -> None:
         """Remember that the upstream refused the sum of a prompt and the output asked for."""
-        known = await self.of(tenant, origin, model)
-        key = model_key(tenant, origin, model)
-        self._remember(key, known._replace(adds_output_until=self._now() + BELIEVED_S))
-        await self._keep(key, model)
+        known = await self.get(tenant, origin, model)
+        key = model_limits_key(tenant, origin, model)
+        self._remember_limits(key, known._replace(adds_output_until=self._now() + BELIEVED_S))
+        await self._save_to_store(key, model)
 
     def adds_output(self, tenant: str, origin: str, model: str) -> bool:
         """Whether the upstream counts the output asked for, too, as far as this process knows already."""
-        key = model_key(tenant, origin, model)
-        return key in self._known and self._fresh(key).adds_output
+        key = model_limits_key(tenant, origin, model)
+        return key in self._known and self._drop_expired(key).adds_output
 
     async def learn_lacks_compaction(self, tenant: str, origin: str, model: str) -> None:
         """Remember that the upstream does not answer a compaction trigger with a compaction item."""
-        known = await self.of(tenant, origin, model)
-        key = model_key(tenant, origin, model)
-        self._remember(key, known._replace(lacks_compaction_until=self._now() + BELIEVED_S))
-        await self._keep(key, model)
+        known = await self.get(tenant, origin, model)
+        key = model_limits_key(tenant, origin, model)
+        self._remember_limits(key, known._replace(lacks_compaction_until=self._now() + BELIEVED_S))
+        await self._save_to_store(key, model)
 
     async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
         """Returns whether the upstream is believed not to answer a compaction trigger."""
-        return (await self.of(tenant, origin, model)).lacks_compaction_until > self._now()
+        return (await self.get(tenant, origin, model)).lacks_compaction_until > self._now()
 
-    async def observed(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
+    async def learn_token_count(
+        self, tenant: str, origin: str, model: str, estimate: int, actual: int
+    ) -> None:
         """An answer's usage said how many tokens a request really had."""
-        key = model_key(tenant, origin, model)
-        await self._observe(key, model, await self._of(key, model), estimate, actual)
+        key = model_limits_key(tenant, origin, model)
+        await self._update_calibration(key, model, await self._get_by_key(key, model), estimate, actual)
 
-    async def _observe(self, key: str, model: str, known: Learned, estimate: int, actual: int) -> None:
-        calibration = known.calibration.observe(estimate, actual)
+    async def _update_calibration(
+        self, key: str, model: str, known: LearnedLimits, estimate: int, actual: int
+    ) -> None:
+        calibration = known.calibration.add_observation(estimate, actual)
         if calibration is not known.calibration:
-            self._remember(key, known._replace(calibration=calibration))
+            self._remember_limits(key, known._replace(calibration=calibration))
         moved = abs(calibration.mean - self._kept.get(key, math.inf)) >= KEPT_STEP
         if moved and self._clock() - self._kept_at.get(key, -math.inf) >= KEPT_EVERY_S:
             self._kept_at[key] = self._clock()
-            await self._keep(key, model)
+            await self._save_to_store(key, model)
 
-    async def answered(
+    async def learn_answer(
         self,
         tenant: str,
         origin: str,
         model: str,
-        answer: Answered,
+        answer: AnsweredRequest,
         *,
         thread: str | bytes | None,
-        echoed: Callable[[], Container[int]],
-        configured: bool = False,
+        find_mentioned_numbers: Callable[[], Container[int]],
+        is_window_configured: bool = False,
     ) -> bool:
         """Learn from the usage of an answer. Whether the upstream had cut the request in silence.
 
@@ -434,45 +445,45 @@ class Learning:
             model: The model that answered.
             answer: What was counted.
             thread: The conversation's root or id; None if it has none, or branches without order.
-            configured: Whether the window is configured: only an error beats that.
-            echoed: Gives the numbers that stand in the request, of which none is taken for a window. Called
-                only where it matters.
+            is_window_configured: Whether the window is configured: only an error beats that.
+            find_mentioned_numbers: Gives the numbers that stand in the request, of which none is taken for a
+                window. Called only where it matters.
         """
-        key = model_key(tenant, origin, model)
-        known = await self._of(key, model)
-        last = self._follow(key, thread, answer)
+        key = model_limits_key(tenant, origin, model)
+        known = await self._get_by_key(key, model)
+        last = self._replace_last_answer(key, thread, answer)
         most = self._most[key] = max(self._most.get(key, 0), answer.prompt)
-        verdict = judged(answer, last, known.calibration)
-        if verdict == "low" and answer.prompt not in echoed():
+        verdict = judge_answer(answer, last, known.calibration)
+        if verdict == "low" and answer.prompt not in find_mentioned_numbers():
             low = self._low.setdefault(key, deque(maxlen=MAX_LOW))
             low.extend((last, answer) if last and last.prompt == answer.prompt and not low else (answer,))
             window = infer_window(low, most)
-            if window is None or window in echoed():
+            if window is None or window in find_mentioned_numbers():
                 return False
             if known.window is None or window < known.window:
                 counts = {"tokens_estimated": answer.estimate, "tokens_counted": answer.prompt}
                 _log.warning(UPSTREAM_TRUNCATES, model=model, **counts)
-            if not configured:
-                await self.overflowed(tenant, origin, model, window, INFERRED_S)
+            if not is_window_configured:
+                await self.learn_window(tenant, origin, model, window, INFERRED_S)
             return True
         if verdict == "whole":
-            known = await self._accept(key, model, known, answer)
-            await self._observe(key, model, known, answer.estimate, answer.prompt)
+            known = await self._learn_larger_window(key, model, known, answer)
+            await self._update_calibration(key, model, known, answer.estimate, answer.prompt)
             await self.learn_accepted(tenant, origin, model, answer.estimate)
         return False
 
-    def discover(
-        self, tenant: str, origin: str, model: str, ask: Callable[[], Awaitable[int | None]]
+    def start_discovery(
+        self, tenant: str, origin: str, model: str, discover_window: Callable[[], Awaitable[int | None]]
     ) -> None:
         """Let the upstream be asked for the window, behind whoever calls, once in a day.
 
-        Nothing is asked of a model that this process has not looked up yet (`of`).
+        Nothing is asked of a model that this process has not looked up yet (`get`).
         """
-        key = model_key(tenant, origin, model)
+        key = model_limits_key(tenant, origin, model)
         known = self._known.get(key)
         due = known is not None and known.asked_until <= self._now()
         if due and key not in self._asking and len(self._asking) < ASKED_AT_ONCE:
-            self._asking[key] = task = asyncio.create_task(self._discover(key, model, ask))
+            self._asking[key] = task = asyncio.create_task(self._run_discovery(key, model, discover_window))
             task.add_done_callback(lambda _: self._asking.pop(key, None))
 
     async def close(self) -> None:
@@ -482,7 +493,9 @@ class Learning:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _follow(self, key: str, thread: str | bytes | None, answer: Answered) -> Answered | None:
+    def _replace_last_answer(
+        self, key: str, thread: str | bytes | None, answer: AnsweredRequest
+    ) -> AnsweredRequest | None:
         """The answer before this one in a conversation; of several with one count the first.
 
         This one takes its place, unless the count is the same again: then growth adds up.
@@ -495,46 +508,50 @@ class Learning:
             self._last.popitem(last=False)
         return last
 
-    async def _accept(self, key: str, model: str, known: Learned, answer: Answered) -> Learned:
+    async def _learn_larger_window(
+        self, key: str, model: str, known: LearnedLimits, answer: AnsweredRequest
+    ) -> LearnedLimits:
         """An answered request shows that the window is at least as large, if its count can be true.
 
         Returns what is known now.
         """
-        if not (known.window or known.told(model)) < answer.prompt <= MAX_RATIO * answer.estimate:
+        if not (known.window or known.get_base_window(model)) < answer.prompt <= MAX_RATIO * answer.estimate:
             return known
         self._low.pop(key, None)
         until = self._now() + BELIEVED_S
-        self._remember(key, known._replace(accepted=answer.prompt, accepted_until=until))
-        await self._keep(key, model)
-        return self._fresh(key)
+        self._remember_limits(key, known._replace(accepted=answer.prompt, accepted_until=until))
+        await self._save_to_store(key, model)
+        return self._drop_expired(key)
 
-    async def _discover(self, key: str, model: str, ask: Callable[[], Awaitable[int | None]]) -> None:
+    async def _run_discovery(
+        self, key: str, model: str, discover_window: Callable[[], Awaitable[int | None]]
+    ) -> None:
         found = None
-        with contained(_not_discovered):
-            found = await ask()
-        known = self._known.get(key) or Learned(Calibration.prior(model))
+        with suppress_and_report(_log_failed_discovery):
+            found = await discover_window()
+        known = self._known.get(key) or LearnedLimits(Calibration.build_prior(model))
         until = self._now() + BELIEVED_S
-        self._remember(key, known._replace(discovered=found, asked_until=until))
-        await self._keep(key, model)
+        self._remember_limits(key, known._replace(discovered=found, asked_until=until))
+        await self._save_to_store(key, model)
 
-    def _look_behind(self, key: str, model: str) -> None:
+    def _refresh_in_background(self, key: str, model: str) -> None:
         """Look if it is time, behind whoever asks."""
         if self._clock() - self._looked.get(key, -math.inf) >= LOOK_EVERY_S:
-            self._records.behind.begin(key, lambda: self._look(key, model))
+            self._records.background_tasks.start_once(key, lambda: self._load_from_store(key, model))
 
-    async def _look(self, key: str, model: str) -> None:
+    async def _load_from_store(self, key: str, model: str) -> None:
         """Take over what the store knows. Where it fails, what this process has kept stands in."""
-        [fields] = await self._records.find([key], fresh=True)
-        theirs = self._from(fields, model)
+        [fields] = await self._records.get_many([key], bypass_cache=True)
+        theirs = self._parse_stored(fields, model)
         ours = self._known.get(key)  # as it is now: something may have been learned meanwhile
-        self._remember(key, merged(ours, theirs, self._now()) if ours else theirs)
+        self._remember_limits(key, merge_limits(ours, theirs, self._now()) if ours else theirs)
         self._looked[key] = self._clock()
         if fields is None:
             self._kept.pop(key, None)
         else:
             self._kept[key] = theirs.calibration.mean
 
-    def _fresh(self, key: str) -> Learned:
+    def _drop_expired(self, key: str) -> LearnedLimits:
         known, now = self._known[key], self._now()
         accepted = known.accepted if known.accepted_until > now else 0
         if known.window and (known.until <= now or known.window < accepted):
@@ -549,7 +566,7 @@ class Learning:
             known = known._replace(accepted_estimate=0, accepted_estimate_until=0.0)
         return known._replace(accepted=0) if known.accepted and known.accepted_until <= now else known
 
-    def _remember(self, key: str, learned: Learned) -> None:
+    def _remember_limits(self, key: str, learned: LearnedLimits) -> None:
         known = self._known.get(key)
         before = (known.window, known.adds_output, known.limit_estimate) if known else (None, False, 0)
         if before != (learned.window, learned.adds_output, learned.limit_estimate):
@@ -564,19 +581,21 @@ class Learning:
             self._looked.pop(oldest, None)
         self._known[key] = learned
 
-    async def _keep(self, key: str, model: str) -> None:
+    async def _save_to_store(self, key: str, model: str) -> None:
         """Keep what is known, and what another replica has kept since."""
-        await self._look(key, model)
+        await self._load_from_store(key, model)
         learned = self._known[key]
         self._kept[key] = learned.calibration.mean
-        await self._records.keep(key, to_fields(learned), ttl_s=BELIEVED_S)
+        await self._records.overwrite(key, to_fields(learned), ttl_s=BELIEVED_S)
 
-    def _from(self, fields: Fields | None, model: str) -> Learned:
+    def _parse_stored(self, fields: Fields | None, model: str) -> LearnedLimits:
         try:
-            return from_fields(fields) if fields is not None else Learned(Calibration.prior(model))
+            return (
+                from_fields(fields) if fields is not None else LearnedLimits(Calibration.build_prior(model))
+            )
         except (KeyError, ValueError, TypeError, OverflowError):
-            return Learned(Calibration.prior(model))
+            return LearnedLimits(Calibration.build_prior(model))
 
 
-def _not_discovered(error: BaseException) -> None:
+def _log_failed_discovery(error: BaseException) -> None:
     _log.warning(NOT_OBSERVED, error=type(error).__name__)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 
 # How long the process may take, in seconds; on a machine that has nothing else to do it takes one.
 LIMIT_S = 20.0
@@ -20,7 +20,7 @@ class PriceProcess:
     """Knows what models cost, by a process that ends once it has answered.
 
     It reads a line `["model", "origin", at]` for each name until there are no more, and so outlives a parent
-    that dies by no more than its own work. It writes a line for each: null, or the fields of a `Price`.
+    that dies by no more than its own work. It writes a line for each: null, or the fields of a `ModelPrice`.
 
     Args:
         command: What runs it.
@@ -33,7 +33,7 @@ class PriceProcess:
         self._command = command
         self._limit_s = limit_s
 
-    def prices(self, names: Sequence[tuple[str, str]], at: float) -> list[Price | None]:
+    def find_prices(self, names: Sequence[tuple[str, str]], at: float) -> list[ModelPrice | None]:
         """What models cost; see `compaction_proxy.providers.pricing.PriceTable`."""
         told = "".join(f"{json.dumps([*name, at])}\n" for name in names)
         answer = subprocess.run(  # noqa: S603 - nothing of what clients choose is in the command
@@ -46,15 +46,15 @@ class PriceProcess:
             check=True,
             start_new_session=True,  # who interrupts the server from a terminal lets this finish
         )
-        found = [_price(json.loads(line)) for line in answer.stdout.splitlines()]
+        found = [_parse_price(json.loads(line)) for line in answer.stdout.splitlines()]
         if len(found) != len(names):
             raise ValueError(f"{len(names)} names, {len(found)} answers")
         return found
 
 
-def _price(told: dict[str, Any] | None) -> Price | None:
-    match told:
+def _parse_price(fields: dict[str, Any] | None) -> ModelPrice | None:
+    match fields:
         case {"tiers": [*tiers], "source": str(source), "date": str(date)}:
-            return Price(tuple(Tier(*tier) for tier in tiers), source, date)
+            return ModelPrice(tuple(PriceTier(*tier) for tier in tiers), source, date)
         case _:
             return None

@@ -16,8 +16,8 @@ from importlib.metadata import version
 from genai_prices import types
 from genai_prices.data import providers
 
-from compaction_proxy.core.cost.price import Price, Tier
-from compaction_proxy.core.model_names import bare_name
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
+from compaction_proxy.core.model_names import normalize_model_name
 
 LIBRARY = "genai-prices"
 SOURCE = f"{LIBRARY} {version(LIBRARY)}"
@@ -29,16 +29,16 @@ _NAME_CHARACTERS = 200  # a name is the client's to choose
 _DEFAULT_PORTS = {"https": ":443", "http": ":80"}
 
 
-def price(model: str, origin: str, at: float) -> Price | None:
+def find_price(model: str, origin: str, at: float) -> ModelPrice | None:
     """What a model costs; see `compaction_proxy.providers.pricing.PriceTable`.
 
     The library's own search remembers every name that it was ever asked for, so it is not used.
     """
-    found = _found(model[-_NAME_CHARACTERS:], origin)
+    found = _find_model(model[-_NAME_CHARACTERS:], origin)
     if found is None:
         return None
     moment = datetime.fromtimestamp(at, UTC)
-    return _price(found.get_prices(moment), _since(found, moment))
+    return _convert_price(found.get_prices(moment), _find_start_date(found, moment))
 
 
 def main() -> None:
@@ -46,38 +46,38 @@ def main() -> None:
     os.nice(NICENESS)
     signal.alarm(LIMIT_S)
     for line in sys.stdin:
-        found = price(*json.loads(line))
+        found = find_price(*json.loads(line))
         told = found and {"tiers": found.tiers, "source": found.source, "date": found.date}
         sys.stdout.write(f"{json.dumps(told)}\n")
 
 
-def _found(model: str, origin: str) -> types.ModelInfo | None:
+def _find_model(model: str, origin: str) -> types.ModelInfo | None:
     """The entry of a model: of the provider whose address this is, else of the one that its name tells.
 
     A provider that is known but does not list the model says nothing: another one's price is not its own.
     """
-    bare = bare_name(model)
+    bare = normalize_model_name(model)
     address = f"{origin.removesuffix(_DEFAULT_PORTS.get(origin.partition(':')[0], ''))}/"
     provider = next((each for each in providers if re.match(each.api_pattern, address)), None)
     if provider is None:
-        provider = _vendor(model.lower()) or _maker(bare)
+        provider = _find_named_provider(model.lower()) or _find_maker(bare)
         return provider.find_model(bare, all_providers=providers) if provider else None
     listed = (provider.find_model(name, all_providers=providers) for name in (model, bare))
     return next((entry for entry in listed if entry is not None), None)
 
 
-def _vendor(model: str) -> types.Provider | None:
+def _find_named_provider(model: str) -> types.Provider | None:
     """The provider that stands before a model's name, as in `openai/gpt-4o`."""
     named = model.rpartition("/")[0].rpartition("/")[2]
     return next((each for each in providers if each.id == named), None)
 
 
-def _maker(bare: str) -> types.Provider | None:
+def _find_maker(bare: str) -> types.Provider | None:
     """The provider that makes models of such names."""
     return next((each for each in providers if each.model_match and each.model_match.is_match(bare)), None)
 
 
-def _since(model: types.ModelInfo, moment: datetime) -> str:
+def _find_start_date(model: types.ModelInfo, moment: datetime) -> str:
     """The day from which on the price holds, where the table names one."""
     if not isinstance(model.prices, list):
         return ""
@@ -86,7 +86,7 @@ def _since(model: types.ModelInfo, moment: datetime) -> str:
     return max(starts).isoformat() if starts else ""
 
 
-def _price(prices: types.ModelPrice, since: str) -> Price | None:
+def _convert_price(prices: types.ModelPrice, since: str) -> ModelPrice | None:
     """The table's prices as ours; None where it has none for tokens of text."""
     held = {name: getattr(prices, name, None) for name in ("input_mtok", "output_mtok")}
     if held["input_mtok"] is None:
@@ -94,23 +94,23 @@ def _price(prices: types.ModelPrice, since: str) -> Price | None:
     held["cache_read_mtok"] = getattr(prices, "cache_read_mtok", None)
     held["cache_write_mtok"] = getattr(prices, "cache_write_mtok", None)
     starts = sorted({0, *(tier.start for each in held.values() for tier in getattr(each, "tiers", ()))})
-    return Price(tuple(_tier(held, start) for start in starts), SOURCE, since)
+    return ModelPrice(tuple(_build_tier(held, start) for start in starts), SOURCE, since)
 
 
-def _tier(held: dict[str, Decimal | types.TieredPrices | None], above: int) -> Tier:
+def _build_tier(prices: dict[str, Decimal | types.TieredPrices | None], above: int) -> PriceTier:
     """The prices of requests with more than so many tokens; what has none of its own costs the input's."""
-    asked = _dollars(held["input_mtok"], above) or 0.0
-    cached, written = (_dollars(held[f"cache_{name}_mtok"], above) for name in ("read", "write"))
-    return Tier(
+    asked = _read_dollars(prices["input_mtok"], above) or 0.0
+    cached, written = (_read_dollars(prices[f"cache_{name}_mtok"], above) for name in ("read", "write"))
+    return PriceTier(
         above=above,
         input=asked,
         cached=asked if cached is None else cached,
         cache_write=asked if written is None else written,
-        output=_dollars(held["output_mtok"], above) or 0.0,
+        output=_read_dollars(prices["output_mtok"], above) or 0.0,
     )
 
 
-def _dollars(price: Decimal | types.TieredPrices | None, above: int) -> float | None:
+def _read_dollars(price: Decimal | types.TieredPrices | None, above: int) -> float | None:
     """A price of requests with more than so many tokens, in dollars per million tokens."""
     if price is None or isinstance(price, Decimal):
         return None if price is None else float(price)

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.config.types import origin
-from compaction_proxy.core.cost.price import Price
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.config.types import parse_origin
+from compaction_proxy.core.cost.price import ModelPrice
+from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import PRICES_FAILED
-from compaction_proxy.support.lru import Lru
+from compaction_proxy.support.lru import LruCache
 
 # Looked-up prices that are held, and for how long: some of them differ by the hour. In seconds.
 MAX_HELD = 4_096
@@ -36,7 +36,7 @@ REST_S = 2.0
 PRIVATE_DOMAINS = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".test")
 
 # A model, and the origin of its upstream.
-Name = tuple[str, str]
+PriceKey = tuple[str, str]
 
 _log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ _log = structlog.get_logger()
 class PriceTable(Protocol):
     """Knows what models cost."""
 
-    def prices(self, names: Sequence[Name], at: float) -> Sequence[Price | None]:
+    def find_prices(self, names: Sequence[PriceKey], at: float) -> Sequence[ModelPrice | None]:
         """What models cost, in the order of `names`; None where that is not known.
 
         May take seconds, so that it belongs into a thread; never asks the network. It may fail in any way.
@@ -68,17 +68,17 @@ def is_local(origin: str) -> bool:
         return "." not in host or host.endswith(PRIVATE_DOMAINS)
 
 
-class _Held(NamedTuple):
+class _CachedPrice(NamedTuple):
     """A price, and until when it is believed, in seconds since the epoch."""
 
-    price: Price | None
+    price: ModelPrice | None
     until: float
 
 
-_UNKNOWN = _Held(None, 0.0)
+_UNKNOWN = _CachedPrice(None, 0.0)
 
 
-class Pricing:
+class PriceBook:
     """Knows prices.
 
     Args:
@@ -101,12 +101,12 @@ class Pricing:
         self._now = now
         self._rest_s = rest_s
         self._lock = threading.Lock()
-        self._held: Lru[Name, _Held] = Lru(MAX_HELD)
-        self._asked: dict[Name, Future[None]] = {}
+        self._held: LruCache[PriceKey, _CachedPrice] = LruCache(MAX_HELD)
+        self._asked: dict[PriceKey, Future[None]] = {}
         self._asking = False
         self._questions = 0
 
-    def of(self, model: str, origin: str) -> Price | None:
+    def get_price(self, model: str, origin: str) -> ModelPrice | None:
         """What a model costs, or None where nothing is known; never waits.
 
         What neither the configuration tells nor an earlier answer is asked of the table, in a thread. Until
@@ -117,15 +117,15 @@ class Pricing:
             model: Its name, as clients give it.
             origin: Of the upstream that is asked, such as `https://api.openai.com:443`.
         """
-        configured = for_model(self._config, model).prices
+        configured = get_model_settings(self._config, model).prices
         if configured is not None or is_local(origin):
             return configured
         with self._lock:
-            return self._looked_up((model, origin))
+            return self._get_or_queue((model, origin))
 
-    def settled(self, model: str, origin: str) -> bool:
-        """Whether `of` tells all that will be known for now; nothing is asked."""
-        if is_local(origin) or for_model(self._config, model).prices is not None:
+    def is_resolved(self, model: str, origin: str) -> bool:
+        """Whether `get_price` tells all that will be known for now; nothing is asked."""
+        if is_local(origin) or get_model_settings(self._config, model).prices is not None:
             return True
         with self._lock:
             held = self._held.get((model, origin)) or _UNKNOWN
@@ -135,36 +135,36 @@ class Pricing:
         """Take the prices of another configuration."""
         self._config = config
 
-    def cost(self, model: str, url: str, prompt: int, cached: int, completion: int) -> float | None:
+    def compute_cost(self, model: str, url: str, prompt: int, cached: int, completion: int) -> float | None:
         """Dollars for a request that was sent to a URL, or None where no price is known; never waits."""
-        price = self.of(model, str(origin(url)))
-        return None if price is None else price.of(prompt, cached, completion)
+        price = self.get_price(model, str(parse_origin(url)))
+        return None if price is None else price.compute_cost(prompt, cached, completion)
 
-    async def ready(self, names: Iterable[Name]) -> None:
+    async def wait_for_prices(self, names: Iterable[PriceKey]) -> None:
         """Return once everything is known of these models that can be known.
 
         Args:
             names: The models, each with the origin of the upstream that is asked.
         """
-        unsaid = {
+        unpriced = {
             name
             for name in names
-            if for_model(self._config, name[0]).prices is None and not is_local(name[1])
+            if get_model_settings(self._config, name[0]).prices is None and not is_local(name[1])
         }
         with self._lock:
-            for name in unsaid:
-                self._looked_up(name)
-            asked = [asyncio.wrap_future(self._asked[name]) for name in unsaid & self._asked.keys()]
+            for name in unpriced:
+                self._get_or_queue(name)
+            asked = [asyncio.wrap_future(self._asked[name]) for name in unpriced & self._asked.keys()]
         await asyncio.gather(*asked)
 
-    def _looked_up(self, name: Name) -> Price | None:
+    def _get_or_queue(self, name: PriceKey) -> ModelPrice | None:
         """What the table has said of a model; where it is to be asked, it will be. The lock is held."""
         held = self._held.get(name) or _UNKNOWN
         if held.until <= self._now():
-            self._ask(name)
+            self._queue_lookup(name)
         return held.price
 
-    def _ask(self, name: Name) -> None:
+    def _queue_lookup(self, name: PriceKey) -> None:
         """Have a model looked up with the next question to the table. The lock is held."""
         if name in self._asked or len(self._asked) >= MAX_ASKED:
             return
@@ -172,33 +172,33 @@ class Pricing:
         self._asked[name].set_running_or_notify_cancel()  # whoever ceases to wait does not cancel it
         if not self._asking:
             self._asking = True
-            threading.Thread(target=self._look_up, name="prices", daemon=True).start()
+            threading.Thread(target=self._look_up_queued, name="prices", daemon=True).start()
 
-    def _look_up(self) -> None:
+    def _look_up_queued(self) -> None:
         """Ask the table as long as there is anything to ask."""
-        while names := self._next():
+        while names := self._get_queued_names():
             now = self._now()
             found, until = dict.fromkeys(names), now + FAILED_S
-            with contained(_failed):
-                found = dict(zip(names, self._table.prices(names, now), strict=True))
+            with suppress_and_report(_log_failed_lookup):
+                found = dict(zip(names, self._table.find_prices(names, now), strict=True))
                 until = (now // HELD_S + 1) * HELD_S
-            self._hold(found, until)
+            self._cache_prices(found, until)
             self._questions += 1
             if self._questions > AT_ONCE:
                 time.sleep(self._rest_s)
 
-    def _next(self) -> list[Name]:
+    def _get_queued_names(self) -> list[PriceKey]:
         """Every model that is to be looked up; where there is none, the thread is over."""
         with self._lock:
             self._asking = bool(self._asked)
             return list(self._asked)
 
-    def _hold(self, found: dict[Name, Price | None], until: float) -> None:
+    def _cache_prices(self, found: dict[PriceKey, ModelPrice | None], until: float) -> None:
         with ExitStack() as done, self._lock:
             for name, price in found.items():
-                self._held.put(name, _Held(price, until), 1)
+                self._held.put(name, _CachedPrice(price, until), 1)
                 done.callback(self._asked.pop(name).set_result, None)
 
 
-def _failed(error: BaseException) -> None:
+def _log_failed_lookup(error: BaseException) -> None:
     _log.warning(PRICES_FAILED, error=type(error).__name__)

@@ -28,7 +28,7 @@ TRUSTED_AFTER = 3  # observations
 Verdict = Literal["whole", "doubtful", "low"]
 
 
-class Answered(NamedTuple):
+class AnsweredRequest(NamedTuple):
     """One answered request, in tokens.
 
     Attributes:
@@ -46,7 +46,7 @@ class Answered(NamedTuple):
     guessed: bool = False
 
 
-def judged(now: Answered, last: Answered | None, calibration: Calibration) -> Verdict:
+def judge_answer(now: AnsweredRequest, last: AnsweredRequest | None, calibration: Calibration) -> Verdict:
     """Whether the upstream read all of a request.
 
     Nothing should be learned from a doubtful answer, and from a low one only what `infer_window` says.
@@ -56,19 +56,19 @@ def judged(now: Answered, last: Answered | None, calibration: Calibration) -> Ve
         last: The one before in the same conversation, to the same model; None if it is not known.
         calibration: Of the model, before this answer.
     """
-    size = calibration.size(now.estimate)
+    size = calibration.predict_tokens(now.estimate)
     if size < LEAST_SIZE_TOKENS or now.prompt < MIN_USAGE_TOKENS:
         return "whole"
     if last is not None and last.prompt == now.prompt and now.estimate > GROWN * last.estimate:
         from_a_cache = now.completion > 0 and now.completion == last.completion
         return "doubtful" if from_a_cache else "low"
     low = now.prompt + now.cached < READ_SHARE * size
-    if not low or now.guessed or (last is not None and _follows(now, last)):
+    if not low or now.guessed or (last is not None and _has_followed_growth(now, last)):
         return "whole"
     return "low" if calibration.observations >= TRUSTED_AFTER else "doubtful"
 
 
-def infer_window(low: Sequence[Answered], most: int) -> int | None:
+def infer_window(low: Sequence[AnsweredRequest], most: int) -> int | None:
     """Returns the window, in tokens, at which the upstream seems to cut; None if the counts do not show one.
 
     Args:
@@ -86,7 +86,7 @@ def infer_window(low: Sequence[Answered], most: int) -> int | None:
     return window if window < min(sizes) else None
 
 
-def _follows(now: Answered, last: Answered) -> bool:
+def _has_followed_growth(now: AnsweredRequest, last: AnsweredRequest) -> bool:
     """Whether the count has grown with the estimate."""
     added = now.estimate - last.estimate
     return added > 0 and now.prompt - last.prompt >= FOLLOWED_SHARE * added

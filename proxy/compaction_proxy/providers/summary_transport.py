@@ -4,13 +4,13 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
-from compaction_proxy.wires.chat.summary_call import refused_member
-from compaction_proxy.wires.context_errors import detect
+from compaction_proxy.wires.chat.summary_call import find_refused_member
+from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.decompress import IDENTITY, Inflater
 from compaction_proxy.wires.registry import WIRES
-from compaction_proxy.wires.wire import Asking
+from compaction_proxy.wires.wire import CallFormat
 
 # A summary is a few thousand tokens; an answer beyond this is none.
 MAX_ANSWER_BYTES = 1_048_576
@@ -29,31 +29,31 @@ class HttpSummaryModel:
         self._client = httpx.AsyncClient(transport=transport, cookies=no_cookies, timeout=None)  # noqa: S113
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
-    async def ask(self, call: SummaryCall) -> SummaryAnswer:
+    async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
         """One answer; a member that the provider refuses is left out from then on."""
-        key, asking = (call.url, call.model), WIRES[call.wire].asking
+        key, asking = (call.url, call.model), WIRES[call.wire].call_format
         for _ in range(MAX_ATTEMPTS):
             refused = self._refused.get(key, frozenset())
-            own = asking.own_members(call, refused)
-            response, body = await self._post(call, asking.request(call, own))
+            own = asking.build_own_members(call, refused)
+            response, body = await self._post_call(call, asking.build_request(call, own))
             if response.is_success:
-                return _answer(body, asking)
-            overflow = detect(response.status_code, body)
+                return _parse_answer(body, asking)
+            overflow = parse_overflow(response.status_code, body)
             if overflow is not None:
-                raise SummaryFailed("overflow", limit=overflow.limit)
-            member = refused_member(body, own) if response.status_code in _REFUSALS else None
+                raise SummaryError("overflow", limit=overflow.limit)
+            member = find_refused_member(body, own) if response.status_code in _REFUSALS else None
             if member is None:
                 break
-            self._remember(key, member)
-        raise _failure(response, body)
+            self._remember_refused(key, member)
+        raise _build_failure(response, body)
 
-    def _remember(self, key: tuple[str, str], member: str) -> None:
+    def _remember_refused(self, key: tuple[str, str], member: str) -> None:
         refused = self._refused.get(key, frozenset())  # another call may have added to it meanwhile
         if len(self._refused) >= MAX_MODELS:
             self._refused.clear()
         self._refused[key] = refused | {member}
 
-    async def _post(self, call: SummaryCall, content: bytes) -> tuple[httpx.Response, bytes]:
+    async def _post_call(self, call: SummaryCall, content: bytes) -> tuple[httpx.Response, bytes]:
         headers = {
             "content-type": "application/json",
             "accept": "application/json",
@@ -63,12 +63,12 @@ class HttpSummaryModel:
         try:
             fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
             async with self._client.stream("POST", call.url, content=content, headers=fields) as response:
-                return response, await _body(response)
+                return response, await _read_body(response)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise SummaryFailed("unreachable") from error
+            raise SummaryError("unreachable") from error
 
 
-async def _body(response: httpx.Response) -> bytes:
+async def _read_body(response: httpx.Response) -> bytes:
     """The body, inflated.
 
     Raises:
@@ -81,31 +81,31 @@ async def _body(response: httpx.Response) -> bytes:
     async for chunk in response.aiter_bytes() if plain else response.aiter_raw():
         body += chunk if plain else inflater.feed(chunk)
         if len(body) > MAX_ANSWER_BYTES or (inflater.failed and not plain):
-            raise SummaryFailed("garbage" if response.is_success else f"http-{response.status_code}")
+            raise SummaryError("garbage" if response.is_success else f"http-{response.status_code}")
     return bytes(body)
 
 
-def _answer(body: bytes, asking: Asking) -> SummaryAnswer:
+def _parse_answer(body: bytes, asking: CallFormat) -> SummaryAnswer:
     """What a success says; some providers answer an overflow with one.
 
     Raises:
         SummaryFailed: `overflow` or `garbage`.
     """
-    overflow = detect(httpx.codes.OK, body)
+    overflow = parse_overflow(httpx.codes.OK, body)
     if overflow is not None:
-        raise SummaryFailed("overflow", limit=overflow.limit)
-    return asking.answer(body)
+        raise SummaryError("overflow", limit=overflow.limit)
+    return asking.parse_answer(body)
 
 
-def _failure(response: httpx.Response, body: bytes) -> SummaryFailed:
+def _build_failure(response: httpx.Response, body: bytes) -> SummaryError:
     status = response.status_code
     unknown = status == httpx.codes.NOT_FOUND or (b"model" in body and b"not_found" in body)
-    return SummaryFailed(
+    return SummaryError(
         "unknown-model" if unknown else f"http-{status}",
-        retry_after_s=_seconds(response.headers.get("retry-after", "")),
+        retry_after_s=_parse_retry_after(response.headers.get("retry-after", "")),
     )
 
 
-def _seconds(retry_after: str) -> float:
+def _parse_retry_after(retry_after: str) -> float:
     """The seconds that a `retry-after` names; 0 for none, and for a date, which asks for more than a wait."""
     return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0

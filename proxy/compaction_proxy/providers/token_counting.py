@@ -32,7 +32,7 @@ def _find_cut(text: str, start: int, limit: int) -> int:
     return stop
 
 
-def slices(text: str, limit: int = SLICE_CHARACTERS) -> Iterator[Span]:
+def iter_slices(text: str, limit: int = SLICE_CHARACTERS) -> Iterator[Span]:
     """Cover `text` with spans of at most `limit` characters, a multiple of four; none for an empty text."""
     start = 0
     while len(text) - start > limit:
@@ -43,7 +43,7 @@ def slices(text: str, limit: int = SLICE_CHARACTERS) -> Iterator[Span]:
         yield Span(start, len(text))
 
 
-def sample(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iterator[int]:
+def sample_slices(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iterator[int]:
     """Indices of the slices to be counted, so that they hold at most `budget` characters; all if all fit.
 
     Beyond the budget each slice is drawn with a probability in proportion to its size (systematic sampling:
@@ -63,12 +63,12 @@ def sample(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iterator[in
             mark += step
 
 
-def spread(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]:
+def spread_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]:
     """Tokens of every slice: as counted, or by the tokens a character of those that were.
 
     Args:
         sizes: Characters of each slice.
-        counted: Tokens by index, for the slices that `sample` named.
+        counted: Tokens by index, for the slices that `sample_slices` named.
     """
     characters = sum(sizes[index] for index in counted) or 1
     tokens = sum(counted.values())
@@ -91,7 +91,7 @@ TURN_S = 0.01
 _KNOWN_MODELS = 256
 
 
-class _Slice(NamedTuple):
+class _TextSlice(NamedTuple):
     """Where a slice stands: in which piece, and which characters of it."""
 
     piece: int
@@ -99,17 +99,17 @@ class _Slice(NamedTuple):
     stop: int
 
 
-def _cut(pieces: Sequence[str]) -> Iterator[_Slice]:
+def _slice_pieces(pieces: Sequence[str]) -> Iterator[_TextSlice]:
     for index, text in enumerate(pieces):
-        for start, stop in slices(text):
-            yield _Slice(index, start, stop)
+        for start, stop in iter_slices(text):
+            yield _TextSlice(index, start, stop)
 
 
-def _steps(sizes: Sequence[int]) -> Iterator[list[int]]:
+def _group_steps(sizes: Sequence[int]) -> Iterator[list[int]]:
     """The slices to be counted, by index, in steps of at most one full slice's characters."""
     step: list[int] = []
     characters = 0
-    for index in sample(sizes):
+    for index in sample_slices(sizes):
         if step and characters + sizes[index] > SLICE_CHARACTERS:
             yield step
             step, characters = [], 0
@@ -119,7 +119,7 @@ def _steps(sizes: Sequence[int]) -> Iterator[list[int]]:
         yield step
 
 
-class _Work:
+class _CountingTask:
     """The counting of one request beside the loop: everything of it is done in a thread, a turn at a time.
 
     Attributes:
@@ -132,40 +132,40 @@ class _Work:
         self._pieces = pieces
         self._model = model
         self._counted: dict[int, int] = {}
-        self._slices: list[_Slice] = []
+        self._slices: list[_TextSlice] = []
         self._sizes: list[int] = []
         self._left: Iterator[list[int]] | None = None
 
-    def turn(self, seconds: float) -> list[int] | None:
+    def run_turn(self, seconds: float) -> list[int] | None:
         """Count for `seconds`, at least one step. The tokens of each piece once all is counted."""
         end = perf_counter() + seconds
-        for step in self._steps():
-            texts = [self._text(self._slices[index]) for index in step]
+        for step in self._get_steps():
+            texts = [self._get_text(self._slices[index]) for index in step]
             counts = self._counter.count_each(texts, self._model)
             self._counted.update(zip(step, counts, strict=True))
             if self.dropped or perf_counter() >= end:
                 return None
-        return self._totals()
+        return self._sum_pieces()
 
-    def _steps(self) -> Iterator[list[int]]:
+    def _get_steps(self) -> Iterator[list[int]]:
         """Those that are left."""
         if self._left is None:
-            self._slices = list(_cut(self._pieces))
+            self._slices = list(_slice_pieces(self._pieces))
             self._sizes = [stop - start for _, start, stop in self._slices]
-            self._left = _steps(self._sizes)
+            self._left = _group_steps(self._sizes)
         return self._left
 
-    def _text(self, part: _Slice) -> str:
+    def _get_text(self, part: _TextSlice) -> str:
         return self._pieces[part.piece][part.start : part.stop]
 
-    def _totals(self) -> list[int]:
+    def _sum_pieces(self) -> list[int]:
         totals = [0] * len(self._pieces)
-        for part, tokens in zip(self._slices, spread(self._sizes, self._counted), strict=True):
+        for part, tokens in zip(self._slices, spread_counts(self._sizes, self._counted), strict=True):
             totals[part.piece] += tokens
         return totals
 
 
-class Counting:
+class TokenScheduler:
     """Counts the texts of requests, on the loop or beside it.
 
     Args:
@@ -180,7 +180,7 @@ class Counting:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="counting")
         self._known: dict[str, None] = {}
 
-    async def prepare(self, work: Callable[[], None]) -> None:
+    async def run_in_worker(self, work: Callable[[], None]) -> None:
         """Do something to the counter, on a thread that is to count with it.
 
         Tokenizers keep memory for each thread that they were used on (toktok 16 MB), so another would cost.
@@ -196,16 +196,16 @@ class Counting:
         Raises:
             RuntimeError: After `close`.
         """
-        counts = self._at_once(pieces, model)
+        counts = self._count_inline(pieces, model)
         if len(counts) < len(pieces):
-            counts += await self._beside(pieces[len(counts) :], model)
+            counts += await self._count_in_worker(pieces[len(counts) :], model)
         return counts
 
     def close(self) -> None:
         """Drop what has not begun and let the threads end; does not wait for them."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _at_once(self, pieces: Sequence[str], model: str) -> list[int]:
+    def _count_inline(self, pieces: Sequence[str], model: str) -> list[int]:
         """Tokens of the first pieces: as many as can be counted before others had to wait."""
         counts: list[int] = []
         if model not in self._known or sum(map(len, pieces)) > LITTLE_CHARACTERS:
@@ -217,19 +217,19 @@ class Counting:
             counts.append(self._counter.count(text, model))
         return counts
 
-    async def _beside(self, pieces: Sequence[str], model: str) -> list[int]:
+    async def _count_in_worker(self, pieces: Sequence[str], model: str) -> list[int]:
         loop = asyncio.get_running_loop()
-        work = _Work(self._counter, pieces, model)
+        work = _CountingTask(self._counter, pieces, model)
         counts = None
         try:
             while counts is None:
-                counts = await loop.run_in_executor(self._pool, work.turn, self._turn_s)
+                counts = await loop.run_in_executor(self._pool, work.run_turn, self._turn_s)
         finally:
             work.dropped = True
-        self._remember(model)
+        self._remember_model(model)
         return counts
 
-    def _remember(self, model: str) -> None:
+    def _remember_model(self, model: str) -> None:
         """A model's first count may load its vocabulary, so only known ones are counted on the loop."""
         if len(self._known) >= _KNOWN_MODELS:
             self._known.clear()

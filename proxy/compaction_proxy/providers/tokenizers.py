@@ -17,9 +17,14 @@ from pathlib import Path
 
 import tiktoken
 
-from compaction_proxy.core.model_names import bare_name, by_prefix
-from compaction_proxy.providers.token_counting import SLICE_CHARACTERS, sample, slices, spread
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.core.model_names import find_by_prefix, normalize_model_name
+from compaction_proxy.providers.token_counting import (
+    SLICE_CHARACTERS,
+    iter_slices,
+    sample_slices,
+    spread_counts,
+)
+from compaction_proxy.support.fail_open import suppress_and_report
 
 
 class CharacterCounter:
@@ -90,32 +95,32 @@ class _WrongVocabularyError(ValueError):
 
 
 @lru_cache(maxsize=_KNOWN_MODELS)
-def vocabulary_of(model: str) -> Vocabulary:
+def find_vocabulary(model: str) -> Vocabulary:
     """Which vocabulary counts for a model, by its name."""
-    return by_prefix(bare_name(model), _PREFIXES) or O200K
+    return find_by_prefix(normalize_model_name(model), _PREFIXES) or O200K
 
 
-def _joined(pair: re.Match[str]) -> str:
+def _join_surrogates(pair: re.Match[str]) -> str:
     return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
 
 
-def repaired(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text with a replacement character for each lone surrogate, which is what tiktoken counts.
 
     It makes the same of them by way of UTF-16, five times as slowly and without a pause: 35 ms a slice.
     """
     if text.isascii() or not _SURROGATE.search(text):
         return text
-    return _SURROGATE.sub("\ufffd", _PAIR.sub(_joined, text))
+    return _SURROGATE.sub("\ufffd", _PAIR.sub(_join_surrogates, text))
 
 
-def estimate(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """⌈UTF-8 bytes / 3⌉: what stands in where a text cannot be counted."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
 @lru_cache(maxsize=4)
-def load(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
+def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
     """Read, check and build an encoding: about 0.4 s and 50 MB, once a process.
 
     OpenAI's special tokens are text; the only special one is ours, for ids that no text has.
@@ -137,15 +142,15 @@ def load(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
     return encoding
 
 
-def sliced(text: str, count: Callable[[str], int]) -> int:
+def count_sliced(text: str, count: Callable[[str], int]) -> int:
     """The sum of `count` over slices of a long text; beyond `BUDGET_CHARACTERS` extrapolated from samples."""
-    spans = list(slices(text))
+    spans = list(iter_slices(text))
     sizes = [stop - start for start, stop in spans]
-    counted = {index: count(text[slice(*spans[index])]) for index in sample(sizes)}
-    return sum(spread(sizes, counted))
+    counted = {index: count(text[slice(*spans[index])]) for index in sample_slices(sizes)}
+    return sum(spread_counts(sizes, counted))
 
 
-def _lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
+def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
     """How many ids stand before, between and after the marks."""
     lengths, start = [], 0
     for _ in range(runs - 1):
@@ -155,19 +160,19 @@ def _lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
     return [*lengths, len(ids) - start]
 
 
-def _together(texts: Sequence[str], encoding: tiktoken.Encoding) -> list[int] | None:
+def _count_together(texts: Sequence[str], encoding: tiktoken.Encoding) -> list[int] | None:
     """Tokens of each text, from one call; None where a text holds the mark that would stand between them."""
-    joined = repaired(_BETWEEN.join(texts))
+    joined = replace_surrogates(_BETWEEN.join(texts))
     if joined.count(_BETWEEN) != len(texts) - 1:
         return None
     ids = encoding.encode(joined, allowed_special={_BETWEEN}, disallowed_special=())
-    return _lengths(ids, encoding.max_token_value, len(texts))
+    return _split_lengths(ids, encoding.max_token_value, len(texts))
 
 
 class TiktokenCounter:
     """Counts with the vocabulary of a model, and estimates where that cannot be had.
 
-    Thread-safe. An encoding is loaded once, at its first use or by `warm`.
+    Thread-safe. An encoding is loaded once, at its first use or by `warm_up`.
 
     Args:
         report: Told in one line, once a cause, that counts are estimated from now on or were once. Never
@@ -184,12 +189,12 @@ class TiktokenCounter:
 
     def count(self, text: str, model: str) -> int:
         """Tokens of `text` for `model`; beyond `BUDGET_CHARACTERS` extrapolated from samples."""
-        encoding = self._encoding(vocabulary_of(model))
+        encoding = self._get_encoding(find_vocabulary(model))
         if encoding is None:
-            return estimate(text)
+            return estimate_tokens(text)
         if len(text) <= SLICE_CHARACTERS:
-            return self._count(text, encoding)
-        return sliced(text, lambda part: self._count(part, encoding))
+            return self._count_or_estimate(text, encoding)
+        return count_sliced(text, lambda part: self._count_or_estimate(part, encoding))
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
         """Tokens of every text.
@@ -197,41 +202,45 @@ class TiktokenCounter:
         Together no longer than a slice they are one call: it costs what they cost one by one, but the
         interpreter lock is given away and waited for once, and not once a text.
         """
-        encoding = self._encoding(vocabulary_of(model))
+        encoding = self._get_encoding(find_vocabulary(model))
         counts = None
         if encoding is not None and len(texts) > 1 and sum(map(len, texts)) <= SLICE_CHARACTERS:
-            with contained(lambda _: None):  # whatever it is, it is said of the text that it comes from
-                counts = _together(texts, encoding)
+            with suppress_and_report(
+                lambda _: None
+            ):  # whatever it is, it is said of the text that it comes from
+                counts = _count_together(texts, encoding)
         return counts or [self.count(text, model) for text in texts]
 
-    def warm(self, model: str = "") -> None:
+    def warm_up(self, model: str = "") -> None:
         """Load now what the first count for `model` would load."""
-        self._encoding(vocabulary_of(model))
+        self._get_encoding(find_vocabulary(model))
 
-    def _count(self, text: str, encoding: tiktoken.Encoding) -> int:
-        with contained(lambda error: self._say(f"text was estimated, not counted: {type(error).__name__}")):
-            return len(encoding.encode_ordinary(repaired(text)))
-        return estimate(text)
+    def _count_or_estimate(self, text: str, encoding: tiktoken.Encoding) -> int:
+        with suppress_and_report(
+            lambda error: self._report_once(f"text was estimated, not counted: {type(error).__name__}")
+        ):
+            return len(encoding.encode_ordinary(replace_surrogates(text)))
+        return estimate_tokens(text)
 
-    def _encoding(self, vocabulary: Vocabulary) -> tiktoken.Encoding | None:
+    def _get_encoding(self, vocabulary: Vocabulary) -> tiktoken.Encoding | None:
         name = vocabulary.name
         if name not in self._encodings:
             with self._lock:
                 if name not in self._encodings:
-                    self._encodings[name] = self._load(vocabulary)
+                    self._encodings[name] = self._load_encoding(vocabulary)
         return self._encodings[name]
 
-    def _load(self, vocabulary: Vocabulary) -> tiktoken.Encoding | None:
-        def failed(error: BaseException) -> None:
-            self._say(
+    def _load_encoding(self, vocabulary: Vocabulary) -> tiktoken.Encoding | None:
+        def report_failure(error: BaseException) -> None:
+            self._report_once(
                 f"vocabulary {vocabulary.name} is unusable, tokens are estimated: {type(error).__name__}"
             )
 
-        with contained(failed):
-            return load(vocabulary, self._data)
+        with suppress_and_report(report_failure):
+            return load_encoding(vocabulary, self._data)
         return None
 
-    def _say(self, line: str) -> None:
+    def _report_once(self, line: str) -> None:
         if line not in self._reported:
             self._reported.add(line)
             self._report(line)

@@ -19,12 +19,12 @@ from compaction_proxy.providers.tokenizers import (
     DATA,
     O200K,
     TiktokenCounter,
-    estimate,
-    repaired,
-    sliced,
-    vocabulary_of,
+    count_sliced,
+    estimate_tokens,
+    find_vocabulary,
+    replace_surrogates,
 )
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.support.fail_open import suppress_and_report
 
 GOLDEN = DATA / "golden_counts.json"
 PACKAGE = "toktok-rs"
@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Golden:
+class GoldenText:
     """A text, and how many tokens of o200k_base tiktoken makes of it."""
 
     text: str
@@ -59,13 +59,13 @@ class _OtherCountError(ValueError):
         super().__init__(f"counts golden text {number} otherwise")
 
 
-def golden(path: Path = GOLDEN) -> list[Golden]:
+def read_golden_texts(path: Path = GOLDEN) -> list[GoldenText]:
     """The stored counts, from rows of text, how often it is repeated, and tokens."""
     rows = json.loads(path.read_text(encoding="utf-8"))
-    return [Golden(text * times, tokens) for text, times, tokens in rows]
+    return [GoldenText(text * times, tokens) for text, times, tokens in rows]
 
 
-def load() -> Tokenizer:
+def load_tokenizer() -> Tokenizer:
     """Its tokenizer for o200k_base: about 0.4 s and 50 MB, once a process.
 
     Raises:
@@ -75,21 +75,21 @@ def load() -> Tokenizer:
     return tokenizer
 
 
-def _count(tokenizer: Tokenizer, text: str) -> int:
+def _count_text(tokenizer: Tokenizer, text: str) -> int:
     try:
         return tokenizer.count(text)
     except UnicodeEncodeError:
-        return tokenizer.count(repaired(text))
+        return tokenizer.count(replace_surrogates(text))
 
 
 def _count_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
     try:
         return tokenizer.count_batch([*texts], _THREADS)
     except UnicodeEncodeError:
-        return tokenizer.count_batch([repaired(text) for text in texts], _THREADS)
+        return tokenizer.count_batch([replace_surrogates(text) for text in texts], _THREADS)
 
 
-def check(tokenizer: Tokenizer, known: Sequence[Golden]) -> None:
+def check_counts(tokenizer: Tokenizer, known: Sequence[GoldenText]) -> None:
     """Compare counts, made one by one and together, with those known.
 
     Raises:
@@ -97,13 +97,13 @@ def check(tokenizer: Tokenizer, known: Sequence[Golden]) -> None:
     """
     together = _count_batch(tokenizer, [each.text for each in known])
     for number, (each, counted) in enumerate(zip(known, together, strict=True)):
-        if not each.tokens == counted == _count(tokenizer, each.text):
+        if not each.tokens == counted == _count_text(tokenizer, each.text):
             raise _OtherCountError(number)
     if not known:
         raise _OtherCountError(0)
 
 
-def _why(error: BaseException) -> str:
+def _explain_failure(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return "is not installed"
     return str(error) if isinstance(error, _OtherCountError) else f"fails: {type(error).__name__}"
@@ -112,18 +112,18 @@ def _why(error: BaseException) -> str:
 class ToktokCounter:
     """Counts with toktok what it has shown to count right, and everything else with tiktoken.
 
-    Thread-safe. Until `warm` has been called, or if toktok was not adopted then, all of it is tiktoken's.
+    Thread-safe. Until `warm_up` has been called, or if toktok was not adopted then, all of it is tiktoken's.
 
     Args:
-        otherwise: Counts what toktok does not.
+        fallback: Counts what toktok does not.
         report: Told in one line, once a cause, that a text was estimated. Never holds any of the text.
         known: The file of stored counts.
     """
 
     def __init__(
-        self, otherwise: TiktokenCounter, report: Callable[[str], None], known: Path = GOLDEN
+        self, fallback: TiktokenCounter, report: Callable[[str], None], known: Path = GOLDEN
     ) -> None:
-        self._otherwise = otherwise
+        self._otherwise = fallback
         self._report = report
         self._known = known
         self._tokenizer: Tokenizer | None = None
@@ -131,57 +131,59 @@ class ToktokCounter:
         self._reported: set[str] = set()
         self.chosen = "tiktoken"
 
-    def warm(self, model: str = "") -> None:
+    def warm_up(self, model: str = "") -> None:
         """Try toktok, and load now what the first count for `model` would load.
 
         Afterwards `chosen` says in a line what counts and, where toktok does not, why.
         """
         with self._lock:
             if self._tokenizer is None:
-                self._adopt()
-        if self._fast(model) is None:
-            self._otherwise.warm(model)
+                self._adopt_toktok()
+        if self._get_tokenizer(model) is None:
+            self._otherwise.warm_up(model)
 
     def count(self, text: str, model: str) -> int:
         """Tokens of `text` for `model`; beyond `BUDGET_CHARACTERS` extrapolated from samples."""
-        tokenizer = self._fast(model)
+        tokenizer = self._get_tokenizer(model)
         if tokenizer is None:
             return self._otherwise.count(text, model)
         if len(text) > SLICE_CHARACTERS:
-            return sliced(text, lambda part: self._counted(tokenizer, part))
-        return self._counted(tokenizer, text)
+            return count_sliced(text, lambda part: self._count_or_estimate(tokenizer, part))
+        return self._count_or_estimate(tokenizer, text)
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
         """Tokens of every text; of texts that are no longer than a slice in one call."""
-        tokenizer = self._fast(model)
+        tokenizer = self._get_tokenizer(model)
         if tokenizer is None:
             return self._otherwise.count_each(texts, model)
         if max(map(len, texts), default=0) <= SLICE_CHARACTERS:
-            with contained(lambda _: None):  # whatever it is, it is said of the text that it comes from
+            with suppress_and_report(
+                lambda _: None
+            ):  # whatever it is, it is said of the text that it comes from
                 return _count_batch(tokenizer, texts)
         return [self.count(text, model) for text in texts]
 
-    def _fast(self, model: str) -> Tokenizer | None:
-        return self._tokenizer if vocabulary_of(model) is O200K else None
+    def _get_tokenizer(self, model: str) -> Tokenizer | None:
+        return self._tokenizer if find_vocabulary(model) is O200K else None
 
-    def _adopt(self) -> None:
-        def refused(error: BaseException) -> None:
-            self.chosen = f"tiktoken; {PACKAGE} {_why(error)}"
+    def _adopt_toktok(self) -> None:
+        def record_refusal(error: BaseException) -> None:
+            self.chosen = f"tiktoken; {PACKAGE} {_explain_failure(error)}"
 
-        with contained(refused):
-            tokenizer, name = load(), f"{PACKAGE} {version(PACKAGE)}"
-            check(tokenizer, golden(self._known))
+        with suppress_and_report(record_refusal):
+            tokenizer, name = load_tokenizer(), f"{PACKAGE} {version(PACKAGE)}"
+            check_counts(tokenizer, read_golden_texts(self._known))
             self._tokenizer, self.chosen = tokenizer, name
 
-    def _counted(self, tokenizer: Tokenizer, text: str) -> int:
+    def _count_or_estimate(self, tokenizer: Tokenizer, text: str) -> int:
         """By toktok or, where it fails, estimated: to load tiktoken's vocabulary would hold up the loop."""
 
-        def failed(error: BaseException) -> None:
+        def report_failure(error: BaseException) -> None:
             line = f"text was estimated, not counted: {type(error).__name__}"
             if line not in self._reported:
                 self._reported.add(line)
                 self._report(line)
 
-        with contained(failed):
-            return _count(tokenizer, text)
-        return estimate(text)
+        with suppress_and_report(report_failure):
+            return _count_text(tokenizer, text)
+        return estimate_tokens(text)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from compaction_proxy.core.cost.price import Price
+from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 
 
@@ -22,7 +22,7 @@ class TokenCounter(Protocol):
 class SummaryModel(Protocol):
     """A model that writes summaries."""
 
-    async def ask(self, call: SummaryCall) -> SummaryAnswer:
+    async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
         """One answer, without retries beyond those for refused parameters. The deadline is the caller's.
 
         Raises:
@@ -33,25 +33,25 @@ class SummaryModel(Protocol):
         ...
 
 
-class Discovery(Protocol):
+class WindowDiscovery(Protocol):
     """Asks an upstream what it says of itself."""
 
-    async def window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
+    async def discover_window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
         """The largest input of a model, in tokens; None if the upstream does not say, or not in time."""
         ...
 
 
-class Prices(Protocol):
+class PriceSource(Protocol):
     """Knows what models cost."""
 
-    def of(self, model: str, origin: str) -> Price | None:
+    def get_price(self, model: str, origin: str) -> ModelPrice | None:
         """The price of a model at an upstream; None where it is not known, or not yet."""
         ...
 
-    def settled(self, model: str, origin: str) -> bool:
-        """Whether `of` tells all that will be known for now."""
+    def is_resolved(self, model: str, origin: str) -> bool:
+        """Whether `get_price` tells all that will be known for now."""
         ...
 
-    async def ready(self, names: Iterable[tuple[str, str]]) -> None:
+    async def wait_for_prices(self, names: Iterable[tuple[str, str]]) -> None:
         """Come back when the prices of models at upstreams are known, or cannot be."""
         ...

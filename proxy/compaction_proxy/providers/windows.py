@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from compaction_proxy.core.model_names import bare_name
+from compaction_proxy.core.model_names import normalize_model_name
 from compaction_proxy.providers.window_table import WINDOWS
 
 # What nearly every current model takes at least, in tokens; an upstream that takes less says so.
@@ -16,14 +16,14 @@ _POINT = re.compile(r"(?<=\d)p(?=\d)")
 _LLAMA = re.compile(r"^(?:meta-)?llama-?v?(?=\d)")
 
 
-def plain_name(model: str) -> str:
+def normalize_name(model: str) -> str:
     """A model's bare name in the spelling of the table."""
-    name = _VENDOR.sub("", bare_name(model))
+    name = _VENDOR.sub("", normalize_model_name(model))
     name = _LLAMA.sub("llama-", _POINT.sub(".", name))
     return name.replace(".", "-") if name.startswith("claude") else name
 
 
-def tabled(name: str, table: Mapping[str, int]) -> int | None:
+def find_by_prefix(name: str, table: Mapping[str, int]) -> int | None:
     """The value of the longest key that a name is, or continues after an edge such as `-`; or None.
 
     So `gpt-4` speaks for `gpt-4-0613` and not for `gpt-4.1` or `gpt-4o`.
@@ -38,11 +38,11 @@ def tabled(name: str, table: Mapping[str, int]) -> int | None:
 
 
 @lru_cache(maxsize=1_024)
-def shipped_window(model: str) -> int | None:
+def find_shipped_window(model: str) -> int | None:
     """The largest input of a model, in tokens, as the shipped table has it; None: it does not."""
-    return tabled(plain_name(model), WINDOWS)
+    return find_by_prefix(normalize_name(model), WINDOWS)
 
 
-def known_window(model: str) -> int:
+def get_known_window(model: str) -> int:
     """The largest input of a model, in tokens, as far as its name says it."""
-    return shipped_window(model) or FALLBACK_WINDOW
+    return find_shipped_window(model) or FALLBACK_WINDOW

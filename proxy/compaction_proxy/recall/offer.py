@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from compaction_proxy.core.model_names import by_prefix
-from compaction_proxy.providers.windows import plain_name
+from compaction_proxy.core.model_names import find_by_prefix
+from compaction_proxy.providers.windows import normalize_name
 
-Tool = Literal["none", "inject", "always"]
+RecallToolMode = Literal["none", "inject", "always"]
 
 # Names that only their makers, and clouds on their behalf, answer to, by prefix; the longest one decides.
 # From PyPI litellm 1.109.1 (`supports_function_calling`) and the makers' pages of models. Open weights are
@@ -64,19 +64,19 @@ _TAKING_TOOLS: Mapping[str, bool] = MappingProxyType(
 )
 
 
-class Recalling(Protocol):
+class RecallSettings(Protocol):
     """What is configured of recall, as far as it matters here."""
 
     @property
-    def tool(self) -> Tool:
+    def tool(self) -> RecallToolMode:
         """`none`, `inject` (once something has been compacted) or `always`."""
 
 
-class Settings(Protocol):
+class ToolOfferSettings(Protocol):
     """What is configured for a model, as far as it matters here."""
 
     @property
-    def recall(self) -> Recalling:
+    def recall(self) -> RecallSettings:
         """How the model gets at what was removed."""
 
     @property
@@ -84,12 +84,12 @@ class Settings(Protocol):
         """Whether the model takes tools; None: as its name says."""
 
 
-def takes_tools(model: str) -> bool:
+def supports_tools(model: str) -> bool:
     """Whether a model is known by its name to take tools, wherever it is served."""
-    return by_prefix(plain_name(model), _TAKING_TOOLS) or False
+    return find_by_prefix(normalize_name(model), _TAKING_TOOLS) or False
 
 
-def offered(settings: Settings, *, compacted: bool, has_tools: bool, model: str) -> bool:
+def should_offer_tool(settings: ToolOfferSettings, *, compacted: bool, has_tools: bool, model: str) -> bool:
     """Whether a request is offered the search tool, if it can be (`dialects.tools.offering`).
 
     Args:
@@ -103,4 +103,4 @@ def offered(settings: Settings, *, compacted: bool, has_tools: bool, model: str)
         return False
     if settings.tools is not None:
         return settings.tools
-    return has_tools or takes_tools(model)
+    return has_tools or supports_tools(model)

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import log
 
-from compaction_proxy.recall.stems import root
+from compaction_proxy.recall.stems import find_word_root
 from compaction_proxy.recall.tokenize import STOP_WORDS
 
 # What is around a match and makes it a better one, in characters: about a snippet.
@@ -20,7 +20,7 @@ PASSAGE_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class RankingParameters:
     """What counts, and how much.
 
     Attributes:
@@ -34,11 +34,11 @@ class Ranking:
     saturation: float = 1.2
     length: float = 0.5
     near: tuple[float, ...] = (0.5, 0.25, 0.125, 0.0625)
-    root: Callable[[str], str] = root
+    root: Callable[[str], str] = find_word_root
     stop_words: AbstractSet[str] = STOP_WORDS
 
 
-class Scores:
+class RowScorer:
     """Scores of rows, added up word by word.
 
     Args:
@@ -46,36 +46,36 @@ class Scores:
         lengths: Number of terms of each row.
     """
 
-    def __init__(self, ranking: Ranking, lengths: Sequence[int]) -> None:
+    def __init__(self, ranking: RankingParameters, lengths: Sequence[int]) -> None:
         self._ranking = ranking
         self._lengths = lengths
         self._mean = max(1.0, sum(lengths) / max(1, len(lengths)))
         self._sums: defaultdict[int, float] = defaultdict(float)
-        self._most = 0.0
+        self._max_score = 0.0
 
-    def weight(self, rows: int) -> float:
+    def compute_weight(self, rows: int) -> float:
         """How much a word tells that stands in so many rows."""
         return log(1 + (len(self._lengths) - rows + 0.5) / (rows + 0.5))
 
     def add_word(self, counts: Mapping[int, int]) -> None:
         """A word that stands so many times in each of these rows, in any of its forms."""
-        most = self.weight(len(counts)) * (self._ranking.saturation + 1)
-        self._most += most
-        for row, count in self._around(counts).items():
+        most = self.compute_weight(len(counts)) * (self._ranking.saturation + 1)
+        self._max_score += most
+        for row, count in self._spread_to_neighbours(counts).items():
             self._sums[row] += most * count / (count + self._ranking.saturation)
 
     def add_name(self, rows: Sequence[int], terms: int) -> None:
         """A name, of so many terms: a row that holds it outweighs those that hold its terms alone."""
-        most = self.weight(len(rows)) * (self._ranking.saturation + 1) * terms
-        self._most += most
+        most = self.compute_weight(len(rows)) * (self._ranking.saturation + 1) * terms
+        self._max_score += most
         for row in rows:
             self._sums[row] += most
 
-    def shares(self) -> dict[int, float]:
+    def compute_shares(self) -> dict[int, float]:
         """The score of each row that has one: its share of what could be reached, above 0 and at most 1."""
-        return {row: score / self._most for row, score in self._sums.items() if score > 0}
+        return {row: score / self._max_score for row, score in self._sums.items() if score > 0}
 
-    def _around(self, counts: Mapping[int, int]) -> dict[int, float]:
+    def _spread_to_neighbours(self, counts: Mapping[int, int]) -> dict[int, float]:
         """Occurrences of a word in each row and around it, as in rows of mean length."""
         around: defaultdict[int, float] = defaultdict(float)
         last, length = len(self._lengths) - 1, self._ranking.length
@@ -90,7 +90,7 @@ class Scores:
         return around
 
 
-def densest(matches: Sequence[tuple[int, str, float]]) -> int:
+def find_densest_match(matches: Sequence[tuple[int, str, float]]) -> int:
     """Where the passage begins that says most, as the index of its first match; 0 without matches.
 
     Args:

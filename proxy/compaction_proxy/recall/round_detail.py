@@ -13,16 +13,16 @@ from compaction_proxy.recall.archive import (
     MAX_MESSAGES,
     MAX_RECORD_CHARACTERS,
     MAX_ROLE_CHARACTERS,
-    Archived,
-    Originals,
-    Place,
-    Round,
-    fair,
-    shortened,
+    ArchivedRound,
+    ArchiveReader,
+    ArchiveRef,
+    RemovedMessage,
+    compute_fair_limit,
+    shorten_text,
 )
-from compaction_proxy.storage.keys import detail_key
-from compaction_proxy.storage.records import Fields, Item, Records
-from compaction_proxy.telemetry.event_history import History
+from compaction_proxy.storage.keys import round_detail_key
+from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
+from compaction_proxy.telemetry.event_history import EventHistory
 
 # Prompts that are kept of one round; of more, the last. Characters of each, its instructions included.
 MAX_PROMPTS = 8
@@ -34,7 +34,7 @@ CONTINUED = "[The conversation itself, as it would have been forwarded, with thi
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class SummaryPrompt:
     """What a summary model was asked.
 
     Attributes:
@@ -49,12 +49,12 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class VisibleMessage:
     """A message as the model saw it once the round was made.
 
     Attributes:
         role: Its role.
-        text: As in `Archived`.
+        text: As in `RemovedMessage`.
         origin: `stand-in` or `kept`.
         id: Its id, `m_…`; empty for a stand-in, unless it is the message itself, shortened.
     """
@@ -66,7 +66,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
+class RoundDetail:
     """What one round did.
 
     Attributes:
@@ -77,26 +77,31 @@ class Detail:
     """
 
     event: Event
-    removed: tuple[Archived, ...]
-    prompts: tuple[Prompt, ...]
-    seen: tuple[Shown, ...]
+    removed: tuple[RemovedMessage, ...]
+    prompts: tuple[SummaryPrompt, ...]
+    seen: tuple[VisibleMessage, ...]
 
 
-def bounded_prompt(model: str, system: str, text: str) -> Prompt:
+def build_bounded_prompt(model: str, system: str, text: str) -> SummaryPrompt:
     """A prompt of at most 64 Ki characters."""
-    instructions = shortened(system, MAX_PROMPT_CHARACTERS // 2)
-    return Prompt(model, instructions, shortened(text, MAX_PROMPT_CHARACTERS - len(instructions)))
+    instructions = shorten_text(system, MAX_PROMPT_CHARACTERS // 2)
+    return SummaryPrompt(model, instructions, shorten_text(text, MAX_PROMPT_CHARACTERS - len(instructions)))
 
 
-def detail_item(
-    tenant: str, root: bytes, made: Round, prompts: Sequence[Prompt], seen: Sequence[Shown], ttl_s: float
-) -> Item:
+def build_detail_item(
+    tenant: str,
+    root: bytes,
+    archived_round: ArchivedRound,
+    prompts: Sequence[SummaryPrompt],
+    seen: Sequence[VisibleMessage],
+    ttl_s: float,
+) -> RecordItem:
     """What to commit beside a round's checkpoint and its archive.
 
     Args:
         tenant: Whose it is.
         root: The root that the checkpoint is kept under.
-        made: The round.
+        archived_round: The round.
         prompts: Bounded ones, in the order in which they were sent.
         seen: What the model saw then; of too much, each of the longest messages keeps its two ends.
         ttl_s: Seconds that it is kept.
@@ -105,41 +110,43 @@ def detail_item(
     room = MAX_RECORD_CHARACTERS - sum(len(each.system) + len(each.text) for each in asked)
     fields = {
         "prompts": [list(astuple(each)) for each in asked],
-        "seen": [[each.role, each.text, each.origin, each.id] for each in _bounded(seen, room)],
+        "seen": [[each.role, each.text, each.origin, each.id] for each in _shorten_messages(seen, room)],
     }
-    return Item(detail_key(tenant, root, made.strategy, made.place), fields, ttl_s)
+    return RecordItem(
+        round_detail_key(tenant, root, archived_round.strategy, archived_round.place), fields, ttl_s
+    )
 
 
-def _bounded(seen: Sequence[Shown], room: int) -> Iterator[Shown]:
+def _shorten_messages(seen: Sequence[VisibleMessage], room: int) -> Iterator[VisibleMessage]:
     newest = seen[-MAX_MESSAGES:]
-    most = fair([min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], room)
+    most = compute_fair_limit([min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], room)
     for each in newest:
-        text = shortened(each.text, min(most, MAX_MESSAGE_CHARACTERS))
+        text = shorten_text(each.text, min(most, MAX_MESSAGE_CHARACTERS))
         yield replace(each, role=each.role[:MAX_ROLE_CHARACTERS], text=text)
 
 
-def prompts_of(fields: Fields) -> Iterator[Prompt]:
+def parse_prompts(fields: Fields) -> Iterator[SummaryPrompt]:
     """The prompts in a record, without those that cannot be read."""
-    for row in _rows(fields, "prompts"):
+    for row in _get_rows(fields, "prompts"):
         match row:
             case [str(model), str(system), str(text)]:
-                yield Prompt(model, system, text)
+                yield SummaryPrompt(model, system, text)
 
 
-def seen_of(fields: Fields) -> Iterator[Shown]:
+def parse_visible_messages(fields: Fields) -> Iterator[VisibleMessage]:
     """The messages in a record, without those that cannot be read."""
-    for row in _rows(fields, "seen"):
+    for row in _get_rows(fields, "seen"):
         match row:
             case [str(role), str(text), str(origin), str(name)]:
-                yield Shown(role, text, origin, name)
+                yield VisibleMessage(role, text, origin, name)
 
 
-def _rows(fields: Fields, name: str) -> list[object]:
+def _get_rows(fields: Fields, name: str) -> list[object]:
     rows = fields.get(name)
     return rows if isinstance(rows, list) else []
 
 
-class Details:
+class RoundDetailReader:
     """Reads what rounds did. No method raises because of the store.
 
     Args:
@@ -147,12 +154,12 @@ class Details:
         history: Knows the rounds.
     """
 
-    def __init__(self, records: Records, history: History) -> None:
+    def __init__(self, records: RecordStore, history: EventHistory) -> None:
         self._records = records
-        self._originals = Originals(records)
+        self._archive_reader = ArchiveReader(records)
         self._history = history
 
-    async def of(self, tenant: str, conversation: str, place: bytes) -> Detail | None:
+    async def find_detail(self, tenant: str, conversation: str, place: bytes) -> RoundDetail | None:
         """What the round at this place did, as far as it is kept; None if it is none of this conversation.
 
         Args:
@@ -160,16 +167,23 @@ class Details:
             conversation: Its id.
             place: Where the round's checkpoint is kept, 64 bytes (`Event.place`, as bytes).
         """
-        events = await self._history.of(tenant, conversation)
+        events = await self._history.list_events(tenant, conversation)
         made = (each for each in events if each.kind == COMPACTED and each.place == place.hex())
         event = next(made, None)
         if event is None:
             return None
-        round_made = Round(conversation, event.strategy, place, event.round or 0, event.at)
-        for root in await self._history.roots(tenant, conversation):
-            removed = await self._originals.of(tenant, [Place(root, round_made)])
-            [told] = await self._records.find([detail_key(tenant, root, event.strategy, place)], hold=False)
-            if removed or told:
+        round_made = ArchivedRound(conversation, event.strategy, place, event.round or 0, event.at)
+        for root in await self._history.list_roots(tenant, conversation):
+            removed = await self._archive_reader.read_messages(tenant, [ArchiveRef(root, round_made)])
+            [record_fields] = await self._records.get_many(
+                [round_detail_key(tenant, root, event.strategy, place)], keep_in_cache=False
+            )
+            if removed or record_fields:
                 taken = tuple(each.message for each in removed)
-                return Detail(event, taken, tuple(prompts_of(told or {})), tuple(seen_of(told or {})))
-        return Detail(event, (), (), ())
+                return RoundDetail(
+                    event,
+                    taken,
+                    tuple(parse_prompts(record_fields or {})),
+                    tuple(parse_visible_messages(record_fields or {})),
+                )
+        return RoundDetail(event, (), (), ())

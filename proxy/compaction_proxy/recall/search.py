@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from compaction_proxy.recall.archive import Originals, Place, Recalled
-from compaction_proxy.recall.fulltext import Found, FullText
-from compaction_proxy.recall.index_cache import Indexes
-from compaction_proxy.recall.retention import Held, Holdings
-from compaction_proxy.storage.records import Records
-from compaction_proxy.telemetry.event_history import History
+from compaction_proxy.recall.archive import ArchiveReader, ArchiveRef, RecalledMessage
+from compaction_proxy.recall.fulltext import TextIndexBuilder, TextMatch
+from compaction_proxy.recall.index_cache import SearchIndexCache
+from compaction_proxy.recall.retention import ArchiveRetention, ListedArchive
+from compaction_proxy.storage.records import RecordStore
+from compaction_proxy.telemetry.event_history import EventHistory
 
-__all__ = ["Hit", "Recall", "Recalled"]
+__all__ = ["ArchiveSearch", "Hit", "RecalledMessage"]
 
 MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
@@ -26,7 +26,7 @@ _LEAD_SHARE = 3
 # How much of a tenant's archives is searched at once, the newest first: bytes of text, and archives.
 SEARCHED_BYTES = 16_000_000
 SEARCHED_ARCHIVES = 500
-_NOBODY: frozenset[str] = frozenset()
+_NO_IDS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Hit:
         round: The number of the round that took it out.
         strategy: The strategy of that round.
         at: When that was, in seconds since the epoch.
-        score: How much of what was asked for stands there, above 0 and at most 1 (`ports.Found`).
+        score: How much of what was asked for stands there, above 0 and at most 1 (`ports.TextMatch`).
         snippet: What stands around the best match, at most 300 characters unless more were asked for.
         conversation: The conversation that the round was made in, `c_…`.
         turn: The turn it belongs to, from 1; 0 before the first; None where it is not known.
@@ -58,25 +58,25 @@ class Hit:
     turn: int | None = None
 
 
-def _snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -> str:
+def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -> str:
     """The surroundings of a match, in one line, without the halves of words at its ends."""
     start = max(0, min(at - characters // _LEAD_SHARE, len(text) - characters))
     stop = start + characters
     words = text[start:stop].split()
-    if start and _halved(text, start, words[:1]):
+    if start and _is_cut_word(text, start, words[:1]):
         words = words[1:]
-    if stop < len(text) and _halved(text, stop, words[-1:]):
+    if stop < len(text) and _is_cut_word(text, stop, words[-1:]):
         words = words[:-1]
     return " ".join(words)
 
 
-def _halved(text: str, at: int, word: Sequence[str]) -> bool:
+def _is_cut_word(text: str, at: int, word: Sequence[str]) -> bool:
     """Whether this is what a cut has left of a word; a cut may go through what is longer than words are."""
     inside = not (text[at - 1].isspace() or text[at].isspace())
     return inside and all(len(each) <= _WORD_CHARACTERS for each in word)
 
 
-def _hit(recalled: Recalled, found: Found, characters: int) -> Hit:
+def _build_hit(recalled: RecalledMessage, found: TextMatch, characters: int) -> Hit:
     message, made = recalled.message, recalled.round
     return Hit(
         message_id=message.id,
@@ -86,43 +86,49 @@ def _hit(recalled: Recalled, found: Found, characters: int) -> Hit:
         strategy=made.strategy,
         at=made.at,
         score=found.score,
-        snippet=_snippet(message.text, found.offset, characters),
+        snippet=_extract_snippet(message.text, found.offset, characters),
         conversation=made.conversation,
         turn=message.turn,
     )
 
 
-def _newest(held: Iterable[Held]) -> list[Place]:
+def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
     """The newest archives of these, as many as are searched at once."""
-    left = SEARCHED_BYTES
-    places: list[Place] = []
-    for each in sorted(held, key=lambda each: each.place.made.at, reverse=True)[:SEARCHED_ARCHIVES]:
-        left -= each.size
-        if left < 0 and places:
+    remaining_bytes = SEARCHED_BYTES
+    places: list[ArchiveRef] = []
+    for each in sorted(archives, key=lambda each: each.ref.round.at, reverse=True)[:SEARCHED_ARCHIVES]:
+        remaining_bytes -= each.size_bytes
+        if remaining_bytes < 0 and places:
             break
-        places.append(each.place)
+        places.append(each.ref)
     return places
 
 
-class Recall:
+class ArchiveSearch:
     """Searches archives. No method raises because of the store, or of any query.
 
     Args:
         records: Where archives are kept.
         history: Knows the roots of conversations.
-        holdings: Know which archives there are.
-        full_text: Ranks what is in them.
+        retention: Know which archives there are.
+        index_builder: Ranks what is in them.
     """
 
-    def __init__(self, records: Records, history: History, holdings: Holdings, full_text: FullText) -> None:
+    def __init__(
+        self,
+        records: RecordStore,
+        history: EventHistory,
+        retention: ArchiveRetention,
+        index_builder: TextIndexBuilder,
+    ) -> None:
         self._history = history
-        self._holdings = holdings
-        self._originals = Originals(records)
-        self._indexes = Indexes(records, full_text)
+        self._retention = retention
+        self._archive_reader = ArchiveReader(records)
+        self._index_cache = SearchIndexCache(records, index_builder)
 
     async def close(self) -> None:
         """Let go of what is held."""
-        await self._indexes.close()
+        await self._index_cache.close()
 
     async def search(
         self,
@@ -131,7 +137,7 @@ class Recall:
         query: str,
         limit: int = 5,
         *,
-        known: AbstractSet[str] = _NOBODY,
+        known: AbstractSet[str] = _NO_IDS,
         snippet_characters: int = SNIPPET_CHARACTERS,
     ) -> list[Hit]:
         """The messages that answer a query best, the best first.
@@ -151,61 +157,69 @@ class Recall:
         most = max(0, min(limit, MAX_HITS))
         if not query.strip() or not most:
             return []
-        places = await self._places(tenant, conversation, known)
-        indexed = await self._indexes.of(tenant, places)
-        allowed = _allowed(conversation, known)
+        places = await self._find_archives(tenant, conversation, known)
+        indexed = await self._index_cache.get_or_load(tenant, places)
+        allowed = _build_access_filter(conversation, known)
         # Of what may not be told there may be any number before what may.
-        sought = len(indexed) if conversation and any(map(_foreign(conversation), places)) else most
+        sought = (
+            len(indexed) if conversation and any(map(_build_foreign_filter(conversation), places)) else most
+        )
         found = await indexed.search(query, sought) if len(indexed) else []
-        self._indexes.settle()
-        return [_hit(each, hit, snippet_characters) for each, hit in found if allowed(each)][:most]
+        self._index_cache.evict_excess()
+        return [_build_hit(each, hit, snippet_characters) for each, hit in found if allowed(each)][:most]
 
-    async def message(
+    async def find_message(
         self,
         tenant: str,
         conversation: str | None,
         message_id: str,
         *,
-        known: AbstractSet[str] = _NOBODY,
-    ) -> Recalled | None:
+        known: AbstractSet[str] = _NO_IDS,
+    ) -> RecalledMessage | None:
         """The archived message with this id, of the conversation or (None) of the tenant; None if none."""
-        indexed = await self._indexes.of(tenant, await self._places(tenant, conversation, known))
-        self._indexes.settle()
-        found = indexed.message(message_id)
-        return found if found is not None and _allowed(conversation, known)(found) else None
+        indexed = await self._index_cache.get_or_load(
+            tenant, await self._find_archives(tenant, conversation, known)
+        )
+        self._index_cache.evict_excess()
+        found = indexed.find_message(message_id)
+        return found if found is not None and _build_access_filter(conversation, known)(found) else None
 
-    async def everything(self, tenant: str, conversation: str) -> list[Recalled]:
+    async def list_removed_messages(self, tenant: str, conversation: str) -> list[RecalledMessage]:
         """All that rounds of this very conversation have taken out and that is kept, in its order."""
-        found: dict[str, Recalled] = {}
-        for each in await self._originals.of(tenant, await self._places(tenant, conversation, _NOBODY)):
+        found: dict[str, RecalledMessage] = {}
+        for each in await self._archive_reader.read_messages(
+            tenant, await self._find_archives(tenant, conversation, _NO_IDS)
+        ):
             found.setdefault(each.message.id, each)
         return sorted(found.values(), key=lambda each: (each.message.index, each.round.at))
 
-    async def forgotten(self, tenant: str, roots: Iterable[bytes]) -> None:
+    async def record_deleted_roots(self, tenant: str, roots: Iterable[bytes]) -> None:
         """Everything under these roots was deleted: let nobody look for it."""
-        await self._holdings.forgotten(tenant, roots)
+        await self._retention.record_deleted_roots(tenant, roots)
 
-    async def _places(
+    async def _find_archives(
         self, tenant: str, conversation: str | None, known: AbstractSet[str]
-    ) -> Sequence[Place]:
+    ) -> Sequence[ArchiveRef]:
         """The archives that may hold what is asked for, those of the conversation first, the newest first."""
         if conversation is None:
-            return _newest(await self._holdings.of(tenant))
-        found: list[Place] = []
-        for root in await self._history.roots(tenant, conversation):
-            found += [held.place for held in await self._holdings.under(tenant, root)]
-        newest = sorted(dict.fromkeys(found), key=lambda place: place.made.at, reverse=True)
-        foreign = _foreign(conversation)
+            return _select_newest(await self._retention.list_archives(tenant))
+        found: list[ArchiveRef] = []
+        for root in await self._history.list_roots(tenant, conversation):
+            found += [held.ref for held in await self._retention.list_root_archives(tenant, root)]
+        newest = sorted(dict.fromkeys(found), key=lambda place: place.round.at, reverse=True)
+        foreign = _build_foreign_filter(conversation)
         others = [place for place in newest if foreign(place)] if known else []
         return [*(place for place in newest if not foreign(place)), *others]
 
 
-def _foreign(conversation: str) -> Callable[[Place], bool]:
+def _build_foreign_filter(conversation: str) -> Callable[[ArchiveRef], bool]:
     """Whether an archive is another conversation's."""
-    return lambda place: place.made.conversation != conversation
+    return lambda place: place.round.conversation != conversation
 
 
-def _allowed(conversation: str | None, known: AbstractSet[str]) -> Callable[[Recalled], bool]:
+def _build_access_filter(
+    conversation: str | None, known: AbstractSet[str]
+) -> Callable[[RecalledMessage], bool]:
     """Whether a message may be told."""
     if conversation is None:
         return lambda _: True

@@ -58,28 +58,28 @@ _IRREGULAR = (
 _NAMES = {form: forms.split()[0] for forms in _IRREGULAR for form in forms.split()}
 
 
-def stem(word: str) -> str:
+def stem_word(word: str) -> str:
     """What a folded word is without its endings."""
-    return _ended(_suffixed(_inflected(word))) if _LETTERS.fullmatch(word) else word
+    return _strip_final_letter(_strip_suffixes(_strip_inflection(word))) if _LETTERS.fullmatch(word) else word
 
 
-def root(word: str) -> str:
+def find_word_root(word: str) -> str:
     """The stem of a folded word, after its irregular forms have become one."""
-    return stem(_NAMES.get(word, word))
+    return stem_word(_NAMES.get(word, word))
 
 
-def irregular(of: str) -> tuple[str, ...]:
+def list_irregular_forms(word_root: str) -> tuple[str, ...]:
     """The forms that no rule gives of the words whose root this is, with their regular names."""
-    return _FAMILIES.get(of, ())
+    return _FAMILIES.get(word_root, ())
 
 
-def _families() -> Iterator[tuple[str, tuple[str, ...]]]:
-    by_root = sorted((root(form), form) for form in _NAMES)
+def _group_by_root() -> Iterator[tuple[str, tuple[str, ...]]]:
+    by_root = sorted((find_word_root(form), form) for form in _NAMES)
     for of, pairs in groupby(by_root, key=lambda pair: pair[0]):
         yield of, tuple(form for _, form in pairs)
 
 
-def _shape(word: str) -> str:
+def _classify_letters(word: str) -> str:
     """A letter for each of a word's: `v` for a vowel, `c` for a consonant; y is a vowel after a consonant."""
     shape = ""
     for letter in word:
@@ -88,68 +88,68 @@ def _shape(word: str) -> str:
     return shape
 
 
-def _measure(word: str) -> int:
+def _count_vowel_groups(word: str) -> int:
     """How many times vowels are followed by consonants."""
-    return _shape(word).count("vc")
+    return _classify_letters(word).count("vc")
 
 
-def _is_doubled(word: str) -> bool:
-    return word[-2:-1] == word[-1:] and _shape(word).endswith("c")
+def _ends_in_double_consonant(word: str) -> bool:
+    return word[-2:-1] == word[-1:] and _classify_letters(word).endswith("c")
 
 
 def _is_short(word: str) -> bool:
     """Whether it ends in consonant, vowel, consonant, as words do that have lost an e."""
-    return _shape(word).endswith("cvc") and word[-1] not in "wxy"
+    return _classify_letters(word).endswith("cvc") and word[-1] not in "wxy"
 
 
-def _inflected(word: str) -> str:
+def _strip_inflection(word: str) -> str:
     """Step 1: plurals, and what -ed and -ing leave."""
     if word.endswith(("sses", "ies")):
         word = word[:-2]
     elif word.endswith("s") and not word.endswith("ss"):
         word = word[:-1]
     if word.endswith("eed"):
-        word = word[:-1] if _measure(word[:-3]) else word
+        word = word[:-1] if _count_vowel_groups(word[:-3]) else word
     else:
         for ending in ("ed", "ing"):
             rest = word.removesuffix(ending)
-            if rest != word and "v" in _shape(rest):
-                word = _mended(rest)
+            if rest != word and "v" in _classify_letters(rest):
+                word = _repair_stem(rest)
                 break
-    return word[:-1] + "i" if word.endswith("y") and "v" in _shape(word[:-1]) else word
+    return word[:-1] + "i" if word.endswith("y") and "v" in _classify_letters(word[:-1]) else word
 
 
-def _mended(word: str) -> str:
+def _repair_stem(word: str) -> str:
     if word.endswith(("at", "bl", "iz")):
         return word + "e"
-    if _is_doubled(word) and word[-1] not in "lsz":
+    if _ends_in_double_consonant(word) and word[-1] not in "lsz":
         return word[:-1]
-    return word + "e" if _measure(word) == 1 and _is_short(word) else word
+    return word + "e" if _count_vowel_groups(word) == 1 and _is_short(word) else word
 
 
-def _suffixed(word: str) -> str:
+def _strip_suffixes(word: str) -> str:
     """Steps 2 to 4: suffixes, the outermost first."""
-    word = _replaced(word, _STEP_2, 1)
-    word = _replaced(word, _STEP_3, 1)
-    return _replaced(word, _STEP_4, 2)
+    word = _replace_ending(word, _STEP_2, 1)
+    word = _replace_ending(word, _STEP_3, 1)
+    return _replace_ending(word, _STEP_4, 2)
 
 
-def _replaced(word: str, endings: tuple[tuple[str, str], ...], least: int) -> str:
+def _replace_ending(word: str, endings: tuple[tuple[str, str], ...], least: int) -> str:
     for ending, by in endings:
         if word.endswith(ending):
             kept = ending[:1] if ending in {"sion", "tion"} else ""
             rest = word[: -len(ending)] + kept
-            return rest + by if _measure(rest) >= least else word
+            return rest + by if _count_vowel_groups(rest) >= least else word
     return word
 
 
-def _ended(word: str) -> str:
+def _strip_final_letter(word: str) -> str:
     """Step 5: a last e, and one l of two."""
     if word.endswith("e"):
         rest = word[:-1]
-        if _measure(rest) > 1 or (_measure(rest) == 1 and not _is_short(rest)):
+        if _count_vowel_groups(rest) > 1 or (_count_vowel_groups(rest) == 1 and not _is_short(rest)):
             word = rest
-    return word[:-1] if word.endswith("ll") and _measure(word) > 1 else word
+    return word[:-1] if word.endswith("ll") and _count_vowel_groups(word) > 1 else word
 
 
-_FAMILIES = dict(_families())
+_FAMILIES = dict(_group_by_root())

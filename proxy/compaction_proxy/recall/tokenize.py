@@ -82,7 +82,7 @@ class Term(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class ParsedQuery:
     """What a query asks for.
 
     Attributes:
@@ -98,7 +98,7 @@ class Query:
     phrases: tuple[str, ...] = ()
 
 
-def terms(text: str) -> Iterator[Term]:
+def split_terms(text: str) -> Iterator[Term]:
     """The terms of a text in their order; pieces of a name come before the whole."""
     known: dict[str, tuple[str, ...]] = {}
     for match in _RUN.finditer(text):
@@ -110,16 +110,16 @@ def terms(text: str) -> Iterator[Term]:
                 yield Term(run[:MAX_TERM_CHARACTERS], start)
                 continue
         elif _IS_UNSPACED.search(run):
-            yield from _unspaced(run, start)
+            yield from _split_unspaced(run, start)
             continue
         found = known.get(run)
         if found is None:
-            found = known[run] = _forms(run)
+            found = known[run] = _split_run(run)
         for each in found:
             yield Term(each, start)
 
 
-def folded(run: str) -> str:
+def fold_case(run: str) -> str:
     """A run of letters, digits and marks in lower case and without accents."""
     if run.isascii():
         return run.lower()
@@ -128,11 +128,11 @@ def folded(run: str) -> str:
     return "".join(_RUN.findall(plain.casefold().translate(_STROKES))) or run
 
 
-def _forms(run: str) -> tuple[str, ...]:
+def _split_run(run: str) -> tuple[str, ...]:
     """The terms of a run of letters and digits: its pieces, if it is a name in camel case, and itself."""
     if run[0].isdigit() and "," in run:
         return (run.replace(",", "")[:MAX_TERM_CHARACTERS],)
-    whole = folded(run[:MAX_TERM_CHARACTERS])
+    whole = fold_case(run[:MAX_TERM_CHARACTERS])
     if not run.isascii() or run.isupper() or len(run) > MAX_TERM_CHARACTERS:
         return (whole,)
     pieces = _CAMEL.findall(run)
@@ -141,7 +141,7 @@ def _forms(run: str) -> tuple[str, ...]:
     return (*map(str.lower, pieces), whole)
 
 
-def _unspaced(run: str, start: int) -> Iterator[Term]:
+def _split_unspaced(run: str, start: int) -> Iterator[Term]:
     """Pairs of neighbouring characters, and the last alone, so that each character begins a term."""
     for match in _UNSPACED_RUN.finditer(run):
         part, at = match[0], start + match.start()
@@ -149,10 +149,10 @@ def _unspaced(run: str, start: int) -> Iterator[Term]:
             part = unicodedata.normalize("NFC", part)
             yield from (Term(part[k : k + 2], at + k) for k in range(len(part)))
         else:
-            yield from (Term(each, at) for each in _forms(part))
+            yield from (Term(each, at) for each in _split_run(part))
 
 
-def asked(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Query:
+def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> ParsedQuery:
     """What a query asks for; whatever it holds, it is read somehow."""
     if len(query) > MAX_QUERY_CHARACTERS:
         query = f"{query[: MAX_QUERY_CHARACTERS // 2]} {query[-MAX_QUERY_CHARACTERS // 2 :]}"
@@ -161,35 +161,37 @@ def asked(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Query:
     prefixes: dict[str, None] = {}
     codes: dict[tuple[str, ...], None] = {}
     for chunk in query.replace('"', " ").split():
-        found = _paired(terms(chunk))
-        if chunk.endswith("*") or (len(found) == 1 and _is_lone(found[0])):
+        found = _drop_lone_characters(split_terms(chunk))
+        if chunk.endswith("*") or (len(found) == 1 and _is_lone_character(found[0])):
             prefixes |= dict.fromkeys(found[-1:])
             found = found[:-1]
         elif _is_code(chunk, found):
             codes[found] = None
         words |= dict.fromkeys(found)
-    return Query(
-        words=_ranking(words, stop_words, alone=not prefixes),
+    return ParsedQuery(
+        words=_select_ranking_words(words, stop_words, alone=not prefixes),
         prefixes=tuple(prefixes)[:MAX_QUERY_PREFIXES],
         codes=tuple(codes)[:MAX_QUERY_CODES],
         phrases=tuple(dict.fromkeys(filter(None, phrases)))[:MAX_QUERY_PHRASES],
     )
 
 
-def _paired(found: Iterable[Term]) -> tuple[str, ...]:
+def _drop_lone_characters(found: Iterable[Term]) -> tuple[str, ...]:
     """The terms of a chunk, without a lone character of a run that stands in pairs already."""
     kept: list[str] = []
     for term in found:
-        if not (_is_lone(term.text) and kept and kept[-1].endswith(term.text)):
+        if not (_is_lone_character(term.text) and kept and kept[-1].endswith(term.text)):
             kept.append(term.text)
     return tuple(kept)
 
 
-def _is_lone(term: str) -> bool:
+def _is_lone_character(term: str) -> bool:
     return len(term) == 1 and bool(_IS_UNSPACED.match(term))
 
 
-def _ranking(words: Iterable[str], stop_words: AbstractSet[str], *, alone: bool) -> tuple[str, ...]:
+def _select_ranking_words(
+    words: Iterable[str], stop_words: AbstractSet[str], *, alone: bool
+) -> tuple[str, ...]:
     """The words that rank: those that tell something, or all if there is nothing else."""
     kept = [word for word in words if word not in stop_words] or (list(words) if alone else [])
     half = MAX_QUERY_WORDS // 2

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from compaction_proxy.core.cost.price import Price
-from compaction_proxy.replay.result import Bill, Point, Result, Spending, bill
-from compaction_proxy.replay.writer import Call
+from compaction_proxy.core.cost.price import ModelPrice
+from compaction_proxy.replay.result import ReplayBill, ReplayResult, RequestPoint, RequestSpending, build_bill
+from compaction_proxy.replay.writer import SummaryCallUsage
 
 # Where no price is known, costs are told in uncached input tokens of the conversation's model. Assumed is
 # what most providers charge: a cached token a tenth of another one, a token of a cheap summary model
@@ -17,7 +17,7 @@ SUMMARY_SHARE = 0.1
 OUTPUT_SHARE = 5.0
 
 
-class Subject(NamedTuple):
+class ReplaySubject(NamedTuple):
     """What was played: a strategy's name, what the conversation is called, its model, and its window."""
 
     strategy: str
@@ -27,7 +27,7 @@ class Subject(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedRequest:
     """One request that was played.
 
     Attributes:
@@ -37,39 +37,41 @@ class Played:
         trigger: T, in tokens; None: nothing fires by itself.
         over: Whether it was still over the window once it was compacted, and had to be made shorter.
         failed: Whether it could not be made to fit, or met a fault of ours.
-        kept: Whether it began with all that was forwarded before.
+        has_stable_prefix: Whether it began with all that was forwarded before.
         failed_open: Whether a round was due for it, and it went on without.
     """
 
-    point: Point
+    point: RequestPoint
     completion: int
-    calls: tuple[Call, ...]
+    calls: tuple[SummaryCallUsage, ...]
     trigger: int | None
     over: bool
     failed: bool
-    kept: bool
+    has_stable_prefix: bool
     failed_open: bool = False
 
 
-def result(subject: Subject, played: Sequence[Played], prices: Mapping[str, Price | None]) -> Result:
+def build_result(
+    subject: ReplaySubject, requests: Sequence[PlayedRequest], prices: Mapping[str, ModelPrice | None]
+) -> ReplayResult:
     """What requests come to.
 
     Args:
         subject: What was played.
-        played: Its requests, in order.
+        requests: Its requests, in order.
         prices: Of every model that was asked, the conversation's and those that wrote summaries.
     """
-    points = tuple(each.point for each in played)
-    calls = [call for each in played for call in each.calls]
-    steady = [later.kept for _, later in pairwise(played) if not later.point.round]
+    points = tuple(each.point for each in requests)
+    calls = [call for each in requests for call in each.calls]
+    steady = [later.has_stable_prefix for _, later in pairwise(requests) if not later.point.round]
     own = prices[subject.model]
-    return Result(
+    return ReplayResult(
         strategy=subject.strategy,
         conversation=subject.conversation,
         model=subject.model,
         window=subject.window,
-        trigger=played[-1].trigger,
-        requests=len(played),
+        trigger=requests[-1].trigger,
+        requests=len(requests),
         rounds=sum(each.round for each in points),
         summary_calls=len(calls),
         summary_prompt_tokens=sum(call.prompt for call in calls),
@@ -82,51 +84,62 @@ def result(subject: Subject, played: Sequence[Played], prices: Mapping[str, Pric
         comparable_requests=len(steady),
         steady_requests=sum(steady),
         over_without=sum(each.before > subject.window for each in points),
-        over_with=sum(each.over for each in played),
-        failed_open=sum(each.failed_open for each in played),
-        failed=sum(each.failed for each in played),
-        tokens=bill(list(_in_tokens(subject.model, played))),
-        dollars=_dollars(subject.model, played, prices),
+        over_with=sum(each.over for each in requests),
+        failed_open=sum(each.failed_open for each in requests),
+        failed=sum(each.failed for each in requests),
+        tokens=build_bill(list(_compute_token_spendings(subject.model, requests))),
+        dollars=_build_dollar_bill(subject.model, requests, prices),
         price_source=own.source if own else "",
         points=points,
     )
 
 
-def _in_tokens(model: str, played: Sequence[Played]) -> Iterator[Spending]:
+def _compute_token_spendings(model: str, requests: Sequence[PlayedRequest]) -> Iterator[RequestSpending]:
     """What requests cost in uncached input tokens of the conversation's model."""
-    for each in played:
+    for each in requests:
         point = each.point
         written = OUTPUT_SHARE * each.completion
-        yield Spending(
-            _uncached(point.before, point.cached_before) + written,
-            _uncached(point.after, point.cached) + written,
-            sum(_of_summary(call, model) for call in each.calls),
+        yield RequestSpending(
+            _weigh_prompt(point.before, point.cached_before) + written,
+            _weigh_prompt(point.after, point.cached) + written,
+            sum(_weigh_summary_call(call, model) for call in each.calls),
             point.round,
         )
 
 
-def _of_summary(call: Call, model: str) -> float:
+def _weigh_summary_call(call: SummaryCallUsage, model: str) -> float:
     share = 1.0 if call.model == model else SUMMARY_SHARE
-    return share * (_uncached(call.prompt, call.cached) + OUTPUT_SHARE * call.completion)
+    return share * (_weigh_prompt(call.prompt, call.cached) + OUTPUT_SHARE * call.completion)
 
 
-def _uncached(tokens: int, cached: int) -> float:
+def _weigh_prompt(tokens: int, cached: int) -> float:
     return tokens - cached + CACHED_SHARE * cached
 
 
-def _dollars(model: str, played: Sequence[Played], prices: Mapping[str, Price | None]) -> Bill | None:
+def _build_dollar_bill(
+    model: str, requests: Sequence[PlayedRequest], prices: Mapping[str, ModelPrice | None]
+) -> ReplayBill | None:
     """What requests cost in dollars; None if the price of a model is not known."""
     known = {name: price for name, price in prices.items() if price is not None}
-    return bill(list(_in_dollars(model, played, known))) if len(known) == len(prices) else None
+    return (
+        build_bill(list(_compute_dollar_spendings(model, requests, known)))
+        if len(known) == len(prices)
+        else None
+    )
 
 
-def _in_dollars(model: str, played: Sequence[Played], prices: Mapping[str, Price]) -> Iterator[Spending]:
+def _compute_dollar_spendings(
+    model: str, requests: Sequence[PlayedRequest], prices: Mapping[str, ModelPrice]
+) -> Iterator[RequestSpending]:
     own = prices[model]
-    for each in played:
+    for each in requests:
         point = each.point
-        yield Spending(
-            own.of(point.before, point.cached_before, each.completion),
-            own.of(point.after, point.cached, each.completion),
-            sum(prices[call.model].of(call.prompt, call.cached, call.completion) for call in each.calls),
+        yield RequestSpending(
+            own.compute_cost(point.before, point.cached_before, each.completion),
+            own.compute_cost(point.after, point.cached, each.completion),
+            sum(
+                prices[call.model].compute_cost(call.prompt, call.cached, call.completion)
+                for call in each.calls
+            ),
             point.round,
         )

@@ -9,12 +9,12 @@ from subprocess import PIPE
 from typing import Any
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.core.errors import RehearsalFailed, RequestRefused, Unreadable
+from compaction_proxy.core.errors import ReplayFailedError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.replay.prompt_size import JsonObject
-from compaction_proxy.replay.recordings import SHAPING, dumps
-from compaction_proxy.replay.runner import Wanted
-from compaction_proxy.wires.json.slices import members
+from compaction_proxy.replay.recordings import SHAPING, dump_json
+from compaction_proxy.replay.runner import ReplayOptions
+from compaction_proxy.wires.json.slices import find_members
 
 AT_ONCE = 2
 # Sections of the configuration that mean nothing to a rehearsal, which keeps everything in memory.
@@ -33,23 +33,23 @@ SLOW = f"The rehearsal took more than {LIMIT_S:.0f} s: send less of the conversa
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReplayJob:
     """What is to be played.
 
     Attributes:
         conversation: Id of one whose messages are kept; empty: `members` hold it.
         members: The conversation as the members of a request body, each value as JSON.
         strategies: Names of strategies; none: the configured one.
-        wanted: What is to be otherwise than configured.
+        options: What is to be otherwise than configured.
     """
 
     conversation: str
     members: Mapping[str, bytes] = field(repr=False)
     strategies: tuple[str, ...] = ()
-    wanted: Wanted = field(default_factory=Wanted)
+    options: ReplayOptions = field(default_factory=ReplayOptions)
 
 
-def asked(raw: bytes) -> Asked:
+def parse_job(raw: bytes) -> ReplayJob:
     """What a body asks for; the conversation in it is not decoded. Takes milliseconds for each megabyte.
 
     Args:
@@ -60,48 +60,50 @@ def asked(raw: bytes) -> Asked:
         RequestRefused: It makes no sense (400).
     """
     try:
-        found = {name: raw[place.start : place.stop] for name, place in members(raw).items()}
+        found = {name: raw[place.start : place.stop] for name, place in find_members(raw).items()}
         small = {name: json.loads(value) for name, value in found.items() if name not in _LARGE}
-    except (Unreadable, ValueError, RecursionError):
-        raise _refused("The body is no JSON object.") from None
+    except (UnreadableBodyError, ValueError, RecursionError):
+        raise _build_refusal("The body is no JSON object.") from None
     conversation = small.get("conversation") or ""
     if not isinstance(conversation, str) or bool(conversation) == ("messages" in found):
-        raise _refused("messages or conversation: one of them")
+        raise _build_refusal("messages or conversation: one of them")
     strategies = small.get("strategies") or []
     if not isinstance(strategies, list) or any(name not in STRATEGIES for name in map(str, strategies)):
-        raise _refused(f"strategies: a list of {', '.join(STRATEGIES)}")
+        raise _build_refusal(f"strategies: a list of {', '.join(STRATEGIES)}")
     shaping = {name: value for name, value in found.items() if name in _LARGE}
-    return Asked(conversation, shaping, tuple(map(str, strategies)), _wanted(small))
+    return ReplayJob(conversation, shaping, tuple(map(str, strategies)), _parse_options(small))
 
 
-def _wanted(small: Mapping[str, Any]) -> Wanted:
+def _parse_options(small: Mapping[str, Any]) -> ReplayOptions:
     model = small.get("model")
     if model is not None and not isinstance(model, str):
-        raise _refused("model: a name")
-    trigger, target, window = (_tokens(small, name) for name in ("trigger_tokens", "target_tokens", "window"))
-    return Wanted(model or None, trigger, target, window)
+        raise _build_refusal("model: a name")
+    trigger, target, window = (
+        _parse_tokens(small, name) for name in ("trigger_tokens", "target_tokens", "window")
+    )
+    return ReplayOptions(model or None, trigger, target, window)
 
 
-def _tokens(small: Mapping[str, Any], name: str) -> int | None:
+def _parse_tokens(small: Mapping[str, Any], name: str) -> int | None:
     value = small.get(name)
     if value is not None and (type(value) is not int or not 0 < value <= MAX_TOKENS):
-        raise _refused(f"{name}: a number of tokens")
+        raise _build_refusal(f"{name}: a number of tokens")
     return value
 
 
 _LARGE = frozenset({"messages", *SHAPING})
 
 
-def _refused(message: str) -> RequestRefused:
-    return RequestRefused(400, message, "invalid_request")
+def _build_refusal(message: str) -> RequestRefusedError:
+    return RequestRefusedError(400, message, "invalid_request")
 
 
-class Rehearsing:
+class ReplayJobRunner:
     """Has conversations played, two at once.
 
     Args:
         config: The configuration in force. None of its secrets leaves the process.
-        stored: Gives what is kept of a conversation as a request body.
+        load_conversation: Gives what is kept of a conversation as a request body.
         command: What plays. It is told on its standard input, and answers with a JSON object.
         limit_s: How long it may take, in seconds.
     """
@@ -109,18 +111,18 @@ class Rehearsing:
     def __init__(
         self,
         config: Config,
-        stored: Callable[[str], Awaitable[JsonObject]],
+        load_conversation: Callable[[str], Awaitable[JsonObject]],
         command: Sequence[str] = COMMAND,
         *,
         limit_s: float = LIMIT_S,
     ) -> None:
         self._config = config
-        self._stored = stored
+        self._load_conversation = load_conversation
         self._command = command
         self._limit_s = limit_s
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
 
-    async def play(self, asked: Asked) -> list[JsonObject]:
+    async def run_job(self, job: ReplayJob) -> list[JsonObject]:
         """The results as JSON values (`replay.result.to_fields`), one for each strategy.
 
         Raises:
@@ -128,72 +130,72 @@ class Rehearsing:
                 it took too long (413), or others are under way (429).
             RehearsalFailed: The process that plays has ended without an answer.
         """
-        if self._turns.locked():
-            raise RequestRefused(429, BUSY, "busy")
-        async with self._turns:
-            held = asked.members
-            if asked.conversation:
-                stored = await self._stored(asked.conversation)
-                encoded = await asyncio.to_thread(_encoded, stored)
-                held = {**encoded, **held}
-            answer = await self._answer(self._told(asked, held))
+        if self._slots.locked():
+            raise RequestRefusedError(429, BUSY, "busy")
+        async with self._slots:
+            body_members = job.members
+            if job.conversation:
+                stored = await self._load_conversation(job.conversation)
+                encoded = await asyncio.to_thread(_encode_members, stored)
+                body_members = {**encoded, **body_members}
+            answer = await self._run_process(self._encode_input(job, body_members))
         if "error" in answer:
-            raise RequestRefused(400, str(answer["error"]), "not_a_conversation")
+            raise RequestRefusedError(400, str(answer["error"]), "not_a_conversation")
         results: list[JsonObject] = answer["results"]
         return results
 
-    def _told(self, asked: Asked, held: Mapping[str, bytes]) -> bytes:
+    def _encode_input(self, job: ReplayJob, body_members: Mapping[str, bytes]) -> bytes:
         """What the process needs to know: a line of JSON, then the conversation.
 
         Secrets are masked where a configuration is written as JSON; a store's URL may hold one, too.
         """
         about = {
             "config": self._config.model_dump(mode="json", exclude_unset=True, exclude=UNNEEDED),
-            "name": asked.conversation or "conversation",
-            "strategies": asked.strategies or (self._config.compaction.strategy,),
-            "wanted": asdict(asked.wanted),
+            "name": job.conversation or "conversation",
+            "strategies": job.strategies or (self._config.compaction.strategy,),
+            "wanted": asdict(job.options),
         }
-        body = b",".join(b"%b:%b" % (dumps(name), value) for name, value in held.items())
-        return b"%b\n{%b}" % (dumps(about), body)
+        body = b",".join(b"%b:%b" % (dump_json(name), value) for name, value in body_members.items())
+        return b"%b\n{%b}" % (dump_json(about), body)
 
-    async def _answer(self, told: bytes) -> Mapping[str, Any]:
+    async def _run_process(self, input_bytes: bytes) -> Mapping[str, Any]:
         process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
         try:
             async with asyncio.timeout(self._limit_s):
-                said, complained = await process.communicate(told)
+                stdout, stderr = await process.communicate(input_bytes)
         except TimeoutError:
-            raise RequestRefused(413, SLOW, "too_large") from None
+            raise RequestRefusedError(413, SLOW, "too_large") from None
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
         if process.returncode:
-            raise RehearsalFailed(f"The rehearsal failed: {_last_line(complained, process.returncode)}")
-        return _read(said, complained)
+            raise ReplayFailedError(f"The rehearsal failed: {_extract_last_line(stderr, process.returncode)}")
+        return _parse_output(stdout, stderr)
 
 
-def _read(said: bytes, complained: bytes) -> Mapping[str, Any]:
+def _parse_output(stdout: bytes, stderr: bytes) -> Mapping[str, Any]:
     """The answer of a process that has ended well.
 
     Raises:
         RehearsalFailed: It is none.
     """
     try:
-        told = json.loads(said)
+        output = json.loads(stdout)
     except ValueError:
-        told = None
-    if not isinstance(told, dict) or told.keys().isdisjoint({"results", "error"}):
-        raise RehearsalFailed(f"The rehearsal gave no answer: {_last_line(complained)}")
-    return told
+        output = None
+    if not isinstance(output, dict) or output.keys().isdisjoint({"results", "error"}):
+        raise ReplayFailedError(f"The rehearsal gave no answer: {_extract_last_line(stderr)}")
+    return output
 
 
-def _last_line(complained: bytes, code: int = 0) -> str:
+def _extract_last_line(stderr: bytes, code: int = 0) -> str:
     """What a process said last on stderr, such as the error that ended it; else how it ended."""
-    lines = complained.decode("utf-8", "replace").split("\n")
+    lines = stderr.decode("utf-8", "replace").split("\n")
     plain = ("".join(filter(str.isprintable, line)).strip() for line in reversed(lines))
     otherwise = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return next(filter(None, plain), otherwise)[:MAX_LINE_CHARACTERS]
 
 
-def _encoded(body: JsonObject) -> dict[str, bytes]:
-    return {name: dumps(value) for name, value in body.items()}
+def _encode_members(body: JsonObject) -> dict[str, bytes]:
+    return {name: dump_json(value) for name, value in body.items()}

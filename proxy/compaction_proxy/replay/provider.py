@@ -10,10 +10,15 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from compaction_proxy.providers.types import TokenCounter
-from compaction_proxy.replay.prompt_size import FRAME_TOKENS, JsonObject, cached, message_tokens
+from compaction_proxy.replay.prompt_size import (
+    FRAME_TOKENS,
+    JsonObject,
+    count_cached_tokens,
+    count_message_tokens,
+)
 
 
-class Prompt(NamedTuple):
+class ProviderPrompt(NamedTuple):
     """What a provider reads.
 
     Attributes:
@@ -27,7 +32,7 @@ class Prompt(NamedTuple):
     messages: Sequence[bytes]
 
 
-class Provider:
+class SimulatedProvider:
     """Counts prompts, remembering each message that it has counted and each beginning that it has read.
 
     What it remembers is as large as what it was sent: it is made for one conversation.
@@ -41,23 +46,23 @@ class Provider:
         self._sizes: dict[str, dict[bytes, int]] = {}
         self._known: set[int] = set()
 
-    def text_tokens(self, text: str, model: str) -> int:
+    def count_text_tokens(self, text: str, model: str) -> int:
         """Tokens of a text."""
         return self._counter.count(text, model) if text else 0
 
-    def answer_tokens(self, raw: bytes, model: str) -> int:
+    def count_answer_tokens(self, raw: bytes, model: str) -> int:
         """Tokens of an answer; `raw` is its message, or empty."""
-        return self._message(raw, model) - FRAME_TOKENS if raw else 0
+        return self._count_message(raw, model) - FRAME_TOKENS if raw else 0
 
-    def size(self, prompt: Prompt) -> int:
+    def count_prompt_tokens(self, prompt: ProviderPrompt) -> int:
         """Tokens of a prompt."""
-        return self._definitions(prompt) + sum(self._each(prompt)) + FRAME_TOKENS
+        return self._count_definitions(prompt) + sum(self._count_each_message(prompt)) + FRAME_TOKENS
 
-    def read(self, prompt: Prompt) -> int:
+    def read_through_cache(self, prompt: ProviderPrompt) -> int:
         """How many tokens of a prompt the cache gives; from then on it knows all of it."""
         beginning = hash((prompt.model, prompt.definitions))
         longest = 0
-        sizes = accumulate(self._each(prompt), initial=self._definitions(prompt))
+        sizes = accumulate(self._count_each_message(prompt), initial=self._count_definitions(prompt))
         next(sizes)
         for raw, size in zip(prompt.messages, sizes, strict=True):
             beginning = hash((beginning, raw))
@@ -65,25 +70,25 @@ class Provider:
                 longest = size
             else:
                 self._known.add(beginning)
-        return cached(longest)
+        return count_cached_tokens(longest)
 
-    def _each(self, prompt: Prompt) -> list[int]:
-        return [self._message(raw, prompt.model) for raw in prompt.messages]
+    def _count_each_message(self, prompt: ProviderPrompt) -> list[int]:
+        return [self._count_message(raw, prompt.model) for raw in prompt.messages]
 
-    def _message(self, raw: bytes, model: str) -> int:
+    def _count_message(self, raw: bytes, model: str) -> int:
         sizes = self._sizes.setdefault(model, {})
         size = sizes.get(raw)
         if size is None:
             message: JsonObject = json.loads(raw)
-            size = sizes[raw] = message_tokens(message, self._count(model))
+            size = sizes[raw] = count_message_tokens(message, self._build_text_counter(model))
         return size
 
-    def _definitions(self, prompt: Prompt) -> int:
+    def _count_definitions(self, prompt: ProviderPrompt) -> int:
         sizes = self._sizes.setdefault(prompt.model, {})
         raw = "".join(prompt.definitions).encode()
         if raw not in sizes:
-            sizes[raw] = sum(map(self._count(prompt.model), prompt.definitions))
+            sizes[raw] = sum(map(self._build_text_counter(prompt.model), prompt.definitions))
         return sizes[raw]
 
-    def _count(self, model: str) -> Callable[[str], int]:
+    def _build_text_counter(self, model: str) -> Callable[[str], int]:
         return lambda text: self._counter.count(text, model)

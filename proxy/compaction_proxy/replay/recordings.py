@@ -7,7 +7,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.core.errors import RequestRefusedError
 
 # Larger files are no transcript; of one, a line or a body may hold as much as the proxy reads of a request.
 MAX_FILE_BYTES = 200 * 1024 * 1024
@@ -40,18 +40,18 @@ class Recording:
     lengths: tuple[int, ...] = field(repr=False)
     members: Mapping[str, bytes] = field(repr=False)
 
-    def answer(self, length: int) -> bytes:
+    def get_answer(self, length: int) -> bytes:
         """The assistant message behind so many messages; empty where it is not known."""
         return self.messages[length] if length < len(self.messages) else b""
 
-    def body(self, length: int, model: str) -> bytes:
+    def build_body(self, length: int, model: str) -> bytes:
         """The request that holds so many messages, as a client would send it to `model`."""
         messages = b"[" + b",".join(self.messages[:length]) + b"]"
-        members = {"model": dumps(model), "messages": messages, **self.members}
+        members = {"model": dump_json(model), "messages": messages, **self.members}
         return b"{" + b",".join(b'"%b":%b' % (key.encode(), value) for key, value in members.items()) + b"}"
 
 
-def dumps(value: object) -> bytes:
+def dump_json(value: object) -> bytes:
     """Compact JSON in UTF-8. A lone surrogate, which a client may send escaped, stays escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
@@ -60,7 +60,7 @@ def dumps(value: object) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
-def recorded(value: object, name: str) -> Recording:
+def parse_recording(value: object, name: str) -> Recording:
     """The conversation that a JSON value holds: a request body, or a list of messages.
 
     Raises:
@@ -68,25 +68,25 @@ def recorded(value: object, name: str) -> Recording:
     """
     body: Mapping[str, Any] = value if isinstance(value, dict) else {"messages": value}
     messages = body.get("messages")
-    if wire := _other_wire(body, messages):
-        raise _refused(f"{name}: of the {wire} wire; only chat completions can be replayed")
+    if wire := _detect_other_wire(body, messages):
+        raise _build_refusal(f"{name}: of the {wire} wire; only chat completions can be replayed")
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
-        raise _refused(f"{name}: neither a request body nor a list of messages")
+        raise _build_refusal(f"{name}: neither a request body nor a list of messages")
     roles = [each["role"] for each in messages]
     lengths = tuple(n for n in range(1, len(roles) + 1) if _is_request(roles, n))
     if not lengths:
-        raise _refused(f"{name}: no message that a model would answer")
+        raise _build_refusal(f"{name}: no message that a model would answer")
     model = body.get("model")
     return Recording(
         name=name,
         model=model if isinstance(model, str) else "",
-        messages=tuple(map(dumps, messages)),
+        messages=tuple(map(dump_json, messages)),
         lengths=lengths,
-        members={key: dumps(body[key]) for key in SHAPING if body.get(key)},
+        members={key: dump_json(body[key]) for key in SHAPING if body.get(key)},
     )
 
 
-def recordings(path: Path) -> Iterator[Recording]:
+def read_recordings(path: Path) -> Iterator[Recording]:
     """The conversations in a file: a JSON request body or array of messages, or a line for each.
 
     Raises:
@@ -96,27 +96,27 @@ def recordings(path: Path) -> Iterator[Recording]:
     try:
         found = path.stat()
         if not S_ISREG(found.st_mode):  # it is read more than once, and a pipe or a device may never end
-            raise _refused(f"{path}: no regular file")
+            raise _build_refusal(f"{path}: no regular file")
         if found.st_size > MAX_FILE_BYTES:
-            raise _refused(f"{path}: larger than {MAX_FILE_BYTES // 1024**2} MiB")
-        if (whole := _whole(path)) is not None:
-            yield recorded(whole, _name(whole, path.name))
+            raise _build_refusal(f"{path}: larger than {MAX_FILE_BYTES // 1024**2} MiB")
+        if (whole := _read_single_value(path)) is not None:
+            yield parse_recording(whole, _choose_name(whole, path.name))
             return
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    value = _parsed(line, f"{path}:{number}")
-                    yield recorded(value, _name(value, f"{path.name}:{number}"))
+                    value = _parse_json(line, f"{path}:{number}")
+                    yield parse_recording(value, _choose_name(value, f"{path.name}:{number}"))
     except OSError as error:
-        raise _refused(f"{path}: {error.strerror}") from None
+        raise _build_refusal(f"{path}: {error.strerror}") from None
 
 
-def thinned(recording: Recording, every: int) -> tuple[int, ...]:
+def select_lengths(recording: Recording, every: int) -> tuple[int, ...]:
     """The lengths of every so many requests, the last among them."""
     return tuple(reversed(recording.lengths[::-1][::every]))
 
 
-def _whole(path: Path) -> object | None:
+def _read_single_value(path: Path) -> object | None:
     """The value of a file that is one JSON text, over several lines or alone on one; None for lines."""
     with path.open("rb") as file:
         first = file.readline(MAX_BODY_BYTES + 1)
@@ -126,8 +126,8 @@ def _whole(path: Path) -> object | None:
     if rest and _is_json(first):
         return None
     if path.stat().st_size > MAX_BODY_BYTES:
-        raise _refused(f"{path}: a request larger than {MAX_BODY_BYTES // 1024**2} MiB")
-    return _parsed(path.read_bytes(), str(path))
+        raise _build_refusal(f"{path}: a request larger than {MAX_BODY_BYTES // 1024**2} MiB")
+    return _parse_json(path.read_bytes(), str(path))
 
 
 def _is_json(line: bytes) -> bool:
@@ -138,23 +138,23 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _parsed(raw: bytes, where: str) -> object:
+def _parse_json(raw: bytes, where: str) -> object:
     if len(raw) > MAX_BODY_BYTES:
-        raise _refused(f"{where}: a request larger than {MAX_BODY_BYTES // 1024**2} MiB")
+        raise _build_refusal(f"{where}: a request larger than {MAX_BODY_BYTES // 1024**2} MiB")
     try:
         value: object = json.loads(raw)
     except (ValueError, RecursionError):
-        raise _refused(f"{where}: not JSON") from None
+        raise _build_refusal(f"{where}: not JSON") from None
     return value
 
 
-def _name(value: object, otherwise: str) -> str:
+def _choose_name(value: object, default: str) -> str:
     """What a line calls its conversation."""
     named = value.get("id") if isinstance(value, dict) else None
-    return named if isinstance(named, str) and named.isprintable() and 0 < len(named) <= 80 else otherwise
+    return named if isinstance(named, str) and named.isprintable() and 0 < len(named) <= 80 else default
 
 
-def _other_wire(body: Mapping[str, Any], messages: object) -> str:
+def _detect_other_wire(body: Mapping[str, Any], messages: object) -> str:
     """The wire of a conversation that is none of chat completions; empty where nothing speaks for one."""
     listed = messages if isinstance(messages, list) else []
     items = [each for each in listed if isinstance(each, dict)]
@@ -176,5 +176,5 @@ def _is_request(roles: list[str], length: int) -> bool:
     return follows and roles[length - 1] in _ASKING
 
 
-def _refused(message: str) -> RequestRefused:
-    return RequestRefused(400, message, "not_a_conversation")
+def _build_refusal(message: str) -> RequestRefusedError:
+    return RequestRefusedError(400, message, "not_a_conversation")

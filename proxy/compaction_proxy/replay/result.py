@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 
-class Point(NamedTuple):
+class RequestPoint(NamedTuple):
     """One request, in tokens as the provider counts them.
 
     Attributes:
@@ -24,7 +24,7 @@ class Point(NamedTuple):
     round: bool
 
 
-class Bill(NamedTuple):
+class ReplayBill(NamedTuple):
     """What a conversation costs.
 
     Attributes:
@@ -46,7 +46,7 @@ class Bill(NamedTuple):
         return self.without - self.compacted - self.summaries
 
 
-class Spending(NamedTuple):
+class RequestSpending(NamedTuple):
     """What one request costs, and the summary calls made for it or since the one before."""
 
     without: float
@@ -56,7 +56,7 @@ class Spending(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ReplayResult:
     """What a strategy does with a conversation, or with several together.
 
     Attributes:
@@ -109,10 +109,10 @@ class Result:
     over_with: int
     failed_open: int
     failed: int
-    tokens: Bill
-    dollars: Bill | None
+    tokens: ReplayBill
+    dollars: ReplayBill | None
     price_source: str = ""
-    points: tuple[Point, ...] = field(default=(), repr=False)
+    points: tuple[RequestPoint, ...] = field(default=(), repr=False)
 
     @property
     def cached_share(self) -> float:
@@ -130,7 +130,7 @@ class Result:
         return self.steady_requests / self.comparable_requests if self.comparable_requests else 1.0
 
 
-def bill(spendings: Sequence[Spending]) -> Bill:
+def build_bill(spendings: Sequence[RequestSpending]) -> ReplayBill:
     """What requests come to."""
     first = next((index for index, each in enumerate(spendings) if each.round or each.summaries), None)
     saved = list(accumulate(each.without - each.compacted - each.summaries for each in spendings))
@@ -139,39 +139,39 @@ def bill(spendings: Sequence[Spending]) -> Bill:
     if first is not None and saved[-1] > 0:
         paid = max(0, max(losing, default=-1) + 1 - first)
     without, compacted, summaries = (sum(column) for column in list(zip(*spendings, strict=True))[:3])
-    return Bill(without, compacted, summaries, paid)
+    return ReplayBill(without, compacted, summaries, paid)
 
 
-def summed(results: Sequence[Result], name: str) -> Result:
+def sum_results(results: Sequence[ReplayResult], name: str) -> ReplayResult:
     """Several conversations under one strategy, together.
 
     Dollars are told only if all have them. Pay-back is of each conversation, and so not of their sum.
     """
     dollars = [each.dollars for each in results if each.dollars is not None]
     added: dict[str, Any] = {field: sum(getattr(each, field) for each in results) for field in _ADDED}
-    return Result(
+    return ReplayResult(
         strategy=results[0].strategy,
         conversation=name,
-        model=_only(each.model for each in results) or "",
-        window=_only(each.window for each in results) or 0,
-        trigger=_only(each.trigger for each in results),
+        model=_get_common_value(each.model for each in results) or "",
+        window=_get_common_value(each.window for each in results) or 0,
+        trigger=_get_common_value(each.trigger for each in results),
         largest_tokens=max(each.largest_tokens for each in results),
-        tokens=_together([each.tokens for each in results]),
-        dollars=_together(dollars) if len(dollars) == len(results) else None,
-        price_source=_only(each.price_source for each in results) or "",
+        tokens=_sum_bills([each.tokens for each in results]),
+        dollars=_sum_bills(dollars) if len(dollars) == len(results) else None,
+        price_source=_get_common_value(each.price_source for each in results) or "",
         **added,
     )
 
 
-def to_fields(result: Result) -> dict[str, Any]:
+def to_fields(result: ReplayResult) -> dict[str, Any]:
     """The result as JSON values, with what follows from its figures."""
-    told = {each.name: getattr(result, each.name) for each in fields(result)}
-    return told | {
+    values = {each.name: getattr(result, each.name) for each in fields(result)}
+    return values | {
         "cached_share": round(result.cached_share, 4),
         "cached_share_without": round(result.cached_share_without, 4),
         "prefix_stability": round(result.prefix_stability, 4),
-        "tokens": _bill_fields(result.tokens),
-        "dollars": _bill_fields(result.dollars) if result.dollars else None,
+        "tokens": _bill_to_fields(result.tokens),
+        "dollars": _bill_to_fields(result.dollars) if result.dollars else None,
         "points": [each._asdict() for each in result.points],
     }
 
@@ -183,19 +183,19 @@ _ADDED = (
 )  # fmt: skip
 
 
-def _bill_fields(told: Bill) -> dict[str, float | int | None]:
+def _bill_to_fields(bill_sums: ReplayBill) -> dict[str, float | int | None]:
     figures = {
-        "without": told.without,
-        "with": told.compacted,
-        "summaries": told.summaries,
-        "net": told.net,
+        "without": bill_sums.without,
+        "with": bill_sums.compacted,
+        "summaries": bill_sums.summaries,
+        "net": bill_sums.net,
     }
     rounded = {name: round(value, 6) for name, value in figures.items()}
-    return {**rounded, "pays_back_after": told.pays_back_after}
+    return {**rounded, "pays_back_after": bill_sums.pays_back_after}
 
 
-def _together(bills: Sequence[Bill]) -> Bill:
-    return Bill(
+def _sum_bills(bills: Sequence[ReplayBill]) -> ReplayBill:
+    return ReplayBill(
         sum(each.without for each in bills),
         sum(each.compacted for each in bills),
         sum(each.summaries for each in bills),
@@ -203,7 +203,7 @@ def _together(bills: Sequence[Bill]) -> Bill:
     )
 
 
-def _only(values: Iterable[Any]) -> Any:  # noqa: ANN401 - the type of whatever is compared
+def _get_common_value(values: Iterable[Any]) -> Any:  # noqa: ANN401 - the type of whatever is compared
     """What all of them are; None if they differ."""
     different = set(values)
     return different.pop() if len(different) == 1 else None

@@ -11,37 +11,37 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-from compaction_proxy.compaction.compactor import REPLAYS, Compactor
-from compaction_proxy.compaction.feedback import Observing
-from compaction_proxy.compaction.request_limits import policy_for
+from compaction_proxy.compaction.compactor import MAX_REFITS, Compactor
+from compaction_proxy.compaction.feedback import UsageFeedback
+from compaction_proxy.compaction.request_limits import resolve_policy
 from compaction_proxy.compaction.summary_request import SummaryRoute
-from compaction_proxy.compaction.types import Ask, Fit, Mode, Status
+from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitRequest, FitResult
 from compaction_proxy.config.config import ModelSettings
 from compaction_proxy.config.sections import CompactionSection, SummarySection
-from compaction_proxy.core.cost.price import Price
+from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.core.strategies import Policy
 from compaction_proxy.providers.types import TokenCounter
-from compaction_proxy.providers.windows import known_window
-from compaction_proxy.replay.costs import Played, Subject, result
-from compaction_proxy.replay.provider import Prompt, Provider
-from compaction_proxy.replay.recordings import DEFAULT_MODEL, Recording, thinned
-from compaction_proxy.replay.result import Point, Result
-from compaction_proxy.replay.writer import Call, Writer
-from compaction_proxy.wires.body import Body, read
+from compaction_proxy.providers.windows import get_known_window
+from compaction_proxy.replay.costs import PlayedRequest, ReplaySubject, build_result
+from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider
+from compaction_proxy.replay.recordings import DEFAULT_MODEL, Recording, select_lengths
+from compaction_proxy.replay.result import ReplayResult, RequestPoint
+from compaction_proxy.replay.writer import ExtractiveSummaryModel, SummaryCallUsage
+from compaction_proxy.wires.body import RequestBody, parse_body
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.context_errors import Overflow
-from compaction_proxy.wires.incremental_reader import KEY_BYTES, Reader
-from compaction_proxy.wires.wire import Usage
+from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
+from compaction_proxy.wires.wire import TokenUsage
 
 # What is begun behind an answer ends soon, since nothing is waited for but the processor; in seconds.
 LONGEST_PAUSE_S = 30.0
 
 # Given the requests played so far, and how many there are.
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReplayOptions:
     """What to play otherwise than configured. None: as it is.
 
     Attributes:
@@ -60,34 +60,34 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ReplayComponents:
     """What a rehearsal needs of the proxy: everything as in one that serves, over a memory of its own.
 
     Attributes:
-        compactor: Makes requests fit. Its summaries are by `writer`.
-        observing: Learns from answers.
-        writer: Writes summaries.
+        compactor: Makes requests fit. Its summaries are by `summary_model`.
+        usage_feedback: Learns from answers.
+        summary_model: Writes summaries.
         counter: Counts as the provider does.
-        settings: What is configured for a model.
-        routes: Whom to ask for a summary under a model's settings and a strategy.
-        price: What a model costs, if that is known.
-        priced: Waits until everything is known of what models cost that can be known.
+        get_settings: What is configured for a model.
+        resolve_summary_routes: Whom to ask for a summary under a model's settings and a strategy.
+        get_price: What a model costs, if that is known.
+        wait_for_prices: Waits until everything is known of what models cost that can be known.
         origin: Of the upstream.
     """
 
     compactor: Compactor
-    observing: Observing
-    writer: Writer
+    usage_feedback: UsageFeedback
+    summary_model: ExtractiveSummaryModel
     counter: TokenCounter
-    settings: Callable[[str], ModelSettings]
-    routes: Callable[[ModelSettings, Policy, str], tuple[SummaryRoute, ...]]
-    price: Callable[[str], Price | None]
-    priced: Callable[[Iterable[str]], Awaitable[None]]
+    get_settings: Callable[[str], ModelSettings]
+    resolve_summary_routes: Callable[[ModelSettings, Policy, str], tuple[SummaryRoute, ...]]
+    get_price: Callable[[str], ModelPrice | None]
+    wait_for_prices: Callable[[Iterable[str]], Awaitable[None]]
     origin: str
 
 
 @dataclass(slots=True)
-class _Run:
+class _ReplayRun:
     """One conversation under one strategy, and what is known of it so far."""
 
     recording: Recording
@@ -95,80 +95,88 @@ class _Run:
     strategy: str
     settings: ModelSettings
     tenant: str
-    provider: Provider
-    unchanged: Provider
-    calls: list[Call]
-    reader: Reader = field(default_factory=lambda: Reader(bytes(KEY_BYTES), CHAT))
-    around: frozenset[asyncio.Task[Any]] = field(default_factory=lambda: frozenset(asyncio.all_tasks()))
+    provider: SimulatedProvider
+    unchanged: SimulatedProvider
+    calls: list[SummaryCallUsage]
+    reader: IncrementalReader = field(default_factory=lambda: IncrementalReader(bytes(KEY_BYTES), CHAT))
+    earlier_tasks: frozenset[asyncio.Task[Any]] = field(
+        default_factory=lambda: frozenset(asyncio.all_tasks())
+    )
     forwarded: tuple[bytes, ...] = ()
     place: str = ""
 
     @property
     def window(self) -> int:
         """Of the model, in tokens."""
-        return self.settings.window or known_window(self.model)
+        return self.settings.window or get_known_window(self.model)
 
 
-async def play(
-    stage: Stage, recording: Recording, strategy: str, wanted: Wanted, progress: Progress = lambda *_: None
-) -> Result:
+async def replay_recording(
+    stage: ReplayComponents,
+    recording: Recording,
+    strategy: str,
+    options: ReplayOptions,
+    progress: ProgressCallback = lambda *_: None,
+) -> ReplayResult:
     """What a strategy does with a conversation.
 
     Args:
         stage: The proxy.
         recording: The conversation.
         strategy: Name of a strategy.
-        wanted: What is to be otherwise than configured.
+        options: What is to be otherwise than configured.
         progress: Told after each request.
     """
-    model = wanted.model or recording.model or DEFAULT_MODEL
-    settings = _changed(stage.settings(model), wanted)
-    provider = Provider(stage.counter)
-    writers = stage.routes(settings, policy_for(settings, strategy), model)
-    await stage.priced({model, *(writer.model for writer in writers)})
+    model = options.model or recording.model or DEFAULT_MODEL
+    settings = _override_settings(stage.get_settings(model), options)
+    provider = SimulatedProvider(stage.counter)
+    writers = stage.resolve_summary_routes(settings, resolve_policy(settings, strategy), model)
+    await stage.wait_for_prices({model, *(writer.model for writer in writers)})
     tenant = sha256(f"{recording.name} {strategy} {id(provider)}".encode()).hexdigest()
-    calls = stage.writer.begin(provider)
-    unchanged = Provider(stage.counter)
-    run = _Run(recording, model, strategy, settings, tenant, provider, unchanged, calls)
-    played: list[Played] = []
-    lengths = thinned(recording, wanted.every)
+    calls = stage.summary_model.start_conversation(provider)
+    unchanged = SimulatedProvider(stage.counter)
+    run = _ReplayRun(recording, model, strategy, settings, tenant, provider, unchanged, calls)
+    requests: list[PlayedRequest] = []
+    lengths = select_lengths(recording, options.every)
     for number, length in enumerate(lengths, 1):
-        played.append(await _request(stage, run, length))
+        requests.append(await _replay_request(stage, run, length))
         progress(number, len(lengths))
-    return _result(stage, run, played)
+    return _build_run_result(stage, run, requests)
 
 
-async def _request(stage: Stage, run: _Run, length: int) -> Played:
+async def _replay_request(stage: ReplayComponents, run: _ReplayRun, length: int) -> PlayedRequest:
     """One request, and what follows its answer."""
     since = len(run.calls)
-    raw = run.recording.body(length, run.model)
+    raw = run.recording.build_body(length, run.model)
     body = run.reader.read(raw, run.tenant)
-    ask = _ask(stage, run, body)
-    fit = await stage.compactor.fit(ask)
-    sent = Prompt(run.model, body.prompt_members, run.recording.messages[:length])
-    prompt = _prompt(sent, ask, fit)
-    over = _excess(run, body, run.provider.size(prompt))
+    ask = _build_fit_request(stage, run, body)
+    fit = await stage.compactor.fit_request(ask)
+    sent = ProviderPrompt(run.model, body.prompt_members, run.recording.messages[:length])
+    prompt = _build_prompt(sent, ask, fit)
+    over = _find_overflow(run, body, run.provider.count_prompt_tokens(prompt))
     if over is not None:
-        fit = await _shorter(stage, run, ask, fit, over)
-        prompt = _prompt(sent, ask, fit)
-    size, cached = run.provider.size(prompt), run.provider.read(prompt)
-    point = Point(
-        before=run.unchanged.size(sent),
+        fit = await _refit_until_accepted(stage, run, ask, fit, over)
+        prompt = _build_prompt(sent, ask, fit)
+    size, cached = run.provider.count_prompt_tokens(prompt), run.provider.read_through_cache(prompt)
+    point = RequestPoint(
+        before=run.unchanged.count_prompt_tokens(sent),
         after=size,
         cached=cached,
-        cached_before=run.unchanged.read(sent),
-        round=fit.report.place != run.place and bool(fit.report.round),
+        cached_before=run.unchanged.read_through_cache(sent),
+        round=fit.report.checkpoint_id != run.place and bool(fit.report.round),
     )
     kept = tuple(prompt.messages[: len(run.forwarded)]) == run.forwarded
-    run.forwarded, run.place = tuple(prompt.messages), fit.report.place
-    completion = run.provider.answer_tokens(run.recording.answer(length), run.model)
-    failed_open = fit.report.status is Status.FAILED_OPEN
-    failed = _excess(run, body, size) is not None or (failed_open and fit.report.reason == "internal")
-    await stage.observing.observe(ask, fit, None if failed else Usage(size, completion, cached))
-    if fit.ahead and not failed:
-        await stage.compactor.prepare(ask)
-    await _quiet(run.around)
-    return Played(
+    run.forwarded, run.place = tuple(prompt.messages), fit.report.checkpoint_id
+    completion = run.provider.count_answer_tokens(run.recording.get_answer(length), run.model)
+    failed_open = fit.report.status is CompactionStatus.FAILED_OPEN
+    failed = _find_overflow(run, body, size) is not None or (failed_open and fit.report.reason == "internal")
+    await stage.usage_feedback.learn_from_answer(
+        ask, fit, None if failed else TokenUsage(size, completion, cached)
+    )
+    if fit.should_prepare and not failed:
+        await stage.compactor.prepare_round(ask)
+    await _wait_for_background_tasks(run.earlier_tasks)
+    return PlayedRequest(
         point,
         completion,
         tuple(run.calls[since:]),
@@ -180,29 +188,29 @@ async def _request(stage: Stage, run: _Run, length: int) -> Played:
     )
 
 
-def _ask(stage: Stage, run: _Run, body: Body) -> Ask:
-    policy = policy_for(run.settings, run.strategy)
-    return Ask(
+def _build_fit_request(stage: ReplayComponents, run: _ReplayRun, body: RequestBody) -> FitRequest:
+    policy = resolve_policy(run.settings, run.strategy)
+    return FitRequest(
         body=body,
         model=run.model,
         tenant=run.tenant,
         conversation=None,
         origin=stage.origin,
         settings=run.settings,
-        mode=Mode.ACTIVE,
+        mode=CompactionMode.ACTIVE,
         trigger_tokens=None,
-        whom=lambda: stage.routes(run.settings, policy, run.model),
+        resolve_summary_routes=lambda: stage.resolve_summary_routes(run.settings, policy, run.model),
         patience_s=None,
         strategy=run.strategy,
     )
 
 
-def _prompt(sent: Prompt, ask: Ask, fit: Fit) -> Prompt:
+def _build_prompt(sent: ProviderPrompt, ask: FitRequest, fit: FitResult) -> ProviderPrompt:
     """What a fit forwards."""
-    return sent if fit.raw is ask.body.raw else sent._replace(messages=read(fit.raw, CHAT).messages)
+    return sent if fit.raw is ask.body.raw else sent._replace(messages=parse_body(fit.raw, CHAT).messages)
 
 
-def _excess(run: _Run, body: Body, size: int) -> Overflow | None:
+def _find_overflow(run: _ReplayRun, body: RequestBody, size: int) -> Overflow | None:
     """What a provider would say of a prompt that does not fit; None if it does."""
     output = body.max_output or 0
     if size + output <= run.window:
@@ -210,51 +218,57 @@ def _excess(run: _Run, body: Body, size: int) -> Overflow | None:
     return Overflow("context" if size > run.window else "context_output", run.window, size, output)
 
 
-async def _shorter(stage: Stage, run: _Run, ask: Ask, refused: Fit, over: Overflow) -> Fit:
+async def _refit_until_accepted(
+    stage: ReplayComponents, run: _ReplayRun, ask: FitRequest, refused: FitResult, over: Overflow
+) -> FitResult:
     """What is sent in the end where the provider refuses a request as too long."""
     fit, overflow = refused, over
-    for refusals in range(1, REPLAYS + 1):
-        shorter = await stage.compactor.refit(ask, fit, overflow, refusals)
+    for refusals in range(1, MAX_REFITS + 1):
+        shorter = await stage.compactor.refit_after_refusal(ask, fit, overflow, refusals)
         if shorter is None:
             return fit
         fit = shorter
-        forwarded = read(fit.raw, CHAT)
-        size = run.provider.size(Prompt(run.model, forwarded.prompt_members, forwarded.messages))
-        again = _excess(run, forwarded, size)
+        forwarded = parse_body(fit.raw, CHAT)
+        size = run.provider.count_prompt_tokens(
+            ProviderPrompt(run.model, forwarded.prompt_members, forwarded.messages)
+        )
+        again = _find_overflow(run, forwarded, size)
         if again is None:
             return fit
         overflow = again
     return fit
 
 
-async def _quiet(around: frozenset[asyncio.Task[Any]]) -> None:
+async def _wait_for_background_tasks(earlier_tasks: frozenset[asyncio.Task[Any]]) -> None:
     """Wait until the proxy has done what it does behind an answer."""
     async with asyncio.timeout(LONGEST_PAUSE_S):
-        while behind := asyncio.all_tasks() - around:
+        while behind := asyncio.all_tasks() - earlier_tasks:
             await asyncio.wait(behind)
 
 
-def _changed(settings: ModelSettings, wanted: Wanted) -> ModelSettings:
+def _override_settings(settings: ModelSettings, options: ReplayOptions) -> ModelSettings:
     """What holds for the conversation. No bound of the hour does: requests of days come in seconds."""
     over: dict[str, object] = {}
-    if wanted.trigger_tokens is not None:
-        over["trigger"] = [{"tokens": wanted.trigger_tokens}]
-    if wanted.target_tokens is not None:
-        over["target_tokens"] = wanted.target_tokens
+    if options.trigger_tokens is not None:
+        over["trigger"] = [{"tokens": options.trigger_tokens}]
+    if options.target_tokens is not None:
+        over["target_tokens"] = options.target_tokens
     compaction = settings.compaction.model_dump(exclude_unset=True) | over
     summary = settings.summary.model_dump(exclude_unset=True) | {"calls_per_hour": 0}
     return replace(
         settings,
-        window=wanted.window or settings.window,
+        window=options.window or settings.window,
         compaction=CompactionSection.model_validate(compaction),
         summary=SummarySection.model_validate(summary),
     )
 
 
-def _result(stage: Stage, run: _Run, played: list[Played]) -> Result:
+def _build_run_result(
+    stage: ReplayComponents, run: _ReplayRun, requests: list[PlayedRequest]
+) -> ReplayResult:
     models = {run.model: None, **{call.model: None for call in run.calls}}
-    return result(
-        Subject(run.strategy, run.recording.name, run.model, run.window),
-        played,
-        {model: stage.price(model) for model in models},
+    return build_result(
+        ReplaySubject(run.strategy, run.recording.name, run.model, run.window),
+        requests,
+        {model: stage.get_price(model) for model in models},
     )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from compaction_proxy.replay.prompt_size import JsonObject, text_of
+from compaction_proxy.replay.prompt_size import JsonObject, extract_text
 
 _ENTRY = re.compile(
     r"^\[(?P<number>\d+)\] (?P<role>USER|ASSISTANT|TOOL|FUNCTION|SYSTEM|DEVELOPER)(?: \([^)\n]*\))?: ?",
@@ -37,40 +37,40 @@ PATH = re.compile(_PATH)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TranscriptEntry:
     """One message of a transcript; `role` is in lower case."""
 
     role: str
     text: str
 
-    def sentences(self) -> list[str]:
+    def list_sentences(self) -> list[str]:
         """Its prose, without the lines that show tool calls."""
-        return sentences(_CALL.sub("", self.text))
+        return split_sentences(_CALL.sub("", self.text))
 
-    def calls(self) -> list[str]:
+    def list_calls(self) -> list[str]:
         """Its tool calls as shown."""
         return [found["call"] for found in _CALL.finditer(self.text)]
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class SummaryMaterial:
     """What is to be summarised: items of an earlier summary by section title in lower case, then messages."""
 
     earlier: dict[str, list[str]]
-    entries: list[Entry]
+    entries: list[TranscriptEntry]
 
-    def section(self, title: str) -> list[str]:
+    def get_section(self, title: str) -> list[str]:
         """The items of the earlier summary under a title that contains the given words."""
         return [item for name, items in self.earlier.items() if title in name for item in items]
 
 
-def sentences(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """The sentences of a text, white space joined; of lists without their bullets, of tables nothing."""
     found = (_BULLET.sub("", " ".join(piece.split())) for piece in _SENTENCE.split(text))
     return [piece for piece in found if piece and not piece.startswith(("#", "|"))]
 
 
-def _starts(text: str) -> Iterator[re.Match[str]]:
+def _find_entry_starts(text: str) -> Iterator[re.Match[str]]:
     """The lines that open a message: a number that does not follow the last one is part of a text."""
     expected: int | None = None
     for found in _ENTRY.finditer(text):
@@ -80,7 +80,7 @@ def _starts(text: str) -> Iterator[re.Match[str]]:
             yield found
 
 
-def _items(text: str) -> dict[str, list[str]]:
+def _parse_sections(text: str) -> dict[str, list[str]]:
     sections: dict[str, list[str]] = {}
     title = ""
     for line in text.splitlines():
@@ -92,30 +92,30 @@ def _items(text: str) -> dict[str, list[str]]:
     return sections
 
 
-def runs(text: str) -> list[str]:
+def extract_runs(text: str) -> list[str]:
     """The transcripts of the runs that are to be summarised one by one; empty if there is one transcript."""
     return [found["text"] for found in _RUN.finditer(text)]
 
 
-def aligned(messages: Sequence[JsonObject]) -> bool:
+def is_summary_request(messages: Sequence[JsonObject]) -> bool:
     """Whether the last message asks for a summary of all the others."""
-    return messages[-1]["role"] == "user" and _ALIGNED.search(text_of(messages[-1])) is not None
+    return messages[-1]["role"] == "user" and _ALIGNED.search(extract_text(messages[-1])) is not None
 
 
-def conversation(messages: Sequence[JsonObject]) -> Material:
+def build_material(messages: Sequence[JsonObject]) -> SummaryMaterial:
     """The messages themselves, but for those that instruct."""
     said = [each for each in messages if each["role"] not in {"system", "developer"}]
-    return Material({}, [Entry(each["role"], text_of(each)) for each in said])
+    return SummaryMaterial({}, [TranscriptEntry(each["role"], extract_text(each)) for each in said])
 
 
-def read(text: str) -> Material:
+def parse_transcript(text: str) -> SummaryMaterial:
     """Take apart what the summary model was sent. Text without any numbered message is one user message."""
-    starts = list(_starts(text))
+    starts = list(_find_entry_starts(text))
     if not starts:
-        return Material({}, [Entry("user", text)])
+        return SummaryMaterial({}, [TranscriptEntry("user", text)])
     stops = [start.start() for start in starts[1:]] + [len(text)]
     entries = [
-        Entry(start["role"].lower(), _FENCE.sub("", text[start.end() : stop]).strip())
+        TranscriptEntry(start["role"].lower(), _FENCE.sub("", text[start.end() : stop]).strip())
         for start, stop in zip(starts, stops, strict=True)
     ]
-    return Material(_items(text[: starts[0].start()]), entries)
+    return SummaryMaterial(_parse_sections(text[: starts[0].start()]), entries)

@@ -3,16 +3,16 @@
 import json
 from typing import NamedTuple
 
-from compaction_proxy.core.errors import SummaryFailed, Unreadable
+from compaction_proxy.core.errors import SummaryError, UnreadableBodyError
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
-from compaction_proxy.replay.provider import Prompt, Provider
-from compaction_proxy.replay.summarizer import TARGET_TOKENS, summarise
-from compaction_proxy.wires.body import read
-from compaction_proxy.wires.chat.summary_call import own_members, request_body
+from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider
+from compaction_proxy.replay.summarizer import TARGET_TOKENS, summarize_messages
+from compaction_proxy.wires.body import parse_body
+from compaction_proxy.wires.chat.summary_call import build_own_members, build_request_body
 from compaction_proxy.wires.chat.wire import CHAT
 
 
-class Call(NamedTuple):
+class SummaryCallUsage(NamedTuple):
     """What a summary call took, in tokens."""
 
     model: str
@@ -21,24 +21,24 @@ class Call(NamedTuple):
     completion: int
 
 
-class Writer:
+class ExtractiveSummaryModel:
     """`ports.SummaryModel` without a model. It writes for one conversation at a time.
 
     Attributes:
         provider: Whose models are asked: what the conversation has sent it may be in its cache.
-        calls: What was asked since `begin`.
+        calls: What was asked since `start_conversation`.
     """
 
-    def __init__(self, provider: Provider) -> None:
+    def __init__(self, provider: SimulatedProvider) -> None:
         self.provider = provider
-        self.calls: list[Call] = []
+        self.calls: list[SummaryCallUsage] = []
 
-    def begin(self, provider: Provider) -> list[Call]:
+    def start_conversation(self, provider: SimulatedProvider) -> list[SummaryCallUsage]:
         """Write for another conversation; the calls made for it will be in the list that comes back."""
         self.provider, self.calls = provider, []
         return self.calls
 
-    async def ask(self, call: SummaryCall) -> SummaryAnswer:
+    async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
         """The answer.
 
         Raises:
@@ -46,14 +46,14 @@ class Writer:
         """
         provider, calls = self.provider, self.calls
         try:
-            body = read(request_body(call, own_members(call)), CHAT)
-        except Unreadable:
-            raise SummaryFailed("garbage") from None
-        prompt = Prompt(call.model, body.prompt_members, body.messages)
-        size, cached = provider.size(prompt), provider.read(prompt)
+            body = parse_body(build_request_body(call, build_own_members(call)), CHAT)
+        except UnreadableBodyError:
+            raise SummaryError("garbage") from None
+        prompt = ProviderPrompt(call.model, body.prompt_members, body.messages)
+        size, cached = provider.count_prompt_tokens(prompt), provider.read_through_cache(prompt)
         most = min(TARGET_TOKENS, body.max_output or TARGET_TOKENS)
         messages = [json.loads(raw) for raw in body.messages]
-        text = summarise(messages, most, lambda said: provider.text_tokens(said, call.model))
-        written = provider.text_tokens(text, call.model)
-        calls.append(Call(call.model, size, cached, written))
+        text = summarize_messages(messages, most, lambda said: provider.count_text_tokens(said, call.model))
+        written = provider.count_text_tokens(text, call.model)
+        calls.append(SummaryCallUsage(call.model, size, cached, written))
         return SummaryAnswer(text, "stop", prompt_tokens=size, completion_tokens=written)

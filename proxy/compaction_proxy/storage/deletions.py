@@ -11,50 +11,50 @@ from contextvars import ContextVar
 from itertools import islice
 
 # Deletions that are remembered. What was begun before more of them than that writes nothing at all.
-KEPT = 10_000
+MAX_DELETIONS = 10_000
 
-_begun: ContextVar[int | None] = ContextVar("begun", default=None)
+_start_mark: ContextVar[int | None] = ContextVar("begun", default=None)
 
 
-class Outdated:
+class DeletionFence:
     """What was forgotten in this process, in order. For use on one event loop.
 
     Attributes:
-        begun: Gives when what runs here began, for those who ask later whether it `covers` a key. Every
+        begun: Gives when what runs here began, for those who ask later whether it `is_deleted` a key. Every
             request asks.
     """
 
-    begun = staticmethod(_begun.get)
+    get_start_mark = staticmethod(_start_mark.get)
 
     def __init__(self) -> None:
-        self._prefixes: deque[str] = deque(maxlen=KEPT)
+        self._prefixes: deque[str] = deque(maxlen=MAX_DELETIONS)
         self._count = 0
 
-    def begin(self) -> None:
+    def set_start_mark(self) -> None:
         """What runs from here on begins now. Without this it never is too old."""
-        _begun.set(self._count)
+        _start_mark.set(self._count)
 
     @contextmanager
-    def beginning(self) -> Iterator[None]:
+    def use_start_mark(self) -> Iterator[None]:
         """What runs in this block begins now."""
-        token = _begun.set(self._count)
+        token = _start_mark.set(self._count)
         try:
             yield
         finally:
-            _begun.reset(token)
+            _start_mark.reset(token)
 
-    def add(self, prefix: str) -> None:
+    def add_deletion(self, prefix: str) -> None:
         """Every key that begins so is forgotten."""
         self._prefixes.append(prefix)
         self._count += 1
 
-    def covers(self, key: str) -> bool:
+    def is_deleted(self, key: str) -> bool:
         """Whether a key was forgotten since what runs here began."""
-        return self.covered(key, _begun.get())
+        return self.is_deleted_since(key, _start_mark.get())
 
-    def covered(self, key: str, begun: int | None) -> bool:
+    def is_deleted_since(self, key: str, start_mark: int | None) -> bool:
         """Whether a key was forgotten since then."""
-        if begun is None or begun == self._count:
+        if start_mark is None or start_mark == self._count:
             return False
-        newer = self._count - begun
-        return newer > KEPT or any(map(key.startswith, islice(reversed(self._prefixes), newer)))
+        newer = self._count - start_mark
+        return newer > MAX_DELETIONS or any(map(key.startswith, islice(reversed(self._prefixes), newer)))

@@ -20,19 +20,19 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.storage.envelope import SEALED, VERSION
-from compaction_proxy.storage.store import Entry, Lease, Record, Store
+from compaction_proxy.storage.store import Lease, ListEntry, Record, Store
 
-Item = TypeVar("Item", Record, Entry, Record | Entry)
+Item = TypeVar("Item", Record, ListEntry, Record | ListEntry)
 
 KEY_BYTES = 32
-_NAME_BYTES = 4
+_KEY_ID_BYTES = 4
 _NONCE_BYTES = 12
 _START = bytes((VERSION, SEALED))
 # What a reader gets in place of a value that does not open: no envelope, so a miss.
 _UNREADABLE = b""
 
 
-def parsed_key(text: str) -> bytes:
+def parse_key(text: str) -> bytes:
     """The 32 bytes of a key given as base64.
 
     Raises:
@@ -47,7 +47,7 @@ def parsed_key(text: str) -> bytes:
     return key
 
 
-class SealedStore:
+class EncryptedStore:
     """`ports.Store` over another one, with sealed values.
 
     Args:
@@ -57,71 +57,71 @@ class SealedStore:
 
     def __init__(self, store: Store, keys: Sequence[bytes]) -> None:
         self._store = store
-        self._ciphers = {hashlib.sha256(key).digest()[:_NAME_BYTES]: AESGCM(key) for key in keys}
+        self._ciphers = {hashlib.sha256(key).digest()[:_KEY_ID_BYTES]: AESGCM(key) for key in keys}
         self._newest = next(iter(self._ciphers))
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """As the port says; what does not open is no envelope."""
         values = await self._store.read(keys)
-        return [value and self._opened(key, value) for key, value in zip(keys, values, strict=True)]
+        return [value and self._decrypt_value(key, value) for key, value in zip(keys, values, strict=True)]
 
     async def commit(
-        self, claim: Record, also: Sequence[Record | Entry] = (), *, lease: Lease | None = None
+        self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
         """As the port says."""
         stands = await self._store.commit(
-            self._sealed(claim), [self._sealed(each) for each in also], lease=lease
+            self._encrypt_item(claim), [self._encrypt_item(each) for each in also], lease=lease
         )
-        return stands and self._opened(claim.key, stands)
+        return stands and self._decrypt_value(claim.key, stands)
 
-    async def write(self, items: Sequence[Record | Entry]) -> None:
+    async def write(self, items: Sequence[Record | ListEntry]) -> None:
         """As the port says."""
-        await self._store.write([self._sealed(each) for each in items])
+        await self._store.write([self._encrypt_item(each) for each in items])
 
-    async def tail(self, key: str, limit: int) -> list[bytes]:
+    async def read_tail(self, key: str, limit: int) -> list[bytes]:
         """As the port says."""
-        return [self._opened(key, line) for line in await self._store.tail(key, limit)]
+        return [self._decrypt_value(key, line) for line in await self._store.read_tail(key, limit)]
 
-    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+    async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
         """As the port says."""
-        return await self._store.acquire(key, ttl_s)
+        return await self._store.acquire_lease(key, ttl_s)
 
-    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+    async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
         """As the port says."""
-        return await self._store.renew(lease, ttl_s)
+        return await self._store.renew_lease(lease, ttl_s)
 
-    async def release(self, lease: Lease) -> None:
+    async def release_lease(self, lease: Lease) -> None:
         """As the port says."""
-        await self._store.release(lease)
+        await self._store.release_lease(lease)
 
-    async def delete(self, prefix: str) -> int:
+    async def delete_prefix(self, prefix: str) -> int:
         """As the port says."""
-        return await self._store.delete(prefix)
+        return await self._store.delete_prefix(prefix)
 
     async def publish(self, channel: str, message: bytes) -> None:
         """As the port says."""
-        await self._store.publish(channel, self._sealed(Record(channel, message, math.inf)).value)
+        await self._store.publish(channel, self._encrypt_item(Record(channel, message, math.inf)).value)
 
     async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
         """As the port says; what does not open is no envelope."""
         async with aclosing(self._store.listen(channel)) as messages:
             async for message in messages:
-                yield message and self._opened(channel, message)
+                yield message and self._decrypt_value(channel, message)
 
     async def close(self) -> None:
         """As the port says."""
         await self._store.close()
 
-    def _sealed(self, item: Item) -> Item:
+    def _encrypt_item(self, item: Item) -> Item:
         nonce = secrets.token_bytes(_NONCE_BYTES)
         ciphertext = self._ciphers[self._newest].encrypt(nonce, item.value, item.key.encode())
         return replace(item, value=_START + self._newest + nonce + ciphertext)
 
-    def _opened(self, key: str, value: bytes) -> bytes:
+    def _decrypt_value(self, key: str, value: bytes) -> bytes:
         name, nonce, ciphertext = (
-            value[2 : 2 + _NAME_BYTES],
-            value[2 + _NAME_BYTES : 2 + _NAME_BYTES + _NONCE_BYTES],
-            value[2 + _NAME_BYTES + _NONCE_BYTES :],
+            value[2 : 2 + _KEY_ID_BYTES],
+            value[2 + _KEY_ID_BYTES : 2 + _KEY_ID_BYTES + _NONCE_BYTES],
+            value[2 + _KEY_ID_BYTES + _NONCE_BYTES :],
         )
         cipher = self._ciphers.get(name) if value[:2] == _START else None
         if cipher is None:

@@ -40,7 +40,7 @@ def pack(fields: Mapping[str, Any]) -> bytes:
     return bytes((VERSION, DEFLATED)) + zlib.compress(body, _DEFLATE_LEVEL)
 
 
-def _inflated(body: bytes) -> bytes | None:
+def _inflate_body(body: bytes) -> bytes | None:
     inflater = zlib.decompressobj()
     try:
         text = inflater.decompress(body, MAX_JSON_BYTES + 1)
@@ -49,20 +49,20 @@ def _inflated(body: bytes) -> bytes | None:
     return text if inflater.eof and not inflater.unused_data else None
 
 
-def content(data: bytes) -> bytes | None:
+def extract_json(data: bytes) -> bytes | None:
     """The JSON text in an envelope, at most 16 MiB; None if the envelope is not ours to read."""
     if len(data) <= _HEADER_BYTES or data[0] != VERSION:
         return None
     body = data[_HEADER_BYTES:]
     if data[1] not in {PLAIN, DEFLATED}:
         return None
-    text = _inflated(body) if data[1] == DEFLATED else body
+    text = _inflate_body(body) if data[1] == DEFLATED else body
     return text if text is not None and len(text) <= MAX_JSON_BYTES else None
 
 
 def unpack(data: bytes) -> dict[str, Any] | None:
     """The fields in an envelope, or None: a newer version, another form, damage, no object. Never raises."""
-    text = content(data)
+    text = extract_json(data)
     if text is None:
         return None
     try:

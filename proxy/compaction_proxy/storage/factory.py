@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
 
-from compaction_proxy.core.errors import ConfigError, StoreUnavailable
+from compaction_proxy.core.errors import ConfigError, StoreUnavailableError
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.redis.url import is_redis, parse
+from compaction_proxy.storage.redis.url import is_redis_url, parse_redis_url
 from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Record, Store
 
@@ -27,19 +27,19 @@ NO_SECRET = "secret-unavailable"  # noqa: S105 - a reason
 """The reason where there is a secret, or a place for one, that cannot be used."""
 
 
-def is_shared(url: str) -> bool:
+def is_shared_store(url: str) -> bool:
     """Whether the processes of several machines can share this store."""
-    return is_redis(url)
+    return is_redis_url(url)
 
 
-def store_path(url: str) -> Path | None:
+def get_store_path(url: str) -> Path | None:
     """The file of an embedded store, None where there is none. `sqlite:///~/…` starts at the home directory.
 
     Raises:
         ConfigError: This version has no such store.
     """
     scheme, separator, rest = url.partition("://")
-    if is_shared(url) or (separator and scheme == "memory" and rest in {"", "/"}):
+    if is_shared_store(url) or (separator and scheme == "memory" and rest in {"", "/"}):
         return None
     if not separator or scheme != "sqlite":
         # Of the URL only the scheme is shown: what follows may hold a password.
@@ -61,55 +61,55 @@ def open_store(url: str) -> Store:
     Raises:
         ConfigError: This version has no such store.
     """
-    if is_shared(url):
-        store: Store = resolve_name(_REDIS)(parse(url))
+    if is_shared_store(url):
+        store: Store = resolve_name(_REDIS)(parse_redis_url(url))
         return store
-    path = store_path(url)
+    path = get_store_path(url)
     return MemoryStore() if path is None else SqliteStore(path)
 
 
-def secret_path(url: str) -> Path | None:
+def get_secret_path(url: str) -> Path | None:
     """Where the installation's secret is kept, None if it lives no longer than the process."""
-    path = store_path(url)
+    path = get_store_path(url)
     return None if path is None else path.with_name(path.name + ".secret")
 
 
-def installation_secret(url: str, report: Callable[[StoreUnavailable], None]) -> bytes:
+def load_installation_secret(url: str, report: Callable[[StoreUnavailableError], None]) -> bytes:
     """The installation's secret, 32 bytes, made by whichever process asks first.
 
     Where it can be neither read nor made it is random and lives as long as the process, like one for a store
-    in memory, and `report` is told; so it is for a shared store until `shared_secret` answers. Does blocking
-    I/O; meant for start-up.
+    in memory, and `report` is told; so it is for a shared store until `load_shared_secret` answers. Does
+    blocking I/O; meant for start-up.
     """
-    path = secret_path(url)
+    path = get_secret_path(url)
     if path is None:
         return secrets.token_bytes(SECRET_BYTES)
     try:
         if not path.exists():
-            _make(path)
-        return _standing(path)
+            _create_secret(path)
+        return _read_secret(path)
     except OSError as error:
-        report(StoreUnavailable(NO_SECRET, error.strerror or "the secret's file cannot be used"))
+        report(StoreUnavailableError(NO_SECRET, error.strerror or "the secret's file cannot be used"))
     except ValueError:
-        report(StoreUnavailable(NO_SECRET, "the secret's file is damaged"))
+        report(StoreUnavailableError(NO_SECRET, "the secret's file is damaged"))
     return secrets.token_bytes(SECRET_BYTES)
 
 
-async def shared_secret(store: Store, ours: bytes) -> bytes:
-    """The secret of all who share `store`: the first that one of them offered, such as `ours`.
+async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
+    """The secret of all who share `store`: the first that one of them offered, such as `offered_secret`.
 
     Offering it again does no harm, and puts it back where the store has lost it.
 
     Raises:
         StoreUnavailable: The store cannot be asked, or something else stands in the secret's place.
     """
-    standing = await store.commit(Record(SECRET_KEY, ours, math.inf))
+    standing = await store.commit(Record(SECRET_KEY, offered_secret, math.inf))
     if standing is None or len(standing) != SECRET_BYTES:
-        raise StoreUnavailable(NO_SECRET, "the store holds something else in its place")
+        raise StoreUnavailableError(NO_SECRET, "the store holds something else in its place")
     return standing
 
 
-def _standing(path: Path) -> bytes:
+def _read_secret(path: Path) -> bytes:
     """The secret in a file; ValueError if it holds none. A pipe is not opened: that waits for a writer."""
     secret = bytes.fromhex(path.read_text(encoding="ascii")) if path.is_file() else b""
     if len(secret) != SECRET_BYTES:
@@ -117,7 +117,7 @@ def _standing(path: Path) -> bytes:
     return secret
 
 
-def _make(path: Path) -> None:
+def _create_secret(path: Path) -> None:
     """Write a secret unless there is one. A link to a finished file makes it appear whole or not at all."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # of mode 0600

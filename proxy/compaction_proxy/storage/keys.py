@@ -30,54 +30,54 @@ _NAME_HEX_DIGITS = 12
 _ROOT_MESSAGES = 4
 
 
-def _short(value: str | bytes) -> str:
+def _short_digest(value: str | bytes) -> str:
     data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
     return hashlib.sha256(data).hexdigest()[:_SCOPE_HEX_DIGITS]
 
 
-_NOBODY = _short("")
+_NOBODY = _short_digest("")
 
 
 # The keys of what every request looks at are asked for several times in each.
-_remembered = lru_cache(maxsize=1_024)
+_cached_key = lru_cache(maxsize=1_024)
 
 
 @lru_cache(maxsize=4_096)
-def _scope(first: str, second: str | bytes) -> str:
+def _build_key_start(first: str, second: str | bytes) -> str:
     """Start of a key. The first digest stands alone, so that all keys of a tenant share a beginning."""
-    return f"v1:{{{_short(first)}.{_short(second)}}}"
+    return f"v1:{{{_short_digest(first)}.{_short_digest(second)}}}"
 
 
 def tenant_prefix(tenant: str) -> str:
     """What every key of a tenant begins with."""
-    return f"v1:{{{_short(tenant)}."
+    return f"v1:{{{_short_digest(tenant)}."
 
 
 def scope_prefix(tenant: str, scope: str | bytes) -> str:
     """What every key of one of a tenant's scopes begins with: of a root, or of a conversation."""
-    return f"{_scope(tenant, scope)}:"
+    return f"{_build_key_start(tenant, scope)}:"
 
 
-def root_of(prefixes: Sequence[bytes]) -> bytes | None:
+def conversation_root(prefixes: Sequence[bytes]) -> bytes | None:
     """The root of a conversation with these prefix digests; None if it is too short to have one."""
     return prefixes[_ROOT_MESSAGES - 1] if len(prefixes) >= _ROOT_MESSAGES else None
 
 
-def checkpoint_keys(tenant: str, root: bytes, strategy: str, places: Iterable[bytes]) -> list[str]:
+def checkpoint_keys(tenant: str, root: bytes, strategy: str, checkpoint_ids: Iterable[bytes]) -> list[str]:
     """Records: the checkpoints of a strategy (one of our row names) at these places (`checkpoint.place`)."""
-    start = f"{_scope(tenant, root)}:checkpoint:{strategy}:"
-    return [start + place.hex() for place in places]
+    start = f"{_build_key_start(tenant, root)}:checkpoint:{strategy}:"
+    return [start + place.hex() for place in checkpoint_ids]
 
 
-@_remembered
-def checkpoints_key(tenant: str, root: bytes, strategy: str) -> str:
+@_cached_key
+def checkpoint_list_key(tenant: str, root: bytes, strategy: str) -> str:
     """List: the places of a strategy's checkpoints, committed at once with each."""
-    return f"{_scope(tenant, root)}:checkpoints:{strategy}"
+    return f"{_build_key_start(tenant, root)}:checkpoints:{strategy}"
 
 
-def staged_key(tenant: str, root: bytes, strategy: str) -> str:
+def staged_checkpoints_key(tenant: str, root: bytes, strategy: str) -> str:
     """List: the places of checkpoints made ahead of need, which no request has been given yet."""
-    return f"{_scope(tenant, root)}:staged:{strategy}"
+    return f"{_build_key_start(tenant, root)}:staged:{strategy}"
 
 
 def lease_key(key: str) -> str:
@@ -85,93 +85,93 @@ def lease_key(key: str) -> str:
     return f"{key}:lease"
 
 
-def archive_key(tenant: str, root: bytes, strategy: str, place: bytes) -> str:
+def archive_key(tenant: str, root: bytes, strategy: str, checkpoint_id: bytes) -> str:
     """Record: which pieces hold the original messages that the checkpoint at this place replaced."""
-    return f"{_scope(tenant, root)}:archive:{strategy}:{place.hex()}"
+    return f"{_build_key_start(tenant, root)}:archive:{strategy}:{checkpoint_id.hex()}"
 
 
-def archives_key(tenant: str, root: bytes) -> str:
+def root_archives_key(tenant: str, root: bytes) -> str:
     """List: where the archives of a root are, of all strategies; committed at once with each."""
-    return f"{_scope(tenant, root)}:archives"
+    return f"{_build_key_start(tenant, root)}:archives"
 
 
-def piece_key(tenant: str, root: bytes, name: str) -> str:
+def archive_piece_key(tenant: str, root: bytes, name: str) -> str:
     """Record: messages, or one text, that archives of a root name by a digest of the content."""
-    return f"{_scope(tenant, root)}:piece:{name}"
+    return f"{_build_key_start(tenant, root)}:piece:{name}"
 
 
-@_remembered
-def archived_key(tenant: str) -> str:
+@_cached_key
+def tenant_archives_key(tenant: str) -> str:
     """List: the archives that a tenant has, and those that it has no more."""
-    return f"{_scope(tenant, 'archived')}:archived"
+    return f"{_build_key_start(tenant, 'archived')}:archived"
 
 
-def detail_key(tenant: str, root: bytes, strategy: str, place: bytes) -> str:
+def round_detail_key(tenant: str, root: bytes, strategy: str, checkpoint_id: bytes) -> str:
     """Record: what making the checkpoint at this place took, and what the model saw once it was made."""
-    return f"{_scope(tenant, root)}:detail:{strategy}:{place.hex()}"
+    return f"{_build_key_start(tenant, root)}:detail:{strategy}:{checkpoint_id.hex()}"
 
 
-def rounds_key(tenant: str, root: bytes) -> str:
+def round_events_key(tenant: str, root: bytes) -> str:
     """List: the events of finished rounds, committed at once with their checkpoints."""
-    return f"{_scope(tenant, root)}:rounds"
+    return f"{_build_key_start(tenant, root)}:rounds"
 
 
-@_remembered
-def anchors_key(tenant: str, root: bytes) -> str:
+@_cached_key
+def usage_baselines_key(tenant: str, root: bytes) -> str:
     """Record: what providers last counted of the conversations with this root."""
-    return f"{_scope(tenant, root)}:anchors"
+    return f"{_build_key_start(tenant, root)}:anchors"
 
 
-@_remembered
+@_cached_key
 def conversation_key(tenant: str, conversation: str) -> str:
     """Record: what is known of a conversation; its totals, and the root it was last seen with."""
-    return f"{_scope(tenant, conversation)}:conversation"
+    return f"{_build_key_start(tenant, conversation)}:conversation"
 
 
 def roots_key(tenant: str, conversation: str) -> str:
     """List: the roots under which a conversation has checkpoints."""
-    return f"{_scope(tenant, conversation)}:roots"
+    return f"{_build_key_start(tenant, conversation)}:roots"
 
 
 def events_key(tenant: str, conversation: str) -> str:
     """List: events of a conversation that belong to no checkpoint, such as failures."""
-    return f"{_scope(tenant, conversation)}:events"
+    return f"{_build_key_start(tenant, conversation)}:events"
 
 
-@_remembered
-def heads_key(tenant: str, beginning: bytes) -> str:
+@_cached_key
+def conversation_heads_key(tenant: str, beginning: bytes) -> str:
     """List: how far the conversations have come that begin so and whose clients send no id."""
-    return f"{_scope(tenant, beginning)}:heads"
+    return f"{_build_key_start(tenant, beginning)}:heads"
 
 
 def exchanges_key(tenant: str, conversation: str) -> str:
     """List: the exchanges of a conversation, as figures."""
-    return f"{_scope(tenant, conversation)}:exchanges"
+    return f"{_build_key_start(tenant, conversation)}:exchanges"
 
 
-@_remembered
-def wishes_key(tenant: str, conversation: str) -> str:
+@_cached_key
+def directives_key(tenant: str, conversation: str) -> str:
     """Record: what people have asked of a conversation."""
-    return f"{_scope(tenant, conversation)}:wishes"
+    return f"{_build_key_start(tenant, conversation)}:wishes"
 
 
-def tenant_key(conversation: str) -> str:
+def conversation_tenant_key(conversation: str) -> str:
     """Record: whose a conversation is, for those who know nothing but its id. It stands in nobody's scope."""
-    return f"{_scope('', conversation)}:tenant"
+    return f"{_build_key_start('', conversation)}:tenant"
 
 
-def owner_key(key: str) -> str | None:
-    """The `tenant_key` of the conversation that a tenant's key, or the beginning of one, belongs to.
+def derive_tenant_key(key: str) -> str | None:
+    """Returns the `conversation_tenant_key` to which a tenant's key, or the beginning of one, belongs.
 
     Of a root or a model, whose scopes look the same, it is a name that nothing has. None for other keys.
     """
-    first, dot, second = hash_tag(key).partition(".")
+    first, dot, second = parse_hash_tag(key).partition(".")
     return f"v1:{{{_NOBODY}.{second}}}:tenant" if dot and first != _NOBODY else None
 
 
 def day_prefix(day: str) -> str:
     """What the statistics of one day (`2026-11-22`, UTC) begin with. They stand in nobody's scope."""
-    return f"{_scope('', f'day {day}')}:"
+    return f"{_build_key_start('', f'day {day}')}:"
 
 
 def hours_key(day: str, hour: int, writer: str) -> str:
@@ -184,44 +184,44 @@ def writers_key(day: str) -> str:
     return f"{day_prefix(day)}writers"
 
 
-def recent_key(day: str) -> str:
+def recent_conversations_key(day: str) -> str:
     """List: conversations that were in use on a day."""
-    return f"{_scope('', f'recent {day}')}:recent"
+    return f"{_build_key_start('', f'recent {day}')}:recent"
 
 
 def feed_key(kind: str) -> str:
     """List (`events`, `exchanges`) or record (`listening`) of the live feed. It stands in nobody's scope."""
-    return f"{_scope('', 'feed')}:feed:{kind}"
+    return f"{_build_key_start('', 'feed')}:feed:{kind}"
 
 
-@_remembered
-def compacted_key(tenant: str) -> str:
+@_cached_key
+def compacted_conversations_key(tenant: str) -> str:
     """List: the conversations of a tenant that have rounds although their requests may be small."""
-    return f"{_scope(tenant, 'compacted')}:compacted"
+    return f"{_build_key_start(tenant, 'compacted')}:compacted"
 
 
 def compacted_tenants_key() -> str:
     """List: the tenants that have such conversations. It stands in nobody's scope."""
-    return f"{_scope('', 'compacted')}:compacted:tenants"
+    return f"{_build_key_start('', 'compacted')}:compacted:tenants"
 
 
 def compacted_changes_key() -> str:
     """List: the newest changes of those lists."""
-    return f"{_scope('', 'compacted')}:compacted:changes"
+    return f"{_build_key_start('', 'compacted')}:compacted:changes"
 
 
-@_remembered
-def key_name(tenant: str) -> str:
+@_cached_key
+def client_key_name(tenant: str) -> str:
     """What a tenant, which is a client's key, is called in statistics: `k_` and 12 hex digits."""
-    return f"k_{_short(tenant)[:_NAME_HEX_DIGITS]}"
+    return f"k_{_short_digest(tenant)[:_NAME_HEX_DIGITS]}"
 
 
-@_remembered
-def model_key(tenant: str, origin: str, model: str) -> str:
+@_cached_key
+def model_limits_key(tenant: str, origin: str, model: str) -> str:
     """Record: what a tenant's requests have taught of a model at an upstream, such as its window."""
-    return f"{_scope(tenant, origin + ' ' + model)}:model"
+    return f"{_build_key_start(tenant, origin + ' ' + model)}:model"
 
 
-def hash_tag(key: str) -> str:
+def parse_hash_tag(key: str) -> str:
     """What stands in a key's braces."""
     return key.partition("{")[2].partition("}")[0]

@@ -6,16 +6,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.storage.keys import owner_key
-from compaction_proxy.storage.store import Entry, Lease, Record
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.storage.keys import derive_tenant_key
+from compaction_proxy.storage.store import Lease, ListEntry, Record
 
 DEFAULT_MAX_BYTES = 64 * 1024 * 1024
 _SWEEP_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _StoredItem:
     """A record (one value) or a list (its lines, oldest first)."""
 
     values: tuple[bytes, ...]
@@ -25,14 +25,14 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lent:
+class _HeldLease:
     """A lease that someone holds."""
 
     fence: int
     expires: float
 
 
-def _needed(items: Sequence[Record | Entry]) -> int:
+def _count_bytes(items: Sequence[Record | ListEntry]) -> int:
     return sum(len(item.key) + len(item.value) for item in items)
 
 
@@ -49,75 +49,75 @@ class MemoryStore:
     ) -> None:
         self._max_bytes = max_bytes
         self._clock = clock
-        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._items: OrderedDict[str, _StoredItem] = OrderedDict()
         self._bytes = 0
         self._sweep_at = 0.0
-        self._lent: dict[str, _Lent] = {}
+        self._leases: dict[str, _HeldLease] = {}
         self._fences = count(1)
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The live values under `keys`."""
-        return [self._value(key) for key in keys]
+        return [self._get_value(key) for key in keys]
 
     async def commit(
-        self, claim: Record, also: Sequence[Record | Entry] = (), *, lease: Lease | None = None
+        self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
         """Write everything unless the claim is taken or the lease is lost; return what stands there."""
-        taken = self._value(claim.key)
+        taken = self._get_value(claim.key)
         if taken is not None:
             return taken
-        if lease is not None and not self._is_held(lease):
+        if lease is not None and not self._is_lease_held(lease):
             return None
         await self.write([claim, *also])
         return claim.value
 
-    async def write(self, items: Sequence[Record | Entry]) -> None:
+    async def write(self, items: Sequence[Record | ListEntry]) -> None:
         """Write everything, or raise and write nothing."""
-        if _needed(items) > self._max_bytes:
-            raise StoreUnavailable("store-too-large", "more than the store may hold")
-        self._sweep()
+        if _count_bytes(items) > self._max_bytes:
+            raise StoreUnavailableError("store-too-large", "more than the store may hold")
+        self._sweep_expired()
         for item in items:
-            self._put(item)
+            self._put_item(item)
         while self._bytes > self._max_bytes:
-            self._drop(next(iter(self._held)))
+            self._remove_item(next(iter(self._items)))
 
-    async def tail(self, key: str, limit: int) -> list[bytes]:
+    async def read_tail(self, key: str, limit: int) -> list[bytes]:
         """The newest `limit` lines, oldest first."""
-        held = self._live(key)
+        held = self._get_live_item(key)
         return list(held.values[-limit:]) if held and held.is_list and limit > 0 else []
 
-    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+    async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
         """A lease on `key`, unless another holds one."""
         now = self._clock()
-        there = self._lent.get(key)
+        there = self._leases.get(key)
         if there and there.expires > now:
             return None
-        self._sweep()
+        self._sweep_expired()
         fence = next(self._fences)
-        self._lent[key] = _Lent(fence, now + ttl_s)
+        self._leases[key] = _HeldLease(fence, now + ttl_s)
         return Lease(key, fence)
 
-    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+    async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
         """Prolong a lease, if it is still ours."""
-        if not self._is_held(lease):
+        if not self._is_lease_held(lease):
             return False
-        self._lent[lease.key] = _Lent(lease.fence, self._clock() + ttl_s)
+        self._leases[lease.key] = _HeldLease(lease.fence, self._clock() + ttl_s)
         return True
 
-    async def release(self, lease: Lease) -> None:
+    async def release_lease(self, lease: Lease) -> None:
         """Give a lease back, if it is still ours."""
-        if self._is_held(lease):
-            del self._lent[lease.key]
+        if self._is_lease_held(lease):
+            del self._leases[lease.key]
 
-    async def delete(self, prefix: str) -> int:
+    async def delete_prefix(self, prefix: str) -> int:
         """Forget all keys that begin with `prefix`, leases too; how many records and lists there were."""
-        for key in [key for key in self._lent if key.startswith(prefix)]:
-            del self._lent[key]
-        keys = [key for key in self._held if key.startswith(prefix)]
-        live = sum(self._live(key) is not None for key in keys)
+        for key in [key for key in self._leases if key.startswith(prefix)]:
+            del self._leases[key]
+        keys = [key for key in self._items if key.startswith(prefix)]
+        live = sum(self._get_live_item(key) is not None for key in keys)
         for key in keys:
-            self._drop(key)
-            self._drop(owner_key(key) or key)
+            self._remove_item(key)
+            self._remove_item(derive_tenant_key(key) or key)
         return live
 
     async def publish(self, channel: str, message: bytes) -> None:
@@ -130,44 +130,44 @@ class MemoryStore:
 
     async def close(self) -> None:
         """Forget everything."""
-        self._held.clear()
-        self._lent.clear()
+        self._items.clear()
+        self._leases.clear()
         self._bytes = 0
 
-    def _is_held(self, lease: Lease) -> bool:
-        there = self._lent.get(lease.key)
+    def _is_lease_held(self, lease: Lease) -> bool:
+        there = self._leases.get(lease.key)
         return there is not None and there.fence == lease.fence and there.expires > self._clock()
 
-    def _live(self, key: str) -> _Held | None:
-        held = self._held.get(key)
+    def _get_live_item(self, key: str) -> _StoredItem | None:
+        held = self._items.get(key)
         return held if held and held.expires > self._clock() else None
 
-    def _value(self, key: str) -> bytes | None:
-        held = self._live(key)
+    def _get_value(self, key: str) -> bytes | None:
+        held = self._get_live_item(key)
         return held.values[0] if held and not held.is_list else None
 
-    def _put(self, item: Record | Entry) -> None:
+    def _put_item(self, item: Record | ListEntry) -> None:
         values: tuple[bytes, ...] = (item.value,)
-        is_list = isinstance(item, Entry)
-        if isinstance(item, Entry):
-            held = self._live(item.key)
+        is_list = isinstance(item, ListEntry)
+        if isinstance(item, ListEntry):
+            held = self._get_live_item(item.key)
             before = held.values if held and held.is_list else ()
-            values = (before + values)[-item.keep :]
-        self._drop(item.key)
+            values = (before + values)[-item.max_lines :]
+        self._remove_item(item.key)
         size = len(item.key) + sum(map(len, values))
-        self._held[item.key] = _Held(values, is_list, self._clock() + item.ttl_s, size)
+        self._items[item.key] = _StoredItem(values, is_list, self._clock() + item.ttl_s, size)
         self._bytes += size
 
-    def _drop(self, key: str) -> None:
-        held = self._held.pop(key, None)
+    def _remove_item(self, key: str) -> None:
+        held = self._items.pop(key, None)
         if held is not None:
             self._bytes -= held.size
 
-    def _sweep(self) -> None:
+    def _sweep_expired(self) -> None:
         now = self._clock()
         if now < self._sweep_at:
             return
         self._sweep_at = now + _SWEEP_EVERY_S
-        for key in [key for key, held in self._held.items() if held.expires <= now]:
-            self._drop(key)
-        self._lent = {key: lent for key, lent in self._lent.items() if lent.expires > now}
+        for key in [key for key, held in self._items.items() if held.expires <= now]:
+            self._remove_item(key)
+        self._leases = {key: lent for key, lent in self._leases.items() if lent.expires > now}

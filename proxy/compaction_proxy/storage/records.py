@@ -14,21 +14,27 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage import envelope
-from compaction_proxy.storage.background import Behind
-from compaction_proxy.storage.deletions import Outdated
-from compaction_proxy.storage.keys import hash_tag
-from compaction_proxy.storage.resilient import DEADLINE_S, PROBE_EVERY_S, RESTING, Reach, within
-from compaction_proxy.storage.store import Entry, Lease, Record, Store
-from compaction_proxy.support.lru import Cache
+from compaction_proxy.storage.background import BackgroundTasks
+from compaction_proxy.storage.deletions import DeletionFence
+from compaction_proxy.storage.keys import parse_hash_tag
+from compaction_proxy.storage.resilient import (
+    DEADLINE_S,
+    PROBE_EVERY_S,
+    RESTING,
+    ResilientStore,
+    run_with_deadline,
+)
+from compaction_proxy.storage.store import Lease, ListEntry, Record, Store
+from compaction_proxy.support.lru import ExpiringLruCache
 
 Fields = Mapping[str, Any]
 """What a record says: JSON values under names. Records that come back are shared; do not change them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class RecordItem:
     """A record to be saved beside another.
 
     Attributes:
@@ -43,23 +49,23 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ListItem:
     """A line to be added to a list.
 
     Attributes:
         key: From `storage.keys`.
         fields: What it says.
         ttl_s: Seconds until the list is forgotten, counted from its newest line.
-        keep: Number of newest lines that stay.
+        max_lines: Number of newest lines that stay.
     """
 
     key: str
     fields: Fields
     ttl_s: float
-    keep: int
+    max_lines: int
 
 
-def packed(fields: Fields) -> bytes:
+def pack_fields(fields: Fields) -> bytes:
     """The fields in an envelope.
 
     Raises:
@@ -68,40 +74,40 @@ def packed(fields: Fields) -> bytes:
     try:
         return envelope.pack(fields)
     except ValueError as error:
-        raise StoreUnavailable("record-unfit", str(error)) from error
+        raise StoreUnavailableError("record-unfit", str(error)) from error
 
 
-def sealed(item: Item | Line) -> Record | Entry:
+def to_entry(item: RecordItem | ListItem) -> Record | ListEntry:
     """As a store takes it.
 
     Raises:
-        StoreUnavailable: As with `packed`.
+        StoreUnavailable: As with `pack_fields`.
     """
-    value = packed(item.fields)
-    if isinstance(item, Line):
-        return Entry(item.key, value, item.ttl_s, item.keep)
+    value = pack_fields(item.fields)
+    if isinstance(item, ListItem):
+        return ListEntry(item.key, value, item.ttl_s, item.max_lines)
     return Record(item.key, value, item.ttl_s)
 
 
-def size_of(value: bytes) -> int:
+def count_json_bytes(value: bytes) -> int:
     """Bytes of the JSON in an envelope: what holding it in memory is about."""
-    return len(envelope.content(value) or b"")
+    return len(envelope.extract_json(value) or b"")
 
 
-__all__ = ["Fields", "Item", "Line", "Records"]
+__all__ = ["Fields", "ListItem", "RecordItem", "RecordStore"]
 
 OPEN_LIMIT_S = 1.0
-FORGET_LIMIT_S = 60.0
+DELETE_LIMIT_S = 60.0
 CACHE_BYTES = 16 * 1024 * 1024
-KNOWN_FOR_S = 3600.0
+CACHE_TTL_S = 3600.0
 """How long a record that stands in the store is used without asking again; others may have changed it."""
 
-Answer = TypeVar("Answer")
+ValueT = TypeVar("ValueT")
 
 _UNREADABLE = "store-unreadable"
 
 
-class Records:
+class RecordStore:
     """Records by key, over a store.
 
     No method raises because of the store; what went wrong goes to `report`, once per attempt (nothing is
@@ -125,7 +131,7 @@ class Records:
     def __init__(
         self,
         store: Store,
-        report: Callable[[StoreUnavailable], None],
+        report: Callable[[StoreUnavailableError], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = DEADLINE_S,
@@ -134,120 +140,124 @@ class Records:
     ) -> None:
         self._store = store
         self._report = report
-        self._reach = Reach(store, clock=clock, deadline_s=deadline_s, probe_every_s=probe_every_s)
-        self._cache = Cache(cache_bytes, clock)
-        self.outdated = Outdated()
-        self.behind = Behind()
-        self.unanswered = 0
-        self.forgetters: list[Callable[[str], None]] = []
+        self._resilient_store = ResilientStore(
+            store, clock=clock, deadline_s=deadline_s, probe_every_s=probe_every_s
+        )
+        self._cache = ExpiringLruCache(cache_bytes, clock)
+        self.deletion_fence = DeletionFence()
+        self.background_tasks = BackgroundTasks()
+        self.failed_reads = 0
+        self.on_delete_callbacks: list[Callable[[str], None]] = []
 
     @property
-    def in_use(self) -> bool:
+    def is_in_use(self) -> bool:
         """Whether the store is in use; False while it is left alone."""
-        return self._reach.in_use
+        return self._resilient_store.is_in_use
 
     @property
-    def reachable(self) -> bool:
+    def is_reachable(self) -> bool:
         """Whether the store answers, were it with a refusal to write; False from a failure until it does."""
-        return self._reach.reachable
+        return self._resilient_store.is_reachable
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
         """Let the store open its file or connections, within `limit_s` seconds. Whether that worked."""
         try:
-            await self._reach.ask(lambda: self._store.read([]), limit_s)
-        except StoreUnavailable as error:
+            await self._resilient_store.run_call(lambda: self._store.read([]), limit_s)
+        except StoreUnavailableError as error:
             self._report(error)
             return False
         return True
 
-    async def find(
-        self, keys: Sequence[str], *, fresh: bool = False, hold: bool = True
+    async def get_many(
+        self, keys: Sequence[str], *, bypass_cache: bool = False, keep_in_cache: bool = True
     ) -> list[Fields | None]:
         """The records under `keys`, in their order; None for what is absent, expired or not ours to read.
 
-        What the process holds is taken first, and one read of the store brings the rest. With `fresh` the
-        store is asked for all of them, for records that other replicas overwrite; what the process holds
-        then stands in for what the store does not give. Without `hold` nothing more is held afterwards, and
-        what comes is unpacked beside the loop: for much that is read seldom.
+        What the process holds is taken first, and one read of the store brings the rest. With `bypass_cache`
+        the store is asked for all of them, for records that other replicas overwrite; what the process holds
+        then stands in for what the store does not give. Without `keep_in_cache` nothing more is held
+        afterwards, and what comes is unpacked beside the loop: for much that is read seldom.
         """
         held = {key: fields for key in keys if (fields := self._cache.get(key)) is not None}
-        missing = list(dict.fromkeys(keys)) if fresh else [key for key in keys if key not in held]
+        missing = list(dict.fromkeys(keys)) if bypass_cache else [key for key in keys if key not in held]
         if missing:
-            held.update(await self._fetched(missing, hold=hold))
+            held.update(await self._fetch_records(missing, keep_in_cache=keep_in_cache))
         return [held.get(key) for key in keys]
 
-    async def save(
+    async def save_if_absent(
         self,
         key: str,
         fields: Fields,
         *,
         ttl_s: float,
-        also: Sequence[Item | Line] = (),
+        also: Sequence[RecordItem | ListItem] = (),
         lease: Lease | None = None,
     ) -> Fields | None:
         """Claim `key` for a record, with everything in `also`, or nothing; return the record that all use.
 
         That is ours, or the one that stood there first, in which case nothing of ours was written. If the
-        store fails it is ours for this process, and `find` gives it and the records in `also`; if the key was
-        forgotten meanwhile it is ours for the caller. None if `lease` was lost, and nothing written.
+        store fails it is ours for this process, and `get_many` gives it and the records in `also`; if the key
+        was forgotten meanwhile it is ours for the caller. None if `lease` was lost, and nothing written.
 
         Raises:
             ValueError: The keys do not share a hash tag, so no cluster could commit them at once.
         """
-        if any(hash_tag(item.key) != hash_tag(key) for item in also):
+        if any(parse_hash_tag(item.key) != parse_hash_tag(key) for item in also):
             raise ValueError("records that are committed together share one scope")
-        if self.outdated.covers(key):
+        if self.deletion_fence.is_deleted(key):
             return fields
-        claim = Item(key, fields, ttl_s)
+        claim = RecordItem(key, fields, ttl_s)
         try:
-            return await self._committed(claim, also, lease)
-        except StoreUnavailable as error:
+            return await self._commit_record(claim, also, lease)
+        except StoreUnavailableError as error:
             self._report(error)
-            return self._unsaved(claim, also)
+            return self._cache_unsaved(claim, also)
 
-    async def keep(self, key: str, fields: Fields, *, ttl_s: float) -> bool:
+    async def overwrite(self, key: str, fields: Fields, *, ttl_s: float) -> bool:
         """Overwrite the record under `key`. Whether it was saved; this process uses it in any case.
 
         A record that is not ours to read, such as a newer version's, is left alone.
         """
-        if self.outdated.covers(key):
+        if self.deletion_fence.is_deleted(key):
             return False
         try:
-            value = packed(fields)
-            self._remember(key, value, ttl_s)
-            saved = await self._reach.ask(lambda: self._overwritten(Record(key, value, ttl_s)))
-        except StoreUnavailable as error:
-            self._note(error)
+            value = pack_fields(fields)
+            self._cache_record(key, value, ttl_s)
+            saved = await self._resilient_store.run_call(
+                lambda: self._overwrite_readable(Record(key, value, ttl_s))
+            )
+        except StoreUnavailableError as error:
+            self._report_failure(error)
             return False
-        if not saved and not self.outdated.covers(key):
-            self._report(StoreUnavailable(_UNREADABLE, "a record of another version is left alone"))
+        if not saved and not self.deletion_fence.is_deleted(key):
+            self._report(StoreUnavailableError(_UNREADABLE, "a record of another version is left alone"))
         return saved
 
-    async def append(self, key: str, fields: Fields, *, ttl_s: float, keep: int) -> bool:
+    async def append_line(self, key: str, fields: Fields, *, ttl_s: float, max_lines: int) -> bool:
         """Add a line to a list of which the newest `keep` stay. Whether it was saved."""
-        return await self.write([Line(key, fields, ttl_s, keep)])
+        return await self.write([ListItem(key, fields, ttl_s, max_lines)])
 
-    async def write(self, items: Sequence[Item | Line]) -> bool:
+    async def write(self, items: Sequence[RecordItem | ListItem]) -> bool:
         """Overwrite records and add lines of one scope, in one call, or nothing. Whether it was saved.
 
         Whoever writes records so is the only one who does, or holds a lease.
         """
-        if any(self.outdated.covers(item.key) for item in items):
+        if any(self.deletion_fence.is_deleted(item.key) for item in items):
             return False
         try:
-            entries = list(map(sealed, items))
-            await self._reach.ask(lambda: self._store.write(entries))
-        except StoreUnavailable as error:
-            self._note(error)
+            entries = list(map(to_entry, items))
+            await self._resilient_store.run_call(lambda: self._store.write(entries))
+        except StoreUnavailableError as error:
+            self._report_failure(error)
             return False
         return True
 
-    async def tail(self, key: str, limit: int) -> list[Fields]:
+    async def read_tail(self, key: str, limit: int) -> list[Fields]:
         """The newest `limit` lines of a list, oldest first, without those that are not ours to read."""
         try:
-            lines = await self._asked(lambda: self._store.tail(key, limit))
-        except StoreUnavailable:
-            self.unanswered += 1
+            lines = await self._call_store(lambda: self._store.read_tail(key, limit))
+        except StoreUnavailableError:
+            self.failed_reads += 1
             return []
         return [fields for line in lines if (fields := envelope.unpack(line)) is not None]
 
@@ -256,10 +266,10 @@ class Records:
 
         A store that refuses only this is used as before.
         """
-        if not self.in_use:
+        if not self.is_in_use:
             return False
-        with suppress(StoreUnavailable, TimeoutError, OSError):
-            await within(DEADLINE_S, self._store.publish(channel, packed(fields)))
+        with suppress(StoreUnavailableError, TimeoutError, OSError):
+            await run_with_deadline(DEADLINE_S, self._store.publish(channel, pack_fields(fields)))
             return True
         return False
 
@@ -276,116 +286,124 @@ class Records:
                 elif (fields := envelope.unpack(message)) is not None:
                     yield fields
 
-    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+    async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
         """A lease, unless another holds it.
 
         Raises:
             StoreUnavailable: There is nobody to ask.
         """
-        return await self._asked(lambda: self._store.acquire(key, ttl_s))
+        return await self._call_store(lambda: self._store.acquire_lease(key, ttl_s))
 
-    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+    async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
         """Prolong a lease. False if it is another's.
 
         Raises:
             StoreUnavailable: There is nobody to ask.
         """
-        return await self._asked(lambda: self._store.renew(lease, ttl_s))
+        return await self._call_store(lambda: self._store.renew_lease(lease, ttl_s))
 
-    async def release(self, lease: Lease) -> None:
+    async def release_lease(self, lease: Lease) -> None:
         """Give a lease back."""
-        with suppress(StoreUnavailable):
-            await self._asked(lambda: self._store.release(lease))
+        with suppress(StoreUnavailableError):
+            await self._call_store(lambda: self._store.release_lease(lease))
 
-    async def forget(self, prefix: str) -> int | None:
+    async def delete_prefix(self, prefix: str) -> int | None:
         """Forget everything whose key begins with `prefix`; how many, or None if the store failed.
 
         What this process holds of it is forgotten in any case; another may use what it holds for an hour.
         What was begun before writes nothing of it, once a call that is under way has ended.
         """
-        self.outdated.add(prefix)
-        self.let_go(prefix)
-        for forget in self.forgetters:
+        self.deletion_fence.add_deletion(prefix)
+        self.evict_cached_prefix(prefix)
+        for forget in self.on_delete_callbacks:
             forget(prefix)
         try:
-            return await self._reach.ask(lambda: self._store.delete(prefix), FORGET_LIMIT_S)
-        except StoreUnavailable as error:
+            return await self._resilient_store.run_call(
+                lambda: self._store.delete_prefix(prefix), DELETE_LIMIT_S
+            )
+        except StoreUnavailableError as error:
             self._report(error)
             return None
 
-    def let_go(self, prefix: str) -> None:
+    def evict_cached_prefix(self, prefix: str) -> None:
         """Hold nothing in this process whose key begins with `prefix`."""
-        self._cache.forget(prefix)
+        self._cache.evict_prefix(prefix)
 
     async def close(self) -> None:
         """Close the store."""
-        await self.behind.close()
-        await self._reach.close()
+        await self.background_tasks.close()
+        await self._resilient_store.close()
         await self._store.close()
 
-    async def _overwritten(self, record: Record) -> bool:
-        (there,) = await self._store.read([record.key])
-        if there is not None and envelope.unpack(there) is None:
+    async def _overwrite_readable(self, record: Record) -> bool:
+        (stored,) = await self._store.read([record.key])
+        if stored is not None and envelope.unpack(stored) is None:
             return False
-        if self.outdated.covers(record.key):  # since the store was asked
+        if self.deletion_fence.is_deleted(record.key):  # since the store was asked
             return False
         await self._store.write([record])
         return True
 
-    async def _asked(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _call_store(self, call: Callable[[], Awaitable[ValueT]]) -> ValueT:
         try:
-            return await self._reach.ask(call)
-        except StoreUnavailable as error:
-            self._note(error)
+            return await self._resilient_store.run_call(call)
+        except StoreUnavailableError as error:
+            self._report_failure(error)
             raise
 
-    async def _fetched(self, keys: list[str], *, hold: bool) -> dict[str, Fields]:
+    async def _fetch_records(self, keys: list[str], *, keep_in_cache: bool) -> dict[str, Fields]:
         try:
-            values = await self._asked(lambda: self._store.read(keys))
-        except StoreUnavailable:
-            self.unanswered += 1
+            values = await self._call_store(lambda: self._store.read(keys))
+        except StoreUnavailableError:
+            self.failed_reads += 1
             return {}
         there = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
         found: dict[str, Fields | None]
-        if hold:
-            found = {key: self._remember(key, value, KNOWN_FOR_S) for key, value in there.items()}
+        if keep_in_cache:
+            found = {key: self._cache_record(key, value, CACHE_TTL_S) for key, value in there.items()}
         else:
             found = await asyncio.to_thread(lambda: {key: envelope.unpack(there[key]) for key in there})
         if None in found.values():
-            self._report(StoreUnavailable(_UNREADABLE))
+            self._report(StoreUnavailableError(_UNREADABLE))
         return {key: fields for key, fields in found.items() if fields is not None}
 
-    async def _committed(
-        self, claim: Item, also: Sequence[Item | Line], lease: Lease | None
+    async def _commit_record(
+        self, claim: RecordItem, also: Sequence[RecordItem | ListItem], lease: Lease | None
     ) -> Fields | None:
         # Beside the loop: the originals of a round take a while to compress.
-        value, entries = await asyncio.to_thread(lambda: (packed(claim.fields), list(map(sealed, also))))
+        value, entries = await asyncio.to_thread(
+            lambda: (pack_fields(claim.fields), list(map(to_entry, also)))
+        )
         record = Record(claim.key, value, claim.ttl_s)
-        stands = await self._reach.ask(lambda: self._store.commit(record, entries, lease=lease))
+        stands = await self._resilient_store.run_call(
+            lambda: self._store.commit(record, entries, lease=lease)
+        )
         if stands is None:
             return None
-        winner = self._remember(claim.key, stands, min(claim.ttl_s, KNOWN_FOR_S))
+        winner = self._cache_record(claim.key, stands, min(claim.ttl_s, CACHE_TTL_S))
         if winner is None:
-            raise StoreUnavailable(_UNREADABLE, "the key is taken by a record of another version")
+            raise StoreUnavailableError(_UNREADABLE, "the key is taken by a record of another version")
         return winner
 
-    def _unsaved(self, claim: Item, also: Sequence[Item | Line]) -> Fields:
+    def _cache_unsaved(self, claim: RecordItem, also: Sequence[RecordItem | ListItem]) -> Fields:
         """What this process uses of a record that could not be saved: the first one wins here too."""
         held = self._cache.get(claim.key)
         if held is not None:
             return held
         for item in (claim, *also):
-            if isinstance(item, Item):
-                with suppress(StoreUnavailable):  # too large for a record; reported when it was to be saved
-                    self._remember(item.key, packed(item.fields), item.ttl_s)
+            if isinstance(item, RecordItem):
+                with suppress(
+                    StoreUnavailableError
+                ):  # too large for a record; reported when it was to be saved
+                    self._cache_record(item.key, pack_fields(item.fields), item.ttl_s)
         return self._cache.get(claim.key) or claim.fields
 
-    def _remember(self, key: str, value: bytes, ttl_s: float) -> Fields | None:
+    def _cache_record(self, key: str, value: bytes, ttl_s: float) -> Fields | None:
         fields = envelope.unpack(value)
-        if fields is not None and not self.outdated.covers(key):
-            self._cache.put(key, fields, size_of(value), ttl_s)
+        if fields is not None and not self.deletion_fence.is_deleted(key):
+            self._cache.put(key, fields, count_json_bytes(value), ttl_s)
         return fields
 
-    def _note(self, error: StoreUnavailable) -> None:
+    def _report_failure(self, error: StoreUnavailableError) -> None:
         if error.reason != RESTING:
             self._report(error)

@@ -11,11 +11,11 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
-from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage.store import Store
-from compaction_proxy.support.circuit_breaker import Breaker
+from compaction_proxy.support.circuit_breaker import CircuitBreaker
 
-AGAIN_AFTER_S = 60.0
+REPEAT_AFTER_S = 60.0
 MAX_KEYS = 100
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -42,41 +42,44 @@ class Throttle(Generic[_Key]):
         if now < quiet_until:
             self._known[key] = (quiet_until, suppressed + 1)
             return None
-        self._known[key] = (now + AGAIN_AFTER_S, 0)
+        self._known[key] = (now + REPEAT_AFTER_S, 0)
         self._known.move_to_end(key)
         if len(self._known) > self._max_keys:
             self._known.popitem(last=False)
         return suppressed
 
 
-class Throttled:
+class RateLimitedLog:
     """Tells of a failure at once, and of more for the same reason once a minute at most.
 
     Args:
-        tell: Is given the failure, and how many of its reason it was not given since the last.
+        report: Is given the failure, and how many of its reason it was not given since the last.
         clock: Monotonic seconds.
     """
 
     def __init__(
-        self, tell: Callable[[StoreUnavailable, int], None], *, clock: Callable[[], float] = time.monotonic
+        self,
+        report: Callable[[StoreUnavailableError, int], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tell = tell
+        self._report = report
         self._throttle = Throttle[str](clock=clock)
 
-    def __call__(self, error: StoreUnavailable) -> None:
+    def __call__(self, error: StoreUnavailableError) -> None:
         """A failure."""
         suppressed = self._throttle.count_suppressed(error.reason)
         if suppressed is not None:
-            self._tell(error, suppressed)
+            self._report(error, suppressed)
 
 
 # A deadline is spent in parts, so that the time in which the event loop looked at nothing counts as one.
-PARTS = 25
+DEADLINE_PARTS = 25
 
 _T = TypeVar("_T")
 
 
-async def within(limit_s: float, call: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
+async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
     """What `call` returns or raises, or TimeoutError.
 
     Unlike under `asyncio.timeout`, an answer that came while the event loop itself was busy is taken, however
@@ -86,8 +89,8 @@ async def within(limit_s: float, call: Coroutine[Any, Any, _T] | asyncio.Future[
     """
     task = asyncio.ensure_future(call)
     try:
-        for _ in range(PARTS):
-            await asyncio.wait((task,), timeout=limit_s / PARTS)
+        for _ in range(DEADLINE_PARTS):
+            await asyncio.wait((task,), timeout=limit_s / DEADLINE_PARTS)
             if task.done():
                 return task.result()
     finally:
@@ -107,7 +110,7 @@ RESTING = "store-resting"
 """The reason while the store is left alone."""
 
 # The store answered, and works for other calls: no reason to leave it alone.
-_ANSWERED = frozenset({"store-full", "store-readonly", "store-too-large"})
+_REFUSAL_REASONS = frozenset({"store-full", "store-readonly", "store-too-large"})
 
 
 class CallSlots:
@@ -135,7 +138,7 @@ class CallSlots:
         place = asyncio.get_running_loop().create_future()
         self._queue.append(place)
         try:
-            return await within(limit_s, place)
+            return await run_with_deadline(limit_s, place)
         except asyncio.CancelledError:
             if not place.cancelled() and place.result():  # the slot came in the same turn of the loop
                 self.give_back()
@@ -158,7 +161,7 @@ class CallSlots:
                 place.set_result(False)
 
 
-class Reach:
+class ResilientStore:
     """Calls of a store, of which only a few are under way at once.
 
     The deadline of a call begins with its turn. How long a call waits behind others of this process says
@@ -182,44 +185,46 @@ class Reach:
         self._store = store
         self._deadline_s = deadline_s
         self._probe_every_s = probe_every_s
-        self._breaker = Breaker(clock)
+        self._breaker = CircuitBreaker(clock)
         self._slots = CallSlots(CALLS_AT_ONCE)
         self._probe: asyncio.Task[None] | None = None
         self._reachable = True
 
     @property
-    def reachable(self) -> bool:
+    def is_reachable(self) -> bool:
         """Whether the last call or probe got an answer, though it may have been a refusal to write."""
         return self._reachable
 
     @property
-    def in_use(self) -> bool:
+    def is_in_use(self) -> bool:
         """Whether the store is in use; False while it is left alone."""
-        return self._breaker.closed
+        return self._breaker.is_closed
 
-    async def ask(self, call: Callable[[], Awaitable[_T]], limit_s: float | None = None) -> _T:
+    async def run_call(self, call: Callable[[], Awaitable[_T]], limit_s: float | None = None) -> _T:
         """What `call`, a call of the store, returns within `limit_s` seconds (None: the deadline).
 
         Raises:
             StoreUnavailable: It failed or took too long; or, with the reason `RESTING`, was not made at all.
         """
-        if not self._breaker.closed:
-            self._keep_probing()
-            raise StoreUnavailable(RESTING)
+        if not self._breaker.is_closed:
+            self._ensure_probing()
+            raise StoreUnavailableError(RESTING)
         try:
-            answer = await within(limit_s or self._deadline_s, await self._begin(call))
+            answer = await run_with_deadline(limit_s or self._deadline_s, await self._begin(call))
         except TimeoutError as error:
-            self._failed(timed_out=True)
-            raise StoreUnavailable("store-timeout") from error
+            self._record_failure(timed_out=True)
+            raise StoreUnavailableError("store-timeout") from error
         except OSError as error:
-            self._failed()
-            raise StoreUnavailable("store-failed", error.strerror or "") from error
-        except StoreUnavailable as error:
-            if error.reason not in _ANSWERED | {RESTING}:
-                self._failed()
+            self._record_failure()
+            raise StoreUnavailableError("store-failed", error.strerror or "") from error
+        except StoreUnavailableError as error:
+            if error.reason not in _REFUSAL_REASONS | {RESTING}:
+                self._record_failure()
             raise
-        if self._breaker.closed:  # an answer that was under way says nothing of a store that has failed since
-            self._succeeded()
+        if (
+            self._breaker.is_closed
+        ):  # an answer that was under way says nothing of a store that has failed since
+            self._record_success()
         return answer
 
     async def close(self) -> None:
@@ -236,43 +241,43 @@ class Reach:
             TimeoutError: The turn did not come.
         """
         has_slot = await self._slots.take(TURN_LIMIT_S)
-        if not self._breaker.closed:
+        if not self._breaker.is_closed:
             if has_slot:
                 self._slots.give_back()
-            raise StoreUnavailable(RESTING)
+            raise StoreUnavailableError(RESTING)
         task = asyncio.ensure_future(call())
         task.add_done_callback(lambda _: self._slots.give_back())
         return task
 
-    def _succeeded(self) -> None:
-        self._breaker.succeeded()
+    def _record_success(self) -> None:
+        self._breaker.record_success()
         self._reachable = True
 
-    def _failed(self, *, timed_out: bool = False) -> None:
-        self._breaker.failed(timed_out=timed_out)
+    def _record_failure(self, *, timed_out: bool = False) -> None:
+        self._breaker.record_failure(timed_out=timed_out)
         self._reachable = False
-        if not self._breaker.closed:
+        if not self._breaker.is_closed:
             self._slots.refuse_waiting()
-        self._keep_probing()
+        self._ensure_probing()
 
-    def _keep_probing(self) -> None:
+    def _ensure_probing(self) -> None:
         if self._probe is None or self._probe.done():
-            self._probe = asyncio.create_task(self._probing())
+            self._probe = asyncio.create_task(self._probe_until_reachable())
 
-    async def _probing(self) -> None:
+    async def _probe_until_reachable(self) -> None:
         """Until it answers. One that fails a probe is left alone, however few its calls are."""
         while not self._reachable:
             await asyncio.sleep(self._probe_every_s)
             if self._reachable:  # to a call, meanwhile
                 return
-            if await self._probed():
-                self._succeeded()
+            if await self._probe_once():
+                self._record_success()
             else:
-                self._breaker.failed(timed_out=True)
+                self._breaker.record_failure(timed_out=True)
 
-    async def _probed(self) -> bool:
+    async def _probe_once(self) -> bool:
         try:
-            await within(PROBE_LIMIT_S, self._store.read([]))
-        except (TimeoutError, OSError, StoreUnavailable):
+            await run_with_deadline(PROBE_LIMIT_S, self._store.read([]))
+        except (TimeoutError, OSError, StoreUnavailableError):
             return False
         return True

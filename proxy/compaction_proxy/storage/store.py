@@ -21,20 +21,20 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListEntry:
     """One line to be added to a bounded list.
 
     Attributes:
         key: Which list.
         value: The line, opaque to a store.
         ttl_s: Seconds until the whole list is forgotten, counted from its newest line.
-        keep: Number of newest lines that stay.
+        max_lines: Number of newest lines that stay.
     """
 
     key: str
     value: bytes
     ttl_s: float
-    keep: int
+    max_lines: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Lease:
 class Store(Protocol):
     """Where derived data is kept. Losing it costs a summary, never an answer.
 
-    Every method raises `StoreUnavailable` when the store cannot do what was asked, and may take as long as
-    the store takes: deadlines are the caller's. Keys that are written together share one hash tag; keys that
-    are read together may have many, at the price of a round trip to each node of a cluster.
+    Every method raises `StoreUnavailableError` when the store cannot do what was asked, and may take as long
+    as the store takes: deadlines are the caller's. Keys that are written together share one hash tag; keys
+    that are read together may have many, at the price of a round trip to each node of a cluster.
     """
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -66,7 +66,7 @@ class Store(Protocol):
         ...
 
     async def commit(
-        self, claim: Record, also: Sequence[Record | Entry] = (), *, lease: Lease | None = None
+        self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
         """Write everything, all or nothing, unless `claim.key` is taken.
 
@@ -76,15 +76,15 @@ class Store(Protocol):
         """
         ...
 
-    async def write(self, items: Sequence[Record | Entry]) -> None:
+    async def write(self, items: Sequence[Record | ListEntry]) -> None:
         """Write everything, all or nothing, over what was there."""
         ...
 
-    async def tail(self, key: str, limit: int) -> list[bytes]:
+    async def read_tail(self, key: str, limit: int) -> list[bytes]:
         """The newest `limit` lines of a list, oldest first."""
         ...
 
-    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+    async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
         """A lease on `key`, unless another holds one that has not expired.
 
         It has nothing to do with a record of the same key, but is kept with it: a commit names a lease whose
@@ -92,15 +92,15 @@ class Store(Protocol):
         """
         ...
 
-    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+    async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
         """Prolong a lease. False if it is no longer ours."""
         ...
 
-    async def release(self, lease: Lease) -> None:
+    async def release_lease(self, lease: Lease) -> None:
         """Give a lease back. Nothing happens if it is no longer ours."""
         ...
 
-    async def delete(self, prefix: str) -> int:
+    async def delete_prefix(self, prefix: str) -> int:
         """Forget every record and list whose key begins with `prefix`; how many.
 
         With them, and not counted, go the notes of whose they are (`storage.keys.owner_key`). Leases on such

@@ -4,68 +4,68 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from compaction_proxy.storage.store import Entry, Lease, Record, Store
+from compaction_proxy.storage.store import Lease, ListEntry, Record, Store
 
 _T = TypeVar("_T")
 
 
-class Timed:
-    """A store; `told` hears of each call that has ended or was given up: its name, and how long it took.
+class InstrumentedStore:
+    """A store that reports the name and the duration of each call to `record_duration`.
 
     Args:
         store: What is called.
-        told: Given the name of the operation, and seconds.
+        record_duration: Given the name of the operation, and seconds.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
         store: Store,
-        told: Callable[[str, float], None],
+        record_duration: Callable[[str, float], None],
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._store = store
-        self._told = told
+        self._record_duration = record_duration
         self._clock = clock
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """As the port says."""
-        return await self._timed("read", self._store.read(keys))
+        return await self._time_call("read", self._store.read(keys))
 
     async def commit(
-        self, claim: Record, also: Sequence[Record | Entry] = (), *, lease: Lease | None = None
+        self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
         """As the port says."""
-        return await self._timed("commit", self._store.commit(claim, also, lease=lease))
+        return await self._time_call("commit", self._store.commit(claim, also, lease=lease))
 
-    async def write(self, items: Sequence[Record | Entry]) -> None:
+    async def write(self, items: Sequence[Record | ListEntry]) -> None:
         """As the port says."""
-        await self._timed("write", self._store.write(items))
+        await self._time_call("write", self._store.write(items))
 
-    async def tail(self, key: str, limit: int) -> list[bytes]:
+    async def read_tail(self, key: str, limit: int) -> list[bytes]:
         """As the port says."""
-        return await self._timed("tail", self._store.tail(key, limit))
+        return await self._time_call("tail", self._store.read_tail(key, limit))
 
-    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+    async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
         """As the port says."""
-        return await self._timed("acquire", self._store.acquire(key, ttl_s))
+        return await self._time_call("acquire", self._store.acquire_lease(key, ttl_s))
 
-    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+    async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
         """As the port says."""
-        return await self._timed("renew", self._store.renew(lease, ttl_s))
+        return await self._time_call("renew", self._store.renew_lease(lease, ttl_s))
 
-    async def release(self, lease: Lease) -> None:
+    async def release_lease(self, lease: Lease) -> None:
         """As the port says."""
-        await self._timed("release", self._store.release(lease))
+        await self._time_call("release", self._store.release_lease(lease))
 
-    async def delete(self, prefix: str) -> int:
+    async def delete_prefix(self, prefix: str) -> int:
         """As the port says."""
-        return await self._timed("delete", self._store.delete(prefix))
+        return await self._time_call("delete", self._store.delete_prefix(prefix))
 
     async def publish(self, channel: str, message: bytes) -> None:
         """As the port says."""
-        await self._timed("publish", self._store.publish(channel, message))
+        await self._time_call("publish", self._store.publish(channel, message))
 
     def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
         """As the port says; not timed."""
@@ -75,9 +75,9 @@ class Timed:
         """As the port says; not timed."""
         await self._store.close()
 
-    async def _timed(self, operation: str, call: Awaitable[_T]) -> _T:
+    async def _time_call(self, operation: str, call: Awaitable[_T]) -> _T:
         started = self._clock()
         try:
             return await call
         finally:
-            self._told(operation, self._clock() - started)
+            self._record_duration(operation, self._clock() - started)

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Generic, TypeVar, overload
 
-Whose = TypeVar("Whose")
+Instance = TypeVar("Instance")
 Value = TypeVar("Value")
 
 
-class kept(Generic[Whose, Value]):  # noqa: N801 - used as a decorator
+class cached_attribute(Generic[Instance, Value]):  # noqa: N801 - used as a decorator
     """As `functools.cached_property`, without the lock that it takes up to Python 3.11.
 
     That lock costs more than most of what is kept. Without it two threads may both work a value out. This
@@ -17,19 +17,21 @@ class kept(Generic[Whose, Value]):  # noqa: N801 - used as a decorator
         work: Gives the value.
     """
 
-    def __init__(self, work: Callable[[Whose], Value]) -> None:
+    def __init__(self, work: Callable[[Instance], Value]) -> None:
         self._work = work
         self._name = work.__name__
         self.__doc__ = work.__doc__
 
     @overload
-    def __get__(self, whose: None, owner: type[Whose]) -> "kept[Whose, Value]": ...
+    def __get__(self, instance: None, owner: type[Instance]) -> "cached_attribute[Instance, Value]": ...
     @overload
-    def __get__(self, whose: Whose, owner: type[Whose]) -> Value: ...
+    def __get__(self, instance: Instance, owner: type[Instance]) -> Value: ...
 
-    def __get__(self, whose: Whose | None, owner: type[Whose]) -> "Value | kept[Whose, Value]":
+    def __get__(
+        self, instance: Instance | None, owner: type[Instance]
+    ) -> "Value | cached_attribute[Instance, Value]":
         """The value, which from now on stands in the object itself."""
-        if whose is None:
+        if instance is None:
             return self
-        value = whose.__dict__[self._name] = self._work(whose)
+        value = instance.__dict__[self._name] = self._work(instance)
         return value

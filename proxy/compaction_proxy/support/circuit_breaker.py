@@ -7,7 +7,7 @@ FAILURES = 3
 WITHIN_S = 1.0
 
 
-class Breaker:
+class CircuitBreaker:
     """Opens after three failures within a second, or after one timeout, and closes with the next success.
 
     Who uses it leaves the failing thing alone while it is open, but for a probe. `clock` gives monotonic
@@ -20,16 +20,16 @@ class Breaker:
         self._open = False
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether calls may be made."""
         return not self._open
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """A call went through: close, and forget what failed."""
         self._failures.clear()
         self._open = False
 
-    def failed(self, *, timed_out: bool = False) -> None:
+    def record_failure(self, *, timed_out: bool = False) -> None:
         """A call failed."""
         now = self._clock()
         self._failures.append(now)

@@ -12,7 +12,7 @@ from types import TracebackType
 _PASS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
-class contained:  # noqa: N801 - used as a statement; a class, because a generator costs five times as much
+class suppress_and_report:  # noqa: N801 - used as a statement; a class, because a generator costs five times as much
     """Run a block whose failure is reported and then forgotten.
 
     Cancellation and the end of the process pass. Everything else is contained, down to the tokenizer's

@@ -108,12 +108,12 @@ KINDS = {
 }
 
 
-def segment(value: object) -> str:
+def encode_path_segment(value: object) -> str:
     """A path segment of a URL."""
     return quote(str(value).encode("utf-8", "replace"), safe="")
 
 
-def usd(value: float | None) -> str:
+def format_usd(value: float | None) -> str:
     """Dollars: two digits after the point, or two significant ones below a cent."""
     if value is None:
         return UNKNOWN
@@ -124,7 +124,7 @@ def usd(value: float | None) -> str:
     return f"{sign}${size:,.4f}" if 0 < size < 0.01 else f"{sign}${size:,.2f}"
 
 
-def rate(value: float | None) -> str:
+def format_token_rate(value: float | None) -> str:
     """Dollars per million tokens, as providers publish them: exact."""
     if value is None:
         return UNKNOWN
@@ -132,12 +132,12 @@ def rate(value: float | None) -> str:
     return "$" + digits + "0" * (2 - len(digits.partition(".")[2]))
 
 
-def count(value: float | None) -> str:
+def format_count(value: float | None) -> str:
     """A whole number, with its thousands set off."""
     return UNKNOWN if value is None else f"{value:,.0f}".replace("-", MINUS)
 
 
-def short(value: float | None) -> str:
+def format_short_number(value: float | None) -> str:
     """A number in three or four characters: 950, 4.1k, 312k, 1.6M."""
     if value is None:
         return UNKNOWN
@@ -149,14 +149,14 @@ def short(value: float | None) -> str:
     return f"{value:.0f}".replace("-", MINUS)
 
 
-def percent(part: float | None, whole: float | None) -> str:
+def format_percent(part: float | None, whole: float | None) -> str:
     """A share in percent."""
     if part is None or not whole:
         return UNKNOWN
     return f"{100 * part / whole:.0f} %".replace("-", MINUS)
 
 
-def milliseconds(seconds: float | None) -> str:
+def format_milliseconds(seconds: float | None) -> str:
     """A duration in milliseconds."""
     if seconds is None:
         return UNKNOWN
@@ -164,26 +164,26 @@ def milliseconds(seconds: float | None) -> str:
     return f"{value:.1f} ms" if value < 10 else f"{value:,.0f} ms"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """A duration in seconds."""
-    return milliseconds(seconds) if seconds is None or seconds < 1 else f"{seconds:.1f} s"
+    return format_milliseconds(seconds) if seconds is None or seconds < 1 else f"{seconds:.1f} s"
 
 
-def stamp(at: float | None) -> str:
+def format_iso_time(at: float | None) -> str:
     """A time, UTC, as ISO 8601 to the second."""
-    return UNKNOWN if not at else time.strftime("%Y-%m-%dT%H:%M:%SZ", _utc(at))
+    return UNKNOWN if not at else time.strftime("%Y-%m-%dT%H:%M:%SZ", _to_utc(at))
 
 
-def when(at: float | None) -> str:
+def format_display_time(at: float | None) -> str:
     """A time, UTC, for the eye."""
-    return UNKNOWN if not at else time.strftime("%d %b %H:%M:%S", _utc(at))
+    return UNKNOWN if not at else time.strftime("%d %b %H:%M:%S", _to_utc(at))
 
 
-def _utc(at: float) -> time.struct_time:
+def _to_utc(at: float) -> time.struct_time:
     return time.gmtime(min(max(at, 0.0), 253_402_300_799.0))  # the years that four digits tell
 
 
-def ago(at: float | None, now: float) -> str:
+def format_age(at: float | None, now: float) -> str:
     """How long ago a time is."""
     if not at:
         return UNKNOWN
@@ -194,25 +194,25 @@ def ago(at: float | None, now: float) -> str:
     return f"{gone:.0f} s ago"
 
 
-def reason(word: str) -> str:
+def describe_reason(code: str) -> str:
     """A reason in words, followed by the short word of it; the word alone where we have none for it."""
-    said = REASONS.get(word) or _STATUSES.get(word) or _FAMILIES.get(word.partition("-")[0] + "-")
-    return f"{said} ({word})" if said else word.replace("-", " ")
+    said = REASONS.get(code) or _STATUSES.get(code) or _FAMILIES.get(code.partition("-")[0] + "-")
+    return f"{said} ({code})" if said else code.replace("-", " ")
 
 
-def cause(words: str) -> str:
+def describe_causes(codes: str) -> str:
     """What made a round due, and what went wrong in it, in words."""
-    return ", ".join(CAUSES.get(word) or word.replace("-", " ") for word in words.split(",")) or UNKNOWN
+    return ", ".join(CAUSES.get(word) or word.replace("-", " ") for word in codes.split(",")) or UNKNOWN
 
 
-def upstream_cause(word: str) -> str:
+def describe_upstream_cause(code: str) -> str:
     """Why an upstream failed, in words; a status as `upstream answered 503`."""
-    family, _, status = word.partition("-")
+    family, _, status = code.partition("-")
     if family == "http":
         return f"upstream answered {status}"
-    return UPSTREAM_CAUSES.get(word) or word.replace("-", " ") or UNKNOWN
+    return UPSTREAM_CAUSES.get(code) or code.replace("-", " ") or UNKNOWN
 
 
-def kind(word: str) -> str:
+def describe_event_kind(code: str) -> str:
     """The kind of an event."""
-    return KINDS.get(word, word)
+    return KINDS.get(code, code)

@@ -10,19 +10,19 @@ ENTRY_BYTES = 600
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _CachedFields:
     fields: Mapping[str, Any]
     size: int
     expires: float
 
 
-class Cache:
+class ExpiringLruCache:
     """Fields by key, the least recently used leaving first. `clock` gives monotonic seconds."""
 
     def __init__(self, max_bytes: int, clock: Callable[[], float]) -> None:
         self._max_bytes = max_bytes
         self._clock = clock
-        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._held: OrderedDict[str, _CachedFields] = OrderedDict()
         self._bytes = 0
 
     def get(self, key: str) -> Mapping[str, Any] | None:
@@ -31,31 +31,31 @@ class Cache:
         if held is None:
             return None
         if held.expires <= self._clock():
-            self._drop(key)
+            self._evict_key(key)
             return None
         self._held.move_to_end(key)
         return held.fields
 
     def put(self, key: str, fields: Mapping[str, Any], size: int, ttl_s: float) -> None:
         """Hold `fields`, of `size` bytes packed, for at most `ttl_s` seconds, unless they are too large."""
-        self._drop(key)
+        self._evict_key(key)
         size = 2 * size + len(key) + ENTRY_BYTES
         if size > self._max_bytes:
             return
         now = self._clock()
-        self._held[key] = _Held(fields, size, now + ttl_s)
+        self._held[key] = _CachedFields(fields, size, now + ttl_s)
         self._bytes += size
         oldest = next(iter(self._held))
         while self._bytes > self._max_bytes or (oldest != key and self._held[oldest].expires <= now):
-            self._drop(oldest)
+            self._evict_key(oldest)
             oldest = next(iter(self._held))
 
-    def forget(self, prefix: str) -> None:
+    def evict_prefix(self, prefix: str) -> None:
         """Let go of everything whose key begins with `prefix`."""
         for key in [key for key in self._held if key.startswith(prefix)]:
-            self._drop(key)
+            self._evict_key(key)
 
-    def _drop(self, key: str) -> None:
+    def _evict_key(self, key: str) -> None:
         held = self._held.pop(key, None)
         if held is not None:
             self._bytes -= held.size
@@ -65,7 +65,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Lru(Generic[Key, Value]):
+class LruCache(Generic[Key, Value]):
     """Values by key, the least recently used leaving first.
 
     Args:
@@ -87,7 +87,7 @@ class Lru(Generic[Key, Value]):
 
     def put(self, key: Key, value: Value, size: int) -> None:
         """Hold a value that takes `size` bytes, in place of what was there."""
-        self.drop(key)
+        self.remove(key)
         if size > self._max_bytes:
             return
         self._held[key] = (value, size)
@@ -95,7 +95,7 @@ class Lru(Generic[Key, Value]):
         while self._bytes > self._max_bytes:
             self._bytes -= self._held.popitem(last=False)[1][1]
 
-    def drop(self, key: Key) -> None:
+    def remove(self, key: Key) -> None:
         """Let go of a value."""
         held = self._held.pop(key, None)
         if held is not None:

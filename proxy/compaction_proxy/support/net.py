@@ -3,7 +3,7 @@
 from urllib.parse import urlsplit
 
 
-def authority(value: str, default_port: int | None = None) -> tuple[str, int | None] | None:
+def parse_authority(value: str, default_port: int | None = None) -> tuple[str, int | None] | None:
     """Host in lower case and port of `host[:port]`; None if it is none."""
     try:
         parts = urlsplit("//" + value)

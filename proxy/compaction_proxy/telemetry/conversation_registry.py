@@ -11,9 +11,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from compaction_proxy.core.event import number
-from compaction_proxy.storage.keys import conversation_key, owner_key, recent_key, tenant_key
-from compaction_proxy.storage.records import Fields, Records
+from compaction_proxy.core.event import parse_number
+from compaction_proxy.storage.keys import (
+    conversation_key,
+    conversation_tenant_key,
+    derive_tenant_key,
+    recent_conversations_key,
+)
+from compaction_proxy.storage.records import Fields, RecordStore
 
 # What was written is not written again for so long, in seconds.
 NOTED_FOR_S = 60.0
@@ -28,7 +33,7 @@ MAX_DAYS = 31
 DAY_S = 86_400
 
 
-class Seen(NamedTuple):
+class RegisteredConversation(NamedTuple):
     """A conversation that there is.
 
     Attributes:
@@ -42,18 +47,18 @@ class Seen(NamedTuple):
     at: float
 
 
-def _day(at: float) -> str:
+def _format_day(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
-def _seen(line: Fields) -> Seen | None:
-    known, tenant, at = line.get("id"), line.get("tenant"), number(line.get("at"))
+def _parse_line(line: Fields) -> RegisteredConversation | None:
+    known, tenant, at = line.get("id"), line.get("tenant"), parse_number(line.get("at"))
     if isinstance(known, str) and isinstance(tenant, str) and at is not None:
-        return Seen(known, tenant, at)
+        return RegisteredConversation(known, tenant, at)
     return None
 
 
-class Owners:
+class ConversationRegistry:
     """Remembers tenants by conversation, on one event loop. No method raises because of the store.
 
     Args:
@@ -65,7 +70,7 @@ class Owners:
 
     def __init__(
         self,
-        records: Records,
+        records: RecordStore,
         ttl_s: float,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -76,82 +81,84 @@ class Owners:
         self._clock = clock
         self._now = now
         # By conversation, with its tenant: until when its line of the day need not be added again.
-        self._listed: OrderedDict[str, float] = OrderedDict()
-        self._away = False
+        self._list_due_at: OrderedDict[str, float] = OrderedDict()
+        self._was_unavailable = False
         # By conversation, with its tenant: until when it need not be written. All that is held of it is here.
-        self._noted: OrderedDict[str, float] = OrderedDict()
-        records.forgetters.append(self._forget)
+        self._write_due_at: OrderedDict[str, float] = OrderedDict()
+        records.on_delete_callbacks.append(self._forget_prefix)
 
-    async def note(self, tenant: str, conversation: str) -> None:
+    async def record_activity(self, tenant: str, conversation: str) -> None:
         """A conversation of this tenant is in use. Writes once a minute at most, behind an answer.
 
         Once a second while the store fails; not at all for a request that began before it was forgotten.
         """
-        self._look_back()
-        key, outdated = conversation_key(tenant, conversation), self._records.outdated
-        if self._noted.get(key, 0.0) > self._clock() or outdated.covers(key):
+        self._reset_after_outage()
+        key, outdated = conversation_key(tenant, conversation), self._records.deletion_fence
+        if self._write_due_at.get(key, 0.0) > self._clock() or outdated.is_deleted(key):
             return
-        self._hold(key, NOTED_FOR_S)
-        saved = await self._records.keep(tenant_key(conversation), {"tenant": tenant}, ttl_s=self._ttl_s)
-        if outdated.covers(key):
-            await self.forget(conversation)
+        self._skip_writes_for(key, NOTED_FOR_S)
+        saved = await self._records.overwrite(
+            conversation_tenant_key(conversation), {"tenant": tenant}, ttl_s=self._ttl_s
+        )
+        if outdated.is_deleted(key):
+            await self.forget_conversation(conversation)
         elif not saved:
-            self._hold(key, RETRY_S)
-        elif self._listed.get(key, 0.0) <= self._now():
-            await self._list(key, Seen(conversation, tenant, self._now()))
+            self._skip_writes_for(key, RETRY_S)
+        elif self._list_due_at.get(key, 0.0) <= self._now():
+            await self._append_to_day_list(key, RegisteredConversation(conversation, tenant, self._now()))
 
-    def _look_back(self) -> None:
+    def _reset_after_outage(self) -> None:
         """Once a store is back that was away, believe nothing to be written: it may be empty."""
-        if not self._records.in_use:
-            self._away = True
-        elif self._away:
-            self._away = False
-            self._listed.clear()
-            self._noted = OrderedDict.fromkeys(self._noted, 0.0)
+        if not self._records.is_in_use:
+            self._was_unavailable = True
+        elif self._was_unavailable:
+            self._was_unavailable = False
+            self._list_due_at.clear()
+            self._write_due_at = OrderedDict.fromkeys(self._write_due_at, 0.0)
 
-    async def of(self, conversation: str) -> str | None:
+    async def find_tenant(self, conversation: str) -> str | None:
         """The tenant of a conversation; None if it is not known."""
-        [fields] = await self._records.find([tenant_key(conversation)], fresh=True)
+        [fields] = await self._records.get_many([conversation_tenant_key(conversation)], bypass_cache=True)
         tenant = (fields or {}).get("tenant")
         if not isinstance(tenant, str):
             return None
         key = conversation_key(tenant, conversation)
-        if key not in self._noted:
-            self._hold(key, 0.0)
+        if key not in self._write_due_at:
+            self._skip_writes_for(key, 0.0)
         return tenant
 
-    async def recent(self, limit: int) -> list[Seen]:
+    async def list_recent(self, limit: int) -> list[RegisteredConversation]:
         """Conversations that there are, those last in use first; so many at most."""
-        found: dict[str, Seen] = {}
+        found: dict[str, RegisteredConversation] = {}
         today = int(self._now() // DAY_S)
         for day in range(today, today - MAX_DAYS, -1):
             if len(found) >= limit:
                 break
-            await self._of_day(day, limit, found)
-        seen = await self._living(list(found.values()))
+            await self._collect_day(day, limit, found)
+        seen = await self._filter_undeleted(list(found.values()))
         return sorted(seen, key=lambda each: each.at, reverse=True)[:limit]
 
-    async def forget(self, conversation: str) -> None:
+    async def forget_conversation(self, conversation: str) -> None:
         """Remember nothing of a conversation, until it is in use again."""
-        await self._records.forget(tenant_key(conversation))
+        await self._records.delete_prefix(conversation_tenant_key(conversation))
 
-    async def _list(self, key: str, seen: Seen) -> None:
-        line = {"id": seen.id, "tenant": seen.tenant, "at": seen.at}
-        listed = recent_key(_day(seen.at))
-        if await self._records.append(listed, line, ttl_s=self._ttl_s, keep=KEPT_LINES):
+    async def _append_to_day_list(self, key: str, registered: RegisteredConversation) -> None:
+        line = {"id": registered.id, "tenant": registered.tenant, "at": registered.at}
+        listed = recent_conversations_key(_format_day(registered.at))
+        if await self._records.append_line(listed, line, ttl_s=self._ttl_s, max_lines=KEPT_LINES):
             # The next day has a list of its own.
-            self._listed[key] = min(seen.at + LISTED_FOR_S, (seen.at // DAY_S + 1) * DAY_S)
-            self._listed.move_to_end(key)
-            if len(self._listed) > MAX_CONVERSATIONS:
-                self._listed.popitem(last=False)
+            self._list_due_at[key] = min(registered.at + LISTED_FOR_S, (registered.at // DAY_S + 1) * DAY_S)
+            self._list_due_at.move_to_end(key)
+            if len(self._list_due_at) > MAX_CONVERSATIONS:
+                self._list_due_at.popitem(last=False)
 
-    async def _of_day(self, day: int, limit: int, found: dict[str, Seen]) -> None:
+    async def _collect_day(self, day: int, limit: int, found: dict[str, RegisteredConversation]) -> None:
         """Add those of a day until there are enough: whoever was used last may have been listed earlier."""
         wanted = 2 * limit
         while True:
-            lines = await self._records.tail(recent_key(_day(day * DAY_S)), wanted)
+            lines = await self._records.read_tail(recent_conversations_key(_format_day(day * DAY_S)), wanted)
             least = -math.inf
-            for seen in filter(None, map(_seen, reversed(lines))):
+            for seen in filter(None, map(_parse_line, reversed(lines))):
                 if len(found) >= limit and seen.at < least:
                     return
                 found.setdefault(seen.id, seen)
@@ -161,23 +168,25 @@ class Owners:
                 return
             wanted = min(4 * wanted, KEPT_LINES)
 
-    async def _living(self, seen: list[Seen]) -> list[Seen]:
+    async def _filter_undeleted(self, seen: list[RegisteredConversation]) -> list[RegisteredConversation]:
         """Those that were not deleted, with the time of their last request."""
         keys = [conversation_key(each.tenant, each.id) for each in seen]
-        stored = await self._records.find(keys, fresh=True) if keys else []
+        stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
         pairs = [(each, fields) for each, fields in zip(seen, stored, strict=True) if fields]
-        return [each._replace(at=number(fields.get("last_at")) or each.at) for each, fields in pairs]
+        return [each._replace(at=parse_number(fields.get("last_at")) or each.at) for each, fields in pairs]
 
-    def _hold(self, key: str, quiet_s: float) -> None:
-        self._noted[key] = self._clock() + quiet_s
-        self._noted.move_to_end(key)
-        if len(self._noted) > MAX_CONVERSATIONS:
-            self._let_go(next(iter(self._noted)))
+    def _skip_writes_for(self, key: str, quiet_s: float) -> None:
+        self._write_due_at[key] = self._clock() + quiet_s
+        self._write_due_at.move_to_end(key)
+        if len(self._write_due_at) > MAX_CONVERSATIONS:
+            self._release_key(next(iter(self._write_due_at)))
 
-    def _let_go(self, key: str) -> None:
-        del self._noted[key]
-        self._records.let_go(owner_key(key) or key)
+    def _release_key(self, key: str) -> None:
+        del self._write_due_at[key]
+        self._records.evict_cached_prefix(derive_tenant_key(key) or key)
 
-    def _forget(self, prefix: str) -> None:
-        for key in [key for key in self._noted if key.startswith(prefix) or owner_key(key) == prefix]:
-            self._let_go(key)
+    def _forget_prefix(self, prefix: str) -> None:
+        for key in [
+            key for key in self._write_due_at if key.startswith(prefix) or derive_tenant_key(key) == prefix
+        ]:
+            self._release_key(key)

@@ -7,9 +7,9 @@ from itertools import pairwise
 from operator import add
 from typing import Any
 
-from compaction_proxy.core.event import COMPACTED, FAILURES, MEASURED, Event, number, whole
+from compaction_proxy.core.event import COMPACTED, FAILURES, MEASURED, Event, parse_integer, parse_number
 from compaction_proxy.core.exchange import NOTHING_DONE, Exchange
-from compaction_proxy.telemetry.exchange_batch import Alike
+from compaction_proxy.telemetry.exchange_batch import ExchangeBatch
 from compaction_proxy.telemetry.totals import DOLLARS
 
 # Upper bounds of the overhead's buckets, in seconds; what took longer stands in one more.
@@ -23,7 +23,7 @@ COUNTS = (
 _COUNTS, _DOLLARS = frozenset(COUNTS), frozenset(DOLLARS)
 
 
-def buckets(amounts: Iterable[float], bounds: Sequence[float]) -> list[int]:
+def count_per_bucket(amounts: Iterable[float], bounds: Sequence[float]) -> list[int]:
     """How many amounts lie in each bucket, up to and with its bound, and in one more above the last bound."""
     ordered = sorted(amounts)
     marks = [0, *[bisect_right(ordered, bound) for bound in bounds], len(ordered)]
@@ -31,7 +31,7 @@ def buckets(amounts: Iterable[float], bounds: Sequence[float]) -> list[int]:
 
 
 @dataclass(slots=True)
-class Counters:
+class ExchangeCounters:
     """What exchanges and events come to; added to in place, because each request adds.
 
     Attributes:
@@ -82,10 +82,10 @@ class Counters:
         """What compaction has saved, summaries paid, in dollars."""
         return self.gross_usd - self.cache_loss_usd - self.summary_usd
 
-    def add(self, exchange: Exchange) -> None:
+    def add_exchange(self, exchange: Exchange) -> None:
         """One more exchange, but for its price."""
         self.requests += 1
-        self.failed += exchange.failed
+        self.failed += exchange.has_failed
         self.tokens_before += exchange.tokens_before or 0
         self.tokens_after += exchange.tokens_after or 0
         self.prompt_tokens += exchange.prompt_tokens or 0
@@ -94,26 +94,28 @@ class Counters:
         self.statuses[exchange.status] = self.statuses.get(exchange.status, 0) + 1
         self.overhead[bisect_left(OVERHEAD_BOUNDS_S, exchange.overhead_s)] += 1
 
-    def add_alike(self, alike: Alike) -> None:
+    def add_batch(self, batch: ExchangeBatch) -> None:
         """More exchanges, none of which was read."""
-        count = len(alike.exchanges)
+        count = len(batch.exchanges)
         self.requests += count
         self.statuses[NOTHING_DONE] = self.statuses.get(NOTHING_DONE, 0) + count
-        self.failed += count if alike.failed else 0
-        self.unpriced += 0 if alike.failed else count - alike.priced
-        self.prompt_tokens += alike.prompt_tokens
-        self.completion_tokens += alike.completion_tokens
-        self.cached_tokens += alike.cached_tokens
-        self.cost_usd += alike.cost_usd
-        self.overhead = list(map(add, self.overhead, buckets(alike.columns.overhead_s, OVERHEAD_BOUNDS_S)))
+        self.failed += count if batch.has_failed else 0
+        self.unpriced += 0 if batch.has_failed else count - batch.priced
+        self.prompt_tokens += batch.prompt_tokens
+        self.completion_tokens += batch.completion_tokens
+        self.cached_tokens += batch.cached_tokens
+        self.cost_usd += batch.cost_usd
+        self.overhead = list(
+            map(add, self.overhead, count_per_bucket(batch.columns.overhead_s, OVERHEAD_BOUNDS_S))
+        )
 
-    def price(self, cost: float, gross: float, cache_loss: float) -> None:
+    def add_price(self, cost: float, gross: float, cache_loss: float) -> None:
         """The price of one more exchange, in dollars."""
         self.cost_usd += cost
         self.gross_usd += gross
         self.cache_loss_usd += cache_loss
 
-    def hear(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """One more event; what the upstream counted after a round is none."""
         if event.kind == MEASURED:
             return
@@ -124,7 +126,7 @@ class Counters:
         self.summary_completion_tokens += event.completion_tokens or 0
         self.summary_usd += event.cost_usd or 0.0
 
-    def join(self, other: "Counters") -> None:
+    def add_counters(self, other: "ExchangeCounters") -> None:
         """Everything that the other one has counted."""
         for name in COUNTS + DOLLARS:
             more = getattr(other, name)
@@ -148,21 +150,21 @@ class Counters:
         return OVERHEAD_BOUNDS_S[-1] if sum(self.overhead) else None
 
 
-def to_fields(counters: Counters) -> dict[str, Any]:
+def to_fields(counters: ExchangeCounters) -> dict[str, Any]:
     """The counters as JSON values, without what is 0."""
-    told = {each.name: getattr(counters, each.name) for each in fields(counters)}
+    values = {each.name: getattr(counters, each.name) for each in fields(counters)}
     if not any(counters.overhead):
-        del told["overhead"]
-    return {name: value for name, value in told.items() if value}
+        del values["overhead"]
+    return {name: value for name, value in values.items() if value}
 
 
-def from_fields(told: Mapping[str, Any]) -> Counters:
+def from_fields(stored: Mapping[str, Any]) -> ExchangeCounters:
     """The counters that these fields tell of; what is no number counts as nothing."""
-    read: dict[str, Any] = {name: whole(told[name]) or 0 for name in told.keys() & _COUNTS}
-    read |= {name: number(told[name]) or 0.0 for name in told.keys() & _DOLLARS}
-    statuses, overhead = told.get("statuses"), told.get("overhead")
+    read: dict[str, Any] = {name: parse_integer(stored[name]) or 0 for name in stored.keys() & _COUNTS}
+    read |= {name: parse_number(stored[name]) or 0.0 for name in stored.keys() & _DOLLARS}
+    statuses, overhead = stored.get("statuses"), stored.get("overhead")
     if isinstance(statuses, Mapping):
-        read["statuses"] = {str(status): whole(count) or 0 for status, count in statuses.items()}
+        read["statuses"] = {str(status): parse_integer(count) or 0 for status, count in statuses.items()}
     if isinstance(overhead, list) and len(overhead) == _BUCKETS and set(map(type, overhead)) == {int}:
         read["overhead"] = overhead
-    return Counters(**read)
+    return ExchangeCounters(**read)

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from compaction_proxy.core.cost.price import Price
-from compaction_proxy.core.cost.savings import Saving, unchanged
-from compaction_proxy.core.exchange import FAILED_FROM, Exchange, Unread, exchange_of
+from compaction_proxy.core.cost.price import ModelPrice
+from compaction_proxy.core.cost.savings import Saving, compute_unchanged_saving
+from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange, UnreadExchange, build_unread_exchange
 
 
-class Entry(NamedTuple):
+class ExchangeEntry(NamedTuple):
     """An exchange, and what it saved.
 
     Attributes:
@@ -25,8 +25,8 @@ class Entry(NamedTuple):
     saving: Saving | None
 
 
-class Columns(NamedTuple):
-    """What is known of exchanges, column by column (`core.exchange.Unread`); each has all of them."""
+class ExchangeColumns(NamedTuple):
+    """What is known of exchanges, column by column (`core.exchange.UnreadExchange`); each has all of them."""
 
     at: Sequence[float]
     request: Sequence[str]
@@ -39,7 +39,7 @@ class Columns(NamedTuple):
     upstream_s: Sequence[float | None]
 
 
-class Alike(NamedTuple):
+class ExchangeBatch(NamedTuple):
     """Exchanges that were not read: of one tenant, conversation, model and status code, oldest first.
 
     Attributes:
@@ -61,9 +61,9 @@ class Alike(NamedTuple):
     conversation: str | None
     model: str
     code: int
-    exchanges: Sequence[Unread]
-    columns: Columns
-    price: Price | None
+    exchanges: Sequence[UnreadExchange]
+    columns: ExchangeColumns
+    price: ModelPrice | None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -71,38 +71,40 @@ class Alike(NamedTuple):
     cost_usd: float = 0.0
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the upstream answered them with an error."""
-        return self.code >= FAILED_FROM
+        return self.code >= FIRST_ERROR_STATUS
 
-    def newest(self, limit: int) -> list[Entry]:
+    def list_newest(self, limit: int) -> list[ExchangeEntry]:
         """The newest of them, oldest first."""
-        found = [exchange_of(self.model, self.code, each) for each in self.exchanges[-limit:]]
+        found = [build_unread_exchange(self.model, self.code, each) for each in self.exchanges[-limit:]]
         whose = self.tenant, self.conversation
-        return [Entry(*whose, each, unchanged(each, self.price)) for each in found]
+        return [ExchangeEntry(*whose, each, compute_unchanged_saving(each, self.price)) for each in found]
 
 
-when = attrgetter("exchange.at")
+get_entry_time = attrgetter("exchange.at")
 """When the exchange of an entry came."""
 
 
-def newest_of(groups: Iterable[Alike], limit: int) -> list[Entry]:
+def select_newest(groups: Iterable[ExchangeBatch], limit: int) -> list[ExchangeEntry]:
     """The newest exchanges of groups."""
-    return sorted([each for alike in groups for each in alike.newest(limit)], key=when)[-limit:]
+    return sorted([each for alike in groups for each in alike.list_newest(limit)], key=get_entry_time)[
+        -limit:
+    ]
 
 
-def added_up(
+def build_batch(
     tenant: str,
     conversation: str | None,
     model: str,
     code: int,
-    exchanges: Sequence[Unread],
-    price: Price | None,
-) -> Alike:
-    """Exchanges that are alike, with their sums; the arguments are fields of `Alike`."""
-    columns = Columns._make(zip(*exchanges, strict=True))
-    alike = Alike(tenant, conversation, model, code, exchanges, columns, price)
-    if alike.failed:  # costs nothing, and its usage is not believed
+    exchanges: Sequence[UnreadExchange],
+    price: ModelPrice | None,
+) -> ExchangeBatch:
+    """Exchanges that are alike, with their sums; the arguments are fields of `ExchangeBatch`."""
+    columns = ExchangeColumns._make(zip(*exchanges, strict=True))
+    alike = ExchangeBatch(tenant, conversation, model, code, exchanges, columns, price)
+    if alike.has_failed:  # costs nothing, and its usage is not believed
         return alike._replace(priced=len(exchanges) if price else 0)
     told = [each for each in exchanges if each.prompt_tokens is not None]
     if not told:
@@ -112,15 +114,15 @@ def added_up(
         completion_tokens=sum([each.completion_tokens or 0 for each in told]),
         cached_tokens=sum([each.cached_tokens or 0 for each in told]),
         priced=len(told) if price else 0,
-        cost_usd=_cost(told, price) if price else 0.0,
+        cost_usd=_compute_cost(told, price) if price else 0.0,
     )
 
 
-def _cost(told: Sequence[Unread], price: Price) -> float:
+def _compute_cost(exchanges: Sequence[UnreadExchange], price: ModelPrice) -> float:
     """What exchanges whose usage is known cost. Without tiers that depends on nothing but their sums."""
     counts = [
-        (each.prompt_tokens or 0, each.cached_tokens or 0, each.completion_tokens or 0) for each in told
+        (each.prompt_tokens or 0, each.cached_tokens or 0, each.completion_tokens or 0) for each in exchanges
     ]
     if len(price.tiers) == 1 and all(cached <= prompt for prompt, cached, _ in counts):
-        return price.of(*map(sum, zip(*counts, strict=True)))
-    return sum(price.of(*each) for each in counts)
+        return price.compute_cost(*map(sum, zip(*counts, strict=True)))
+    return sum(price.compute_cost(*each) for each in counts)

@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from compaction_proxy.core.event import CONTENT, FAILURES, MEASURED, Event, number, to_fields
+from compaction_proxy.core.event import CONTENT_FIELDS, FAILURES, MEASURED, Event, parse_number, to_fields
 from compaction_proxy.storage.keys import feed_key
-from compaction_proxy.storage.records import Fields, Line, Records
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.storage.records import Fields, ListItem, RecordStore
+from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import FEED_NOT_READ
 
 # What is left out of an event: its text, and the messages' ids.
-HIDDEN = CONTENT | {"message_ids"}
+HIDDEN = CONTENT_FIELDS | {"message_ids"}
 
 COMPACTION = "compaction"
 EXCHANGE = "exchange"
 LOST = "lost"
 
 POLL_S = 1.0
-KEPT = {COMPACTION: 2_000, EXCHANGE: 1_000}
+MAX_LINES = {COMPACTION: 2_000, EXCHANGE: 1_000}
 _LISTS = {COMPACTION: "events", EXCHANGE: "exchanges"}
 # Lines that a poll looks at first; all of them where more have come since the last one.
 LATEST = 64
@@ -46,7 +46,7 @@ _WRITER_BYTES = 4
 _log = structlog.get_logger()
 
 
-class Item(NamedTuple):
+class FeedItem(NamedTuple):
     """One thing that happened.
 
     Attributes:
@@ -65,48 +65,48 @@ class _Follower:
     """What waits for one who watches."""
 
     def __init__(self) -> None:
-        self.waiting: deque[Item] = deque(maxlen=MAX_BEHIND)
+        self.waiting: deque[FeedItem] = deque(maxlen=MAX_BEHIND)
         self.lost = 0
-        self.come = asyncio.Event()
-        self._early: frozenset[str] = frozenset()
+        self.has_items = asyncio.Event()
+        self._prepended_ids: frozenset[str] = frozenset()
 
-    def begin(self, items: list[Item]) -> None:
+    def prepend_items(self, items: list[FeedItem]) -> None:
         """With these, in front of what has come meanwhile; nothing is told twice."""
         come = [item for item in self.waiting if item not in items]
         self.waiting.clear()
         for item in (*items, *come):
-            self.tell(item)
-        self._early = frozenset(item.id for item in items)
+            self.push_item(item)
+        self._prepended_ids = frozenset(item.id for item in items)
 
-    def tell(self, item: Item) -> None:
-        if item.id in self._early:
+    def push_item(self, item: FeedItem) -> None:
+        if item.id in self._prepended_ids:
             return
         self.lost += len(self.waiting) == MAX_BEHIND
         self.waiting.append(item)
-        self.come.set()
+        self.has_items.set()
 
-    def taken(self) -> list[Item]:
+    def take_items(self) -> list[FeedItem]:
         """What waits, behind a word on what is lost."""
-        lost = [Item(self.waiting[0].id, LOST, {"lost": self.lost})] if self.lost else []
+        lost = [FeedItem(self.waiting[0].id, LOST, {"lost": self.lost})] if self.lost else []
         found = [*lost, *self.waiting]
         self.waiting.clear()
         self.lost = 0
-        self.come.clear()
+        self.has_items.clear()
         return found
 
 
-def _item(line: Fields) -> Item | None:
+def _parse_item(line: Fields) -> FeedItem | None:
     name, kind, fields = line.get("id"), line.get("kind"), line.get("fields")
     if isinstance(name, str) and isinstance(kind, str) and isinstance(fields, Mapping):
-        return Item(name, kind, fields)
+        return FeedItem(name, kind, fields)
     return None
 
 
-def _told(event: Event) -> dict[str, Any]:
+def _to_public_fields(event: Event) -> dict[str, Any]:
     return {name: value for name, value in to_fields(event).items() if name not in HIDDEN}
 
 
-class Feed:
+class LiveFeed:
     """Tells and follows, on one event loop. No method raises because of the store.
 
     Args:
@@ -115,142 +115,142 @@ class Feed:
         now: Seconds since the epoch.
     """
 
-    def __init__(self, records: Records, ttl_s: float, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, records: RecordStore, ttl_s: float, now: Callable[[], float] = time.time) -> None:
         self._records = records
         self._ttl_s = ttl_s
         self._now = now
         self._writer = token_hex(_WRITER_BYTES)
         self._numbers = count()
-        self._events: deque[Item] = deque(maxlen=MAX_WAITING)
-        self._exchanges: deque[Item] = deque(maxlen=EXCHANGES_PER_S)
+        self._events: deque[FeedItem] = deque(maxlen=MAX_WAITING)
+        self._exchanges: deque[FeedItem] = deque(maxlen=EXCHANGES_PER_S)
         self._followers: set[_Follower] = set()
         self._poll: asyncio.Task[None] | None = None
-        self._listened = False
-        self._look_at = 0.0
+        self._has_remote_followers = False
+        self._next_check_at = 0.0
         self._closed = False
 
     @property
-    def listened(self) -> bool:
+    def has_followers(self) -> bool:
         """Whether anybody follows, here or elsewhere, as far as is known."""
-        return bool(self._followers) or self._listened
+        return bool(self._followers) or self._has_remote_followers
 
-    def tell(self, kind: str, fields: Mapping[str, Any]) -> None:
+    def publish(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Tell of something; written with the next flush. Of exchanges only the newest wait."""
         waiting = self._exchanges if kind == EXCHANGE else self._events
-        waiting.append(Item(self._id(), kind, fields))
+        waiting.append(FeedItem(self._create_item_id(), kind, fields))
 
-    def heard(self, _tenant: str, event: Event) -> None:
+    def on_event(self, _tenant: str, event: Event) -> None:
         """Tell of an event (an `announcing.Listener`), unless the upstream has only counted something."""
         if event.kind != MEASURED:
-            self.tell(COMPACTION, _told(event))
+            self.publish(COMPACTION, _to_public_fields(event))
 
     async def flush(self) -> None:
         """Write what waits. To be called once a second: that bounds the exchanges."""
-        await self._look()
-        if not self.listened:
+        await self._check_remote_followers()
+        if not self.has_followers:
             self._exchanges.clear()
         for kind, waiting in ((COMPACTION, self._events), (EXCHANGE, self._exchanges)):
             items = list(waiting)
-            if not items or not self._records.in_use:
+            if not items or not self._records.is_in_use:
                 continue
             waiting.clear()
-            if not await self._records.write([self._line(kind, item) for item in items]):
+            if not await self._records.write([self._build_line(kind, item) for item in items]):
                 waiting.extendleft(reversed(items[: (waiting.maxlen or 0) - len(waiting)]))
 
-    async def recent(self, limit: int, *, failures: bool = False) -> list[Item]:
+    async def list_recent_events(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
         """The newest events, newest first; with `failures` only those that say that something went wrong."""
-        items = await self._tail(COMPACTION, KEPT[COMPACTION] if failures else limit)
+        items = await self._read_latest(COMPACTION, MAX_LINES[COMPACTION] if failures else limit)
         wanted = [item for item in items if not failures or item.fields.get("kind") in FAILURES]
         return wanted[::-1][:limit]
 
-    async def follow(self, after: str | None = None) -> AsyncGenerator[Item, None]:
+    async def follow(self, after: str | None = None) -> AsyncGenerator[FeedItem, None]:
         """Items as they come, with those since the one named `after`, until the feed is closed.
 
         Ends when it is closed by its reader (`aclose`), too.
         """
         follower = _Follower()
-        self._join(follower)
+        self._add_follower(follower)
         try:
             if after:
-                follower.begin(await self._since(after))
+                follower.prepend_items(await self._read_missed(after))
             while not self._closed:
-                for item in follower.taken():
+                for item in follower.take_items():
                     yield item
-                await follower.come.wait()
+                await follower.has_items.wait()
         finally:
-            self._leave(follower)
+            self._remove_follower(follower)
 
     async def close(self) -> None:
         """End all that follow, and write what waits."""
         self._closed = True
         for follower in self._followers:
-            follower.come.set()
+            follower.has_items.set()
         if self._poll is not None:
             self._poll.cancel()
             await asyncio.wait((self._poll,))
         await self.flush()
 
-    def _id(self) -> str:
+    def _create_item_id(self) -> str:
         return f"{int(self._now() * 1000):012x}{self._writer}{next(self._numbers):06x}"
 
-    def _line(self, kind: str, item: Item) -> Line:
+    def _build_line(self, kind: str, item: FeedItem) -> ListItem:
         fields = {"id": item.id, "kind": item.kind, "fields": item.fields}
-        return Line(feed_key(_LISTS[kind]), fields, self._ttl_s, KEPT[kind])
+        return ListItem(feed_key(_LISTS[kind]), fields, self._ttl_s, MAX_LINES[kind])
 
-    async def _look(self) -> None:
+    async def _check_remote_followers(self) -> None:
         """Find out whether anybody listens elsewhere, if that is worth a question."""
-        if self._followers or not self._exchanges or self._look_at > self._now():
+        if self._followers or not self._exchanges or self._next_check_at > self._now():
             return
-        self._look_at = self._now() + LOOK_EVERY_S
-        [found] = await self._records.find([feed_key("listening")], fresh=True)
-        until = number((found or {}).get("until"))
-        self._listened = until is not None and until > self._now()
+        self._next_check_at = self._now() + LOOK_EVERY_S
+        [found] = await self._records.get_many([feed_key("listening")], bypass_cache=True)
+        until = parse_number((found or {}).get("until"))
+        self._has_remote_followers = until is not None and until > self._now()
 
-    async def _tail(self, kind: str, limit: int) -> list[Item]:
-        lines = await self._records.tail(feed_key(_LISTS[kind]), limit)
-        return [item for line in lines if (item := _item(line)) is not None]
+    async def _read_latest(self, kind: str, limit: int) -> list[FeedItem]:
+        lines = await self._records.read_tail(feed_key(_LISTS[kind]), limit)
+        return [item for line in lines if (item := _parse_item(line)) is not None]
 
-    async def _newer(self, kind: str, after: str) -> list[Item]:
+    async def _read_newer(self, kind: str, after: str) -> list[FeedItem]:
         """The items behind the one with this id; if it is gone, those that are newer by the clock."""
-        items = await self._tail(kind, LATEST)
+        items = await self._read_latest(kind, LATEST)
         if len(items) == LATEST and items[0].id > after and all(item.id != after for item in items):
-            items = await self._tail(kind, KEPT[kind])
+            items = await self._read_latest(kind, MAX_LINES[kind])
         places = (place for place, item in enumerate(items) if item.id == after)
         place = next(places, None)
         return items[place + 1 :] if place is not None else [item for item in items if item.id > after]
 
-    async def _since(self, after: str) -> list[Item]:
-        found = [await self._newer(kind, after) for kind in _LISTS]
+    async def _read_missed(self, after: str) -> list[FeedItem]:
+        found = [await self._read_newer(kind, after) for kind in _LISTS]
         return sorted(chain.from_iterable(found), key=lambda item: item.id)
 
-    def _join(self, follower: _Follower) -> None:
+    def _add_follower(self, follower: _Follower) -> None:
         self._followers.add(follower)
         if self._poll is None:
-            self._poll = asyncio.create_task(self._polling(f"{int(self._now() * 1000):012x}"))
+            self._poll = asyncio.create_task(self._poll_store(f"{int(self._now() * 1000):012x}"))
 
-    def _leave(self, follower: _Follower) -> None:
+    def _remove_follower(self, follower: _Follower) -> None:
         self._followers.discard(follower)
         if not self._followers and self._poll is not None:
             self._poll.cancel()
             self._poll = None
 
-    async def _polling(self, begun: str) -> None:
+    async def _poll_store(self, start_id: str) -> None:
         """Look for all followers, once a second, and let the other processes know that somebody listens."""
-        newest = dict.fromkeys(_LISTS, begun)
+        newest = dict.fromkeys(_LISTS, start_id)
         said_at = -math.inf
         while True:
-            with contained(_not_followed):
+            with suppress_and_report(_log_poll_failure):
                 if self._now() - said_at > LISTENING_S / 2:
                     said_at = self._now()
                     fields = {"until": said_at + LISTENING_S}
-                    await self._records.keep(feed_key("listening"), fields, ttl_s=LISTENING_S)
+                    await self._records.overwrite(feed_key("listening"), fields, ttl_s=LISTENING_S)
                 for kind in _LISTS:
-                    for item in await self._newer(kind, newest[kind]):
+                    for item in await self._read_newer(kind, newest[kind]):
                         newest[kind] = item.id
                         for follower in self._followers:
-                            follower.tell(item)
+                            follower.push_item(item)
             await asyncio.sleep(POLL_S)
 
 
-def _not_followed(error: BaseException) -> None:
+def _log_poll_failure(error: BaseException) -> None:
     _log.warning(FEED_NOT_READ, error=type(error).__name__)

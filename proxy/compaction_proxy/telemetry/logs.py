@@ -39,7 +39,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 MASK = "[credential]"
 
 
-def _scrubbed(value: object, key: str = "") -> object:
+def _mask_credentials(value: object, key: str = "") -> object:
     """A value without credentials, whatever it is nested in."""
     if key.lower().replace("-", "_") in CREDENTIAL_KEYS:
         return MASK
@@ -48,57 +48,57 @@ def _scrubbed(value: object, key: str = "") -> object:
     if isinstance(value, bytes):
         return CREDENTIAL_TEXT.sub(MASK, value.decode("latin-1"))
     if isinstance(value, Mapping):
-        return {str(name): _scrubbed(inner, str(name)) for name, inner in value.items()}
+        return {str(name): _mask_credentials(inner, str(name)) for name, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_scrubbed(inner) for inner in value]
+        return [_mask_credentials(inner) for inner in value]
     return value if isinstance(value, int | float | None) else CREDENTIAL_TEXT.sub(MASK, str(value))
 
 
-def scrub(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def scrub_event(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Take credentials out of an event: by the name of a field, and by what looks like one."""
     internal = ("_record", "_from_structlog")
-    return {key: value if key in internal else _scrubbed(value, key) for key, value in event.items()}
+    return {key: value if key in internal else _mask_credentials(value, key) for key, value in event.items()}
 
 
-def with_request(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def add_request_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Say in which request something happened, where it happened in one."""
     named = REQUEST.get("")
     return {"request": named, **event} if named else event
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape_match(found: re.Match[str]) -> str:
     return ascii(found[0])[1:-1]
 
 
-def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def escape_control_characters(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Show control characters instead of sending them to a terminal; a traceback keeps its lines."""
     shown = {}
     for key, value in event.items():
         lines = value.split("\n") if key == "exception" and isinstance(value, str) else [value]
-        cleaned = [CONTROL.sub(_escaped, line) if isinstance(line, str) else line for line in lines]
+        cleaned = [CONTROL.sub(_escape_match, line) if isinstance(line, str) else line for line in lines]
         shown[key] = cleaned[0] if len(cleaned) == 1 else "\n".join(cleaned)
     return shown
 
 
-def _renderer(style: Literal["json", "console"]) -> list[Processor]:
+def _build_renderers(style: Literal["json", "console"]) -> list[Processor]:
     if style == "json":
         return [structlog.processors.JSONRenderer()]
     plain = structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
     )
-    return [escape, plain]
+    return [escape_control_characters, plain]
 
 
-def configure(style: Literal["json", "console"] = "json", level: int = logging.INFO) -> None:
+def configure_logging(style: Literal["json", "console"] = "json", level: int = logging.INFO) -> None:
     """Send everything to stderr in one style. Calling it again replaces what was before."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
-        with_request,
+        add_request_id,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
-        scrub,
+        scrub_event,
     ]
     structlog.configure(
         processors=[
@@ -112,7 +112,7 @@ def configure(style: Literal["json", "console"] = "json", level: int = logging.I
     )
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderer(style)],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_build_renderers(style)],
     )
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(formatter)
@@ -120,15 +120,15 @@ def configure(style: Literal["json", "console"] = "json", level: int = logging.I
     root.handlers[:] = [output]
     root.setLevel(level)
     logging.captureWarnings(capture=True)
-    quieten()
+    quiet_libraries()
 
 
-def quieten() -> None:
+def quiet_libraries() -> None:
     """Leave out what libraries say about their own life."""
     for library in ("uvicorn", "httpx", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
-def logger(name: str) -> FilteringBoundLogger:
+def get_logger(name: str) -> FilteringBoundLogger:
     """The logger of a module; `log.info(EVENT, tokens_before=…)`."""
     return cast("FilteringBoundLogger", structlog.stdlib.get_logger(name))

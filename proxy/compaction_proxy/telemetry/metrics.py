@@ -26,9 +26,9 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, FAILURES, Event
-from compaction_proxy.core.exchange import FAILED_FROM, NOTHING_DONE, Exchange
-from compaction_proxy.telemetry.counters import OVERHEAD_BOUNDS_S, buckets
-from compaction_proxy.telemetry.exchange_batch import Alike, Entry
+from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, NOTHING_DONE, Exchange
+from compaction_proxy.telemetry.counters import OVERHEAD_BOUNDS_S, count_per_bucket
+from compaction_proxy.telemetry.exchange_batch import ExchangeBatch, ExchangeEntry
 
 # Upper bounds of buckets: seconds, or shares.
 STORE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 10)
@@ -41,120 +41,124 @@ ERROR_SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
 STABLE_SHARES = (0, 1)
 
 
-class Counted(NamedTuple):
+class CounterSpec(NamedTuple):
     """A counter: what it says, and its labels."""
 
-    says: str
+    help_text: str
     labels: tuple[str, ...] = ()
 
 
-class Observed(NamedTuple):
+class HistogramSpec(NamedTuple):
     """A histogram: what it says, upper bounds of its buckets, and its labels."""
 
-    says: str
+    help_text: str
     buckets: tuple[float, ...]
     labels: tuple[str, ...] = ()
 
 
-class Shown(NamedTuple):
+class GaugeSpec(NamedTuple):
     """A gauge: what it says, its labels, and how those of several workers are made one.
 
     Those of workers that have ended do not count (`live`).
     """
 
-    says: str
+    help_text: str
     labels: tuple[str, ...]
-    among_workers: Literal["livesum", "livemax", "livemin"]
+    multiprocess_mode: Literal["livesum", "livemax", "livemin"]
 
 
-COUNTERS: Mapping[str, Counted] = {
-    "compaction_requests_total": Counted(
+COUNTERS: Mapping[str, CounterSpec] = {
+    "compaction_requests_total": CounterSpec(
         "Requests on compacted paths, by what was done to them.", ("model", "status")
     ),
-    "compaction_runs_total": Counted(
+    "compaction_runs_total": CounterSpec(
         "Rounds that were made, or were due and failed.", ("strategy", "trigger", "outcome")
     ),
-    "compaction_failures_total": Counted(
+    "compaction_failures_total": CounterSpec(
         "Times that something should have been made shorter, and was not.", ("reason",)
     ),
-    "compaction_tokens_before_total": Counted(
+    "compaction_tokens_before_total": CounterSpec(
         "Tokens that clients sent, of requests that were counted.", ("model",)
     ),
-    "compaction_tokens_after_total": Counted("Tokens that were forwarded of the same requests.", ("model",)),
-    "compaction_tokens_removed_total": Counted("Tokens that were sent and not forwarded.", ("model",)),
-    "compaction_input_tokens_total": Counted("Input tokens, as the upstream counted them.", ("model",)),
-    "compaction_cached_input_tokens_total": Counted("Input tokens that the upstream had cached.", ("model",)),
-    "compaction_output_tokens_total": Counted("Output tokens, as the upstream counted them.", ("model",)),
-    "compaction_summary_tokens_total": Counted("Tokens of summary calls.", ("direction",)),
-    "compaction_summary_cost_usd_total": Counted("Dollars paid for summaries."),
-    "compaction_saved_cost_usd_total": Counted(
+    "compaction_tokens_after_total": CounterSpec(
+        "Tokens that were forwarded of the same requests.", ("model",)
+    ),
+    "compaction_tokens_removed_total": CounterSpec("Tokens that were sent and not forwarded.", ("model",)),
+    "compaction_input_tokens_total": CounterSpec("Input tokens, as the upstream counted them.", ("model",)),
+    "compaction_cached_input_tokens_total": CounterSpec(
+        "Input tokens that the upstream had cached.", ("model",)
+    ),
+    "compaction_output_tokens_total": CounterSpec("Output tokens, as the upstream counted them.", ("model",)),
+    "compaction_summary_tokens_total": CounterSpec("Tokens of summary calls.", ("direction",)),
+    "compaction_summary_cost_usd_total": CounterSpec("Dollars paid for summaries."),
+    "compaction_saved_cost_usd_total": CounterSpec(
         "Dollars that requests would have cost more, had everything been forwarded that clients sent."
     ),
-    "compaction_cache_loss_cost_usd_total": Counted(
+    "compaction_cache_loss_cost_usd_total": CounterSpec(
         "Dollars paid because rounds changed what the upstream had cached."
     ),
-    "compaction_requests_cost_usd_total": Counted(
+    "compaction_requests_cost_usd_total": CounterSpec(
         "Dollars paid for requests, summaries not among them.", ("model",)
     ),
-    "compaction_requests_unpriced_total": Counted("Requests that no price is known for.", ("model",)),
-    "compaction_recall_searches_total": Counted(
+    "compaction_requests_unpriced_total": CounterSpec("Requests that no price is known for.", ("model",)),
+    "compaction_recall_searches_total": CounterSpec(
         "Searches among what rounds have taken out.", ("source", "outcome")
     ),
-    "upstream_errors_total": Counted(
+    "upstream_errors_total": CounterSpec(
         "Requests to an upstream that got no whole answer, or one with an error status.", ("target", "cause")
     ),
-    "store_errors_total": Counted("Calls of the store that failed.", ("reason",)),
+    "store_errors_total": CounterSpec("Calls of the store that failed.", ("reason",)),
 }
 
-HISTOGRAMS: Mapping[str, Observed] = {
-    "compaction_ratio": Observed("Size of a request after a round, as a share of before.", SIZE_SHARES),
-    "compaction_summary_duration_seconds": Observed(
+HISTOGRAMS: Mapping[str, HistogramSpec] = {
+    "compaction_ratio": HistogramSpec("Size of a request after a round, as a share of before.", SIZE_SHARES),
+    "compaction_summary_duration_seconds": HistogramSpec(
         "How long rounds took that asked a summary model.", SUMMARY_S
     ),
-    "compaction_overhead_seconds": Observed(
+    "compaction_overhead_seconds": HistogramSpec(
         "What a request took beside waiting for the upstream.", OVERHEAD_BOUNDS_S
     ),
-    "compaction_context_used_ratio": Observed(
+    "compaction_context_used_ratio": HistogramSpec(
         "Tokens that were forwarded, as a share of the model's window.", USED_SHARES
     ),
-    "compaction_token_estimate_error_ratio": Observed(
+    "compaction_token_estimate_error_ratio": HistogramSpec(
         "How far an estimate was off, up or down, as a share of what the upstream counted.", ERROR_SHARES
     ),
-    "compaction_prefix_stable_ratio": Observed(
+    "compaction_prefix_stable_ratio": HistogramSpec(
         "1 where a conversation's request went on in the form of the one before, 0 where a round changed it.",
         STABLE_SHARES,
     ),
-    "store_operation_duration_seconds": Observed("How long calls of the store took.", STORE_S, ("op",)),
-    "upstream_request_duration_seconds": Observed(
+    "store_operation_duration_seconds": HistogramSpec("How long calls of the store took.", STORE_S, ("op",)),
+    "upstream_request_duration_seconds": HistogramSpec(
         "From asking the upstream to the end of its answer.", UPSTREAM_S, ("model", "code")
     ),
-    "upstream_time_to_first_chunk_seconds": Observed(
+    "upstream_time_to_first_chunk_seconds": HistogramSpec(
         "From asking the upstream to the first byte of its answer.", FIRST_CHUNK_S, ("model",)
     ),
 }
 
-GAUGES: Mapping[str, Shown] = {
-    "compaction_sessions_active": Shown(
+GAUGES: Mapping[str, GaugeSpec] = {
+    "compaction_sessions_active": GaugeSpec(
         "Conversations that have had a request in the last five minutes.", (), "livesum"
     ),
-    "inflight_body_bytes": Shown("Bytes of request bodies that are held now.", (), "livesum"),
-    "inflight_body_limit_bytes": Shown(
+    "inflight_body_bytes": GaugeSpec("Bytes of request bodies that are held now.", (), "livesum"),
+    "inflight_body_limit_bytes": GaugeSpec(
         "Bytes of request bodies that may be held (server.max_inflight_bytes).", (), "livesum"
     ),
-    "circuit_breaker_state": Shown(
+    "circuit_breaker_state": GaugeSpec(
         "0 while a target is used, 1 while it is left alone because it failed.", ("target",), "livemax"
     ),
-    "config_last_reload_successful": Shown(
+    "config_last_reload_successful": GaugeSpec(
         "1 if the configuration was taken when it was last read, 0 if it was refused.", (), "livemin"
     ),
-    "config_last_reload_success_timestamp_seconds": Shown(
+    "config_last_reload_success_timestamp_seconds": GaugeSpec(
         "When a configuration was last taken, in seconds since the epoch.", (), "livemin"
     ),
-    "build_info": Shown("Always 1; the label says what runs.", ("version",), "livemax"),
+    "build_info": GaugeSpec("Always 1; the label says what runs.", ("version",), "livemax"),
 }
 
 
-class Families(NamedTuple):
+class MetricFamilies(NamedTuple):
     """The metrics of one process, by name."""
 
     counters: Mapping[str, Counter]
@@ -162,16 +166,18 @@ class Families(NamedTuple):
     gauges: Mapping[str, Gauge]
 
 
-def families(registry: CollectorRegistry) -> Families:
+def register_metrics(registry: CollectorRegistry) -> MetricFamilies:
     """All metrics, registered."""
-    return Families(
-        {name: Counter(name, it.says, it.labels, registry=registry) for name, it in COUNTERS.items()},
+    return MetricFamilies(
+        {name: Counter(name, it.help_text, it.labels, registry=registry) for name, it in COUNTERS.items()},
         {
-            name: Histogram(name, it.says, it.labels, buckets=it.buckets, registry=registry)
+            name: Histogram(name, it.help_text, it.labels, buckets=it.buckets, registry=registry)
             for name, it in HISTOGRAMS.items()
         },
         {
-            name: Gauge(name, it.says, it.labels, multiprocess_mode=it.among_workers, registry=registry)
+            name: Gauge(
+                name, it.help_text, it.labels, multiprocess_mode=it.multiprocess_mode, registry=registry
+            )
             for name, it in GAUGES.items()
         },
     )
@@ -192,13 +198,13 @@ _PLAIN: _Form = ("", None)
 # How often gauges are brought up to date, in seconds.
 FRESH_S = 5.0
 
-# One process holds its figures in memory, whatever the environment says; `share` is for several.
+# One process holds its figures in memory, whatever the environment says; `use_shared_folder` is for several.
 values.ValueClass = values.MutexValue
 # When a counter began is of no use to anybody here, and would double the number of series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-def share(folder: str, worker: int) -> None:
+def use_shared_folder(folder: str, worker: int) -> None:
     """Keep the figures of this process in a folder that several share. To be called before all else.
 
     Args:
@@ -209,25 +215,25 @@ def share(folder: str, worker: int) -> None:
     values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
 
 
-def forget(folder: str, worker: int) -> None:
+def forget_worker(folder: str, worker: int) -> None:
     """Drop what was true of a worker only while it lived; what it has counted stays."""
     mark_process_dead(worker, folder)  # type: ignore[no-untyped-call]
 
 
-class Names:
+class LabelValues:
     """The values of a label that others choose: the first 100 stay what they are, all more are `other`."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
 
-    def label(self, name: str, *, new: bool = True) -> str:
-        """The value for a name; one that is not known yet is taken in only if it is `new`."""
+    def to_label_value(self, name: str, *, may_add: bool = True) -> str:
+        """The value for a name; one that is not known yet is taken in only if it is `may_add`."""
         known = self._known.get(name)
         if known is not None:
             return known
         if not name:
             return UNKNOWN
-        if not new or len(self._known) >= MAX_NAMES:
+        if not may_add or len(self._known) >= MAX_NAMES:
             return OTHER
         shown = "".join(each if each.isprintable() else "?" for each in name[:MAX_NAME_CHARACTERS])
         return self._known.setdefault(name, shown)
@@ -257,84 +263,86 @@ class Metrics:
         self._now = now
         self._folder = os.environ.get(FOLDER_VARIABLE) if values.ValueClass is not values.MutexValue else None
         self._registry = CollectorRegistry()
-        self._counters, self._histograms, self._gauges = families(self._registry)
+        self._counters, self._histograms, self._gauges = register_metrics(self._registry)
         if self._folder is None:
             ProcessCollector(
                 registry=self._registry
             )  # of several workers it would show the one that is asked
-        self._models, self._reasons, self._targets = Names(), Names(), Names()
+        self._models, self._reasons, self._targets = LabelValues(), LabelValues(), LabelValues()
         # Conversations, the one that was heard of last at the end: when, and the form of its last request.
         self._active: dict[str, tuple[float, _Form]] = {}
         self.breakers: dict[str, Callable[[], bool]] = {}
         self.figures: dict[str, Callable[[], float]] = {}
         self._gauges["build_info"].labels(version).set(1)
-        self.reloaded(taken=True)
+        self.record_reload(succeeded=True)
 
-    def exchanges(self, entries: Iterable[Entry]) -> None:
+    def count_exchanges(self, entries: Iterable[ExchangeEntry]) -> None:
         """Count exchanges, oldest first; many are alike, and counted together."""
-        alike: defaultdict[tuple[str, str, int], list[Entry]] = defaultdict(list)
+        alike: defaultdict[tuple[str, str, int], list[ExchangeEntry]] = defaultdict(list)
         stable: list[float] = []
         now = self._clock()
         for each in entries:
             exchange = each.exchange
             alike[exchange.model, exchange.status, exchange.code].append(each)
             if each.conversation is not None:
-                stable += self._stability(each.conversation, (exchange.strategy, exchange.round), now)
+                stable += self._track_stability(each.conversation, (exchange.strategy, exchange.round), now)
         for (name, status, code), group in alike.items():
-            model = self._models.label(name, new=0 < code < FAILED_FROM)
+            model = self._models.to_label_value(name, may_add=0 < code < FIRST_ERROR_STATUS)
             columns: Any = Exchange._make(zip(*[each.exchange for each in group], strict=True))
-            self._count("compaction_requests_total", len(group), model, status)
+            self._increment_counter("compaction_requests_total", len(group), model, status)
             self._add_times(model, code, columns)
             self._add_usage(model, columns)
             self._add_sizes(model, columns)
             self._add_savings(model, [each.saving for each in group])
-        self._observe("compaction_prefix_stable_ratio", stable)
+        self._observe_amounts("compaction_prefix_stable_ratio", stable)
 
-    def alike(self, alike: Alike) -> None:
+    def count_batch(self, batch: ExchangeBatch) -> None:
         """Count exchanges that were not read."""
-        count, code = len(alike.exchanges), alike.code
-        model = self._models.label(alike.model, new=0 < code < FAILED_FROM)
-        self._count("compaction_requests_total", count, model, NOTHING_DONE)
-        self._add_times(model, code, alike.columns)
-        self._count("compaction_input_tokens_total", alike.prompt_tokens, model)
-        self._count("compaction_cached_input_tokens_total", alike.cached_tokens, model)
-        self._count("compaction_output_tokens_total", alike.completion_tokens, model)
-        self._count("compaction_requests_unpriced_total", count - alike.priced, model)
-        self._count("compaction_requests_cost_usd_total", alike.cost_usd, model)
-        if alike.conversation is not None:  # all of them have one form
-            stable = self._stability(alike.conversation, _PLAIN, self._clock())
-            self._observe("compaction_prefix_stable_ratio", [*stable, *[1.0] * (count - 1)])
+        count, code = len(batch.exchanges), batch.code
+        model = self._models.to_label_value(batch.model, may_add=0 < code < FIRST_ERROR_STATUS)
+        self._increment_counter("compaction_requests_total", count, model, NOTHING_DONE)
+        self._add_times(model, code, batch.columns)
+        self._increment_counter("compaction_input_tokens_total", batch.prompt_tokens, model)
+        self._increment_counter("compaction_cached_input_tokens_total", batch.cached_tokens, model)
+        self._increment_counter("compaction_output_tokens_total", batch.completion_tokens, model)
+        self._increment_counter("compaction_requests_unpriced_total", count - batch.priced, model)
+        self._increment_counter("compaction_requests_cost_usd_total", batch.cost_usd, model)
+        if batch.conversation is not None:  # all of them have one form
+            stable = self._track_stability(batch.conversation, _PLAIN, self._clock())
+            self._observe_amounts("compaction_prefix_stable_ratio", [*stable, *[1.0] * (count - 1)])
 
-    def event(self, _tenant: str, event: Event) -> None:
+    def on_event(self, _tenant: str, event: Event) -> None:
         """Count what was decided, or has failed."""
         if event.kind in FAILURES:
-            self._count("compaction_failures_total", 1, self._reasons.label(event.reason))
+            self._increment_counter(
+                "compaction_failures_total", 1, self._reasons.to_label_value(event.reason)
+            )
         if event.kind in {COMPACTED, FAILED}:
-            self._round(event)
+            self._count_round(event)
 
-    def store_took(self, operation: str, seconds: float) -> None:
+    def observe_store_call(self, operation: str, seconds: float) -> None:
         """A call of the store has ended, one way or another."""
         self._histograms["store_operation_duration_seconds"].labels(operation).observe(seconds)
 
-    def store_failed(self, reason: str) -> None:
+    def count_store_failure(self, reason: str) -> None:
         """A call of the store has failed."""
-        self._count("store_errors_total", 1, self._reasons.label(reason))
+        self._increment_counter("store_errors_total", 1, self._reasons.to_label_value(reason))
 
     def count_upstream_error(self, target: str, cause: str) -> None:
         """Count an answer of an upstream that failed or has an error status; the cause is a word of ours."""
-        self._count("upstream_errors_total", 1, self._targets.label(target), cause)
+        self._increment_counter("upstream_errors_total", 1, self._targets.to_label_value(target), cause)
 
-    def searched(self, source: str, outcome: str) -> None:
+    def count_search(self, source: str, outcome: str) -> None:
         """Somebody has searched among what rounds have taken out; both are words of ours."""
-        self._count("compaction_recall_searches_total", 1, source, outcome)
+        self._increment_counter("compaction_recall_searches_total", 1, source, outcome)
 
-    def reloaded(self, *, taken: bool) -> None:
+    def record_reload(self, *, succeeded: bool) -> None:
         """A configuration was read, and taken or refused."""
-        self._gauges["config_last_reload_successful"].set(int(taken))
-        if taken:
+        self._gauges["config_last_reload_successful"].set(int(succeeded))
+        if succeeded:
             self._gauges["config_last_reload_success_timestamp_seconds"].set(self._now())
 
-    def refresh(self) -> None:
+    def refresh_gauges(self) -> None:
         """Bring up to date what changes without anything happening."""
         too_old = self._clock() - ACTIVE_S
         while self._active and next(iter(self._active.values()))[0] < too_old:
@@ -345,18 +353,18 @@ class Metrics:
         for target, resting in self.breakers.items():
             self._gauges["circuit_breaker_state"].labels(target).set(int(resting()))
 
-    async def keep_fresh(self) -> None:
+    async def refresh_periodically(self) -> None:
         """Bring gauges up to date every few seconds, until cancelled: of several workers one is asked."""
         while True:
-            self.refresh()
+            self.refresh_gauges()
             await asyncio.sleep(FRESH_S)
 
-    async def written(self, accept: str = "") -> tuple[bytes, str]:
+    async def render(self, accept: str = "") -> tuple[bytes, str]:
         """All metrics in the form that `accept`, a header's value, prefers, and its content type."""
-        self.refresh()
-        return await asyncio.to_thread(self._written, "application/openmetrics-text" in accept)
+        self.refresh_gauges()
+        return await asyncio.to_thread(self._render_registry, "application/openmetrics-text" in accept)
 
-    def _written(self, open_metrics: bool) -> tuple[bytes, str]:  # noqa: FBT001 - there is one caller
+    def _render_registry(self, open_metrics: bool) -> tuple[bytes, str]:  # noqa: FBT001 - there is one caller
         registry = self._registry
         if self._folder is not None:
             registry = CollectorRegistry()
@@ -366,22 +374,22 @@ class Metrics:
             return text, openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
-    def _round(self, event: Event) -> None:
+    def _count_round(self, event: Event) -> None:
         """A round that was made, or was due."""
         made = event.kind == COMPACTED
         trigger = event.reason.partition(",")[0] if made else ""  # else the reason says why it failed
         outcome = event.outcome if made else FAILED
-        labels = event.strategy, self._reasons.label(trigger), outcome
-        self._count("compaction_runs_total", 1, *labels)
+        labels = event.strategy, self._reasons.to_label_value(trigger), outcome
+        self._increment_counter("compaction_runs_total", 1, *labels)
         if made and event.tokens_before and event.tokens_after is not None:
-            self._observe("compaction_ratio", [event.tokens_after / event.tokens_before])
+            self._observe_amounts("compaction_ratio", [event.tokens_after / event.tokens_before])
         if event.calls and event.seconds is not None:
-            self._observe("compaction_summary_duration_seconds", [event.seconds])
-        self._count("compaction_summary_tokens_total", event.prompt_tokens or 0, "input")
-        self._count("compaction_summary_tokens_total", event.completion_tokens or 0, "output")
-        self._count("compaction_summary_cost_usd_total", event.cost_usd or 0)
+            self._observe_amounts("compaction_summary_duration_seconds", [event.seconds])
+        self._increment_counter("compaction_summary_tokens_total", event.prompt_tokens or 0, "input")
+        self._increment_counter("compaction_summary_tokens_total", event.completion_tokens or 0, "output")
+        self._increment_counter("compaction_summary_cost_usd_total", event.cost_usd or 0)
 
-    def _stability(self, conversation: str, form: _Form, now: float) -> tuple[float, ...]:
+    def _track_stability(self, conversation: str, form: _Form, now: float) -> tuple[float, ...]:
         """1 if a request went on in the form of the one before it, else 0; nothing if that is unknown."""
         before = self._active.pop(conversation, None)
         self._active[conversation] = now, form
@@ -390,17 +398,21 @@ class Metrics:
         return () if before is None else (float(before[1] == form),)
 
     def _add_times(self, model: str, code: int, columns: Any) -> None:  # noqa: ANN401 - columns of several kinds
-        self._observe("compaction_overhead_seconds", columns.overhead_s)
-        self._observe("upstream_time_to_first_chunk_seconds", _known(columns.first_byte_s), model)
-        whole = _known(columns.upstream_s)
-        self._observe("upstream_request_duration_seconds", whole, model, str(code or "none"))
+        self._observe_amounts("compaction_overhead_seconds", columns.overhead_s)
+        self._observe_amounts(
+            "upstream_time_to_first_chunk_seconds", _drop_unknown(columns.first_byte_s), model
+        )
+        whole = _drop_unknown(columns.upstream_s)
+        self._observe_amounts("upstream_request_duration_seconds", whole, model, str(code or "none"))
 
     def _add_usage(self, model: str, columns: Any) -> None:  # noqa: ANN401
-        self._count("compaction_input_tokens_total", sum(filter(None, columns.prompt_tokens)), model)
+        self._increment_counter(
+            "compaction_input_tokens_total", sum(filter(None, columns.prompt_tokens)), model
+        )
         cached = sum(filter(None, columns.cached_tokens))
-        self._count("compaction_cached_input_tokens_total", cached, model)
+        self._increment_counter("compaction_cached_input_tokens_total", cached, model)
         output = sum(filter(None, columns.completion_tokens))
-        self._count("compaction_output_tokens_total", output, model)
+        self._increment_counter("compaction_output_tokens_total", output, model)
 
     def _add_sizes(self, model: str, columns: Any) -> None:  # noqa: ANN401
         """Of requests that were counted."""
@@ -408,35 +420,39 @@ class Metrics:
         if not any(after):
             return
         sizes = [pair for pair in zip(columns.tokens_before, after, strict=True) if None not in pair]
-        self._count("compaction_tokens_before_total", sum([sent for sent, _ in sizes]), model)
-        self._count("compaction_tokens_after_total", sum([left for _, left in sizes]), model)
+        self._increment_counter("compaction_tokens_before_total", sum([sent for sent, _ in sizes]), model)
+        self._increment_counter("compaction_tokens_after_total", sum([left for _, left in sizes]), model)
         removed = sum([sent - left for sent, left in sizes if sent > left])
-        self._count("compaction_tokens_removed_total", removed, model)
+        self._increment_counter("compaction_tokens_removed_total", removed, model)
         used = [left / window for left, window in zip(after, columns.window, strict=True) if left and window]
-        self._observe("compaction_context_used_ratio", used)
-        real = zip(after, _first_prompts(columns), strict=True)
+        self._observe_amounts("compaction_context_used_ratio", used)
+        real = zip(after, _list_first_prompt_tokens(columns), strict=True)
         off = [abs(left / counted - 1) for left, counted in real if left and counted]
-        self._observe("compaction_token_estimate_error_ratio", off)
+        self._observe_amounts("compaction_token_estimate_error_ratio", off)
 
     def _add_savings(self, model: str, savings: list[Saving | None]) -> None:
         known = [each for each in savings if each is not None]
-        self._count("compaction_requests_unpriced_total", len(savings) - len(known), model)
-        self._count("compaction_requests_cost_usd_total", sum(max(each.cost, 0) for each in known), model)
-        self._count("compaction_saved_cost_usd_total", sum(max(each.gross, 0) for each in known))
-        self._count("compaction_cache_loss_cost_usd_total", sum(max(each.cache_loss, 0) for each in known))
+        self._increment_counter("compaction_requests_unpriced_total", len(savings) - len(known), model)
+        self._increment_counter(
+            "compaction_requests_cost_usd_total", sum(max(each.cost, 0) for each in known), model
+        )
+        self._increment_counter("compaction_saved_cost_usd_total", sum(max(each.gross, 0) for each in known))
+        self._increment_counter(
+            "compaction_cache_loss_cost_usd_total", sum(max(each.cache_loss, 0) for each in known)
+        )
 
-    def _count(self, name: str, amount: float, *labels: str) -> None:
+    def _increment_counter(self, name: str, amount: float, *labels: str) -> None:
         if amount:  # else there would be series of nothing
             counter = self._counters[name]
             (counter.labels(*labels) if labels else counter).inc(amount)
 
-    def _observe(self, name: str, amounts: Sequence[float], *labels: str) -> None:
+    def _observe_amounts(self, name: str, amounts: Sequence[float], *labels: str) -> None:
         if amounts:
             histogram = self._histograms[name]
             _observe_all(histogram.labels(*labels) if labels else histogram, amounts)
 
 
-def _first_prompts(columns: Any) -> Sequence[int | None]:  # noqa: ANN401
+def _list_first_prompt_tokens(columns: Any) -> Sequence[int | None]:  # noqa: ANN401
     """What upstreams counted of what was sized: of an answer that went on, its beginning."""
     if not any(columns.recall_prompt_tokens):
         told: Sequence[int | None] = columns.prompt_tokens
@@ -444,14 +460,14 @@ def _first_prompts(columns: Any) -> Sequence[int | None]:  # noqa: ANN401
     return [each.first_prompt_tokens for each in map(Exchange._make, zip(*columns, strict=True))]
 
 
-def _known(column: Sequence[float | None]) -> list[float]:
+def _drop_unknown(column: Sequence[float | None]) -> list[float]:
     return [each for each in column if each is not None]
 
 
 def _observe_all(child: Histogram, amounts: Sequence[float]) -> None:
     """Observe many amounts at once, which the library offers one by one at ten times the price."""
     bounds: list[float] = child._upper_bounds  # noqa: SLF001 - a test compares this with `observe`
-    for bucket, count in zip(child._buckets, buckets(amounts, bounds), strict=False):  # noqa: SLF001
+    for bucket, count in zip(child._buckets, count_per_bucket(amounts, bounds), strict=False):  # noqa: SLF001
         if count:
             bucket.inc(count)
     child._sum.inc(sum(amounts))  # noqa: SLF001

@@ -64,7 +64,7 @@ PROVIDERS: Final[Mapping[str, str]] = {
 AZURE: Final = ("azure.ai.openai", ".openai.azure.com")
 
 
-def provider_of(host: str) -> str:
+def get_provider_name(host: str) -> str:
     """What the conventions call the provider at a host."""
     name, ending = AZURE
     return name if host.endswith(ending) else PROVIDERS.get(host, host)
@@ -80,11 +80,11 @@ _FIELDS = (b"traceparent", b"tracestate")
 _NS = 1_000_000_000
 _w3c = TraceContextTextMapPropagator()
 
-Values = Mapping[str, str | int | float | bool | None]
+SpanAttributes = Mapping[str, str | int | float | bool | None]
 Headers = list[tuple[bytes, bytes]]
 
 
-def exporting(endpoint: str) -> BatchSpanProcessor:
+def create_span_processor(endpoint: str) -> BatchSpanProcessor:
     """What sends spans to a collector; empty: to the one that the environment names (`OTEL_EXPORTER_…`)."""
     whole = f"{endpoint.rstrip('/')}{TRACES_PATH}" if endpoint else None
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=whole))
@@ -105,26 +105,26 @@ class OtelTracer:
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._spans = self._provider.get_tracer(SERVICE, version)
-        self._about = _of_upstream(upstream)
+        self._about = _build_upstream_attributes(upstream)
         self._requests: OrderedDict[str, SpanContext] = OrderedDict()
 
-    def began(self, headers: Sequence[tuple[bytes, bytes]], request: str) -> "OtelTrace":
+    def start_request(self, headers: Sequence[tuple[bytes, bytes]], request: str) -> "OtelTrace":
         """A request has come; it goes on with the trace that its fields name."""
         carrier = {
             name.decode("latin-1"): text.decode("latin-1") for name, text in headers if name in _FIELDS
         }
         span = self._spans.start_span("POST chat/completions", _w3c.extract(carrier), SpanKind.SERVER)
-        _describe(span, {METHOD: "POST", REQUEST: request})
+        _set_attributes(span, {METHOD: "POST", REQUEST: request})
         self._requests[request] = span.get_span_context()
         if len(self._requests) > MAX_REQUESTS:
             self._requests.popitem(last=False)
         return OtelTrace(self._spans, span, self._about)
 
-    def towards(self, upstream: str) -> None:
+    def set_upstream(self, upstream: str) -> None:
         """Spans of requests that come from now on name the upstream with this base URL."""
-        self._about = _of_upstream(upstream)
+        self._about = _build_upstream_attributes(upstream)
 
-    def event(self, _tenant: str, event: Event) -> None:
+    def on_event(self, _tenant: str, event: Event) -> None:
         """A round was made, or was due and failed: a span of its own, linked to the request's."""
         if event.kind not in {COMPACTED, FAILED}:
             return
@@ -136,9 +136,9 @@ class OtelTracer:
             links=[Link(context)] if context else [],
             start_time=int((event.at - took_s) * _NS),
         )
-        _describe(span, _of_round(event))
+        _set_attributes(span, _build_round_attributes(event))
         if event.kind == FAILED:
-            _failed(span, event.reason)
+            _mark_failed(span, event.reason)
         span.end(int(event.at * _NS))
 
     async def close(self) -> None:
@@ -160,26 +160,26 @@ class OtelTracer:
 
 
 class OtelTrace:
-    """One request on its way (`tracing.Trace`).
+    """One request on its way (`tracing.RequestTrace`).
 
     Args:
         spans: Makes spans.
         span: The request's.
-        about: What is true of every question to the upstream.
+        upstream_attributes: What is true of every question to the upstream.
     """
 
     __slots__ = ("_about", "_question", "_span", "_spans")
 
-    def __init__(self, spans: Spans, span: Span, about: Values) -> None:
+    def __init__(self, spans: Spans, span: Span, upstream_attributes: SpanAttributes) -> None:
         self._spans = spans
         self._span = span
-        self._about = about
+        self._about = upstream_attributes
         self._question: Span | None = None
 
-    def asked(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+    def start_upstream_call(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
         """The fields that the upstream is asked with: those of the client, but our place in the trace."""
         if self._question is not None:  # what was asked before was not taken
-            _failed(self._question, "refused")
+            _mark_failed(self._question, "refused")
             self._question.end()
         within = set_span_in_context(self._span)
         self._question = self._spans.start_span(CHAT, within, SpanKind.CLIENT)
@@ -188,33 +188,35 @@ class OtelTrace:
         ours = [(name.encode(), text.encode("latin-1")) for name, text in carrier.items()]
         return [*(field for field in headers if field[0].lower() not in _FIELDS), *ours]
 
-    def ended(self, exchange: Exchange, conversation: str | None) -> None:
+    def end_request(self, exchange: Exchange, conversation: str | None) -> None:
         """The client has its answer, or will never have one."""
-        error = str(exchange.code or "no-answer") if exchange.failed or not exchange.code else ""
-        _describe(self._span, _of_request(exchange, conversation))
+        error = str(exchange.code or "no-answer") if exchange.has_failed or not exchange.code else ""
+        _set_attributes(self._span, _build_request_attributes(exchange, conversation))
         spans = [self._span] if self._question is None else [self._question, self._span]
         if self._question is not None:
             self._question.update_name(f"{CHAT} {exchange.model}".strip())
-            _describe(self._question, {**self._about, **_of_answer(exchange, conversation)})
+            _set_attributes(
+                self._question, {**self._about, **_build_response_attributes(exchange, conversation)}
+            )
         for span in spans:
             if error:
-                _failed(span, error)
+                _mark_failed(span, error)
             span.end()
 
 
-def _of_upstream(base_url: str) -> Values:
+def _build_upstream_attributes(base_url: str) -> SpanAttributes:
     """What is true of every question to an upstream."""
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     return {
         OPERATION: CHAT,
-        PROVIDER: provider_of(host),
+        PROVIDER: get_provider_name(host),
         SERVER_ADDRESS: host,
         SERVER_PORT: parts.port or (443 if parts.scheme == "https" else 80),
     }
 
 
-def _of_request(exchange: Exchange, conversation: str | None) -> Values:
+def _build_request_attributes(exchange: Exchange, conversation: str | None) -> SpanAttributes:
     return {
         CODE: exchange.code or None,
         CONVERSATION: conversation,
@@ -229,7 +231,7 @@ def _of_request(exchange: Exchange, conversation: str | None) -> Values:
     }
 
 
-def _of_answer(exchange: Exchange, conversation: str | None) -> Values:
+def _build_response_attributes(exchange: Exchange, conversation: str | None) -> SpanAttributes:
     return {
         CODE: exchange.code or None,
         CONVERSATION: conversation,
@@ -242,7 +244,7 @@ def _of_answer(exchange: Exchange, conversation: str | None) -> Values:
     }
 
 
-def _of_round(event: Event) -> Values:
+def _build_round_attributes(event: Event) -> SpanAttributes:
     return {
         CONVERSATION: event.conversation,
         REQUEST: event.request,
@@ -260,11 +262,11 @@ def _of_round(event: Event) -> Values:
     }
 
 
-def _describe(span: Span, about: Values) -> None:
+def _set_attributes(span: Span, attributes: SpanAttributes) -> None:
     """Say what is known."""
-    span.set_attributes({name: value for name, value in about.items() if value not in (None, "")})
+    span.set_attributes({name: value for name, value in attributes.items() if value not in (None, "")})
 
 
-def _failed(span: Span, kind: str) -> None:
+def _mark_failed(span: Span, kind: str) -> None:
     span.set_attribute(ERROR, kind)
     span.set_status(Status(StatusCode.ERROR))

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from compaction_proxy.core.event import number, whole
+from compaction_proxy.core.event import parse_integer, parse_number
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.telemetry.exchange_batch import Alike
+from compaction_proxy.telemetry.exchange_batch import ExchangeBatch
 
 # What is added, as whole numbers and in dollars.
 COUNTS = (
@@ -70,7 +70,7 @@ class Totals:
         """What compaction has saved, summaries paid; None where no request has a price."""
         return self.gross_usd - self.cache_loss_usd - self.summary_usd if self.priced else None
 
-    def add(self, exchange: Exchange) -> None:
+    def add_exchange(self, exchange: Exchange) -> None:
         """One more request."""
         self.requests += 1
         self.request_bytes += exchange.request_bytes
@@ -80,23 +80,23 @@ class Totals:
         self.recalls += exchange.recalls or 0
         if exchange.at >= self.last_at:
             self.last_at = exchange.at
-            self.remember(exchange)
+            self.update_latest(exchange)
 
-    def add_alike(self, alike: Alike) -> None:
+    def add_batch(self, batch: ExchangeBatch) -> None:
         """More requests, none of which was read."""
-        columns = alike.columns
-        self.requests += len(alike.exchanges)
+        columns = batch.columns
+        self.requests += len(batch.exchanges)
         self.request_bytes += sum(columns.request_bytes)
-        self.prompt_tokens += alike.prompt_tokens
-        self.completion_tokens += alike.completion_tokens
-        self.cached_tokens += alike.cached_tokens
-        self.priced += alike.priced
-        self.cost_usd += alike.cost_usd
+        self.prompt_tokens += batch.prompt_tokens
+        self.completion_tokens += batch.completion_tokens
+        self.cached_tokens += batch.cached_tokens
+        self.priced += batch.priced
+        self.cost_usd += batch.cost_usd
         if columns.at[-1] >= self.last_at:
             self.last_at = columns.at[-1]
-            self.remember(alike.newest(1)[0].exchange)
+            self.update_latest(batch.list_newest(1)[0].exchange)
 
-    def remember(self, source: "Exchange | Totals") -> None:
+    def update_latest(self, source: "Exchange | Totals") -> None:
         """What the newer one knows."""
         self.model = source.model or self.model
         self.status = source.status or self.status
@@ -109,7 +109,7 @@ class Totals:
         if source.window is not None:
             self.window = source.window
 
-    def price(self, cost: float, gross: float, cache_loss: float) -> None:
+    def add_price(self, cost: float, gross: float, cache_loss: float) -> None:
         """The price of one more request, in dollars."""
         self.priced += 1
         self.cost_usd += cost
@@ -117,27 +117,27 @@ class Totals:
         self.cache_loss_usd += cache_loss
 
 
-def together(one: Totals, other: Totals) -> Totals:
+def sum_totals(one: Totals, other: Totals) -> Totals:
     """The sum of both; of what is no sum, what the later one says."""
     early, late = sorted((one, other), key=lambda each: each.last_at)
     sums = {name: getattr(one, name) + getattr(other, name) for name in COUNTS + DOLLARS}
     found = replace(early, **sums, last_at=late.last_at)
-    found.remember(late)
+    found.update_latest(late)
     return found
 
 
 def to_fields(totals: Totals) -> dict[str, Any]:
     """The totals as JSON values, without what is unknown."""
-    told = {each.name: getattr(totals, each.name) for each in fields(totals)}
-    return {name: value for name, value in told.items() if value is not None}
+    values = {each.name: getattr(totals, each.name) for each in fields(totals)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def from_fields(told: Mapping[str, Any] | None) -> Totals:
+def from_fields(stored: Mapping[str, Any] | None) -> Totals:
     """The totals that these fields tell of; what is no number counts as nothing."""
-    known = told or {}
-    read: dict[str, Any] = {name: whole(known.get(name)) or 0 for name in COUNTS}
-    read |= {name: number(known.get(name)) or 0.0 for name in (*DOLLARS, "last_at")}
-    read |= {name: whole(known.get(name)) for name in LAST_WHOLE}
+    known = stored or {}
+    read: dict[str, Any] = {name: parse_integer(known.get(name)) or 0 for name in COUNTS}
+    read |= {name: parse_number(known.get(name)) or 0.0 for name in (*DOLLARS, "last_at")}
+    read |= {name: parse_integer(known.get(name)) for name in LAST_WHOLE}
     texts = {name: known.get(name) for name in LAST_TEXT}
     read |= {name: text if isinstance(text, str) else "" for name, text in texts.items()}
     return Totals(**read)

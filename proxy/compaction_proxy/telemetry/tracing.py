@@ -13,17 +13,17 @@ from compaction_proxy.core.exchange import Exchange
 Headers = list[tuple[bytes, bytes]]
 
 
-class Trace(Protocol):
+class RequestTrace(Protocol):
     """One request of a client on its way."""
 
-    def asked(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+    def start_upstream_call(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
         """The upstream is asked now: the fields that it is asked with, ours of the trace among them.
 
         Called again for a request that is sent once more, such as a shorter one.
         """
         ...
 
-    def ended(self, exchange: Exchange, conversation: str | None) -> None:
+    def end_request(self, exchange: Exchange, conversation: str | None) -> None:
         """The client has its answer, or will never have one."""
         ...
 
@@ -31,15 +31,15 @@ class Trace(Protocol):
 class Tracer(Protocol):
     """Follows requests, and what is decided about them. Nothing here waits, or raises."""
 
-    def began(self, headers: Sequence[tuple[bytes, bytes]], request: str) -> Trace:
+    def start_request(self, headers: Sequence[tuple[bytes, bytes]], request: str) -> RequestTrace:
         """A request has come, with these fields; `request` is its id, by which events name it."""
         ...
 
-    def event(self, tenant: str, event: Event) -> None:
-        """Something was decided, or has failed (a listener of `Announcing`)."""
+    def on_event(self, tenant: str, event: Event) -> None:
+        """Something was decided, or has failed (a listener of `EventBus`)."""
         ...
 
-    def towards(self, upstream: str) -> None:
+    def set_upstream(self, upstream: str) -> None:
         """Requests that come from now on go to the upstream with this base URL."""
         ...
 

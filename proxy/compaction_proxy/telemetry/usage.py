@@ -13,13 +13,18 @@ from typing import Any, NamedTuple
 
 from compaction_proxy.core import exchange as exchanges_of
 from compaction_proxy.core.cost.savings import Saving
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.core.event import COMPACTED, MEASURED, Event, number
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.core.event import COMPACTED, MEASURED, Event, parse_number
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.keys import conversation_key, exchanges_key, lease_key
-from compaction_proxy.storage.records import Fields, Line, Records
+from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.telemetry import totals as totals_of
-from compaction_proxy.telemetry.exchange_batch import Alike, Entry, newest_of, when
+from compaction_proxy.telemetry.exchange_batch import (
+    ExchangeBatch,
+    ExchangeEntry,
+    get_entry_time,
+    select_newest,
+)
 from compaction_proxy.telemetry.totals import Totals
 
 # Conversations that may wait to be written; beyond it the newest are not gathered.
@@ -35,7 +40,7 @@ TRY_EVERY_S = 0.05
 SAFE_S = 2.5
 
 
-class Kept(NamedTuple):
+class StoredExchange(NamedTuple):
     """An exchange of a conversation, and what it saved; None where that is not known."""
 
     exchange: Exchange
@@ -43,40 +48,40 @@ class Kept(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingUsage:
     """What is to be written of a conversation."""
 
     lines_key: str
     totals: Totals = field(default_factory=Totals)
-    read: deque[Entry] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
-    unread: deque[Alike] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
+    read: deque[ExchangeEntry] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
+    unread: deque[ExchangeBatch] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
 
-    def lines(self) -> list[Fields]:
+    def build_lines(self) -> list[Fields]:
         """The newest exchanges, oldest first, as they are written."""
-        found = sorted([*self.read, *newest_of(self.unread, MAX_LINES)], key=when)
+        found = sorted([*self.read, *select_newest(self.unread, MAX_LINES)], key=get_entry_time)
         return [to_fields(each.exchange, each.saving) for each in found[-MAX_LINES:]]
 
 
 def to_fields(exchange: Exchange, saving: Saving | None) -> dict[str, Any]:
     """An exchange and what it saved as JSON values, without what is unknown."""
-    told = exchanges_of.to_fields(exchange)
-    return told if saving is None else {**told, "saving": saving._asdict()}
+    values = exchanges_of.to_fields(exchange)
+    return values if saving is None else {**values, "saving": saving._asdict()}
 
 
-def _kept(line: Fields) -> Kept | None:
+def _parse_exchange(line: Fields) -> StoredExchange | None:
     exchange = exchanges_of.from_fields(line)
-    return None if exchange is None else Kept(exchange, _saving(line.get("saving")))
+    return None if exchange is None else StoredExchange(exchange, _parse_saving(line.get("saving")))
 
 
-def _saving(told: object) -> Saving | None:
-    if not isinstance(told, dict):
+def _parse_saving(stored: object) -> Saving | None:
+    if not isinstance(stored, dict):
         return None
-    values = [number(told.get(name)) for name in Saving._fields]
+    values = [parse_number(stored.get(name)) for name in Saving._fields]
     known = [value for value in values if value is not None]
     return Saving(*known) if len(known) == len(values) else None
 
 
-class Accounts:
+class UsageStore:
     """Gathers and writes, on one event loop. No method raises because of the store.
 
     Args:
@@ -86,114 +91,116 @@ class Accounts:
     """
 
     def __init__(
-        self, records: Records, ttl_s: float, *, clock: Callable[[], float] = time.monotonic
+        self, records: RecordStore, ttl_s: float, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._records = records
         self._ttl_s = ttl_s
         self._clock = clock
-        self._waiting: dict[str, _Waiting] = {}
-        records.forgetters.append(self._forget)
+        self._pending: dict[str, _PendingUsage] = {}
+        records.on_delete_callbacks.append(self._forget_prefix)
 
-    def add(self, conversation: str, entry: Entry, begun: int | None) -> bool:
+    def add_exchange(self, conversation: str, entry: ExchangeEntry, start_mark: int | None) -> bool:
         """Add an exchange to those of a conversation; whether there was room, and it was not forgotten since.
 
         Args:
             conversation: The conversation's id.
             entry: The exchange, and what it saved.
-            begun: When its request began (`storage.deletions`).
+            start_mark: When its request began (`storage.deletions`).
         """
-        waiting = self._gathering(entry.tenant, conversation, begun)
+        waiting = self._get_pending(entry.tenant, conversation, start_mark)
         if waiting is None:
             return False
-        waiting.totals.add(entry.exchange)
+        waiting.totals.add_exchange(entry.exchange)
         if entry.saving is not None:
-            waiting.totals.price(entry.saving.cost, entry.saving.gross, entry.saving.cache_loss)
+            waiting.totals.add_price(entry.saving.cost, entry.saving.gross, entry.saving.cache_loss)
         waiting.read.append(entry)
         return True
 
-    def add_alike(self, alike: Alike, begun: int | None) -> bool:
-        """Add exchanges that were not read to their conversation, as `add` does each."""
-        if alike.conversation is None:
+    def add_batch(self, batch: ExchangeBatch, start_mark: int | None) -> bool:
+        """Add exchanges that were not read to their conversation, as `add_exchange` does each."""
+        if batch.conversation is None:
             return False
-        waiting = self._gathering(alike.tenant, alike.conversation, begun)
+        waiting = self._get_pending(batch.tenant, batch.conversation, start_mark)
         if waiting is None:
             return False
-        waiting.totals.add_alike(alike)
-        waiting.unread.append(alike)
+        waiting.totals.add_batch(batch)
+        waiting.unread.append(batch)
         return True
 
-    def heard(self, tenant: str, event: Event) -> None:
+    def on_event(self, tenant: str, event: Event) -> None:
         """Add an event to the totals of its conversation (an `announcing.Listener`)."""
         paid, made = event.cost_usd or 0.0, event.kind == COMPACTED
         if event.kind == MEASURED or not event.conversation or not (paid or made):
             return
-        waiting = self._gathering(tenant, event.conversation, self._records.outdated.begun())
+        waiting = self._get_pending(tenant, event.conversation, self._records.deletion_fence.get_start_mark())
         if waiting is not None:
             waiting.totals.summary_usd += paid
             waiting.totals.rounds += made
 
     async def flush(self) -> None:
         """Write what waits; what another process is writing waits for the next time."""
-        for key in list(self._waiting):
-            if not self._records.in_use:
+        for key in list(self._pending):
+            if not self._records.is_in_use:
                 return  # the rest waits until the store is back
-            with self._records.outdated.beginning():
-                await self._leased(key)
+            with self._records.deletion_fence.use_start_mark():
+                await self._write_under_lease(key)
 
     async def close(self) -> None:
         """Write what waits, within a second; what cannot be written is lost."""
         for _ in range(LAST_TRIES):
             await self.flush()
-            if not self._waiting or not self._records.in_use:
+            if not self._pending or not self._records.is_in_use:
                 return
             await asyncio.sleep(TRY_EVERY_S)
 
-    async def exchanges(self, tenant: str, conversation: str, limit: int) -> list[Kept]:
+    async def list_exchanges(self, tenant: str, conversation: str, limit: int) -> list[StoredExchange]:
         """The newest exchanges of a conversation that are written, oldest first."""
-        lines = await self._records.tail(exchanges_key(tenant, conversation), limit)
-        return [kept for line in lines if (kept := _kept(line)) is not None]
+        lines = await self._records.read_tail(exchanges_key(tenant, conversation), limit)
+        return [kept for line in lines if (kept := _parse_exchange(line)) is not None]
 
-    async def totals(self, conversations: Sequence[tuple[str, str]]) -> list[Totals]:
+    async def read_totals(self, conversations: Sequence[tuple[str, str]]) -> list[Totals]:
         """The totals of conversations, each named by its tenant and its id, in their order."""
         keys = [conversation_key(tenant, conversation) for tenant, conversation in conversations]
-        found = await self._records.find(keys, fresh=True) if keys else []
+        found = await self._records.get_many(keys, bypass_cache=True) if keys else []
         return [totals_of.from_fields(fields) for fields in found]
 
-    def _gathering(self, tenant: str, conversation: str, begun: int | None) -> _Waiting | None:
+    def _get_pending(self, tenant: str, conversation: str, start_mark: int | None) -> _PendingUsage | None:
         """Where to add to; None for a conversation that was forgotten since, and where too many wait."""
         key = conversation_key(tenant, conversation)
-        if self._records.outdated.covered(key, begun):
+        if self._records.deletion_fence.is_deleted_since(key, start_mark):
             return None
-        waiting = self._waiting.get(key)
-        if waiting is None and len(self._waiting) < MAX_WAITING:
-            waiting = self._waiting[key] = _Waiting(exchanges_key(tenant, conversation))
+        waiting = self._pending.get(key)
+        if waiting is None and len(self._pending) < MAX_WAITING:
+            waiting = self._pending[key] = _PendingUsage(exchanges_key(tenant, conversation))
         return waiting
 
-    async def _leased(self, key: str) -> None:
+    async def _write_under_lease(self, key: str) -> None:
         begun = self._clock()
         try:
-            lease = await self._records.acquire(lease_key(key), LEASE_S)
+            lease = await self._records.acquire_lease(lease_key(key), LEASE_S)
             if lease is not None:
                 try:
-                    await self._write(key, begun + SAFE_S)
+                    await self._write_pending(key, begun + SAFE_S)
                 finally:
-                    await self._records.release(lease)
-        except StoreUnavailable:
+                    await self._records.release_lease(lease)
+        except StoreUnavailableError:
             return  # reported, and what waits still does
 
-    async def _write(self, key: str, until: float) -> None:
-        [held] = await self._records.find([key], fresh=True)
-        if self._records.outdated.covers(key):  # what was held of it is gone; what has come since waits
+    async def _write_pending(self, key: str, until: float) -> None:
+        [held] = await self._records.get_many([key], bypass_cache=True)
+        if self._records.deletion_fence.is_deleted(
+            key
+        ):  # what was held of it is gone; what has come since waits
             return
-        waiting = self._waiting.get(key)
+        waiting = self._pending.get(key)
         if waiting is None or self._clock() > until:
             return
-        del self._waiting[key]  # whatever comes of it: counting less is better than counting twice
-        totals = totals_of.together(totals_of.from_fields(held), waiting.totals)
-        lines = [Line(waiting.lines_key, told, self._ttl_s, KEPT_LINES) for told in waiting.lines()]
-        if await self._records.keep(key, totals_of.to_fields(totals), ttl_s=self._ttl_s) and lines:
+        del self._pending[key]  # whatever comes of it: counting less is better than counting twice
+        totals = totals_of.sum_totals(totals_of.from_fields(held), waiting.totals)
+        lines = [ListItem(waiting.lines_key, told, self._ttl_s, KEPT_LINES) for told in waiting.build_lines()]
+        if await self._records.overwrite(key, totals_of.to_fields(totals), ttl_s=self._ttl_s) and lines:
             await self._records.write(lines)  # not beside a record that only a newer version may touch
 
-    def _forget(self, prefix: str) -> None:
-        for key in [key for key in self._waiting if key.startswith(prefix)]:
-            del self._waiting[key]
+    def _forget_prefix(self, prefix: str) -> None:
+        for key in [key for key in self._pending if key.startswith(prefix)]:
+            del self._pending[key]

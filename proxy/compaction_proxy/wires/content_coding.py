@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 import brotli
 
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.wires.decompress import GZIP, IDENTITY, window_bits
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.wires.decompress import GZIP, IDENTITY, detect_window_bits
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -81,7 +81,7 @@ def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes |
             if decoded is not None:
                 decoded = _DECODE[coding](decoded, limit_bytes)
     except (zlib.error, zstd.ZstdError, brotli.error):
-        raise Unreadable("encoded") from None
+        raise UnreadableBodyError("encoded") from None
     return decoded
 
 
@@ -89,22 +89,24 @@ def _decode_members(
     raw: bytes, limit_bytes: int, open_decoder: Callable[[bytes], Decoder], max_members: int
 ) -> bytes | None:
     """Decode streams that follow one another, each to its end."""
-    view, start, left, parts = memoryview(raw), 0, limit_bytes, []
+    view, start, remaining_bytes, parts = memoryview(raw), 0, limit_bytes, []
     for _ in range(max_members):
         decoder = open_decoder(raw[start : start + _HEAD_BYTES])
         while not decoder.eof:
             piece = view[start : start + _STEP_BYTES]
             if not piece:
-                raise Unreadable("encoded")
-            part = decoder.decompress(piece, left + 1)  # with room for more, it takes all of the piece
-            left -= len(part)
-            if left < 0:
+                raise UnreadableBodyError("encoded")
+            part = decoder.decompress(
+                piece, remaining_bytes + 1
+            )  # with room for more, it takes all of the piece
+            remaining_bytes -= len(part)
+            if remaining_bytes < 0:
                 return None
             parts.append(part)
             start += len(piece) - len(decoder.unused_data)
         if start == len(raw):
             return b"".join(parts)
-    raise Unreadable("encoded")
+    raise UnreadableBodyError("encoded")
 
 
 def _open_gzip(_: bytes) -> Decoder:
@@ -113,8 +115,8 @@ def _open_gzip(_: bytes) -> Decoder:
 
 def _open_deflate(head: bytes) -> Decoder:
     if len(head) < _HEAD_BYTES:
-        raise Unreadable("encoded")
-    return zlib.decompressobj(window_bits(head))
+        raise UnreadableBodyError("encoded")
+    return zlib.decompressobj(detect_window_bits(head))
 
 
 def _open_zstd(_: bytes) -> Decoder:
@@ -122,18 +124,18 @@ def _open_zstd(_: bytes) -> Decoder:
 
 
 def _decode_br(raw: bytes, limit_bytes: int) -> bytes | None:
-    decoder, left, parts = brotli.Decompressor(), limit_bytes, []
+    decoder, remaining_bytes, parts = brotli.Decompressor(), limit_bytes, []
     data = raw
     while True:
-        part: bytes = decoder.process(data, output_buffer_limit=min(left + 1, _OUTPUT_BYTES))
-        left -= len(part)
-        if left < 0:
+        part: bytes = decoder.process(data, output_buffer_limit=min(remaining_bytes + 1, _OUTPUT_BYTES))
+        remaining_bytes -= len(part)
+        if remaining_bytes < 0:
             return None
         parts.append(part)
         if decoder.is_finished():
             return b"".join(parts)
         if decoder.can_accept_more_data():
-            raise Unreadable("encoded")
+            raise UnreadableBodyError("encoded")
         data = b""
 
 

@@ -15,13 +15,13 @@ from typing import Final, Literal
 import msgspec
 
 from compaction_proxy.wires.decompress import IDENTITY, Inflater
-from compaction_proxy.wires.sse import Events, data_of
+from compaction_proxy.wires.sse import EventSplitter, read_data
 
 _MAX_DIGITS: Final = 9
 _NUMBER: Final = rf"(?<!\d)(?P<%s>\d{{1,3}}(?:[,._' ]\d{{3}}){{1,2}}|\d{{1,{_MAX_DIGITS}}})(?!\d)"
 
 
-def _rule(wording: str) -> re.Pattern[str]:
+def _compile_rule(wording: str) -> re.Pattern[str]:
     """A wording with `{limit}`, `{used}` and `{output}` for numbers, in lower case and single spaces.
 
     Gaps are bounded and nothing that repeats without bound is repeated, so that matching stays linear.
@@ -39,7 +39,7 @@ EXCLUDED: Final = re.compile(
 )
 PER_MINUTE: Final = re.compile(r"tokens per min|\(tpm\)")
 QUOTA: Final = (
-    _rule(r"request too large.{0,300}?limit:? {limit}.{0,40}?requested:? {used}"),
+    _compile_rule(r"request too large.{0,300}?limit:? {limit}.{0,40}?requested:? {used}"),
     re.compile(r"request too large"),
 )
 BYTES: Final = re.compile(
@@ -47,59 +47,71 @@ BYTES: Final = re.compile(
     r"|request exceeds the maximum size|request_too_large"
 )
 
-SUM: Final = _rule(r"context length (?:is|of) {limit} tokens.{0,120}?requested.{0,60}?(?:\(|tokens: )")
+SUM: Final = _compile_rule(
+    r"context length (?:is|of) {limit} tokens.{0,120}?requested.{0,60}?(?:\(|tokens: )"
+)
 SUM_ENDS: Final = re.compile(r"\)|\. ")
-SHARE: Final = _rule(r"{count} (?:tokens )?(?:in|of|for|from) (?:the |your )?(?P<what>[a-z]{1,12})")
+SHARE: Final = _compile_rule(r"{count} (?:tokens )?(?:in|of|for|from) (?:the |your )?(?P<what>[a-z]{1,12})")
 OUTPUT_SHARES: Final = frozenset({"completion", "output"})
 
 _WINDOW: Final = r"maximum context length (?:is|of) {limit}(?: tokens)?"
 RULES: Final = (
     # vLLM
-    _rule(_WINDOW + r"\. however, your request has {used} input tokens plus {output} 'max_tokens'"),
-    _rule(r"is too large: {output}\. this model's " + _WINDOW + r" and your request has {used} input tokens"),
-    _rule(_WINDOW + r"\. however, you requested {output} output tokens and your prompt contains at least \d"),
-    _rule(
+    _compile_rule(_WINDOW + r"\. however, your request has {used} input tokens plus {output} 'max_tokens'"),
+    _compile_rule(
+        r"is too large: {output}\. this model's " + _WINDOW + r" and your request has {used} input tokens"
+    ),
+    _compile_rule(
+        _WINDOW + r"\. however, you requested {output} output tokens and your prompt contains at least \d"
+    ),
+    _compile_rule(
         _WINDOW
         + r"\. however, you requested {output} output tokens and your prompt contains {used} input tokens"
     ),
-    _rule(r"prompt \(length {used}\) is longer than the maximum model length of {limit}"),
-    _rule(r"max_tokens must be at least 1, got -\d"),
+    _compile_rule(r"prompt \(length {used}\) is longer than the maximum model length of {limit}"),
+    _compile_rule(r"max_tokens must be at least 1, got -\d"),
     # OpenAI, Azure, and whoever took over their wording
-    _rule(_WINDOW + r".{0,80}?(?:resulted in|your request has|contains) (?:about )?{used} (?:input )?tokens"),
-    _rule(_WINDOW + r".{0,80}?requested (?:about )?{used} tokens in the messages"),
-    _rule(r"input tokens exceed the configured limit of {limit} tokens.{0,80}?resulted in {used} tokens"),
-    _rule(_WINDOW),
+    _compile_rule(
+        _WINDOW + r".{0,80}?(?:resulted in|your request has|contains) (?:about )?{used} (?:input )?tokens"
+    ),
+    _compile_rule(_WINDOW + r".{0,80}?requested (?:about )?{used} tokens in the messages"),
+    _compile_rule(
+        r"input tokens exceed the configured limit of {limit} tokens.{0,80}?resulted in {used} tokens"
+    ),
+    _compile_rule(_WINDOW),
     # Anthropic, Fireworks
-    _rule(r"prompt is too long:? {used} tokens > {limit} maximum"),
-    _rule(r"input length and max_tokens exceed context limit: {used} \+ {output} > {limit}"),
-    _rule(r"prompt is too long: {used}, model maximum context length:? {limit}"),
+    _compile_rule(r"prompt is too long:? {used} tokens > {limit} maximum"),
+    _compile_rule(r"input length and max_tokens exceed context limit: {used} \+ {output} > {limit}"),
+    _compile_rule(r"prompt is too long: {used}, model maximum context length:? {limit}"),
     # Gemini, Mistral, xAI, Copilot, Cerebras, Kimi, Poolside, Together
-    _rule(r"input token count \(?{used}\)? exceeds the maximum number of tokens allowed \(?{limit}"),
-    _rule(r"input token count exceeds the maximum number of tokens allowed \(?{limit}"),
-    _rule(r"prompt contains {used} tokens.{0,80}?too large for model with {limit} maximum context length"),
-    _rule(r"maximum prompt length is {limit} but the request contains {used}"),
-    _rule(r"prompt token count of {used} exceeds the limit of {limit}"),
-    _rule(r"current length is {used} while limit is {limit}"),
+    _compile_rule(r"input token count \(?{used}\)? exceeds the maximum number of tokens allowed \(?{limit}"),
+    _compile_rule(r"input token count exceeds the maximum number of tokens allowed \(?{limit}"),
+    _compile_rule(
+        r"prompt contains {used} tokens.{0,80}?too large for model with {limit} maximum context length"
+    ),
+    _compile_rule(r"maximum prompt length is {limit} but the request contains {used}"),
+    _compile_rule(r"prompt token count of {used} exceeds the limit of {limit}"),
+    _compile_rule(r"current length is {used} while limit is {limit}"),
     # Its number counts the output asked for, too.
-    _rule(r"exceeded model token limit: {limit}"),
-    _rule(r"input length {used} exceeds the maximum allowed input length of {limit}"),
-    _rule(r"input \({used} tokens\) is longer than the model'?s context length \({limit} tokens"),
+    _compile_rule(r"exceeded model token limit: {limit}"),
+    _compile_rule(r"input length {used} exceeds the maximum allowed input length of {limit}"),
+    _compile_rule(r"input \({used} tokens\) is longer than the model'?s context length \({limit} tokens"),
     # llama.cpp (the second is its fields), llama-cpp-python, LM Studio, TGI
-    _rule(r"request \({used} tokens\) exceeds the available context size \({limit} tokens"),
-    _rule(r"n_prompt_tokens {used} n_ctx {limit}"),
-    _rule(r"requested tokens \({used}\) exceed context window of {limit}"),
-    _rule(r"greater than the context length \(n_keep: {used} ?>= n_ctx: {limit}"),
-    _rule(
+    _compile_rule(r"request \({used} tokens\) exceeds the available context size \({limit} tokens"),
+    _compile_rule(r"n_prompt_tokens {used} n_ctx {limit}"),
+    _compile_rule(r"requested tokens \({used}\) exceed context window of {limit}"),
+    _compile_rule(r"greater than the context length \(n_keep: {used} ?>= n_ctx: {limit}"),
+    _compile_rule(
         r"trying to keep the first {used} tokens when context the overflows"
         r".{0,200}?context length of only {limit}"
     ),
-    _rule(
+    _compile_rule(
         r"inputs tokens \+ max_new_tokens must be <= {limit}\."
         r" given: {used} inputs tokens and {output} max_new_tokens"
     ),
-    _rule(r"inputs must have less than {limit} tokens\. given: {used}"),
+    _compile_rule(r"inputs must have less than {limit} tokens\. given: {used}"),
     # Without numbers
-    _rule(
+    _compile_rule(
         r"exceeds? the (?:model(?:'?s)? )?context window|context window exceeds limit"
         r"|exceeds? the available context size|prompt is too long|prompt too long; exceeded"
         r"|input is too long for requested model|reduce the length of the messages"
@@ -108,9 +120,9 @@ RULES: Final = (
     ),
 )
 # Ollama cuts from the front in silence; a template that then misses the user's message fails like this.
-CUT_AWAY: Final = _rule("no user query found in messages")
+CUT_AWAY: Final = _compile_rule("no user query found in messages")
 
-Kind = Literal["context", "context_output", "tpm", "bytes"]
+OverflowKind = Literal["context", "context_output", "tpm", "bytes"]
 
 MAX_BODY_BYTES: Final = 65_536
 _MAX_TEXT_CHARACTERS: Final = 16_384
@@ -129,7 +141,7 @@ _TEXT_STATUSES: Final = frozenset({500, 502, 503})
 _STATUSES: Final = frozenset({200, 400, 413, 422, _QUOTA_STATUS}) | _TEXT_STATUSES
 
 # The fields in which errors keep codes and words. Others may echo the request, which could say anything.
-_TELLING: Final = frozenset(
+_ERROR_FIELDS: Final = frozenset(
     {"error", "errors", "error_message", "error_type", "message", "msg", "detail", "details", "description"}
     | {"code", "type", "reason", "cause", "metadata", "raw", "response", "title"}
 )
@@ -151,14 +163,14 @@ class Overflow:
             named. It does not where the status speaks of a rate or of bytes, or the cause is only inferred.
     """
 
-    kind: Kind
+    kind: OverflowKind
     limit: int | None = None
     used: int | None = None
     output: int | None = None
     is_sized: bool = True
 
 
-def _decoded(body: bytes, content_encoding: str) -> str | None:
+def _decode_text(body: bytes, content_encoding: str) -> str | None:
     if len(body) > MAX_BODY_BYTES:
         return None
     if content_encoding.strip().lower() not in IDENTITY:
@@ -169,7 +181,7 @@ def _decoded(body: bytes, content_encoding: str) -> str | None:
     return body.decode("utf-8", "replace").strip("\ufeff \t\r\n")
 
 
-def _parsed(text: str) -> object:
+def _parse_json(text: str) -> object:
     """The JSON that a text holds, or None."""
     try:
         return json.loads(text)
@@ -177,7 +189,7 @@ def _parsed(text: str) -> object:
         return None
 
 
-def _words(root: object) -> Iterator[str]:
+def _iter_words(root: object) -> Iterator[str]:
     """Codes and messages of an error of any shape, breadth first; JSON inside a string is opened too."""
     nodes = deque([root])
     for _ in range(_MAX_NODES):
@@ -185,36 +197,36 @@ def _words(root: object) -> Iterator[str]:
             return
         node = nodes.popleft()
         if isinstance(node, dict):
-            nodes.extend(value for key, value in node.items() if key.lower() in _TELLING)
+            nodes.extend(value for key, value in node.items() if key.lower() in _ERROR_FIELDS)
             if "n_ctx" in node:
                 yield f"n_prompt_tokens {node.get('n_prompt_tokens')} n_ctx {node['n_ctx']}"
         elif isinstance(node, list):
             nodes.extend(node[:_MAX_ITEMS])
         elif isinstance(node, str):
-            inner = _parsed(node) if node.lstrip()[:1] in _OPENING else None
+            inner = _parse_json(node) if node.lstrip()[:1] in _OPENING else None
             if inner is None:
                 yield node
             nodes.append(inner)
 
 
-def _normal(words: Iterator[str]) -> str:
+def _normalize_words(words: Iterator[str]) -> str:
     """All words as one text in the form that the rules are written in."""
     text = "\n".join(word[:_MAX_TEXT_CHARACTERS] for word in words)[:_MAX_TEXT_CHARACTERS]
     return " ".join(text.replace("\u2019", "'").replace("`", "").lower().split())
 
 
-def _number(digits: str | None) -> int | None:
+def _parse_number(digits: str | None) -> int | None:
     value = int(re.sub(r"\D", "", digits)) if digits else 0
     return value or None
 
 
-def _measured(numbers: Mapping[str, str | None]) -> Overflow:
-    limit, used, output = (_number(numbers.get(name)) for name in ("limit", "used", "output"))
+def _build_overflow(numbers: Mapping[str, str | None]) -> Overflow:
+    limit, used, output = (_parse_number(numbers.get(name)) for name in ("limit", "used", "output"))
     fits = limit is not None and used is not None and output is not None and used < limit
     return Overflow("context_output" if fits else "context", limit, used, output)
 
 
-def _shared(text: str) -> Overflow | None:
+def _match_sum(text: str) -> Overflow | None:
     """An error that splits a sum, such as `(658 of text input, 732 of tool input, 4096 in the output)`."""
     found = SUM.search(text)
     if found is None:
@@ -222,52 +234,54 @@ def _shared(text: str) -> Overflow | None:
     used = output = 0
     shares = SUM_ENDS.split(text[found.end() : found.end() + _SUM_CHARACTERS], 1)[0]
     for share in SHARE.finditer(shares):
-        count = _number(share["count"]) or 0
+        count = _parse_number(share["count"]) or 0
         if share["what"] in OUTPUT_SHARES:
             output += count
         else:
             used += count
-    return _measured({"limit": found["limit"], "used": str(used), "output": str(output)}) if used else None
+    return (
+        _build_overflow({"limit": found["limit"], "used": str(used), "output": str(output)}) if used else None
+    )
 
 
-def _context(text: str) -> Overflow | None:
-    shared = _shared(text)
+def _match_context(text: str) -> Overflow | None:
+    shared = _match_sum(text)
     if shared is not None:
         return shared
     found = next(filter(None, (rule.search(text) for rule in RULES)), None)
-    return _measured(found.groupdict()) if found else None
+    return _build_overflow(found.groupdict()) if found else None
 
 
-def _quota(text: str) -> Overflow | None:
+def _match_quota(text: str) -> Overflow | None:
     found = next(filter(None, (rule.search(text) for rule in QUOTA)), None)
     if found is None:
         return None
     numbers = found.groupdict()
-    return Overflow("tpm", _number(numbers.get("limit")), _number(numbers.get("used")))
+    return Overflow("tpm", _parse_number(numbers.get("limit")), _parse_number(numbers.get("used")))
 
 
-def _judged(status: int, words: Iterator[str]) -> Overflow | None:
+def _classify_words(status: int, words: Iterator[str]) -> Overflow | None:
     """The verdict on an error's words. A code outweighs every exclusion; a quota's text comes before both."""
-    text = _normal(words)
+    text = _normalize_words(words)
     if status in _TEXT_STATUSES:
-        return _worded(status, text)
+        return _match_wording(status, text)
     if PER_MINUTE.search(text):
-        return _quota(text)
+        return _match_quota(text)
     if CODES.search(text):
-        return _context(text) or Overflow("context")
-    return None if status == _QUOTA_STATUS else _worded(status, text)
+        return _match_context(text) or Overflow("context")
+    return None if status == _QUOTA_STATUS else _match_wording(status, text)
 
 
-def _worded(status: int, text: str) -> Overflow | None:
+def _match_wording(status: int, text: str) -> Overflow | None:
     if EXCLUDED.search(text):
         return None
-    found = _context(text)
+    found = _match_context(text)
     if found is None and status == _CUT_AWAY_STATUS and CUT_AWAY.search(text):
         return Overflow("context", is_sized=False)
     return Overflow("bytes") if found is None and BYTES.search(text) else found
 
 
-def _speaks(choice: object) -> bool:
+def _has_answer(choice: object) -> bool:
     """Whether a choice carries any of the model's answer."""
     if not isinstance(choice, dict):
         return False
@@ -275,21 +289,21 @@ def _speaks(choice: object) -> bool:
     return isinstance(said, dict) and any(value for name, value in said.items() if name != "role")
 
 
-def _failure(payload: object) -> object:
+def _find_failure(payload: object) -> object:
     """What a 200 says has failed, or None: an answer that has begun is no error."""
     if isinstance(payload, list):
         payload = payload[0] if payload else None
     if not isinstance(payload, dict):
         return None
     choices = payload.get("choices")
-    if isinstance(choices, list) and any(map(_speaks, choices)):
+    if isinstance(choices, list) and any(map(_has_answer, choices)):
         return None
     response = payload.get("response")
     failed = isinstance(response, dict) and response.get("error")
     return payload if payload.get("error") or payload.get("type") == "error" or failed else None
 
 
-def _event_payload(text: str) -> object:
+def _read_event_payload(text: str) -> object:
     """The data of the first event of a stream that has any; comments and other fields are passed over."""
     data: list[str] = []
     failed = False
@@ -302,37 +316,37 @@ def _event_payload(text: str) -> object:
         elif not line and data:
             break
     said = "\n".join(data)
-    return {"error": _parsed(said) or said} if failed else _parsed(said)
+    return {"error": _parse_json(said) or said} if failed else _parse_json(said)
 
 
 _NULL: Final = msgspec.Raw(b"null")
 
 
-class _Failed(msgspec.Struct, gc=False):
+class _FailedResponse(msgspec.Struct, gc=False):
     error: msgspec.Raw = _NULL
 
 
-class _Told(msgspec.Struct, gc=False):
+class _ErrorEvent(msgspec.Struct, gc=False):
     """Any event; only its errors are looked at."""
 
     type: str = ""
     error: msgspec.Raw = _NULL
-    response: _Failed | None = None
+    response: _FailedResponse | None = None
 
 
-_TOLD: Final = msgspec.json.Decoder(_Told)
+_ERROR_EVENT: Final = msgspec.json.Decoder(_ErrorEvent)
 
 
-def brief(stream: bytes) -> bytes:
+def condense_error_event(stream: bytes) -> bytes:
     """The errors of a stream's first event, as one: some repeat the whole request beside them."""
-    event = next(iter(Events().feed(stream)), b"")
+    event = next(iter(EventSplitter().feed(stream)), b"")
     try:
-        return b"data: %b\n\n" % msgspec.json.encode(_TOLD.decode(data_of(event)))
+        return b"data: %b\n\n" % msgspec.json.encode(_ERROR_EVENT.decode(read_data(event)))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return b""
 
 
-def detect(status: int, body: bytes, content_encoding: str = "") -> Overflow | None:
+def parse_overflow(status: int, body: bytes, content_encoding: str = "") -> Overflow | None:
     """What an answer says about a request that did not fit; None if it is about anything else.
 
     Args:
@@ -342,16 +356,16 @@ def detect(status: int, body: bytes, content_encoding: str = "") -> Overflow | N
     """
     if status not in _STATUSES:
         return None
-    text = _decoded(body, content_encoding)
+    text = _decode_text(body, content_encoding)
     if not text:
         return None
     if text.startswith(_STREAM_STARTS):
-        payload = _event_payload(text)
+        payload = _read_event_payload(text)
     elif text[0] in _JSON_STARTS:
-        payload = _parsed(text)
+        payload = _parse_json(text)
     else:
         payload = text
-    found = _judged(status, _words(_failure(payload) if status == 200 else payload))
+    found = _classify_words(status, _iter_words(_find_failure(payload) if status == 200 else payload))
     if status in _UNSIZED_STATUSES and found == Overflow("context"):
         return replace(found, is_sized=False)
     return found

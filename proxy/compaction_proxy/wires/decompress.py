@@ -13,7 +13,7 @@ _RAW_BITS: Final = -zlib.MAX_WBITS
 _HEADER_BYTES: Final = 2
 
 
-def window_bits(head: bytes) -> int:
+def detect_window_bits(head: bytes) -> int:
     """Raw, or with the header of zlib or gzip: servers that say deflate mean any (RFC 9110 §8.4.1.2)."""
     gzip = head == b"\x1f\x8b"
     zlib_header = head[0] & 0x0F == zlib.DEFLATED and int.from_bytes(head, "big") % 31 == 0
@@ -44,7 +44,7 @@ class Inflater:
             data = self._head = self._head + data
             if len(data) < _HEADER_BYTES:
                 return b""
-            self._engine = zlib.decompressobj(window_bits(data[:_HEADER_BYTES]))
+            self._engine = zlib.decompressobj(detect_window_bits(data[:_HEADER_BYTES]))
             self._head = b""
         if self._engine.eof:
             return b""

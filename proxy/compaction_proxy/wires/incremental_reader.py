@@ -13,19 +13,19 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.wires.body import (
     MAX_MESSAGES,
-    Body,
-    Named,
+    BodyOptions,
+    RequestBody,
     are_objects,
-    cut,
-    made,
-    named_by,
-    small_members,
+    build_body,
+    parse_options,
+    pick_small_members,
+    split_body,
 )
-from compaction_proxy.wires.json.slices import Slice, elements, members, skip
-from compaction_proxy.wires.wire import Dialect
+from compaction_proxy.wires.json.slices import Slice, find_members, skip_space, split_elements
+from compaction_proxy.wires.wire import Wire
 
 # Beginnings are found by their length and these last bytes of theirs.
 ENDING_BYTES = 48
@@ -34,90 +34,90 @@ MAX_SPACE_BYTES = 256
 # What stands behind the last message is remembered, with what the body's members say, in bytes.
 MAX_CLOSING = 512
 
-Whose = tuple[str, str | None]  # tenant, conversation
-Place = tuple[str, str | None, int, bytes]  # and the length and last bytes of a beginning
+ConversationKey = tuple[str, str | None]  # tenant, conversation
+BeginningKey = tuple[str, str | None, int, bytes]  # and the length and last bytes of a beginning
 
 
-class Closing(NamedTuple):
+class BodyClosing(NamedTuple):
     """What stood behind the last message of a body; mostly the same stands behind that of the next.
 
     Attributes:
         raw: Its bytes.
         array: How many of them belong to the value of `messages`.
-        named: What the members of that body say.
+        options: What the members of that body say.
     """
 
     raw: bytes
     array: int
-    named: Named
+    options: BodyOptions
 
 
-class Beginning(NamedTuple):
+class BodyBeginning(NamedTuple):
     """A body up to the end of its last message, as later ones begin; offsets, and a few of its bytes.
 
     Attributes:
         mark: Its fingerprint.
-        place: By what it is found.
+        key: By what it is found.
         stop: Its length in bytes.
         start: Where in it the value of `messages` starts.
-        held: Number of its elements.
-        ended: Whether the last of them ends a piece.
-        before: The members that stand before `messages`.
-        since: The place of the one that it grew from.
+        element_count: Number of its elements.
+        is_ended: Whether the last of them ends a piece.
+        leading_members: The members that stand before `messages`.
+        previous_key: The place of the one that it grew from.
         closing: What stood behind it; None if that was much.
     """
 
     mark: bytes
-    place: Place
+    key: BeginningKey
     stop: int
     start: int
-    held: int
-    ended: bool
-    before: Mapping[str, Slice]
-    since: Place | None
-    closing: Closing | None
+    element_count: int
+    is_ended: bool
+    leading_members: Mapping[str, Slice]
+    previous_key: BeginningKey | None
+    closing: BodyClosing | None
 
 
-class Tail(NamedTuple):
+class BodyTail(NamedTuple):
     """What stands behind a beginning.
 
     Attributes:
-        place: Where in the body the value of `messages` stands.
-        late: Elements that came behind the beginning.
-        named: What the body's members say.
+        messages_slice: Where in the body the value of `messages` stands.
+        new_elements: Elements that came behind the beginning.
+        options: What the body's members say.
         stop: Where the last message ends; 0 if not soon before the array does.
         closing: What stands behind it; None if that is much.
     """
 
-    place: Slice
-    late: tuple[bytes, ...]
-    named: Named
+    messages_slice: Slice
+    new_elements: tuple[bytes, ...]
+    options: BodyOptions
     stop: int
-    closing: Closing | None
+    closing: BodyClosing | None
 
 
-def place_of(raw: bytes, stop: int, whose: Whose) -> Place:
+def build_beginning_key(raw: bytes, stop: int, owner: ConversationKey) -> BeginningKey:
     """By what a beginning of so many bytes is found."""
-    return (*whose, stop, raw[max(0, stop - ENDING_BYTES) : stop])
+    return (*owner, stop, raw[max(0, stop - ENDING_BYTES) : stop])
 
 
-def end_of(raw: bytes, place: Slice) -> int:
+def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
     """Where the last message ends; 0 if not soon before the array does."""
-    if not raw.startswith(b"[", place.start):  # a string, which stands for a list of one
+    if not raw.startswith(b"[", messages_slice.start):  # a string, which stands for a list of one
         return 0
-    stop = place.stop - 1
-    near = raw[max(place.start, stop - MAX_SPACE_BYTES) : stop]
+    stop = messages_slice.stop - 1
+    near = raw[max(messages_slice.start, stop - MAX_SPACE_BYTES) : stop]
     message = near.rstrip(b" \t\n\r")
     return stop - len(near) + len(message) if message else 0
 
 
-def closing_of(raw: bytes, stop: int, place: Slice, named: Named) -> Closing | None:
+def build_closing(raw: bytes, stop: int, messages_slice: Slice, options: BodyOptions) -> BodyClosing | None:
     """What stands behind the last message, if it is little."""
-    size = len(raw) - stop + len(named.model) + sum(map(len, named.prompt_members))
-    return Closing(raw[stop:], place.stop - stop, named) if size <= MAX_CLOSING else None
+    size = len(raw) - stop + len(options.model) + sum(map(len, options.prompt_members))
+    return BodyClosing(raw[stop:], messages_slice.stop - stop, options) if size <= MAX_CLOSING else None
 
 
-def alike(raw: bytes, known: Beginning) -> Tail | None:
+def match_closing(raw: bytes, known: BodyBeginning) -> BodyTail | None:
     """What stands behind a beginning, if it is messages and then the very bytes that once stood there.
 
     The earlier body was right, and stays so with more elements at the end of its array.
@@ -130,43 +130,45 @@ def alike(raw: bytes, known: Beginning) -> Tail | None:
     try:
         if not text.isascii():
             text.decode()
-        late = elements(text)
-    except (Unreadable, UnicodeDecodeError, RecursionError):
+        late = split_elements(text)
+    except (UnreadableBodyError, UnicodeDecodeError, RecursionError):
         return None
-    if not late or known.held + len(late) > MAX_MESSAGES or not are_objects(late):
+    if not late or known.element_count + len(late) > MAX_MESSAGES or not are_objects(late):
         return None
     if not text.endswith(b"}]"):  # something stands between
         return None
-    return Tail(Slice(known.start, stop + closing.array), late, closing.named, stop, closing)
+    return BodyTail(Slice(known.start, stop + closing.array), late, closing.options, stop, closing)
 
 
-def behind(raw: bytes, known: Beginning, dialect: Dialect) -> Tail | None:
+def parse_tail(raw: bytes, known: BodyBeginning, wire: Wire) -> BodyTail | None:
     """What stands behind a beginning; None unless it is all in order."""
-    at = skip(raw, known.stop)
+    at = skip_space(raw, known.stop)
     more = raw.startswith(b",", at)
     if not more and not raw.startswith(b"]", at):
         return None
-    opening = b'{"%b":[' % dialect.members.messages.encode()
+    opening = b'{"%b":[' % wire.member_names.messages.encode()
     text = opening + raw[at + more :]
     try:
-        found = members(text)
-        place = found.pop(dialect.members.messages)
-        late = elements(memoryview(text)[place.start : place.stop])
-    except (Unreadable, RecursionError):
+        found = find_members(text)
+        place = found.pop(wire.member_names.messages)
+        late = split_elements(memoryview(text)[place.start : place.stop])
+    except (UnreadableBodyError, RecursionError):
         return None
     if (
         more != bool(late)
-        or known.held + len(late) > MAX_MESSAGES
-        or not known.before.keys().isdisjoint(found)
+        or known.element_count + len(late) > MAX_MESSAGES
+        or not known.leading_members.keys().isdisjoint(found)
     ):
         return None
-    if not are_objects(late) or any(key in found for key in dialect.members.telling):
+    if not are_objects(late) or any(key in found for key in wire.member_names.skip_indicators):
         return None
     shift = at + more - len(opening)
-    named = named_by(small_members(raw, known.before, dialect) | small_members(text, found, dialect), dialect)
+    named = parse_options(
+        pick_small_members(raw, known.leading_members, wire) | pick_small_members(text, found, wire), wire
+    )
     whole = Slice(known.start, place.stop + shift)
-    stop = end_of(raw, whole)
-    return Tail(whole, late, named, stop, closing_of(raw, stop, whole, named))
+    stop = find_last_message_end(raw, whole)
+    return BodyTail(whole, late, named, stop, build_closing(raw, stop, whole, named))
 
 
 KEY_BYTES = 32
@@ -186,7 +188,7 @@ GROWN_BYTES = 1024 * 1024
 WORKERS = 2
 
 
-class _Found(NamedTuple):
+class _ReadResult(NamedTuple):
     """What was found in a body.
 
     Attributes:
@@ -194,130 +196,138 @@ class _Found(NamedTuple):
         beginning: How later ones may begin; None where that is not remembered.
     """
 
-    body: Body
-    beginning: Beginning | None
+    body: RequestBody
+    beginning: BodyBeginning | None
 
 
-class Reader:
+class IncrementalReader:
     """Reads bodies, and remembers how they begin.
 
     Args:
         key: 32 random bytes, so that nobody can make two beginnings with one fingerprint.
-        dialect: The wire of the bodies.
+        wire: The wire of the bodies.
         max_beginnings: Size of the memory.
     """
 
-    def __init__(self, key: bytes, dialect: Dialect, max_beginnings: int = MAX_BEGINNINGS) -> None:
-        self._dialect = dialect
+    def __init__(self, key: bytes, wire: Wire, max_beginnings: int = MAX_BEGINNINGS) -> None:
+        self._dialect = wire
         self._blank = blake3(key=key)
         self._max_beginnings = max_beginnings
-        self._known: OrderedDict[Place, Beginning] = OrderedDict()
-        self._latest: OrderedDict[Whose, Beginning] = OrderedDict()
+        self._known: OrderedDict[BeginningKey, BodyBeginning] = OrderedDict()
+        self._latest: OrderedDict[ConversationKey, BodyBeginning] = OrderedDict()
         self._turns = asyncio.Semaphore(WORKERS)
 
-    async def read_beside(self, raw: bytes, tenant: str, conversation: str | None = None) -> Body:
+    async def read_without_blocking(
+        self, raw: bytes, tenant: str, conversation: str | None = None
+    ) -> RequestBody:
         """The same as `read`; nobody has to wait while a large body is read.
 
         Raises:
             Unreadable: See `body.read`.
         """
-        size, whose = len(raw), (tenant, conversation)
+        size, owner = len(raw), (tenant, conversation)
         if size <= LITTLE_BYTES:
-            return self._noted(whose, self._found(raw, whose))
-        found = self._grown(raw, whose) if size <= GROWN_BYTES else None
+            return self._remember_result(owner, self._read_body(raw, owner))
+        found = self._read_grown(raw, owner) if size <= GROWN_BYTES else None
         if found is None:
             async with self._turns:
-                found = await asyncio.to_thread(self._found, raw, whose)
-        return self._noted(whose, found)
+                found = await asyncio.to_thread(self._read_body, raw, owner)
+        return self._remember_result(owner, found)
 
-    def read(self, raw: bytes, tenant: str, conversation: str | None = None) -> Body:
+    def read(self, raw: bytes, tenant: str, conversation: str | None = None) -> RequestBody:
         """Cut a request body up, as `body.read` does; the body has a mark, and may follow an earlier one.
 
         Raises:
             Unreadable: See `body.read`.
         """
-        whose = (tenant, conversation)
-        return self._noted(whose, self._found(raw, whose))
+        owner = (tenant, conversation)
+        return self._remember_result(owner, self._read_body(raw, owner))
 
-    def _noted(self, whose: Whose, found: _Found) -> Body:
+    def _remember_result(self, owner: ConversationKey, found: _ReadResult) -> RequestBody:
         if found.beginning is not None:
-            self._remember(whose, found.beginning)
+            self._remember_beginning(owner, found.beginning)
         return found.body
 
-    def _found(self, raw: bytes, whose: Whose) -> _Found:
+    def _read_body(self, raw: bytes, owner: ConversationKey) -> _ReadResult:
         """What is in a body. Changes nothing, so it may be done in a thread."""
-        return self._grown(raw, whose) or self._anew(raw, whose)
+        return self._read_grown(raw, owner) or self._read_whole(raw, owner)
 
-    def _grown(self, raw: bytes, whose: Whose) -> _Found | None:
+    def _read_grown(self, raw: bytes, owner: ConversationKey) -> _ReadResult | None:
         """The body, if it begins as an earlier one."""
-        for beginning in islice(self._likely(raw, whose), MAX_TRIES):
-            hasher = self._hasher(whose).update(memoryview(raw)[: beginning.stop])
+        for beginning in islice(self._iter_candidates(raw, owner), MAX_TRIES):
+            hasher = self._start_hasher(owner).update(memoryview(raw)[: beginning.stop])
             if beginning.stop < len(raw) and hasher.digest() == beginning.mark:
-                return self._continued(raw, beginning, hasher)
+                return self._extend_beginning(raw, beginning, hasher)
         return None
 
-    def _likely(self, raw: bytes, whose: Whose) -> Iterator[Beginning]:
+    def _iter_candidates(self, raw: bytes, owner: ConversationKey) -> Iterator[BodyBeginning]:
         """Beginnings that end as the body does at the same place: the latest first, then the longest."""
-        latest = self._latest.get(whose)
-        if latest is not None and raw.endswith(latest.place[3], 0, latest.stop):
+        latest = self._latest.get(owner)
+        if latest is not None and raw.endswith(latest.key[3], 0, latest.stop):
             yield latest
         stop = len(raw)
         for _ in range(MAX_BRACES):
             if (brace := raw.rfind(b"}", 0, stop)) < 0:
                 return
-            found = self._known.get(place_of(raw, brace + 1, whose))
+            found = self._known.get(build_beginning_key(raw, brace + 1, owner))
             if found is not None and found is not latest:
                 yield found
             stop = brace
 
-    def _continued(self, raw: bytes, known: Beginning, hasher: blake3) -> _Found | None:
+    def _extend_beginning(self, raw: bytes, known: BodyBeginning, hasher: blake3) -> _ReadResult | None:
         """The body that begins so; None if what stands behind has to be looked at more closely."""
-        dialect = self._dialect
-        tail = alike(raw, known) or behind(raw, known, dialect)
+        wire = self._dialect
+        tail = match_closing(raw, known) or parse_tail(raw, known, wire)
         if tail is None:
             return None
-        if not tail.late:
-            return _Found(made(raw, tail.place, (), tail.named, dialect, known.mark, known.mark), known)
-        if not (stop := tail.stop) or not known.ended or dialect.unsettles(tail.late):
+        if not tail.new_elements:
+            return _ReadResult(
+                build_body(raw, tail.messages_slice, (), tail.options, wire, known.mark, known.mark), known
+            )
+        if not (stop := tail.stop) or not known.is_ended or wire.regroups_previous(tail.new_elements):
             return None
         mark = hasher.update(memoryview(raw)[known.stop : stop]).digest()
-        place = place_of(raw, stop, known.place[:2])
-        held = known.held + len(tail.late)
-        ended = not dialect.unended(tail.late[-1])
-        grown = Beginning(
-            mark, place, stop, known.start, held, ended, known.before, known.place, tail.closing
+        place = build_beginning_key(raw, stop, known.key[:2])
+        held = known.element_count + len(tail.new_elements)
+        ended = not wire.may_continue(tail.new_elements[-1])
+        grown = BodyBeginning(
+            mark, place, stop, known.start, held, ended, known.leading_members, known.key, tail.closing
         )
-        late = dialect.pieces(tail.late)
-        return _Found(made(raw, tail.place, late, tail.named, dialect, mark, known.mark), grown)
+        late = wire.to_pieces(tail.new_elements)
+        return _ReadResult(
+            build_body(raw, tail.messages_slice, late, tail.options, wire, mark, known.mark), grown
+        )
 
-    def _anew(self, raw: bytes, whose: Whose) -> _Found:
-        dialect = self._dialect
-        found, listed = cut(raw, dialect)
-        late = dialect.pieces(listed)
-        place = found[dialect.members.messages]
-        named = named_by(small_members(raw, found, dialect), dialect)
+    def _read_whole(self, raw: bytes, owner: ConversationKey) -> _ReadResult:
+        wire = self._dialect
+        found, listed = split_body(raw, wire)
+        late = wire.to_pieces(listed)
+        place = found[wire.member_names.messages]
+        named = parse_options(pick_small_members(raw, found, wire), wire)
         before = {key: at for key, at in found.items() if at.stop <= place.start}
-        stop = end_of(raw, place)
+        stop = find_last_message_end(raw, place)
         if not stop or len(before) > MAX_KEYS or sum(map(len, before)) > MAX_KEY_CHARACTERS:
-            return _Found(made(raw, place, late, named, dialect), None)
-        mark = self._hasher(whose).update(memoryview(raw)[:stop]).digest()
-        closing = closing_of(raw, stop, place, named)
-        found_by = place_of(raw, stop, whose)
-        ended = not dialect.unended(listed[-1])
-        beginning = Beginning(mark, found_by, stop, place.start, len(listed), ended, before, None, closing)
-        return _Found(made(raw, place, late, named, dialect, mark), beginning)
+            return _ReadResult(build_body(raw, place, late, named, wire), None)
+        mark = self._start_hasher(owner).update(memoryview(raw)[:stop]).digest()
+        closing = build_closing(raw, stop, place, named)
+        found_by = build_beginning_key(raw, stop, owner)
+        ended = not wire.may_continue(listed[-1])
+        beginning = BodyBeginning(
+            mark, found_by, stop, place.start, len(listed), ended, before, None, closing
+        )
+        return _ReadResult(build_body(raw, place, late, named, wire, mark), beginning)
 
-    def _hasher(self, whose: Whose) -> blake3:
-        return self._blank.copy().update(whose[0].encode() + b"\0")
+    def _start_hasher(self, owner: ConversationKey) -> blake3:
+        return self._blank.copy().update(owner[0].encode() + b"\0")
 
-    def _remember(self, whose: Whose, beginning: Beginning) -> None:
+    def _remember_beginning(self, owner: ConversationKey, beginning: BodyBeginning) -> None:
         """Take a beginning up, in place of the one before the one that it grew from."""
-        older = self._known.get(beginning.since) if beginning.since else None
-        if older is not None and older.since is not None:
-            self._known.pop(older.since, None)
-        self._known[beginning.place] = self._latest[whose] = beginning
-        self._known.move_to_end(beginning.place)
-        self._latest.move_to_end(whose)
+        older = self._known.get(beginning.previous_key) if beginning.previous_key else None
+        if older is not None and older.previous_key is not None:
+            self._known.pop(older.previous_key, None)
+        self._known[beginning.key] = self._latest[owner] = beginning
+        self._known.move_to_end(beginning.key)
+        self._latest.move_to_end(owner)
         for held in (self._known, self._latest):
             while len(held) > self._max_beginnings:
                 held.popitem(last=False)

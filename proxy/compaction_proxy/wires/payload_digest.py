@@ -8,25 +8,25 @@ from typing import Any
 from compaction_proxy.wires.json import large
 
 
-def sha256(text: str) -> bytes:
+def hash_text(text: str) -> bytes:
     """SHA-256 of a text, which may hold lone surrogates."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-def address(url: str) -> bytes:
+def hash_address(url: str) -> bytes:
     """SHA-256 of what an address means: inline data, an http address without its query, else its text."""
     if url.startswith(("http://", "https://")):
-        return sha256(url.partition("?")[0])
+        return hash_text(url.partition("?")[0])
     head, comma, data = url.rpartition(",")
     if comma and not head.endswith(";base64"):
-        return sha256(url)
+        return hash_text(url)
     try:
-        return large.base64_sha256(data)
+        return large.hash_base64(data)
     except ValueError:
-        return sha256(url)
+        return hash_text(url)
 
 
-def opaque(part: Any) -> bytes:
+def hash_part(part: Any) -> bytes:
     """SHA-256 of a part of a kind that we do not know: of its JSON, without the client's cache marks."""
     plain = {k: v for k, v in part.items() if k != "cache_control"} if isinstance(part, Mapping) else part
-    return sha256(json.dumps(plain, sort_keys=True, default=str))
+    return hash_text(json.dumps(plain, sort_keys=True, default=str))

@@ -7,14 +7,14 @@ import re
 
 import msgspec
 
-from compaction_proxy.wires.body import bounded, small
+from compaction_proxy.wires.body import decode_small, shorten_model_name
 
 # Whatever names a session is short, in bytes; a longer member is passed over. OpenAI's `metadata` may hold
 # 16 values of 512 characters, and Codex tells of the folders that it works in.
 MAX_MEMBER_BYTES = 16_384
 
 
-class Outline(msgspec.Struct, gc=False):
+class BodyOutline(msgspec.Struct, gc=False):
     """Members as JSON, left as they are; empty where they are absent.
 
     Attributes:
@@ -36,11 +36,11 @@ class Outline(msgspec.Struct, gc=False):
     max_output_tokens: msgspec.Raw = msgspec.Raw()
 
 
-_OUTLINE = msgspec.json.Decoder(Outline)
+_OUTLINE = msgspec.json.Decoder(BodyOutline)
 _ANY = msgspec.json.Decoder()
 
 
-def outline(raw: bytes) -> Outline | None:
+def scan_outline(raw: bytes) -> BodyOutline | None:
     """The members of a body; None if it is no JSON object. Takes half a millisecond a megabyte."""
     try:
         return _OUTLINE.decode(raw)
@@ -48,7 +48,7 @@ def outline(raw: bytes) -> Outline | None:
         return None
 
 
-def held(member: bytes) -> object:
+def decode_member(member: bytes) -> object:
     """The value of a short member; None if it is absent, long or no JSON."""
     if not 0 < len(member) <= MAX_MEMBER_BYTES:
         return None
@@ -67,17 +67,17 @@ def read_texts(raw: bytes) -> tuple[list[str], list[str]]:
         return [], []
     if not isinstance(body, dict):
         return [], []
-    system = [_text(body.get("system")), _text(body.get("instructions"))]
+    system = [_join_text(body.get("system")), _join_text(body.get("instructions"))]
     user: list[str] = []
     listed = body.get("messages", body.get("input"))
     for each in listed if isinstance(listed, list) else [{"role": "user", "content": listed}]:
         if isinstance(each, dict):
             texts = user if each.get("role") == "user" else system
-            texts.append(_text(each.get("content")))
+            texts.append(_join_text(each.get("content")))
     return [text for text in system if text], [text for text in user if text]
 
 
-def _text(content: object) -> str:
+def _join_text(content: object) -> str:
     """The text of a message's content: a string, or parts of which some have a text."""
     if isinstance(content, list):
         parts = [each.get("text") for each in content if isinstance(each, dict)]
@@ -97,20 +97,20 @@ _UNESCAPED = re.compile(rb"\\(?:(\\)|u(00(?:[23][0-9a-fA-F]|[aA]0)))")
 MAX_SEARCHED_BYTES = 8 * 1024 * 1024
 
 
-def models_named(raw: bytes) -> set[str]:
+def find_models(raw: bytes) -> set[str]:
     """Every model that the body could mean, found without parsing; empty if none was found.
 
     A nested key of the same name may add one, so the set holds the right one and perhaps more.
     """
-    return {bounded(_unescaped(found)) for found in _MODEL.findall(raw)}
+    return {shorten_model_name(_decode_escapes(found)) for found in _MODEL.findall(raw)}
 
 
-def _unescaped(text: bytes) -> str:
-    value = small(b'"%b"' % text) if b"\\" in text else None
+def _decode_escapes(text: bytes) -> str:
+    value = decode_small(b'"%b"' % text) if b"\\" in text else None
     return value if isinstance(value, str) else text.decode("utf-8", "replace")
 
 
-def outputs_named(raw: bytes) -> list[int]:
+def find_output_limits(raw: bytes) -> list[int]:
     """Every limit of the output that the body could mean, in tokens, found without parsing."""
     return [int(found) for found in _OUTPUT.findall(raw)]
 
@@ -120,7 +120,7 @@ def has_media(raw: bytes) -> bool:
     return _MEDIA.search(raw) is not None
 
 
-class Mentioned:
+class MentionedNumbers:
     """The numbers that stand in a body, escapes undone and thousands separators left out.
 
     It may hold a few more: ends of numbers with separators. Of a large body only the beginning is looked at.
@@ -137,13 +137,13 @@ class Mentioned:
         if not isinstance(number, int):
             return False
         if b"\\u00" in self._raw:  # digits and separators may be escaped, too
-            self._raw = _UNESCAPED.sub(_plain, self._raw)
+            self._raw = _UNESCAPED.sub(_unescape_match, self._raw)
         digits = f"{number:,}".split(",")
         first, rest = digits[0], "".join([_SEPARATOR + group for group in digits[1:]])
         places = re.finditer(f"{first}{rest}(?!\\d)".encode(), self._raw)
         return any(not self._raw[max(0, found.start() - 1) : found.start()].isdigit() for found in places)
 
 
-def _plain(escape: re.Match[bytes]) -> bytes:
+def _unescape_match(escape: re.Match[bytes]) -> bytes:
     code = escape[2]
     return chr(int(code, 16)).encode() if code else escape[0]

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.core.message import Instruction, Message, Source
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.core.message import Instruction, Message, SourceMessage
 from compaction_proxy.wires.json import large
-from compaction_proxy.wires.json.shorten import encoded
-from compaction_proxy.wires.json.slices import elements, members
+from compaction_proxy.wires.json.shorten import encode_json
+from compaction_proxy.wires.json.slices import find_members, split_elements
 
 INSTRUCTIONS: Final = "instructions"
 MEMORY: Final = "memory"
@@ -25,7 +25,7 @@ PROMPT_CHARACTERS: Final = 4_096
 MAX_PATH_CHARACTERS: Final = 512
 
 
-class Form(NamedTuple):
+class InstructionForm(NamedTuple):
     """How a client writes one kind of instructions.
 
     Attributes:
@@ -45,7 +45,7 @@ class Form(NamedTuple):
     reply: str = ""
 
 
-class Client(NamedTuple):
+class ClientProfile(NamedTuple):
     """A client that sends such text.
 
     Attributes:
@@ -58,15 +58,15 @@ class Client(NamedTuple):
     agents: tuple[bytes, ...]
     fields: tuple[bytes, ...]
     prompts: tuple[str, ...]
-    forms: tuple[Form, ...]
+    forms: tuple[InstructionForm, ...]
 
 
 _REMINDER: Final = "<system-reminder>"
 _REMINDER_END: Final = "</system-reminder>"
-_DETAILS: Final = Form(ENVIRONMENT, "<environment_details>\n", "</environment_details>")
+_DETAILS: Final = InstructionForm(ENVIRONMENT, "<environment_details>\n", "</environment_details>")
 
-CLIENTS: Final[Mapping[str, Client]] = {
-    "claude-code": Client(
+CLIENTS: Final[Mapping[str, ClientProfile]] = {
+    "claude-code": ClientProfile(
         agents=(b"claude-cli/", b"claude-code/"),
         fields=(b"x-claude-code-session-id",),
         prompts=(
@@ -74,26 +74,26 @@ CLIENTS: Final[Mapping[str, Client]] = {
             "You are a Claude agent, built on Anthropic's Claude Agent SDK",
         ),
         forms=(
-            Form(
+            InstructionForm(
                 INSTRUCTIONS,
                 _REMINDER + "\nAs you answer the user's questions, you can use the following context:\n# ",
                 _REMINDER_END,
                 re.compile(r"^Contents of (.+?)(?: \([^)\n]*\))?:$", re.MULTILINE),
             ),
-            Form(
+            InstructionForm(
                 MEMORY,
                 _REMINDER + "\nContents of ",
                 _REMINDER_END,
                 re.compile(r"^Contents of (.+?)(?: \([^)\n]*\))?:$", re.MULTILINE),
             ),
-            Form(
+            InstructionForm(
                 ENVIRONMENT,
                 _REMINDER + "\nAvailable agent types for the Agent tool:\n",
                 _REMINDER_END,
                 re.compile(r"(agent types)"),
                 is_first=True,
             ),
-            Form(
+            InstructionForm(
                 ENVIRONMENT,
                 _REMINDER + "\nThe following skills are available for use with the Skill tool:\n",
                 _REMINDER_END,
@@ -102,20 +102,22 @@ CLIENTS: Final[Mapping[str, Client]] = {
             ),
         ),
     ),
-    "codex": Client(
+    "codex": ClientProfile(
         agents=(b"codex_", b"codex-", b"codex/"),
         fields=(b"x-codex-turn-metadata", b"x-codex-window-id", b"x-codex-installation-id"),
         prompts=("You are Codex", "You are a coding agent running in the Codex CLI"),
         forms=(
-            Form(
+            InstructionForm(
                 INSTRUCTIONS,
                 "# AGENTS.md instructions",
                 "</INSTRUCTIONS>",
                 re.compile(r"\A# AGENTS\.md instructions for (.+)"),
             ),
-            Form(INSTRUCTIONS, "<user_instructions>", "</user_instructions>", re.compile(r"\A<(user)_")),
+            InstructionForm(
+                INSTRUCTIONS, "<user_instructions>", "</user_instructions>", re.compile(r"\A<(user)_")
+            ),
             # What has changed alone comes as such a block, too: it replaces one that tells the same.
-            Form(
+            InstructionForm(
                 ENVIRONMENT,
                 "<environment_context>",
                 "</environment_context>",
@@ -123,40 +125,40 @@ CLIENTS: Final[Mapping[str, Client]] = {
             ),
         ),
     ),
-    "qwen-code": Client(
+    "qwen-code": ClientProfile(
         agents=(b"qwencode/",),
         fields=(),
         prompts=("You are Qwen Code,",),
         forms=(
-            Form(
+            InstructionForm(
                 ENVIRONMENT,
                 "This is the Qwen Code. We are setting up the context for our chat.\n",
                 "",
                 is_first=True,
                 reply="Got it. Thanks for the context!",
             ),
-            Form(
+            InstructionForm(
                 ENVIRONMENT,
                 _REMINDER + "\nThis is the Qwen Code. We are setting up the context for our chat.\n",
                 _REMINDER_END,
                 re.compile(r"(context for our chat)"),
                 is_first=True,
             ),
-            Form(
+            InstructionForm(
                 ENVIRONMENT,
                 _REMINDER + "\nThe following skills are available for use with the Skill tool.",
                 _REMINDER_END,
                 re.compile(r"\A<system-reminder>\nThe following (skills)"),
                 is_first=True,
             ),
-            Form(
+            InstructionForm(
                 ENVIRONMENT,
                 _REMINDER + "\nThe following tools are reachable through `tool_search` and `tool_call`.",
                 _REMINDER_END,
                 re.compile(r"\A<system-reminder>\nThe following (tools)"),
                 is_first=True,
             ),
-            Form(
+            InstructionForm(
                 ENVIRONMENT,
                 _REMINDER + "\nThe current date is: ",
                 _REMINDER_END,
@@ -164,30 +166,30 @@ CLIENTS: Final[Mapping[str, Client]] = {
             ),
         ),
     ),
-    "cline": Client(
+    "cline": ClientProfile(
         agents=(b"cline/",),
         fields=(),
         prompts=("You are Cline,",),
         forms=(_DETAILS,),
     ),
-    "roo-code": Client(
+    "roo-code": ClientProfile(
         agents=(b"roocode/",),
         fields=(),
         prompts=("You are Roo,",),
         forms=(_DETAILS,),
     ),
-    "aider": Client(
+    "aider": ClientProfile(
         agents=(b"aider/",),
         fields=(),
         prompts=("Act as an expert software developer", "Act as an expert code analyst"),
         forms=(
-            Form(
+            InstructionForm(
                 INSTRUCTIONS,
                 "Here are some READ ONLY files, provided for your reference.",
                 "",
                 reply="Ok, I will use these files as references.",
             ),
-            Form(
+            InstructionForm(
                 ENVIRONMENT,
                 "Here are summaries of some files present in my git repository.",
                 "",
@@ -196,12 +198,12 @@ CLIENTS: Final[Mapping[str, Client]] = {
             ),
         ),
     ),
-    "openhands": Client(
+    "openhands": ClientProfile(
         agents=(b"openhands/",),
         fields=(),
         prompts=("You are OpenHands agent,",),
         forms=(
-            Form(
+            InstructionForm(
                 MEMORY,
                 "<EXTRA_INFO>\nThe following information has been included based on a keyword match for ",
                 "</EXTRA_INFO>",
@@ -238,24 +240,24 @@ def find_client_by_prompt(text: str) -> str:
     return next((name for name, client in CLIENTS.items() if text.startswith(client.prompts)), "")
 
 
-def find_client_of(messages: Sequence[Message]) -> str:
+def find_client_by_messages(messages: Sequence[Message]) -> str:
     """Returns the name of the client whose system prompt opens a list; empty where none is known."""
-    first = next((each for each in messages if each.privileged), None)
+    first = next((each for each in messages if each.is_privileged), None)
     return find_client_by_prompt(first.text) if first is not None else ""
 
 
 def find_client_by_members(prompt_members: Sequence[str]) -> str:
     """Returns the same by the JSON of a body's members: the first is the system prompt, if there is one."""
-    held = prompt_members[0][:PROMPT_CHARACTERS] if prompt_members else ""
+    beginning = prompt_members[0][:PROMPT_CHARACTERS] if prompt_members else ""
     for name, client in CLIENTS.items():
         for prompt in client.prompts:
-            at = held.find(f'"{prompt}')
-            if at >= 0 and (not held[:at].strip() or re.search(r'"text"\s*:\s*\Z', held[:at])):
+            at = beginning.find(f'"{prompt}')
+            if at >= 0 and (not beginning[:at].strip() or re.search(r'"text"\s*:\s*\Z', beginning[:at])):
                 return name
     return ""
 
 
-def find_form(client: str, text: str) -> Form | None:
+def find_form(client: str, text: str) -> InstructionForm | None:
     """Returns the form of a client that a whole text has; None: it has none."""
     for form in CLIENTS[client].forms if client in CLIENTS else ():
         if text.startswith(form.opening) and (
@@ -265,12 +267,12 @@ def find_form(client: str, text: str) -> Form | None:
     return None
 
 
-def has_opening(text: str, client: str) -> bool:
+def starts_with_form(text: str, client: str) -> bool:
     """Whether a text begins in one of a client's forms."""
     return text.startswith(tuple(form.opening for form in CLIENTS[client].forms))
 
 
-def has_mark(raw: bytes, client: str) -> bool:
+def may_hold_form(raw: bytes, client: str) -> bool:
     """Whether the bytes of a message may hold one of a client's forms; cheap."""
     if client not in CLIENTS or b'"tool_result"' in raw or b'"user"' not in raw:
         return False
@@ -279,7 +281,7 @@ def has_mark(raw: bytes, client: str) -> bool:
     )
 
 
-def divide(record: Message, client: str, *, is_first: bool) -> list[tuple[bytes, Instruction | None]]:
+def divide_message(record: Message, client: str, *, is_first: bool) -> list[tuple[bytes, Instruction | None]]:
     """Divides a user message into its instructions and what the user says.
 
     Returns bytes of messages, each with what it is; the user's parts stay together, at the place of the last
@@ -290,7 +292,7 @@ def divide(record: Message, client: str, *, is_first: bool) -> list[tuple[bytes,
         client: The name of the client that sends it.
         is_first: Whether no answer stands before it.
     """
-    if record.role != "user" or record.answers or not has_mark(record.raw, client):
+    if record.role != "user" or record.answers or not may_hold_form(record.raw, client):
         return []
     content = _read_content(record.raw)
     if isinstance(content, str):
@@ -310,7 +312,7 @@ def divide(record: Message, client: str, *, is_first: bool) -> list[tuple[bytes,
 def divide_each(
     before: Sequence[Message], new: Iterable[Message], client: str
 ) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
-    """Yields each new message of a list with what `divide` makes of it.
+    """Yields each new message of a list with what `divide_message` makes of it.
 
     Args:
         before: The messages in front of them.
@@ -321,33 +323,36 @@ def divide_each(
     last = before[-1] if before else None
     for record in new:
         is_first = is_first and record.role != "assistant"
-        yield record, divide(record, client, is_first=is_first) if last is None or not last.answers else ()
+        yield (
+            record,
+            divide_message(record, client, is_first=is_first) if last is None or not last.answers else (),
+        )
         last = record
 
 
 def drop_instructions(
-    messages: Sequence[Message], client: str, read: Callable[[bytes], Message]
+    messages: Sequence[Message], client: str, parse_message: Callable[[bytes], Message]
 ) -> tuple[Message, ...]:
     """Returns a whole list without a client's instructions.
 
     Args:
         messages: The list.
         client: The name of the client that sends it.
-        read: Reads a message of its wire.
+        parse_message: Reads a message of its wire.
     """
     made: list[Message] = []
     for record, parts in divide_each((), messages, client):
-        records = [replace(read(raw), instruction=instruction) for raw, instruction in parts]
-        source = Source(record.raw, len(parts)) if len(parts) > 1 else None
+        records = [replace(parse_message(raw), instruction=instruction) for raw, instruction in parts]
+        source = SourceMessage(record.raw, len(parts)) if len(parts) > 1 else None
         made += [replace(each, source=source) for each in records] or [record]
-    return tuple(each for each in settle(made) if each.instruction is None)
+    return tuple(each for each in unmark_pasted(made) if each.instruction is None)
 
 
 def _read_content(raw: bytes) -> str | list[Any]:
     """The content of a message; empty where it is none that can be divided."""
     try:
-        fields = large.value(raw)
-    except Unreadable:
+        fields = large.decode_value(raw)
+    except UnreadableBodyError:
         return ""
     content = fields.get("content") if isinstance(fields, dict) else ""
     return content if isinstance(content, str | list) else ""
@@ -371,12 +376,12 @@ def _find_instruction(text: str, client: str, *, is_first: bool) -> Instruction 
 
 
 def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tuple[bytes, Instruction | None]]:
-    place = members(raw)["content"]
-    parts = elements(raw[place.start : place.stop])
-    fields = large.value(raw)
+    place = find_members(raw)["content"]
+    parts = split_elements(raw[place.start : place.stop])
+    fields = large.decode_value(raw)
     if fields.pop("id", None) is not None:  # an id names one message only
-        raw = encoded(fields | {"content": ""})
-        place = members(raw)["content"]
+        raw = encode_json(fields | {"content": ""})
+        place = find_members(raw)["content"]
     own = [k for k, kind in enumerate(kinds) if kind is None]
     for k, kind in enumerate(kinds):
         if kind is None and k != own[-1]:
@@ -385,7 +390,7 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
         yield b"".join((raw[: place.start], b"[", held, b"]", raw[place.stop :])), kind
 
 
-def settle(messages: Sequence[Message]) -> tuple[Message, ...]:
+def unmark_pasted(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Returns the list without what was pasted: the last message of a turn that holds no words of a user.
 
     A turn is what stands between two answers. What a client has answered itself is left as it is.
@@ -395,19 +400,19 @@ def settle(messages: Sequence[Message]) -> tuple[Message, ...]:
     for stop in range(len(made) + 1):
         if stop < len(made) and not (made[stop].role == "assistant" or made[stop].answers):
             continue
-        turn = [k for k in range(start, stop) if not made[k].privileged]
+        turn = [k for k in range(start, stop) if not made[k].is_privileged]
         reply = made[stop].text if stop < len(made) else ""
-        if any(made[k].instruction for k in turn) and not any(_is_said(made[k]) for k in turn):
+        if any(made[k].instruction for k in turn) and not any(_is_user_text(made[k]) for k in turn):
             last = made[turn[-1]]
             for k in turn:
                 is_last = k == turn[-1] or (last.source is not None and made[k].source is last.source)
-                if is_last and not _is_replied(made[k], reply):
+                if is_last and not _has_client_reply(made[k], reply):
                     made[k] = replace(made[k], instruction=None)
         start = stop + 1
     return tuple(made)
 
 
-def _is_said(record: Message) -> bool:
+def _is_user_text(record: Message) -> bool:
     """Whether a user says it, as far as can be told."""
     if record.instruction is not None:
         return False
@@ -417,7 +422,7 @@ def _is_said(record: Message) -> bool:
     )
 
 
-def _is_replied(record: Message, reply: str) -> bool:
+def _has_client_reply(record: Message, reply: str) -> bool:
     """Whether a client has answered a message itself."""
     if record.instruction is None:
         return False

@@ -7,18 +7,16 @@ from typing import Final
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.messages.wire import MESSAGES
 from compaction_proxy.wires.responses.wire import RESPONSES
-from compaction_proxy.wires.wire import Dialect
+from compaction_proxy.wires.wire import Wire
 
-WIRES: Final[Mapping[str, Dialect]] = MappingProxyType(
-    {each.name: each for each in (CHAT, MESSAGES, RESPONSES)}
-)
+WIRES: Final[Mapping[str, Wire]] = MappingProxyType({each.name: each for each in (CHAT, MESSAGES, RESPONSES)})
 
 
-def dialect_of(method: str, raw_path: bytes) -> Dialect | None:
+def find_wire(method: str, raw_path: bytes) -> Wire | None:
     """The wire of a request that carries a conversation, under whatever prefix; None where it does not."""
     if method != "POST":
         return None
     for each in WIRES.values():
-        if raw_path.endswith(each.ending):
+        if raw_path.endswith(each.path_suffix):
             return each
     return None

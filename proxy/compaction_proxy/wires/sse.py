@@ -20,7 +20,7 @@ _LINE: Final = re.compile(rb"[^\r\n]*(?>\r\n|\n|\r|\Z)")
 _DATA: Final = b"data:"
 
 
-class Events:
+class EventSplitter:
     """Cuts a stream into events, each as its own bytes with the blank line behind it."""
 
     __slots__ = ("_held", "_looked")
@@ -49,13 +49,13 @@ class Events:
         self._looked = max(0, len(self._held) - _LONGEST_BORDER + 1)
         return found
 
-    def rest(self) -> bytes:
+    def flush_rest(self) -> bytes:
         """What came behind the last event, once the stream is at its end."""
         held, self._held, self._looked = bytes(self._held), bytearray(), 0
         return held
 
 
-def data_of(event: bytes) -> bytes:
+def read_data(event: bytes) -> bytes:
     """What an event carries; empty where that is nothing, as in a comment."""
     if event.startswith(_DATA) and event.count(b"\n") == 2 and event.endswith(b"\n\n"):  # as nearly all do
         return event[len(_DATA) :].strip(b" \n")
@@ -63,7 +63,7 @@ def data_of(event: bytes) -> bytes:
     return b"\n".join(line[len(_DATA) :].removeprefix(b" ") for line in lines if line.startswith(_DATA))
 
 
-def with_data(event: bytes, data: bytes) -> bytes:
+def replace_data(event: bytes, data: bytes) -> bytes:
     """The event carrying this, which is one line; its other lines and its line ends are its own."""
     kept: list[bytes] = []
     told = False

@@ -2,7 +2,7 @@
 
 While bytes flow they are only copied into a bounded buffer; parsing waits for the end. Only JSON that really
 stands where a provider puts its usage counts: text of the model that talks of usage does not. Where that is
-differs from wire to wire; each brings its own `Telling`.
+differs from wire to wire; each brings its own `UsageParser`.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from compaction_proxy.wires.decompress import IDENTITY, Inflater
-from compaction_proxy.wires.wire import Usage
+from compaction_proxy.wires.wire import TokenUsage
 
 _KEEP_BYTES: Final = 65_536
 _MAX_INFLATED_BYTES: Final = 32 * 1024 * 1024
@@ -27,24 +27,24 @@ _DECODER: Final = json.JSONDecoder()
 _Answer = TypeVar("_Answer")
 
 
-class Telling(NamedTuple):
+class UsageParser(NamedTuple):
     """Where the answers of a wire say what they used.
 
     Attributes:
-        counted: The numbers of a `usage` object; None if they cannot be true.
-        body: What a JSON answer says; also asked of an object of nothing but an answer's last members.
-        stream: What a stream says, given its first bytes, its last lines, and whether the first of these
-            lines is whole.
+        parse_counts: The numbers of a `usage` object; None if they cannot be true.
+        parse_body: What a JSON answer says; also asked of an object of nothing but an answer's last members.
+        parse_stream: What a stream says, given its first bytes, its last lines, and whether the first of
+            these lines is whole.
         head_bytes: How many of a stream's first bytes that takes.
     """
 
-    counted: Callable[[object], Usage | None]
-    body: Callable[[bytes], Usage | None]
-    stream: Callable[[bytes, bytes, bool], Usage | None]
+    parse_counts: Callable[[object], TokenUsage | None]
+    parse_body: Callable[[bytes], TokenUsage | None]
+    parse_stream: Callable[[bytes, bytes, bool], TokenUsage | None]
     head_bytes: int = 0
 
 
-def decoded(decoder: msgspec.json.Decoder[_Answer], body: bytes) -> _Answer | None:
+def decode_shape(decoder: msgspec.json.Decoder[_Answer], body: bytes) -> _Answer | None:
     """An answer of the shape that a decoder takes; None if it has another."""
     try:
         return decoder.decode(body)
@@ -52,7 +52,7 @@ def decoded(decoder: msgspec.json.Decoder[_Answer], body: bytes) -> _Answer | No
         return None
 
 
-def parsed(data: bytes) -> object:
+def parse_json(data: bytes) -> object:
     """The JSON that bytes hold, or None. What is not strictly JSON, such as NaN, is read as Python does."""
     try:
         return msgspec.json.decode(data)
@@ -64,30 +64,34 @@ def parsed(data: bytes) -> object:
         return None
 
 
-def mapping(value: object) -> Mapping[str, object]:
+def as_mapping(value: object) -> Mapping[str, object]:
     """The value if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def tokens(value: object) -> int | None:
+def as_token_count(value: object) -> int | None:
     """A number of tokens; None if it cannot be one."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < _TOO_MANY_TOKENS else None
 
 
-def believed(prompt: object, completion: object, cached: object, reason: str = "") -> Usage | None:
+def build_usage(prompt: object, completion: object, cached: object, reason: str = "") -> TokenUsage | None:
     """A usage of these numbers; None if the first two cannot be true. What is absent (None) counts as 0."""
-    asked, made = tokens(prompt), tokens(0 if completion is None else completion)
-    return None if asked is None or made is None else Usage(asked, made, tokens(cached) or 0, reason)
+    asked, made = as_token_count(prompt), as_token_count(0 if completion is None else completion)
+    return (
+        None
+        if asked is None or made is None
+        else TokenUsage(asked, made, as_token_count(cached) or 0, reason)
+    )
 
 
-def with_reason(usage: Usage | None, reason: str) -> Usage | None:
+def add_finish_reason(usage: TokenUsage | None, reason: str) -> TokenUsage | None:
     """The usage with the reason for which the answer ended."""
     return usage and usage._replace(finish_reason=reason)
 
 
-def lines_backwards(tail: bytes) -> Iterator[bytes]:
+def iter_lines_backwards(tail: bytes) -> Iterator[bytes]:
     """The lines of a stream's end, the last one first, without their ends."""
     stop = len(tail)
     while stop > 0:
@@ -96,11 +100,11 @@ def lines_backwards(tail: bytes) -> Iterator[bytes]:
         stop = start - 1
 
 
-def payloads_backwards(tail: bytes, telling: re.Pattern[bytes]) -> Iterator[Mapping[str, object]]:
+def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator[Mapping[str, object]]:
     """What the events of a stream's end carry, the last one first, of those in which a pattern is found."""
-    for line in lines_backwards(tail):
-        if line.startswith(b"data:") and telling.search(line):
-            yield mapping(parsed(line[5:]))
+    for line in iter_lines_backwards(tail):
+        if line.startswith(b"data:") and pattern.search(line):
+            yield as_mapping(parse_json(line[5:]))
 
 
 def cut_first_line(tail: bytes) -> tuple[bytes, bytes]:
@@ -109,7 +113,9 @@ def cut_first_line(tail: bytes) -> tuple[bytes, bytes]:
     return first, rest[0] if rest else b""
 
 
-def of_tail(tail: bytes, body: Callable[[bytes], Usage | None], opening: bytes = b"{") -> Usage | None:
+def find_usage_in_tail(
+    tail: bytes, parse_body: Callable[[bytes], TokenUsage | None], opening: bytes = b"{"
+) -> TokenUsage | None:
     """The usage among the last members of a body too large to keep.
 
     What follows a member up to the end of the body closes exactly the objects that it stands in, so a member
@@ -117,23 +123,25 @@ def of_tail(tail: bytes, body: Callable[[bytes], Usage | None], opening: bytes =
 
     Args:
         tail: The end of the body.
-        body: What such an object says.
+        parse_body: What such an object says.
         opening: Opens the objects that the member stands in.
     """
     places = [found.start() for found in _USAGE.finditer(tail)][-_MAX_CANDIDATES:]
-    return next(filter(None, (body(opening + tail[place:]) for place in reversed(places))), None)
+    return next(filter(None, (parse_body(opening + tail[place:]) for place in reversed(places))), None)
 
 
-def _of_head(head: bytes, counted: Callable[[object], Usage | None]) -> Usage | None:
+def _find_usage_in_head(
+    head: bytes, parse_counts: Callable[[object], TokenUsage | None]
+) -> TokenUsage | None:
     """The usage among the first members: what comes before it must be whole members of one object."""
     for found in list(_USAGE.finditer(head))[:_MAX_CANDIDATES]:
-        if parsed(head[: found.start()] + b'"usage":0}') is None:
+        if parse_json(head[: found.start()] + b'"usage":0}') is None:
             continue
         try:
             value, _ = _DECODER.raw_decode(head[found.end() :].decode("utf-8", "replace").lstrip())
         except (ValueError, RecursionError):
             continue
-        return counted(value)
+        return parse_counts(value)
     return None
 
 
@@ -143,17 +151,17 @@ class UsageTap:
     Memory is bounded: the last 64 KiB of a stream, and of other bodies the first 64 KiB as well.
 
     Args:
-        telling: The wire's ways.
+        parser: The wire's ways.
         content_type: As sent; `text/event-stream` makes it a stream.
         content_encoding: As sent. Bodies that are neither plain, gzip nor deflate tell nothing.
     """
 
     __slots__ = ("_head", "_head_bytes", "_inflater", "_seen", "_stream", "_tail", "_telling")
 
-    def __init__(self, telling: Telling, content_type: str, content_encoding: str = "") -> None:
-        self._telling = telling
+    def __init__(self, parser: UsageParser, content_type: str, content_encoding: str = "") -> None:
+        self._telling = parser
         self._stream = content_type.strip().lower().startswith("text/event-stream")
-        self._head_bytes = telling.head_bytes if self._stream else _KEEP_BYTES
+        self._head_bytes = parser.head_bytes if self._stream else _KEEP_BYTES
         plain = content_encoding.strip().lower() in IDENTITY
         self._inflater = None if plain else Inflater(content_encoding, _MAX_INFLATED_BYTES)
         self._head = bytearray()
@@ -169,12 +177,12 @@ class UsageTap:
                 if len(self._tail) > _KEEP_BYTES:
                     del self._tail[:-_KEEP_BYTES]
             else:
-                self._note(chunk)
+                self._buffer_bytes(chunk)
             return
         for start in range(0, len(chunk), _INFLATE_STEP_BYTES):
-            self._note(self._inflater.feed(chunk[start : start + _INFLATE_STEP_BYTES]))
+            self._buffer_bytes(self._inflater.feed(chunk[start : start + _INFLATE_STEP_BYTES]))
 
-    def _note(self, data: bytes) -> None:
+    def _buffer_bytes(self, data: bytes) -> None:
         self._seen += len(data)
         room = self._head_bytes - len(self._head)
         if room > 0:
@@ -184,14 +192,14 @@ class UsageTap:
         if len(self._tail) > _KEEP_BYTES:
             del self._tail[:-_KEEP_BYTES]
 
-    def result(self) -> Usage | None:
+    def result(self) -> TokenUsage | None:
         """What the response said, once it has ended or been cut; None if nothing that can be believed."""
         if self._inflater is not None and self._inflater.failed:
             return None
         telling, head, tail = self._telling, bytes(self._head), bytes(self._tail)
         whole = self._seen == len(head) + len(tail)
         if self._stream:
-            return telling.stream(head, head + tail if whole else tail, whole)
+            return telling.parse_stream(head, head + tail if whole else tail, whole)
         if whole:
-            return telling.body(head + tail)
-        return of_tail(tail, telling.body) or _of_head(head, telling.counted)
+            return telling.parse_body(head + tail)
+        return find_usage_in_tail(tail, telling.parse_body) or _find_usage_in_head(head, telling.parse_counts)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.gateway.client.parser import AnswerParser
+from compaction_proxy.gateway.client.parser import ResponseParser
 from compaction_proxy.gateway.client.types import HttpResponse
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -367,8 +367,8 @@ async def test_of_random_bytes_nothing_but_a_transport_error_escapes(
 def test_however_an_answer_is_sliced_its_parts_are_the_same(name: str, data: st.DataObject) -> None:
     whole, body, _ = WHOLE[name]
     cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)))))
-    parser = AnswerParser()
-    parser.begin(bodiless=False)
+    parser = ResponseParser()
+    parser.expect_response(bodiless=False)
     for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
-        assert parser.feed(memoryview(whole[start:stop]))
+        assert parser.feed_data(memoryview(whole[start:stop]))
     assert (parser.status, b"".join(parser.body), parser.whole) == (200, body, True)

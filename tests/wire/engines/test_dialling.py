@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from compaction_proxy.gateway.client.engine import NativeEngine
-from compaction_proxy.gateway.client.proxies import Proxies
+from compaction_proxy.gateway.client.proxies import ProxySettings
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
@@ -77,7 +77,7 @@ async def stalled(stage: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     here = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    tunnelled = {"proxies": Proxies({"https": f"http://{here}"})}
+    tunnelled = {"proxies": ProxySettings({"https": f"http://{here}"})}
     with deaf_port() as deaf, resolving():
         yield {
             "name": ("http://a.example", {}),
@@ -196,7 +196,7 @@ async def test_an_origin_that_acts_before_it_is_asked_breaks_nothing(
     port = server.sockets[0].getsockname()[1]
     proxy = await asyncio.start_server(forward, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-    for proxies in (Proxies(), Proxies({"https": url}, loopback=True)):
+    for proxies in (ProxySettings(), ProxySettings({"https": url}, loopback=True)):
         with contextlib.suppress(httpx.TransportError):  # or an answer of 408
             sender = engine(proxies=proxies)
             await (await sender.send(ask(port, origin=f"https://localhost:{port}"))).aclose()

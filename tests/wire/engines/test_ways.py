@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from compaction_proxy.gateway.client.proxies import Proxies, environment_proxies
+from compaction_proxy.gateway.client.proxies import ProxySettings, read_environment_proxies
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 BASIC = b"proxy-authorization: Basic dTpwQHM="  # u:p@s
@@ -107,7 +107,7 @@ async def test_https_goes_through_a_tunnel(
     server, port = await serve(answering, certificate)
     proxy, proxy_port = await serve(forward, certificate if proxy_tls else None)
     url = f"http{'s' if proxy_tls else ''}://u:p%40s@localhost:{proxy_port}"
-    sender = engine(proxies=Proxies({"https": url}, loopback=True))
+    sender = engine(proxies=ProxySettings({"https": url}, loopback=True))
     for body, answer in ((b"", b"ok"), (b"x" * 200_000, b"x" * 200_000)):
         response = await sender.send(ask(port, body, origin=f"https://localhost:{port}"))
         assert await whole(response) == answer
@@ -122,7 +122,7 @@ async def test_https_goes_through_a_tunnel(
 async def test_http_is_forwarded_with_the_whole_address(engine: Any, ask: Any, whole: Any) -> None:
     forward = Forward()
     proxy, proxy_port = await serve(forward)
-    sender = engine(proxies=Proxies({"all": f"http://u:p%40s@127.0.0.1:{proxy_port}"}))
+    sender = engine(proxies=ProxySettings({"all": f"http://u:p%40s@127.0.0.1:{proxy_port}"}))
     assert await whole(await sender.send(ask(1, b"", "GET", origin="http://origin.example"))) == b"ok"
     assert forward.heads[0].startswith(b"GET http://origin.example/x HTTP/1.1\r\n")
     assert BASIC.lower() in forward.heads[0].lower()
@@ -131,7 +131,7 @@ async def test_http_is_forwarded_with_the_whole_address(engine: Any, ask: Any, w
 
 async def test_a_proxy_that_refuses_is_named_as_the_one(engine: Any, ask: Any) -> None:
     proxy, proxy_port = await serve(Forward(b"HTTP/1.1 407 No\r\ncontent-length: 0\r\n\r\n"))
-    sender = engine(proxies=Proxies({"https": f"http://127.0.0.1:{proxy_port}"}))
+    sender = engine(proxies=ProxySettings({"https": f"http://127.0.0.1:{proxy_port}"}))
     with pytest.raises(httpx.ProxyError):
         await sender.send(ask(1, origin="https://origin.example"))
     proxy.close()
@@ -163,8 +163,8 @@ def test_what_the_environment_says_is_obeyed(
     monkeypatch.setenv("HTTPS_PROXY", "s:1")
     monkeypatch.setenv("ALL_PROXY", "http://a:1")
     monkeypatch.setenv("NO_PROXY", "internal.example.com, ported.example:8443,10.0.0.0/8,fd00::/8")
-    assert environment_proxies().url(*url) == through
+    assert read_environment_proxies().get_proxy_url(*url) == through
 
 
 def test_a_star_exempts_all() -> None:
-    assert Proxies({"all": "http://a:1", "no": "*"}).url("http", "a.example", 80) is None
+    assert ProxySettings({"all": "http://a:1", "no": "*"}).get_proxy_url("http", "a.example", 80) is None

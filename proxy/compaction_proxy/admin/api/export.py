@@ -14,8 +14,8 @@ from typing import Any, Literal
 from fastapi.responses import StreamingResponse
 
 from compaction_proxy.admin.api import schemas
-from compaction_proxy.admin.api.routing import Time, Watches, moment, routes
-from compaction_proxy.admin.queries import Watching
+from compaction_proxy.admin.api.routing import QueriesDependency, Time, create_router, parse_time
+from compaction_proxy.admin.queries import ConversationQueries
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import Event
 from compaction_proxy.core.exchange import Exchange
@@ -28,26 +28,26 @@ from compaction_proxy.telemetry.totals import DOLLARS
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-def line(values: Iterable[object]) -> str:
+def format_csv_line(values: Iterable[object]) -> str:
     """A line of CSV with its end (RFC 4180); nothing in it is computed, and what is None stays empty."""
     made = io.StringIO()
-    csv.writer(made, lineterminator="\r\n").writerow(_cells(values))
+    csv.writer(made, lineterminator="\r\n").writerow(_escape_formulas(values))
     return made.getvalue()
 
 
-def _cells(values: Iterable[object]) -> Iterator[object]:
+def _escape_formulas(values: Iterable[object]) -> Iterator[object]:
     for value in values:
         formula = isinstance(value, str) and value.startswith(FORMULAS)
         yield f"'{value}" if formula else value
 
 
-SAVED = tuple(f"saving_{name}" for name in Saving._fields)
-EXCHANGE_COLUMNS = ("conversation", *Exchange._fields, *SAVED)
+SAVING_COLUMNS = tuple(f"saving_{name}" for name in Saving._fields)
+EXCHANGE_COLUMNS = ("conversation", *Exchange._fields, *SAVING_COLUMNS)
 STATS_COLUMNS = (
     "of", *COUNTS, "failed_open", *DOLLARS, "net_usd", "overhead_p50_s", "overhead_p95_s",
 )  # fmt: skip
 
-router = routes()
+router = create_router()
 
 
 @router.get(
@@ -55,64 +55,80 @@ router = routes()
     response_class=StreamingResponse,
     responses={200: {"content": {"application/json": {}}}},
 )
-async def _json(watching: Watches, since: Time = "30d") -> StreamingResponse:
+async def _json(queries: QueriesDependency, since: Time = "30d") -> StreamingResponse:
     """Conversations with their exchanges and events, and the statistics by day since `since`."""
-    await watching.reachable()
-    start = moment(since, watching.now())
-    return _attached(_document(watching, start), "application/json", "compaction.json")
+    await queries.require_store()
+    start = parse_time(since, queries.now())
+    return _build_attachment(_stream_json(queries, start), "application/json", "compaction.json")
 
 
 @router.get("/export.csv", response_class=StreamingResponse, responses={200: {"content": {"text/csv": {}}}})
 async def _csv(
-    watching: Watches, of: Literal["exchanges", "stats"] = "exchanges", since: Time = "30d", by: By = "day"
+    queries: QueriesDependency,
+    of: Literal["exchanges", "stats"] = "exchanges",
+    since: Time = "30d",
+    by: By = "day",
 ) -> StreamingResponse:
     """A line for each exchange that came since `since`, or for each row of the statistics."""
-    await watching.reachable()
-    start = moment(since, watching.now())
+    await queries.require_store()
+    start = parse_time(since, queries.now())
     columns = EXCHANGE_COLUMNS if of == "exchanges" else STATS_COLUMNS
-    rows = _exchanges(watching, start) if of == "exchanges" else _stats(watching, start, by)
-    return _attached(_lines(columns, rows), "text/csv; charset=utf-8", f"{of}.csv")
+    rows = (
+        _stream_exchange_rows(queries, start)
+        if of == "exchanges"
+        else _stream_statistics_rows(queries, start, by)
+    )
+    return _build_attachment(_stream_csv(columns, rows), "text/csv; charset=utf-8", f"{of}.csv")
 
 
-def _attached(body: AsyncIterator[bytes], kind: str, name: str) -> StreamingResponse:
+def _build_attachment(body: AsyncIterator[bytes], kind: str, name: str) -> StreamingResponse:
     headers = {"cache-control": "no-store", "content-disposition": f'attachment; filename="{name}"'}
     return StreamingResponse(body, media_type=kind, headers=headers)
 
 
-async def _document(watching: Watching, since: float) -> AsyncIterator[bytes]:
+async def _stream_json(queries: ConversationQueries, since: float) -> AsyncIterator[bytes]:
     """The JSON document in pieces."""
     opening = b'{"conversations":['
-    async for listed, exchanges, events in watching.everything():
-        told = asdict(schemas.row(listed))
-        told |= {"exchanges": [schemas.exchange(each) for each in exchanges], "events": _events(events)}
+    async for listed, exchanges, events in queries.iter_conversations():
+        told = asdict(schemas.to_conversation_row(listed))
+        told |= {
+            "exchanges": [schemas.to_exchange_line(each) for each in exchanges],
+            "events": _to_event_fields(events),
+        }
         yield opening + json.dumps(told, allow_nan=False).encode()
         opening = b","
-    summed = await watching.summed(since, watching.now(), "day")
-    rows = json.dumps([schemas.stats_row(each) for each in summed.rows], allow_nan=False).encode()
+    summed = await queries.get_statistics(since, queries.now(), "day")
+    rows = json.dumps([schemas.to_stats_row(each) for each in summed.rows], allow_nan=False).encode()
     start = opening if opening != b"," else b""
     yield b'%b],"stats":%b}' % (start, rows)
 
 
-def _events(events: Iterable[Event]) -> list[dict[str, Any]]:
+def _to_event_fields(events: Iterable[Event]) -> list[dict[str, Any]]:
     told = (asdict(event) for event in events)
     return [{name: value for name, value in each.items() if name not in HIDDEN} for each in told]
 
 
-async def _exchanges(watching: Watching, since: float) -> AsyncIterator[Mapping[str, Any]]:
-    async for listed, exchanges, _ in watching.everything():
+async def _stream_exchange_rows(
+    queries: ConversationQueries, since: float
+) -> AsyncIterator[Mapping[str, Any]]:
+    async for listed, exchanges, _ in queries.iter_conversations():
         for kept in exchanges:
             if kept.exchange.at >= since:
-                saved = {} if kept.saving is None else dict(zip(SAVED, kept.saving, strict=True))
+                saved = {} if kept.saving is None else dict(zip(SAVING_COLUMNS, kept.saving, strict=True))
                 yield {"conversation": listed.id, **kept.exchange._asdict(), **saved}
 
 
-async def _stats(watching: Watching, since: float, by: By) -> AsyncIterator[Mapping[str, Any]]:
-    summed = await watching.summed(since, watching.now(), by)
+async def _stream_statistics_rows(
+    queries: ConversationQueries, since: float, by: By
+) -> AsyncIterator[Mapping[str, Any]]:
+    summed = await queries.get_statistics(since, queries.now(), by)
     for row in summed.rows:
-        yield schemas.stats_row(row)
+        yield schemas.to_stats_row(row)
 
 
-async def _lines(columns: tuple[str, ...], rows: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:
-    yield line(columns).encode()
+async def _stream_csv(
+    columns: tuple[str, ...], rows: AsyncIterator[Mapping[str, Any]]
+) -> AsyncIterator[bytes]:
+    yield format_csv_line(columns).encode()
     async for row in rows:
-        yield line(row.get(name) for name in columns).encode("utf-8", "replace")
+        yield format_csv_line(row.get(name) for name in columns).encode("utf-8", "replace")

@@ -8,15 +8,23 @@ from typing import Any
 from fastapi import Response
 
 from compaction_proxy.admin.api import schemas
-from compaction_proxy.admin.api.routing import Set, Settings, Time, Watches, answer, moment, routes
+from compaction_proxy.admin.api.routing import (
+    AdminSettings,
+    QueriesDependency,
+    SettingsDependency,
+    Time,
+    build_json_response,
+    create_router,
+    parse_time,
+)
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.keys import dotted, keys, plain
+from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
 from compaction_proxy.telemetry.statistics import By
 
 # Where a value is from, where nobody has read any file.
 UNKNOWN = "unknown"
 
-router = routes()
+router = create_router()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,47 +52,53 @@ class Configuration:
 
 
 @router.get("/stats", response_model=schemas.Stats)
-async def _stats(watching: Watches, since: Time = "7d", until: Time = "0m", by: By = "total") -> Response:
+async def _stats(
+    queries: QueriesDependency, since: Time = "7d", until: Time = "0m", by: By = "total"
+) -> Response:
     """What all exchanges come to, in the hours that begin or end between `since` and `until`."""
-    now = watching.now()
-    start, stop = moment(since, now), moment(until, now)
-    return answer(schemas.stats(start, stop, by, await watching.summed(start, stop, by)))
+    now = queries.now()
+    start, stop = parse_time(since, now), parse_time(until, now)
+    return build_json_response(
+        schemas.to_stats(start, stop, by, await queries.get_statistics(start, stop, by))
+    )
 
 
 @router.get("/upstream-failures", response_model=schemas.UpstreamFailureList)
-async def _upstream_failures(watching: Watches, since: Time = "24h", until: Time = "0m") -> Response:
+async def _upstream_failures(queries: QueriesDependency, since: Time = "24h", until: Time = "0m") -> Response:
     """Failures of upstreams by target and cause, in the hours as `stats` takes them."""
-    now = watching.now()
-    start, stop = moment(since, now), moment(until, now)
-    found, complete = await watching.upstream_failures(start, stop)
+    now = queries.now()
+    start, stop = parse_time(since, now), parse_time(until, now)
+    found, complete = await queries.list_upstream_failures(start, stop)
     rows = tuple(schemas.UpstreamFailureRow(**asdict(each)) for each in found)
-    return answer(asdict(schemas.UpstreamFailureList(start, stop, complete, rows)))
+    return build_json_response(asdict(schemas.UpstreamFailureList(start, stop, complete, rows)))
 
 
 @router.get("/models", response_model=schemas.Models)
-async def _models(watching: Watches) -> Response:
+async def _models(queries: QueriesDependency) -> Response:
     """Windows and prices of models."""
-    found = await watching.models()
-    return answer({"models": [asdict(schemas.model(each)) for each in found]})
+    found = await queries.list_models()
+    return build_json_response({"models": [asdict(schemas.to_model_row(each)) for each in found]})
 
 
 @router.get("/config", response_model=Configuration)
-async def _config(settings: Set) -> Response:
+async def _config(settings: SettingsDependency) -> Response:
     """The configuration that is in force, and where each value is from."""
-    return answer(asdict(configuration(settings)))
+    return build_json_response(asdict(build_configuration(settings)))
 
 
-def configuration(settings: Settings) -> Configuration:
+def build_configuration(settings: AdminSettings) -> Configuration:
     """The configuration, as it may be shown."""
-    return Configuration(settings.path or None, tuple(_values(settings)), settings.warnings)
+    return Configuration(settings.path or None, tuple(_list_values(settings)), settings.warnings)
 
 
-def _values(settings: Settings) -> Iterator[Value]:
-    for key in keys():
-        name = dotted(key.place)
-        yield Value(name, plain(_at(settings.config, key.place)), settings.origins.get(name, UNKNOWN))
+def _list_values(settings: AdminSettings) -> Iterator[Value]:
+    for key in iter_keys():
+        name = format_key_path(key.path)
+        yield Value(
+            name, to_plain_value(_get_value(settings.config, key.path)), settings.origins.get(name, UNKNOWN)
+        )
 
 
-def _at(config: Config, place: tuple[str | int, ...]) -> object:
+def _get_value(config: Config, place: tuple[str | int, ...]) -> object:
     found: object = reduce(getattr, map(str, place), config)
     return found

@@ -5,9 +5,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from compaction_proxy.admin.api.routing import answer, routes
-from compaction_proxy.core.errors import RequestRefused
-from compaction_proxy.replay.jobs import Rehearsing, asked
+from compaction_proxy.admin.api.routing import build_json_response, create_router
+from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.replay.jobs import ReplayJobRunner, parse_job
 
 # What people paste. Longer conversations are for `compaction-proxy replay`.
 MAX_BYTES = 8 * 1024 * 1024
@@ -29,29 +29,29 @@ _BODY: dict[str, Any] = {
 }
 
 
-async def _body(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     """The whole body.
 
     Raises:
         RequestRefused: It is too large (413).
     """
-    parts, left = [], MAX_BYTES
+    parts, remaining_bytes = [], MAX_BYTES
     async for part in request.stream():
         parts.append(part)
-        left -= len(part)
-        if left < 0:
-            raise RequestRefused(413, TOO_LARGE, "request_too_large")
+        remaining_bytes -= len(part)
+        if remaining_bytes < 0:
+            raise RequestRefusedError(413, TOO_LARGE, "request_too_large")
     return b"".join(parts)
 
 
-def replay_routes(rehearsing: Rehearsing) -> APIRouter:
+def create_replay_router(replay_jobs: ReplayJobRunner) -> APIRouter:
     """The router of rehearsals."""
-    router = routes()
+    router = create_router()
 
     async def replay(request: Request) -> Response:
         """What strategies would do with a conversation, and what that would cost. Asks no model."""
-        what = await asyncio.to_thread(asked, await _body(request))
-        return answer({"results": await rehearsing.play(what)})
+        what = await asyncio.to_thread(parse_job, await _read_body(request))
+        return build_json_response({"results": await replay_jobs.run_job(what)})
 
     described = {"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}}}
     router.add_api_route("/replay", replay, methods=["POST"], openapi_extra=described)

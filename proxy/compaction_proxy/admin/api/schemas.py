@@ -4,20 +4,26 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import Any
 
-from compaction_proxy.admin.queries import Compaction, Listed, Model, Standing, Summed
-from compaction_proxy.compaction.commands import Overview
-from compaction_proxy.compaction.directives import Wishes, pin_id
-from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.admin.queries import (
+    AccountStatus,
+    CompactionRecord,
+    ListedConversation,
+    ModelInfo,
+    StatisticsReport,
+)
+from compaction_proxy.compaction.commands import ConversationOverview
+from compaction_proxy.compaction.directives import Directives, build_pin_id
+from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.event import Event
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.core.search_tool import lines_of, wanted_lines
-from compaction_proxy.recall.round_detail import Detail
-from compaction_proxy.recall.search import Hit, Recalled
-from compaction_proxy.telemetry.counters import COUNTS, Counters
-from compaction_proxy.telemetry.live_feed import HIDDEN, Item
-from compaction_proxy.telemetry.statistics import Row
+from compaction_proxy.core.search_tool import parse_line_range, split_lines
+from compaction_proxy.recall.round_detail import RoundDetail
+from compaction_proxy.recall.search import Hit, RecalledMessage
+from compaction_proxy.telemetry.counters import COUNTS, ExchangeCounters
+from compaction_proxy.telemetry.live_feed import HIDDEN, FeedItem
+from compaction_proxy.telemetry.statistics import StatisticsRow
 from compaction_proxy.telemetry.totals import DOLLARS, Totals
-from compaction_proxy.telemetry.usage import Kept
+from compaction_proxy.telemetry.usage import StoredExchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +153,7 @@ class Models:
     models: tuple[ModelRow, ...]
 
 
-def _described(name: str, about: str, members: Mapping[str, Any]) -> type:
+def _make_schema(name: str, about: str, members: Mapping[str, Any]) -> type:
     made = make_dataclass(name, [(each, kind, field()) for each, kind in members.items()], frozen=True)
     made.__doc__ = about
     return made
@@ -165,37 +171,37 @@ _COUNTED: dict[str, Any] = {
     "overhead_p50_s": float | None,
     "overhead_p95_s": float | None,
 }
-ExchangeLine = _described(
+ExchangeLine = _make_schema(
     "ExchangeLine",
     "An exchange, and what it saved; null: unknown.",
     {**Exchange.__annotations__, "saving": Saved | None},
 )
-Exchanges = _described("Exchanges", "Oldest first.", {"exchanges": list[ExchangeLine]})  # type: ignore[valid-type]
-CompactionLine = _described(
+Exchanges = _make_schema("Exchanges", "Oldest first.", {"exchanges": list[ExchangeLine]})  # type: ignore[valid-type]
+CompactionLine = _make_schema(
     "CompactionLine", "A round, and what has become of it; null: unknown, or never.", _COMPACTION
 )
-Compactions = _described("Compactions", "Oldest first.", {"compactions": list[CompactionLine]})  # type: ignore[valid-type]
-CompactionDetail = _described(
+Compactions = _make_schema("Compactions", "Oldest first.", {"compactions": list[CompactionLine]})  # type: ignore[valid-type]
+CompactionDetail = _make_schema(
     "CompactionDetail",
     "A round, and what it did.",
     {**_COMPACTION, "removed": list[Removed], "prompts": list[Asked], "seen": list[SeenMessage]},
 )
-FedEvent = _described("FedEvent", "An event; `feed` names it in the stream.", {**_FED, "feed": str})
-FedEvents = _described("FedEvents", "Newest first.", {"events": list[FedEvent]})  # type: ignore[valid-type]
-StatsRow = _described("StatsRow", "Counters of an hour, a day, a model or a key.", {"of": str, **_COUNTED})
-Total = _described("Total", "The sum of all rows.", _COUNTED)
-Stats = _described(
+FedEvent = _make_schema("FedEvent", "An event; `feed` names it in the stream.", {**_FED, "feed": str})
+FedEvents = _make_schema("FedEvents", "Newest first.", {"events": list[FedEvent]})  # type: ignore[valid-type]
+StatsRow = _make_schema("StatsRow", "Counters of an hour, a day, a model or a key.", {"of": str, **_COUNTED})
+Total = _make_schema("Total", "The sum of all rows.", _COUNTED)
+Stats = _make_schema(
     "Stats",
     "What all exchanges come to, in whole hours; dollars are null where no price is known.",
     {"since": float, "until": float, "by": str, "rows": list[StatsRow], "total": Total},  # type: ignore[valid-type]
 )
 
 
-def row(listed: Listed) -> ConversationRow:
+def to_conversation_row(conversation: ListedConversation) -> ConversationRow:
     """A conversation in the list."""
-    totals = listed.totals
+    totals = conversation.totals
     return ConversationRow(
-        id=listed.id,
+        id=conversation.id,
         model=totals.model,
         requests=totals.requests,
         last_at=totals.last_at,
@@ -213,7 +219,7 @@ def row(listed: Listed) -> ConversationRow:
     )
 
 
-def money(totals: Totals) -> Money | None:
+def to_money(totals: Totals) -> Money | None:
     """What a conversation cost and saved; None where no request has a price."""
     net = totals.net_usd
     if net is None:
@@ -221,35 +227,35 @@ def money(totals: Totals) -> Money | None:
     return Money(totals.cost_usd, totals.gross_usd, totals.cache_loss_usd, totals.summary_usd, net)
 
 
-def exchange(kept: Kept) -> dict[str, Any]:
+def to_exchange_line(stored: StoredExchange) -> dict[str, Any]:
     """An `ExchangeLine`."""
-    return {**kept.exchange._asdict(), "saving": None if kept.saving is None else kept.saving._asdict()}
+    return {**stored.exchange._asdict(), "saving": None if stored.saving is None else stored.saving._asdict()}
 
 
-def compaction(made: Compaction) -> dict[str, Any]:
+def to_compaction_line(record: CompactionRecord) -> dict[str, Any]:
     """A `CompactionLine`."""
-    return {**asdict(made.event), "undone": made.undone, "pays_back_after": made.pays_back_after}
+    return {**asdict(record.event), "undone": record.undone, "pays_back_after": record.pays_back_after}
 
 
-def detail(made: Compaction, found: Detail) -> dict[str, Any]:
+def to_compaction_detail(record: CompactionRecord, found: RoundDetail) -> dict[str, Any]:
     """A `CompactionDetail`."""
     removed = [asdict(Removed(each.id, each.index, each.role, each.text)) for each in found.removed]
     prompts = [asdict(Asked(each.model, each.system, each.text)) for each in found.prompts]
     seen = [asdict(SeenMessage(each.id, each.role, each.text, each.origin)) for each in found.seen]
-    return {**compaction(made), "removed": removed, "prompts": prompts, "seen": seen}
+    return {**to_compaction_line(record), "removed": removed, "prompts": prompts, "seen": seen}
 
 
-def fed(item: Item) -> dict[str, Any]:
+def to_fed_event(item: FeedItem) -> dict[str, Any]:
     """A `FedEvent`."""
-    return {**shown(item), "feed": item.id}
+    return {**to_item_fields(item), "feed": item.id}
 
 
-def shown(item: Item) -> dict[str, Any]:
+def to_item_fields(item: FeedItem) -> dict[str, Any]:
     """The fields of an item, without any text."""
     return {name: value for name, value in item.fields.items() if name not in HIDDEN}
 
 
-def counted(counters: Counters) -> dict[str, Any]:
+def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
     """Counters; dollars are None where there were exchanges, and none of them has a price."""
     priced = not counters.unpriced or counters.unpriced < counters.requests - counters.failed
     dollars = {name: getattr(counters, name) if priced else None for name in (*DOLLARS, "net_usd")}
@@ -264,25 +270,25 @@ def counted(counters: Counters) -> dict[str, Any]:
     }
 
 
-def stats_row(found: Row) -> dict[str, Any]:
+def to_stats_row(found: StatisticsRow) -> dict[str, Any]:
     """A `StatsRow`."""
-    return {"of": found.of, **counted(found.counters)}
+    return {"of": found.label, **to_counters(found.counters)}
 
 
-def stats(since: float, until: float, by: str, summed: Summed) -> dict[str, Any]:
+def to_stats(since: float, until: float, by: str, report: StatisticsReport) -> dict[str, Any]:
     """A `Stats`."""
-    rows = [stats_row(each) for each in summed.rows]
-    return {"since": since, "until": until, "by": by, "rows": rows, "total": counted(summed.total)}
+    rows = [to_stats_row(each) for each in report.rows]
+    return {"since": since, "until": until, "by": by, "rows": rows, "total": to_counters(report.total)}
 
 
-def model(known: Model) -> ModelRow:
+def to_model_row(info: ModelInfo) -> ModelRow:
     """What is known of a model."""
-    price = known.price
+    price = info.price
     least = price.tiers[0] if price else None
     return ModelRow(
-        model=known.model,
-        window=known.window,
-        window_source=known.window_source,
+        model=info.model,
+        window=info.window,
+        window_source=info.window_source,
         input_usd=least.input if least else None,
         cached_usd=least.cached if least else None,
         output_usd=least.output if least else None,
@@ -490,7 +496,7 @@ class Forgotten:
     deleted: int
 
 
-def round_shape(event: Event, *, undone: bool) -> Round:
+def to_round(event: Event, *, undone: bool) -> Round:
     """The round that an event tells of."""
     return Round(
         strategy=event.strategy,
@@ -507,12 +513,12 @@ def round_shape(event: Event, *, undone: bool) -> Round:
     )
 
 
-def pins_shape(pins: tuple[str, ...]) -> tuple[Pin, ...]:
+def to_pins(pins: tuple[str, ...]) -> tuple[Pin, ...]:
     """Pins with their ids."""
-    return tuple(Pin(pin_id(text), text) for text in pins)
+    return tuple(Pin(build_pin_id(text), text) for text in pins)
 
 
-def instructions_shape(wishes: Wishes) -> tuple[ProjectInstruction, ...]:
+def to_instructions(wishes: Directives) -> tuple[ProjectInstruction, ...]:
     """Instructions of a project with their ids."""
     return tuple(
         ProjectInstruction(each.id, each.client, each.kind, each.path, each.tokens, each.id in wishes.removed)
@@ -520,29 +526,31 @@ def instructions_shape(wishes: Wishes) -> tuple[ProjectInstruction, ...]:
     )
 
 
-def conversation_shape(conversation: str, seen: Overview, stands: Standing) -> Conversation:
+def to_conversation(
+    conversation: str, overview: ConversationOverview, account: AccountStatus
+) -> Conversation:
     """A conversation."""
     return Conversation(
         id=conversation,
-        totals=seen.totals,
-        rounds=tuple(round_shape(each, undone=each.place in seen.undone) for each in seen.rounds),
-        pins=pins_shape(seen.wishes.pins),
-        instructions=instructions_shape(seen.wishes),
-        compact=seen.wishes.compact,
-        suppressed=seen.wishes.suppressed,
-        bypass=stands.bypass,
-        money=money(stands.totals),
+        totals=overview.totals,
+        rounds=tuple(to_round(each, undone=each.place in overview.undone) for each in overview.rounds),
+        pins=to_pins(overview.directives.pins),
+        instructions=to_instructions(overview.directives),
+        compact=overview.directives.compact,
+        suppressed=overview.directives.suppressed,
+        bypass=account.bypass,
+        money=to_money(account.totals),
     )
 
 
-def message_shape(found: Recalled, lines: str = "") -> ArchivedMessage:
+def to_archived_message(found: RecalledMessage, lines: str = "") -> ArchivedMessage:
     """An archived message, or those of its lines.
 
     Raises:
         RequestRefused: 422, `lines` is no range, or it has no such lines.
     """
     message, made = found.message, found.round
-    text, told = _some(message.text, lines) if lines else (message.text, None)
+    text, told = _select_lines(message.text, lines) if lines else (message.text, None)
     return ArchivedMessage(
         id=message.id,
         index=message.index,
@@ -557,9 +565,11 @@ def message_shape(found: Recalled, lines: str = "") -> ArchivedMessage:
     )
 
 
-def _some(text: str, lines: str) -> tuple[str, Range]:
-    wanted, every = wanted_lines(lines), lines_of(text)
+def _select_lines(text: str, lines: str) -> tuple[str, Range]:
+    wanted, every = parse_line_range(lines), split_lines(text)
     if wanted is None or wanted[0] > len(every):
-        raise RequestRefused(422, f"lines: a range from 1 to {len(every)}, such as 1-40", "invalid_request")
+        raise RequestRefusedError(
+            422, f"lines: a range from 1 to {len(every)}, such as 1-40", "invalid_request"
+        )
     first, last = wanted[0], min(wanted[1] or len(every), len(every))
     return "\n".join(every[first - 1 : last]), Range(first, last, len(every))

@@ -9,9 +9,9 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from compaction_proxy.admin.ui.api import Api, Refused
-from compaction_proxy.admin.ui.templates import HEADERS, Pages
-from compaction_proxy.support.formatting import segment
+from compaction_proxy.admin.ui.api import InProcessAdminClient, PageError
+from compaction_proxy.admin.ui.templates import HEADERS, Templates
+from compaction_proxy.support.formatting import encode_path_segment
 
 MAX_FORM_BYTES = 65_536
 _MAX_FIELDS = 100
@@ -19,7 +19,7 @@ _MAX_FIELDS = 100
 _PIECE_BYTES = 65_536
 
 
-async def form(request: Request, limit_bytes: int = MAX_FORM_BYTES) -> dict[str, list[str]]:
+async def read_form(request: Request, limit_bytes: int = MAX_FORM_BYTES) -> dict[str, list[str]]:
     """The fields of a form, `application/x-www-form-urlencoded`.
 
     Raises:
@@ -27,33 +27,33 @@ async def form(request: Request, limit_bytes: int = MAX_FORM_BYTES) -> dict[str,
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/x-www-form-urlencoded", ""):
-        raise Refused(415, "This takes forms only.")
+        raise PageError(415, "This takes forms only.")
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > limit_bytes:
-            raise Refused(413, f"That is more than {limit_bytes:,} bytes.")
+            raise PageError(413, f"That is more than {limit_bytes:,} bytes.")
     try:
-        return await asyncio.to_thread(_fields, bytes(body))
+        return await asyncio.to_thread(_parse_fields, bytes(body))
     except ValueError as error:
-        raise Refused(400, "The form cannot be read.") from error
+        raise PageError(400, "The form cannot be read.") from error
 
 
-def _fields(body: bytes) -> dict[str, list[str]]:
+def _parse_fields(body: bytes) -> dict[str, list[str]]:
     if body.count(b"&") >= _MAX_FIELDS:
         raise ValueError("too many fields")
     found: dict[str, list[str]] = {}
     for pair in filter(None, body.split(b"&")):
         name, _, value = pair.partition(b"=")
-        found.setdefault(_decoded(name), []).append(_decoded(value))
+        found.setdefault(_decode_component(name), []).append(_decode_component(value))
     return found
 
 
-def _decoded(raw: bytes) -> str:
-    return b"".join(map(unquote_to_bytes, _pieces(raw.replace(b"+", b" ")))).decode("utf-8", "replace")
+def _decode_component(raw: bytes) -> str:
+    return b"".join(map(unquote_to_bytes, _split_pieces(raw.replace(b"+", b" ")))).decode("utf-8", "replace")
 
 
-def _pieces(raw: bytes) -> Iterator[bytes]:
+def _split_pieces(raw: bytes) -> Iterator[bytes]:
     """Cut between signs: never within the three bytes of one that is escaped."""
     start = 0
     while start < len(raw):
@@ -64,18 +64,18 @@ def _pieces(raw: bytes) -> Iterator[bytes]:
         start = stop
 
 
-def one(fields: dict[str, list[str]], name: str) -> str:
+def get_field(fields: dict[str, list[str]], name: str) -> str:
     """A field's first value; empty: there is none."""
     return fields.get(name, [""])[0]
 
 
 # Actions without anything to say beside the conversation; each is a path of the API.
-PLAIN = frozenset({"compact", "undo", "bypass", "resume"})
+ACTIONS = frozenset({"compact", "undo", "bypass", "resume"})
 _SEE_OTHER = 303
 
 
 @dataclass(frozen=True, slots=True)
-class Acting:
+class ActionRoutes:
     """Answers POST below a conversation.
 
     Attributes:
@@ -83,52 +83,56 @@ class Acting:
         pages: Where to go afterwards.
     """
 
-    api: Api
-    pages: Pages
+    api: InProcessAdminClient
+    pages: Templates
 
-    async def plain(self, request: Request) -> Response:
+    async def run_action(self, request: Request) -> Response:
         """Compact with the next request, undo the newest round, stop compacting, or go on with it."""
         name, action = request.path_params["name"], request.path_params["action"]
-        if action not in PLAIN:
-            raise Refused(404, "There is no such action.")
+        if action not in ACTIONS:
+            raise PageError(404, "There is no such action.")
         await self.api.post(request, "conversations", name, action)
-        return self._back(name, action)
+        return self._redirect_to_conversation(name, action)
 
-    async def pin(self, request: Request) -> Response:
+    async def pin_text(self, request: Request) -> Response:
         """Pin a text."""
         name = request.path_params["name"]
-        text = one(await form(request), "text")
+        text = get_field(await read_form(request), "text")
         await self.api.post(request, "conversations", name, "pins", body=json.dumps({"text": text}).encode())
-        return self._back(name, "pin")
+        return self._redirect_to_conversation(name, "pin")
 
-    async def unpin(self, request: Request) -> Response:
+    async def unpin_text(self, request: Request) -> Response:
         """Let go of a pinned text."""
         name = request.path_params["name"]
-        await self.api.delete(request, "conversations", name, "pins", one(await form(request), "pin"))
-        return self._back(name, "unpin")
+        await self.api.delete(
+            request, "conversations", name, "pins", get_field(await read_form(request), "pin")
+        )
+        return self._redirect_to_conversation(name, "unpin")
 
-    async def remove(self, request: Request) -> Response:
+    async def remove_instruction(self, request: Request) -> Response:
         """Leave instructions of the project out."""
         return await self._change_instruction(request, "remove")
 
-    async def restore(self, request: Request) -> Response:
+    async def restore_instruction(self, request: Request) -> Response:
         """Keep instructions of the project again."""
         return await self._change_instruction(request, "restore")
 
     async def _change_instruction(self, request: Request, action: str) -> Response:
         name = request.path_params["name"]
         ask = self.api.delete if action == "remove" else self.api.post
-        await ask(request, "conversations", name, "instructions", one(await form(request), "instruction"))
-        return self._back(name, action)
+        await ask(
+            request, "conversations", name, "instructions", get_field(await read_form(request), "instruction")
+        )
+        return self._redirect_to_conversation(name, action)
 
-    async def delete(self, request: Request) -> Response:
+    async def delete_conversation(self, request: Request) -> Response:
         """Delete everything that is stored of the conversation."""
         await self.api.delete(request, "conversations", request.path_params["name"])
-        return self._to("/conversations?done=deleted")
+        return self._redirect("/conversations?done=deleted")
 
-    def _back(self, name: str, done: str) -> Response:
-        return self._to(f"/conversations/{segment(name)}?done={done}")
+    def _redirect_to_conversation(self, name: str, done: str) -> Response:
+        return self._redirect(f"/conversations/{encode_path_segment(name)}?done={done}")
 
-    def _to(self, path: str) -> Response:
+    def _redirect(self, path: str) -> Response:
         headers = {**HEADERS, "cache-control": "no-store"}
         return RedirectResponse(f"{self.pages.root}{path}", _SEE_OTHER, headers)

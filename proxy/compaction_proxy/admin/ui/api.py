@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Scope
 
 PATH = "/admin/v1"
-_PASSED_ON = frozenset({b"host", b"origin", b"x-forwarded-for", b"forwarded", b"x-real-ip", b"via"})
+_FORWARDED_HEADERS = frozenset({b"host", b"origin", b"x-forwarded-for", b"forwarded", b"x-real-ip", b"via"})
 # What is answered where the store cannot be reached.
-_AWAY = 503
+_STORE_UNAVAILABLE = 503
 
 
-class Refused(Exception):  # noqa: N818 - it names what happened
+class PageError(Exception):
     """The API has not answered as asked; `status` as it said it, and its words."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -28,13 +28,13 @@ class Refused(Exception):  # noqa: N818 - it names what happened
         self.message = message
 
 
-class _Answer(NamedTuple):
+class _AdminResponse(NamedTuple):
     status: int
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class InProcessAdminClient:
     """The admin API.
 
     Attributes:
@@ -59,39 +59,43 @@ class Api:
             Refused: The answer is not of 2xx, or no JSON object.
         """
         asked = urlencode({name: value for name, value in query.items() if value not in (None, "")})
-        return await asyncio.to_thread(_read, await self._asked(page, "GET", path, asked, b""))
+        return await asyncio.to_thread(
+            _decode_response, await self._send_request(page, "GET", path, asked, b"")
+        )
 
-    async def stored(self, page: Request, *path: str, **query: str | int | None) -> Mapping[str, Any] | None:
+    async def get_or_none(
+        self, page: Request, *path: str, **query: str | int | None
+    ) -> Mapping[str, Any] | None:
         """What a GET answers, likewise; None where the store cannot be reached."""
         try:
             return await self.get(page, *path, **query)
-        except Refused as error:
-            if error.status != _AWAY:
+        except PageError as error:
+            if error.status != _STORE_UNAVAILABLE:
                 raise
             return None
 
     async def post(self, page: Request, *path: str, body: bytes = b"") -> Mapping[str, Any]:
         """What a POST of JSON answers, likewise."""
-        return _read(await self._asked(page, "POST", path, "", body))
+        return _decode_response(await self._send_request(page, "POST", path, "", body))
 
     async def delete(self, page: Request, *path: str) -> Mapping[str, Any]:
         """What a DELETE answers, likewise."""
-        return _read(await self._asked(page, "DELETE", path, "", b""))
+        return _decode_response(await self._send_request(page, "DELETE", path, "", b""))
 
-    async def _asked(
+    async def _send_request(
         self, page: Request, method: str, path: tuple[str, ...], query: str, body: bytes
-    ) -> _Answer:
+    ) -> _AdminResponse:
         raw = f"{self.base_path}{PATH}/{'/'.join(quote(each, safe='') for each in path)}"
         plain = f"{self.base_path}{PATH}/{'/'.join(path)}"
-        headers = [(name, value) for name, value in page.headers.raw if name in _PASSED_ON]
+        headers = [(name, value) for name, value in page.headers.raw if name in _FORWARDED_HEADERS]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if self.key:
             headers.append((b"authorization", b"Bearer " + self.key.encode()))
-        scope = _scope(page, method, plain, raw, query, headers)
-        return await _exchange(self.app, scope, page, body)
+        scope = _build_scope(page, method, plain, raw, query, headers)
+        return await _call_app(self.app, scope, page, body)
 
 
-def _scope(
+def _build_scope(
     page: Request, method: str, path: str, raw: str, query: str, headers: list[tuple[bytes, bytes]]
 ) -> Scope:
     """A request from whoever asked for the page."""
@@ -110,7 +114,7 @@ def _scope(
     }
 
 
-async def _exchange(app: ASGIApp, scope: Scope, page: Request, body: bytes) -> _Answer:
+async def _call_app(app: ASGIApp, scope: Scope, page: Request, body: bytes) -> _AdminResponse:
     """Ask, and take the whole answer. When the page's client leaves, the API hears of it."""
     parts: list[bytes] = []
     status = 500
@@ -131,18 +135,18 @@ async def _exchange(app: ASGIApp, scope: Scope, page: Request, body: bytes) -> _
             parts.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return _Answer(status, b"".join(parts))
+    return _AdminResponse(status, b"".join(parts))
 
 
-def _read(answer: _Answer) -> Mapping[str, Any]:
+def _decode_response(answer: _AdminResponse) -> Mapping[str, Any]:
     try:
         told = json.loads(answer.body)
     except ValueError as error:
-        raise Refused(502, "The admin API has answered something that is no JSON.") from error
+        raise PageError(502, "The admin API has answered something that is no JSON.") from error
     if not isinstance(told, dict):
-        raise Refused(502, "The admin API has answered something that is no JSON object.")
+        raise PageError(502, "The admin API has answered something that is no JSON object.")
     if answer.status >= 300:
         said = told.get("error")
         message = said.get("message") if isinstance(said, dict) else None
-        raise Refused(answer.status, str(message or "The admin API has refused this."))
+        raise PageError(answer.status, str(message or "The admin API has refused this."))
     return told

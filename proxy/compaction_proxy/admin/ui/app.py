@@ -7,51 +7,53 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from compaction_proxy.admin.auth import BASIC, Access, Guard
-from compaction_proxy.admin.ui.actions import Acting
-from compaction_proxy.admin.ui.api import Api, Refused
-from compaction_proxy.admin.ui.pages import Looking
-from compaction_proxy.admin.ui.replay import Playground
-from compaction_proxy.admin.ui.templates import Pages
-from compaction_proxy.core.errors import Overloaded
+from compaction_proxy.admin.auth import BASIC, AccessMiddleware, AccessPolicy
+from compaction_proxy.admin.ui.actions import ActionRoutes
+from compaction_proxy.admin.ui.api import InProcessAdminClient, PageError
+from compaction_proxy.admin.ui.pages import PageRoutes
+from compaction_proxy.admin.ui.replay import PlaygroundRoutes
+from compaction_proxy.admin.ui.templates import Templates
+from compaction_proxy.core.errors import OverloadedError
 from compaction_proxy.gateway.body_budget import RETRY_AFTER_S
 
 PATH = "/ui"
 _CONVERSATION = "/conversations/{name}"
 
 
-def _routes(looking: Looking, acting: Acting, playground: Playground) -> list[Route]:
+def _build_routes(
+    page_routes: PageRoutes, action_routes: ActionRoutes, playground: PlaygroundRoutes
+) -> list[Route]:
     shown = {
-        "": looking.overview,
-        "/": looking.overview,
-        "/conversations": looking.conversations,
-        _CONVERSATION: looking.conversation,
-        _CONVERSATION + "/compactions/{place}": looking.compaction,
-        _CONVERSATION + "/compactions/{place}/prompts": looking.prompts,
-        _CONVERSATION + "/messages/{message}": looking.message,
-        _CONVERSATION + "/search": looking.search,
-        "/failures": looking.failures,
-        "/settings": looking.settings,
-        "/playground": playground.empty,
-        "/static/{name}": looking.pages.static,
+        "": page_routes.show_overview,
+        "/": page_routes.show_overview,
+        "/conversations": page_routes.show_conversations,
+        _CONVERSATION: page_routes.show_conversation,
+        _CONVERSATION + "/compactions/{place}": page_routes.show_compaction,
+        _CONVERSATION + "/compactions/{place}/prompts": page_routes.show_prompts,
+        _CONVERSATION + "/messages/{message}": page_routes.show_message,
+        _CONVERSATION + "/search": page_routes.show_search,
+        "/failures": page_routes.show_failures,
+        "/settings": page_routes.show_settings,
+        "/playground": playground.show_form,
+        "/static/{name}": page_routes.pages.serve_static,
     }
     done = {
-        _CONVERSATION + "/pin": acting.pin,
-        _CONVERSATION + "/unpin": acting.unpin,
-        _CONVERSATION + "/remove": acting.remove,
-        _CONVERSATION + "/restore": acting.restore,
-        _CONVERSATION + "/delete": acting.delete,
-        _CONVERSATION + "/{action}": acting.plain,
-        "/playground": playground.tried,
+        _CONVERSATION + "/pin": action_routes.pin_text,
+        _CONVERSATION + "/unpin": action_routes.unpin_text,
+        _CONVERSATION + "/remove": action_routes.remove_instruction,
+        _CONVERSATION + "/restore": action_routes.restore_instruction,
+        _CONVERSATION + "/delete": action_routes.delete_conversation,
+        _CONVERSATION + "/{action}": action_routes.run_action,
+        "/playground": playground.show_results,
     }
-    root = looking.pages.root
+    root = page_routes.pages.root
     return [
         *(Route(root + path, answer, methods=["POST"]) for path, answer in done.items()),
         *(Route(root + path, answer, methods=["GET"]) for path, answer in shown.items()),
     ]
 
 
-def with_pages(admin: ASGIApp, access: Access, base_path: str = "") -> ASGIApp:
+def mount_pages(admin: ASGIApp, access: AccessPolicy, base_path: str = "") -> ASGIApp:
     """An application that answers the pages itself, and leaves everything else to `admin`.
 
     Args:
@@ -60,31 +62,36 @@ def with_pages(admin: ASGIApp, access: Access, base_path: str = "") -> ASGIApp:
         base_path: Empty, or a path that starts with `/` and does not end with it.
     """
     root = base_path + PATH
-    site = Guard(_site(Api(admin, access.key, base_path), Pages(root)), access, root, scheme=BASIC)
+    site = AccessMiddleware(
+        _create_site(InProcessAdminClient(admin, access.key, base_path), Templates(root)),
+        access,
+        root,
+        scheme=BASIC,
+    )
 
-    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+    async def dispatch_request(scope: Scope, receive: Receive, send: Send) -> None:
         ours = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{root}/")
         await (site if ours else admin)(scope, receive, send)
 
-    return answered
+    return dispatch_request
 
 
-def _site(api: Api, pages: Pages) -> ASGIApp:
-    looking = Looking(api, pages)
+def _create_site(api: InProcessAdminClient, pages: Templates) -> ASGIApp:
+    page_routes = PageRoutes(api, pages)
 
-    async def refused(_: Request, error: Exception) -> Response:
-        status = error.status if isinstance(error, Refused) else 500
-        return await looking.trouble(status, str(error))
+    async def show_page_error(_: Request, error: Exception) -> Response:
+        status = error.status if isinstance(error, PageError) else 500
+        return await page_routes.show_error(status, str(error))
 
-    async def overloaded(_: Request, error: Exception) -> Response:
-        answer = await looking.trouble(Overloaded.status, str(error))
+    async def show_overload(_: Request, error: Exception) -> Response:
+        answer = await page_routes.show_error(OverloadedError.status, str(error))
         answer.headers["retry-after"] = str(RETRY_AFTER_S)
         return answer
 
-    async def nothing(_: Request, error: Exception) -> Response:
+    async def show_not_found(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        return await looking.trouble(status, "There is no such page.")
+        return await page_routes.show_error(status, "There is no such page.")
 
-    routes = _routes(looking, Acting(api, pages), Playground(api, pages))
-    handlers = {Refused: refused, Overloaded: overloaded, HTTPException: nothing}
+    routes = _build_routes(page_routes, ActionRoutes(api, pages), PlaygroundRoutes(api, pages))
+    handlers = {PageError: show_page_error, OverloadedError: show_overload, HTTPException: show_not_found}
     return Starlette(routes=routes, exception_handlers=handlers)

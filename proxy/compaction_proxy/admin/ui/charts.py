@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from compaction_proxy.admin.ui.shown import Counters, Outcome, Round
+from compaction_proxy.admin.ui.shown import CountersView, RoundView, StrategyOutcomeView
 from compaction_proxy.core.exchange import Exchange
 
 # More columns than this are no picture; the newest are drawn.
@@ -18,7 +18,9 @@ DASHES = ((), (8, 4), (2, 3), (12, 3, 2, 3), (4, 4), (1, 2), (16, 4))
 _STEPS_S = {"hour": 3_600, "day": 86_400}
 
 
-def period(rows: Sequence[Counters], by: str, since: float | None, until: float | None) -> str:
+def build_period_chart(
+    rows: Sequence[CountersView], by: str, since: float | None, until: float | None
+) -> str:
     """Tokens that clients sent and that were forwarded over time, with rounds and the cached share.
 
     Args:
@@ -27,13 +29,13 @@ def period(rows: Sequence[Counters], by: str, since: float | None, until: float 
         since: Seconds since the epoch; None: the first row.
         until: Likewise; None: the last row.
     """
-    known = {at: row for row in rows if (at := _seconds(row.of)) is not None}
+    known = {at: row for row in rows if (at := _parse_timestamp(row.of)) is not None}
     step = _STEPS_S[by]
     first = min(known, default=0) if since is None else int(since) // step * step
     last = max(known, default=0) if until is None else int(until) // step * step
     columns = range(max(first, last - (MAX_COLUMNS - 1) * step), last + 1, step)
     drawn = [known.get(at) for at in columns]
-    return _json(
+    return _encode_json(
         {
             "kind": "period",
             "x": list(columns),
@@ -45,17 +47,17 @@ def period(rows: Sequence[Counters], by: str, since: float | None, until: float 
     )
 
 
-def requests(exchanges: Sequence[Exchange], made: Sequence[Round] = ()) -> str:
+def build_requests_chart(exchanges: Sequence[Exchange], made: Sequence[RoundView] = ()) -> str:
     """What each request of a conversation was and became; a round where it came into force, and its place."""
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)
-    marks = _marks(exchanges, made)[first:]
-    return _json(
+    marks = _find_round_marks(exchanges, made)[first:]
+    return _encode_json(
         {
             "kind": "requests",
             "x": list(range(first + 1, first + len(drawn) + 1)),
             "sent": [each.tokens_before for each in drawn],
-            "forwarded": [_forwarded(each) for each in drawn],
+            "forwarded": [_get_forwarded_tokens(each) for each in drawn],
             "cached": [each.cached_tokens for each in drawn],
             "trigger": [each.trigger for each in drawn],
             "rounds": [mark and mark[0] for mark in marks],
@@ -64,10 +66,10 @@ def requests(exchanges: Sequence[Exchange], made: Sequence[Round] = ()) -> str:
     )
 
 
-def strategies(outcomes: Sequence[Outcome]) -> str:
+def build_strategies_chart(outcomes: Sequence[StrategyOutcomeView]) -> str:
     """What each strategy would forward, request by request."""
     sent = [before for before, _ in max((each.points for each in outcomes), key=len, default=())]
-    return _json(
+    return _encode_json(
         {
             "kind": "strategies",
             "x": list(range(1, len(sent) + 1)),
@@ -79,7 +81,9 @@ def strategies(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _marks(exchanges: Sequence[Exchange], made: Sequence[Round]) -> list[tuple[int, str] | None]:
+def _find_round_marks(
+    exchanges: Sequence[Exchange], made: Sequence[RoundView]
+) -> list[tuple[int, str] | None]:
     """Number and place of the round that came into force with each request; 0: it shortened results."""
     places = {each.event.round: each.event.place for each in made}
     shortened = {each.event.request: each.event.place for each in made if each.event.round == 0}
@@ -93,20 +97,20 @@ def _marks(exchanges: Sequence[Exchange], made: Sequence[Round]) -> list[tuple[i
     return marks
 
 
-def _forwarded(exchange: Exchange) -> int | None:
+def _get_forwarded_tokens(exchange: Exchange) -> int | None:
     """As the upstream counted it, where it did."""
     counted = exchange.first_prompt_tokens
     return exchange.tokens_after if counted is None else counted
 
 
-def _seconds(of: str) -> int | None:
+def _parse_timestamp(text: str) -> int | None:
     """The beginning of an hour or a day, in seconds since the epoch."""
     try:
-        at = datetime.fromisoformat(of)
+        at = datetime.fromisoformat(text)
     except ValueError:
         return None
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
 
 
-def _json(told: Mapping[str, Any]) -> str:
-    return json.dumps(told, allow_nan=False, separators=(",", ":"))
+def _encode_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, allow_nan=False, separators=(",", ":"))

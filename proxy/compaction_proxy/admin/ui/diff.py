@@ -16,77 +16,77 @@ RUN_WORDS = 3
 # At most so many characters are compared, on either side, so that a round takes 100 ms of one core.
 MAX_COMPARED_CHARACTERS = 100_000
 # A word that means something alone has so many characters, and a digit or one of these signs in it.
-_TELLING_CHARACTERS = 4
-_TELLING = re.compile(r"[\d/_\\@:=]|\w\.\w")
+_DISTINCTIVE_CHARACTERS = 4
+_DISTINCTIVE = re.compile(r"[\d/_\\@:=]|\w\.\w")
 _WORD = re.compile(r"[^\s\"'`()\[\]{}<>,;|*]+")
 _ENDS = ".:!?-#="
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DiffPiece:
     """A stretch of text, and whether the other text has it too."""
 
     text: str
-    kept: bool
+    is_shared: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class DiffWords:
     """What a text is compared by.
 
     Attributes:
         runs: Runs of words.
-        telling: Words that mean something alone.
+        distinctive: Words that mean something alone.
     """
 
     runs: AbstractSet[tuple[str, ...]]
-    telling: AbstractSet[str]
+    distinctive: AbstractSet[str]
 
 
-def words_of(texts: Iterable[str]) -> Words:
+def index_words(texts: Iterable[str]) -> DiffWords:
     """What these texts have, up to `MAX_COMPARED_CHARACTERS` of them."""
     runs: set[tuple[str, ...]] = set()
-    telling: set[str] = set()
-    left = MAX_COMPARED_CHARACTERS
+    distinctive: set[str] = set()
+    remaining = MAX_COMPARED_CHARACTERS
     for text in texts:
-        found = [_bare(match[0]) for match in _WORD.finditer(text[:left])]
-        runs.update(_runs(found))
-        telling.update(filter(_tells, found))
-        left -= min(len(text), left)
-    return Words(runs, telling)
+        found = [_normalize_word(match[0]) for match in _WORD.finditer(text[:remaining])]
+        runs.update(_iter_runs(found))
+        distinctive.update(filter(_is_distinctive, found))
+        remaining -= min(len(text), remaining)
+    return DiffWords(runs, distinctive)
 
 
-def pieces(text: str, other: Words) -> list[Piece]:
+def split_pieces(text: str, other: DiffWords) -> list[DiffPiece]:
     """The text in stretches that the other one has, word for word, and such that it has not."""
     matches = list(_WORD.finditer(text[:MAX_COMPARED_CHARACTERS]))
-    kept = _kept([_bare(match[0]) for match in matches], other)
-    found: list[Piece] = []
+    kept = _find_kept([_normalize_word(match[0]) for match in matches], other)
+    found: list[DiffPiece] = []
     at = 0
     for is_kept, group in groupby(zip(matches, kept, strict=True), key=lambda pair: pair[1]):
         if is_kept:
             run = [match for match, _ in group]
             start, stop = run[0].start(), run[-1].end()
-            found += [Piece(text[at:start], kept=False), Piece(text[start:stop], kept=True)]
+            found += [DiffPiece(text[at:start], is_shared=False), DiffPiece(text[start:stop], is_shared=True)]
             at = stop
-    return [piece for piece in (*found, Piece(text[at:], kept=False)) if piece.text]
+    return [piece for piece in (*found, DiffPiece(text[at:], is_shared=False)) if piece.text]
 
 
-def _kept(words: list[str], other: Words) -> list[bool]:
-    kept = [word in other.telling for word in words]
-    for index, run in enumerate(_runs(words)):
+def _find_kept(words: list[str], other: DiffWords) -> list[bool]:
+    kept = [word in other.distinctive for word in words]
+    for index, run in enumerate(_iter_runs(words)):
         if run in other.runs:
             kept[index : index + RUN_WORDS] = [True] * RUN_WORDS
     return kept
 
 
-def _runs(words: list[str]) -> Iterator[tuple[str, ...]]:
+def _iter_runs(words: list[str]) -> Iterator[tuple[str, ...]]:
     return zip(words, words[1:], words[2:], strict=False)
 
 
-def _bare(word: str) -> str:
+def _normalize_word(word: str) -> str:
     """A word as it is compared: in lower case, without the signs that end a sentence."""
     return word.rstrip(_ENDS).lower()
 
 
-def _tells(word: str) -> bool:
-    return len(word) >= _TELLING_CHARACTERS and _TELLING.search(word) is not None
+def _is_distinctive(word: str) -> bool:
+    return len(word) >= _DISTINCTIVE_CHARACTERS and _DISTINCTIVE.search(word) is not None

@@ -7,11 +7,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from compaction_proxy.admin.ui import charts, readings
-from compaction_proxy.admin.ui.api import Api
-from compaction_proxy.admin.ui.round_view import MAX_SHOWN_CHARACTERS, panes
-from compaction_proxy.admin.ui.shown import Counters, Hit, Model, Prompt, Row, Text, UpstreamFailureLine
-from compaction_proxy.admin.ui.templates import Pages
-from compaction_proxy.core.event import number
+from compaction_proxy.admin.ui.api import InProcessAdminClient
+from compaction_proxy.admin.ui.round_view import MAX_SHOWN_CHARACTERS, build_panes
+from compaction_proxy.admin.ui.shown import (
+    ConversationRowView,
+    CountersView,
+    HitView,
+    MessageView,
+    ModelView,
+    PromptView,
+    UpstreamFailureView,
+)
+from compaction_proxy.admin.ui.templates import Templates
+from compaction_proxy.core.event import parse_number
 
 # The ranges of the overview, and by what each is drawn.
 RANGES = {"24h": "hour", "7d": "hour", "30d": "day"}
@@ -37,14 +45,14 @@ RECENT_EVENTS = 10
 MAX_HITS = 50
 
 
-def _chosen(request: Request, name: str, words: dict[str, str]) -> str:
+def _choose_value(request: Request, name: str, words: dict[str, str]) -> str:
     """A query value that must be one of these; else the first."""
     asked = request.query_params.get(name, "")
     return asked if asked in words else next(iter(words))
 
 
 @dataclass(frozen=True, slots=True)
-class Looking:
+class PageRoutes:
     """Answers GET.
 
     Attributes:
@@ -52,54 +60,57 @@ class Looking:
         pages: Renders them.
     """
 
-    api: Api
-    pages: Pages
+    api: InProcessAdminClient
+    pages: Templates
 
-    async def overview(self, request: Request) -> Response:
+    async def show_overview(self, request: Request) -> Response:
         """What was saved, what went in and out, and what has happened lately."""
-        since = _chosen(request, "since", RANGES)
+        since = _choose_value(request, "since", RANGES)
         over_time, by_model, lately = await asyncio.gather(
             self.api.get(request, "stats", since=since, by=RANGES[since]),
             self.api.get(request, "stats", since=since, by="model"),
             self.api.get(request, "events", limit=RECENT_EVENTS),
         )
-        rows = readings.rows(Counters, over_time.get("rows"))
-        return await self.pages.page(
+        rows = readings.read_records(CountersView, over_time.get("rows"))
+        return await self.pages.render_page(
             "overview.html",
             at="overview",
             since=since,
             ranges=tuple(RANGES),
             by=RANGES[since],
-            total=readings.read(Counters, over_time.get("total")),
+            total=readings.read_record(CountersView, over_time.get("total")),
             rows=rows,
             models=sorted(
-                (each for each in readings.rows(Counters, by_model.get("rows")) if each.requests),
+                (each for each in readings.read_records(CountersView, by_model.get("rows")) if each.requests),
                 key=lambda each: -each.tokens_before,
             ),
-            events=readings.happened(lately.get("events")),
-            chart=charts.period(
-                rows, RANGES[since], number(over_time.get("since")), number(over_time.get("until"))
+            events=readings.read_events(lately.get("events")),
+            chart=charts.build_period_chart(
+                rows,
+                RANGES[since],
+                parse_number(over_time.get("since")),
+                parse_number(over_time.get("until")),
             ),
-            base_url=_base_url(request),
+            base_url=_build_base_url(request),
         )
 
-    async def conversations(self, request: Request) -> Response:
+    async def show_conversations(self, request: Request) -> Response:
         """The list, searched and sorted."""
-        query, sort = request.query_params.get("q", ""), _chosen(request, "sort", SORTS)
+        query, sort = request.query_params.get("q", ""), _choose_value(request, "sort", SORTS)
         told = await self.api.get(request, "conversations", limit=MAX_ROWS, q=query, sort=sort)
-        return await self.pages.page(
+        return await self.pages.render_page(
             "conversations.html",
             at="conversations",
-            rows=readings.rows(Row, told.get("conversations")),
+            rows=readings.read_records(ConversationRowView, told.get("conversations")),
             query=query,
             sort=sort,
             sorts=SORTS,
             limit=MAX_ROWS,
             done=DONE.get(request.query_params.get("done", ""), ""),
-            base_url=_base_url(request),
+            base_url=_build_base_url(request),
         )
 
-    async def conversation(self, request: Request) -> Response:
+    async def show_conversation(self, request: Request) -> Response:
         """One conversation: its requests, rounds and pins, and what can be done with it."""
         name = request.path_params["name"]
         told, requests, compactions = await asyncio.gather(
@@ -107,56 +118,56 @@ class Looking:
             self.api.get(request, "conversations", name, "exchanges", limit=MAX_EXCHANGES),
             self.api.get(request, "conversations", name, "compactions"),
         )
-        exchanges = readings.exchanged(requests.get("exchanges"))
-        rounds = readings.rounds(compactions.get("compactions"))
-        return await self.pages.page(
+        exchanges = readings.read_exchanges(requests.get("exchanges"))
+        rounds = readings.read_rounds(compactions.get("compactions"))
+        return await self.pages.render_page(
             "conversation.html",
             at="conversations",
-            seen=readings.conversation(name, told),
+            seen=readings.read_conversation(name, told),
             exchanges=exchanges,
             latest=next((each for each in reversed(exchanges) if each.tokens_before is not None), None),
             rounds=rounds,
-            chart=charts.requests(exchanges, rounds),
+            chart=charts.build_requests_chart(exchanges, rounds),
             done=DONE.get(request.query_params.get("done", ""), ""),
         )
 
-    async def compaction(self, request: Request) -> Response:
+    async def show_compaction(self, request: Request) -> Response:
         """One round: what it removed, what stands in for it, what the model then saw."""
         name, place = request.path_params["name"], request.path_params["place"]
         told = await self.api.get(request, "conversations", name, "compactions", place)
-        made = readings.compaction(told)
+        made = readings.read_round(told)
         if made is None:
-            return await self.trouble(502, "This round was written by another version and cannot be read.")
+            return await self.show_error(502, "This round was written by another version and cannot be read.")
         shown = await asyncio.to_thread(
-            panes,
+            build_panes,
             made.event.summary,
-            readings.rows(Text, told.get("removed")),
-            readings.rows(Text, told.get("seen")),
+            readings.read_records(MessageView, told.get("removed")),
+            readings.read_records(MessageView, told.get("seen")),
         )
-        return await self.pages.page(
+        return await self.pages.render_page(
             "compaction.html", at="conversations", name=name, made=made, event=made.event, shown=shown
         )
 
-    async def prompts(self, request: Request) -> Response:
+    async def show_prompts(self, request: Request) -> Response:
         """What the summary model was asked in a round."""
         name, place = request.path_params["name"], request.path_params["place"]
         told = await self.api.get(request, "conversations", name, "compactions", place)
-        prompts = readings.rows(Prompt, told.get("prompts"))
-        return await self.pages.page(
+        prompts = readings.read_records(PromptView, told.get("prompts"))
+        return await self.pages.render_page(
             "prompts.html", at="conversations", name=name, place=place, prompts=prompts
         )
 
-    async def search(self, request: Request) -> Response:
+    async def show_search(self, request: Request) -> Response:
         """What rounds have removed that answers a query, the best first."""
         name, query = request.path_params["name"], request.query_params.get("q", "")
-        scope = _chosen(request, "scope", SCOPES)
-        found: tuple[Hit, ...] = ()
+        scope = _choose_value(request, "scope", SCOPES)
+        found: tuple[HitView, ...] = ()
         if query:
             told = await self.api.get(
                 request, "conversations", name, "search", q=query, limit=MAX_HITS, scope=scope
             )
-            found = readings.rows(Hit, told.get("hits"))
-        return await self.pages.page(
+            found = readings.read_records(HitView, told.get("hits"))
+        return await self.pages.render_page(
             "search.html",
             at="conversations",
             name=name,
@@ -166,59 +177,59 @@ class Looking:
             scopes=SCOPES,
         )
 
-    async def message(self, request: Request) -> Response:
+    async def show_message(self, request: Request) -> Response:
         """A message that a round has removed, whole."""
         name = request.path_params["name"]
         told = await self.api.get(request, "conversations", name, "messages", request.path_params["message"])
         whole = request.query_params.get("whole") is not None
-        return await self.pages.page(
+        return await self.pages.render_page(
             "message.html",
             at="conversations",
             name=name,
-            message=readings.read(Text, told),
+            message=readings.read_record(MessageView, told),
             limit=None if whole else 10 * MAX_SHOWN_CHARACTERS,
         )
 
-    async def failures(self, request: Request) -> Response:
+    async def show_failures(self, request: Request) -> Response:
         """What went wrong: upstreams, also where the store is away, and compaction."""
-        since = _chosen(request, "since", RANGES)
+        since = _choose_value(request, "since", RANGES)
         told, upstreams = await asyncio.gather(
-            self.api.stored(request, "events", limit=MAX_EVENTS, failures="true"),
+            self.api.get_or_none(request, "events", limit=MAX_EVENTS, failures="true"),
             self.api.get(request, "upstream-failures", since=since),
         )
-        return await self.pages.page(
+        return await self.pages.render_page(
             "failures.html",
             at="failures",
             since=since,
             ranges=tuple(RANGES),
-            upstreams=readings.rows(UpstreamFailureLine, upstreams.get("failures")),
+            upstreams=readings.read_records(UpstreamFailureView, upstreams.get("failures")),
             complete=upstreams.get("complete") is not False,
-            events=None if told is None else readings.happened(told.get("events")),
+            events=None if told is None else readings.read_events(told.get("events")),
             limit=MAX_EVENTS,
         )
 
-    async def settings(self, request: Request) -> Response:
+    async def show_settings(self, request: Request) -> Response:
         """The configuration in force, and what is known of models; of these nothing without the store."""
         config, models = await asyncio.gather(
-            self.api.get(request, "config"), self.api.stored(request, "models")
+            self.api.get(request, "config"), self.api.get_or_none(request, "models")
         )
         warnings = config.get("warnings")
-        return await self.pages.page(
+        return await self.pages.render_page(
             "settings.html",
             at="settings",
             path=str(config.get("path") or ""),
-            values=readings.settings(config.get("values")),
+            values=readings.read_settings(config.get("values")),
             warnings=[str(each) for each in warnings] if isinstance(warnings, list) else [],
-            models=None if models is None else readings.rows(Model, models.get("models")),
+            models=None if models is None else readings.read_records(ModelView, models.get("models")),
         )
 
-    async def trouble(self, status: int, message: str) -> Response:
+    async def show_error(self, status: int, message: str) -> Response:
         """A page that says why there is none."""
         titles = {404: "Not found", 409: "Not possible now", 413: "Too large", 503: "The store is away"}
         title = titles.get(status, "This did not work")
-        return await self.pages.page("trouble.html", status, at="", title=title, message=message)
+        return await self.pages.render_page("trouble.html", status, at="", title=title, message=message)
 
 
-def _base_url(request: Request) -> str:
+def _build_base_url(request: Request) -> str:
     """What to give to clients as `base_url`, as far as this request can tell."""
     return f"{request.url.scheme}://{request.headers.get('host', '')}/v1"

@@ -9,118 +9,122 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from compaction_proxy.admin.ui.shown import (
-    Bill,
-    Conversation,
-    Money,
-    Outcome,
-    Pin,
-    ProjectInstruction,
-    Round,
-    Setting,
+    BillView,
+    ConversationView,
+    InstructionView,
+    MoneyView,
+    PinView,
+    RoundView,
+    SettingView,
+    StrategyOutcomeView,
 )
 from compaction_proxy.core import event as events
 from compaction_proxy.core import exchange as exchanges
-from compaction_proxy.core.event import Event, number, whole
+from compaction_proxy.core.event import Event, parse_integer, parse_number
 from compaction_proxy.core.exchange import Exchange
 
-Told = Mapping[str, Any]
+JsonFields = Mapping[str, Any]
 _T = TypeVar("_T")
 
 
-def _text(value: object) -> str:
+def _read_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
 _READERS: Mapping[object, Callable[[object], object]] = {
-    str: _text,
+    str: _read_text,
     bool: lambda value: value is True,
-    int: lambda value: whole(value) or 0,
-    int | None: whole,
-    float | None: number,
+    int: lambda value: parse_integer(value) or 0,
+    int | None: parse_integer,
+    float | None: parse_number,
 }
 
 
-def read(kind: Callable[..., _T], told: object) -> _T:
+def read_record(kind: Callable[..., _T], data: object) -> _T:
     """The record that these fields tell of; only its fields of simple types are read."""
-    given = told if isinstance(told, Mapping) else {}
+    given = data if isinstance(data, Mapping) else {}
     known = {each.name: each.type for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     return kind(**{name: _READERS[known[name]](given[name]) for name in known.keys() & given.keys()
                    if known[name] in _READERS})  # fmt: skip
 
 
-def rows(kind: Callable[..., _T], told: object) -> tuple[_T, ...]:
+def read_records(kind: Callable[..., _T], data: object) -> tuple[_T, ...]:
     """The records in a list."""
-    return tuple(read(kind, each) for each in _list(told))
+    return tuple(read_record(kind, each) for each in _read_list(data))
 
 
-def conversation(name: str, told: Told) -> Conversation:
+def read_conversation(name: str, data: JsonFields) -> ConversationView:
     """A conversation, from what the API says of it."""
-    totals = told.get("totals")
-    flat = {**(totals if isinstance(totals, Mapping) else {}), **told, "id": name}
+    totals = data.get("totals")
+    flat = {**(totals if isinstance(totals, Mapping) else {}), **data, "id": name}
     return replace(
-        read(Conversation, flat),
-        pins=rows(Pin, told.get("pins")),
-        instructions=rows(ProjectInstruction, told.get("instructions")),
-        money=read(Money, told.get("money")),
+        read_record(ConversationView, flat),
+        pins=read_records(PinView, data.get("pins")),
+        instructions=read_records(InstructionView, data.get("instructions")),
+        money=read_record(MoneyView, data.get("money")),
     )
 
 
-def outcomes(told: object) -> tuple[Outcome, ...]:
+def read_outcomes(data: object) -> tuple[StrategyOutcomeView, ...]:
     """What strategies would do, in a list."""
-    return tuple(_outcome(each) for each in _list(told) if isinstance(each, Mapping))
+    return tuple(_read_outcome(each) for each in _read_list(data) if isinstance(each, Mapping))
 
 
-def _outcome(told: Told) -> Outcome:
-    points = [each for each in _list(told.get("points")) if isinstance(each, Mapping)]
+def _read_outcome(fields: JsonFields) -> StrategyOutcomeView:
+    points = [each for each in _read_list(fields.get("points")) if isinstance(each, Mapping)]
     return replace(
-        read(Outcome, told),
-        tokens=_bill(told.get("tokens")),
-        dollars=_bill(told.get("dollars")),
-        points=tuple((whole(each.get("before")), whole(each.get("after"))) for each in points),
+        read_record(StrategyOutcomeView, fields),
+        tokens=_read_bill(fields.get("tokens")),
+        dollars=_read_bill(fields.get("dollars")),
+        points=tuple(
+            (parse_integer(each.get("before")), parse_integer(each.get("after"))) for each in points
+        ),
     )
 
 
-def _bill(told: object) -> Bill:
-    given = told if isinstance(told, Mapping) else {}
-    return replace(read(Bill, given), compacted=number(given.get("with")))
+def _read_bill(value: object) -> BillView:
+    given = value if isinstance(value, Mapping) else {}
+    return replace(read_record(BillView, given), compacted=parse_number(given.get("with")))
 
 
-def rounds(told: object) -> tuple[Round, ...]:
+def read_rounds(data: object) -> tuple[RoundView, ...]:
     """The compactions in a list, without those that cannot be read."""
-    return tuple(each for each in map(compaction, _list(told)) if each is not None)
+    return tuple(each for each in map(read_round, _read_list(data)) if each is not None)
 
 
-def compaction(told: object) -> Round | None:
+def read_round(data: object) -> RoundView | None:
     """A compaction; None if it cannot be read."""
-    given = told if isinstance(told, Mapping) else {}
+    given = data if isinstance(data, Mapping) else {}
     event = events.from_fields(given)
     if event is None:
         return None
-    return Round(event, given.get("undone") is True, number(given.get("pays_back_after")))
+    return RoundView(event, given.get("undone") is True, parse_number(given.get("pays_back_after")))
 
 
-def happened(told: object) -> tuple[Event, ...]:
+def read_events(data: object) -> tuple[Event, ...]:
     """The events in a list."""
-    given = (events.from_fields(each) for each in _list(told) if isinstance(each, Mapping))
+    given = (events.from_fields(each) for each in _read_list(data) if isinstance(each, Mapping))
     return tuple(filter(None, given))
 
 
-def exchanged(told: object) -> tuple[Exchange, ...]:
+def read_exchanges(data: object) -> tuple[Exchange, ...]:
     """The exchanges in a list."""
-    given = (exchanges.from_fields(each) for each in _list(told) if isinstance(each, Mapping))
+    given = (exchanges.from_fields(each) for each in _read_list(data) if isinstance(each, Mapping))
     return tuple(filter(None, given))
 
 
-def settings(told: object) -> tuple[Setting, ...]:
+def read_settings(data: object) -> tuple[SettingView, ...]:
     """Values of the configuration; such as are no text as JSON has them."""
-    given = (each for each in _list(told) if isinstance(each, Mapping))
+    given = (each for each in _read_list(data) if isinstance(each, Mapping))
     return tuple(
-        Setting(_text(each.get("key")), _value(each.get("value")), _text(each.get("origin")))
+        SettingView(
+            _read_text(each.get("key")), _format_value(each.get("value")), _read_text(each.get("origin"))
+        )
         for each in given
     )
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     match value:
         case None:
             return "unset"
@@ -129,11 +133,11 @@ def _value(value: object) -> str:
         case "":
             return "empty"
         case list() | tuple():
-            return ", ".join(map(_value, value)) or "none"
+            return ", ".join(map(_format_value, value)) or "none"
         case Mapping():
-            return ", ".join(f"{name}: {_value(each)}" for name, each in value.items()) or "none"
+            return ", ".join(f"{name}: {_format_value(each)}" for name, each in value.items()) or "none"
     return str(value)
 
 
-def _list(told: object) -> Iterable[object]:
-    return told if isinstance(told, list) else ()
+def _read_list(value: object) -> Iterable[object]:
+    return value if isinstance(value, list) else ()

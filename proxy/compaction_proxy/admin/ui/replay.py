@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from compaction_proxy.admin.ui import charts, readings
-from compaction_proxy.admin.ui.actions import form, one
-from compaction_proxy.admin.ui.api import Api, Refused
-from compaction_proxy.admin.ui.shown import Outcome, Row
-from compaction_proxy.admin.ui.templates import Pages
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.admin.ui.actions import get_field, read_form
+from compaction_proxy.admin.ui.api import InProcessAdminClient, PageError
+from compaction_proxy.admin.ui.shown import ConversationRowView, StrategyOutcomeView
+from compaction_proxy.admin.ui.templates import Templates
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.wires.json.slices import members
+from compaction_proxy.wires.json.slices import find_members
 
 # What is pasted arrives with each sign of JSON as three bytes.
 MAX_PASTED_BYTES = 8 * 1024 * 1024
@@ -25,11 +25,11 @@ TOO_LARGE = (
 )
 _TOO_LARGE = 413
 _OFFERED_CONVERSATIONS = 50
-_TAKEN = ("messages", "tools", "model")
+_TRANSCRIPT_FIELDS = ("messages", "tools", "model")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlaygroundForm:
     """What a form asks for, as it was filled in.
 
     Attributes:
@@ -50,7 +50,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class PlaygroundResults:
     """What came of it.
 
     Attributes:
@@ -58,12 +58,12 @@ class Tried:
         chart: The same, to draw.
     """
 
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[StrategyOutcomeView, ...] = ()
     chart: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Playground:
+class PlaygroundRoutes:
     """Answers the page and its form.
 
     Attributes:
@@ -71,31 +71,39 @@ class Playground:
         pages: Renders.
     """
 
-    api: Api
-    pages: Pages
+    api: InProcessAdminClient
+    pages: Templates
 
-    async def empty(self, request: Request) -> Response:
+    async def show_form(self, request: Request) -> Response:
         """The form, for a conversation where one is named."""
         name = request.query_params.get("conversation", "")
-        return await self._page(request, Wanted(conversation=name), Tried())
+        return await self._render_playground(request, PlaygroundForm(conversation=name), PlaygroundResults())
 
-    async def tried(self, request: Request) -> Response:
+    async def show_results(self, request: Request) -> Response:
         """The form as it was sent, and what came of it."""
-        wanted = _wanted(await form(request, _MAX_FORM_BYTES))
+        wanted = _parse_form(await read_form(request, _MAX_FORM_BYTES))
         try:
-            told = await self.api.post(request, "replay", body=await asyncio.to_thread(_question, wanted))
-        except Refused as error:
+            told = await self.api.post(
+                request, "replay", body=await asyncio.to_thread(_build_request_body, wanted)
+            )
+        except PageError as error:
             if error.status == _TOO_LARGE:  # nobody wants the megabytes back
                 raise
-            return await self._page(request, wanted, Tried(), error)
-        outcomes = readings.outcomes(told.get("results"))
-        return await self._page(request, wanted, Tried(outcomes, charts.strategies(outcomes)))
+            return await self._render_playground(request, wanted, PlaygroundResults(), error)
+        outcomes = readings.read_outcomes(told.get("results"))
+        return await self._render_playground(
+            request, wanted, PlaygroundResults(outcomes, charts.build_strategies_chart(outcomes))
+        )
 
-    async def _page(
-        self, request: Request, wanted: Wanted, tried: Tried, error: Refused | None = None
+    async def _render_playground(
+        self,
+        request: Request,
+        wanted: PlaygroundForm,
+        tried: PlaygroundResults,
+        error: PageError | None = None,
     ) -> Response:
-        told = await self.api.stored(request, "conversations", limit=_OFFERED_CONVERSATIONS)
-        return await self.pages.page(
+        told = await self.api.get_or_none(request, "conversations", limit=_OFFERED_CONVERSATIONS)
+        return await self.pages.render_page(
             "playground.html",
             error.status if error else 200,
             at="playground",
@@ -103,28 +111,30 @@ class Playground:
             tried=tried,
             strategies=tuple(STRATEGIES),
             dashes=charts.DASHES,
-            conversations=readings.rows(Row, told.get("conversations")) if told else (),
+            conversations=readings.read_records(ConversationRowView, told.get("conversations"))
+            if told
+            else (),
             trouble=str(error) if error else "",
         )
 
 
-def _wanted(fields: Mapping[str, list[str]]) -> Wanted:
+def _parse_form(fields: Mapping[str, list[str]]) -> PlaygroundForm:
     asked = dict(fields)
-    return Wanted(
-        transcript=one(asked, "transcript").strip(),
-        conversation=one(asked, "conversation"),
-        model=one(asked, "model").strip(),
+    return PlaygroundForm(
+        transcript=get_field(asked, "transcript").strip(),
+        conversation=get_field(asked, "conversation"),
+        model=get_field(asked, "model").strip(),
         strategies=tuple(each for each in asked.get("strategy", ()) if each in STRATEGIES) or ("anchored",),
-        trigger=_whole(one(asked, "trigger")),
-        window=_whole(one(asked, "window")),
+        trigger=_parse_number(get_field(asked, "trigger")),
+        window=_parse_number(get_field(asked, "window")),
     )
 
 
-def _whole(text: str) -> int:
+def _parse_number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
 
 
-def _question(wanted: Wanted) -> bytes:
+def _build_request_body(wanted: PlaygroundForm) -> bytes:
     """What the API is asked. A transcript is not decoded for it: it may have megabytes.
 
     Raises:
@@ -137,27 +147,27 @@ def _question(wanted: Wanted) -> bytes:
         "window": wanted.window or None,
     }
     if wanted.transcript:
-        parts = _transcript(wanted.transcript.encode("utf-8", "replace"))
+        parts = _split_transcript(wanted.transcript.encode("utf-8", "replace"))
     elif wanted.conversation:
         parts = {"conversation": json.dumps(wanted.conversation).encode()}
     else:
-        raise Refused(422, "Paste a transcript, or choose a conversation.")
+        raise PageError(422, "Paste a transcript, or choose a conversation.")
     if wanted.model:
         small["model"] = wanted.model
     parts |= {name: json.dumps(value).encode() for name, value in small.items()}
     return b"{" + b",".join(json.dumps(name).encode() + b":" + value for name, value in parts.items()) + b"}"
 
 
-def _transcript(text: bytes) -> dict[str, bytes]:
+def _split_transcript(text: bytes) -> dict[str, bytes]:
     """The messages, and what else matters where a whole request was pasted; each as it stands there."""
     if len(text) > MAX_PASTED_BYTES:
-        raise Refused(_TOO_LARGE, TOO_LARGE)
+        raise PageError(_TOO_LARGE, TOO_LARGE)
     if text.startswith(b"["):
         return {"messages": text}
     try:
-        found = members(text)
-    except (Unreadable, RecursionError) as error:
-        raise Refused(422, "The transcript is no JSON.") from error
+        found = find_members(text)
+    except (UnreadableBodyError, RecursionError) as error:
+        raise PageError(422, "The transcript is no JSON.") from error
     if "messages" not in found:
-        raise Refused(422, "The transcript is neither a list of messages nor a request with messages.")
-    return {name: text[found[name].start : found[name].stop] for name in _TAKEN if name in found}
+        raise PageError(422, "The transcript is neither a list of messages nor a request with messages.")
+    return {name: text[found[name].start : found[name].stop] for name in _TRANSCRIPT_FIELDS if name in found}

@@ -3,8 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from compaction_proxy.admin.ui.diff import MAX_COMPARED_CHARACTERS, Piece, Words, pieces, words_of
-from compaction_proxy.admin.ui.shown import Text
+from compaction_proxy.admin.ui.diff import (
+    MAX_COMPARED_CHARACTERS,
+    DiffPiece,
+    DiffWords,
+    index_words,
+    split_pieces,
+)
+from compaction_proxy.admin.ui.shown import MessageView
 
 STAND_IN = "stand-in"
 # Of one message, and messages of one pane; the rest is a link away.
@@ -13,7 +19,7 @@ MAX_SHOWN_MESSAGES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PaneMessage:
     """A message in a pane.
 
     Attributes:
@@ -23,14 +29,14 @@ class Shown:
         stand_in: Whether it is one that a round has written.
     """
 
-    message: Text
-    pieces: Sequence[Piece]
+    message: MessageView
+    pieces: Sequence[DiffPiece]
     left_out: int
     stand_in: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Panes:
+class RoundPanes:
     """What a round did.
 
     Attributes:
@@ -41,36 +47,38 @@ class Panes:
         seen_left_out: Number of those that are not shown.
     """
 
-    removed: Sequence[Shown]
+    removed: Sequence[PaneMessage]
     removed_left_out: int
-    summary: Sequence[Piece]
-    seen: Sequence[Shown]
+    summary: Sequence[DiffPiece]
+    seen: Sequence[PaneMessage]
     seen_left_out: int
 
 
-def panes(summary: str, removed: Sequence[Text], seen: Sequence[Text]) -> Panes:
+def build_panes(summary: str, removed: Sequence[MessageView], seen: Sequence[MessageView]) -> RoundPanes:
     """Compare what was removed with what took its place. Takes at most 100 ms, whatever the sizes are."""
     stand_ins = [each.text for each in seen if each.origin == STAND_IN]
-    before = words_of(each.text for each in removed)
-    after = words_of([summary, *stand_ins])
-    return Panes(
-        removed=_shown(removed[:MAX_SHOWN_MESSAGES], after, everywhere=True),
+    before = index_words(each.text for each in removed)
+    after = index_words([summary, *stand_ins])
+    return RoundPanes(
+        removed=_compare_messages(removed[:MAX_SHOWN_MESSAGES], after, everywhere=True),
         removed_left_out=max(0, len(removed) - MAX_SHOWN_MESSAGES),
-        summary=pieces(summary[:MAX_COMPARED_CHARACTERS], before),
-        seen=_shown(seen[:MAX_SHOWN_MESSAGES], before, everywhere=False),
+        summary=split_pieces(summary[:MAX_COMPARED_CHARACTERS], before),
+        seen=_compare_messages(seen[:MAX_SHOWN_MESSAGES], before, everywhere=False),
         seen_left_out=max(0, len(seen) - MAX_SHOWN_MESSAGES),
     )
 
 
-def _shown(messages: Iterable[Text], other: Words, *, everywhere: bool) -> list[Shown]:
+def _compare_messages(
+    messages: Iterable[MessageView], other: DiffWords, *, everywhere: bool
+) -> list[PaneMessage]:
     """Messages of a pane, compared as long as there is room."""
-    shown: list[Shown] = []
-    left = MAX_COMPARED_CHARACTERS
+    shown: list[PaneMessage] = []
+    remaining = MAX_COMPARED_CHARACTERS
     for message in messages:
         stand_in = message.origin == STAND_IN
-        text = message.text[: left if stand_in else MAX_SHOWN_CHARACTERS]
-        compared = (everywhere or stand_in) and len(text) <= left
-        left -= len(text) if compared else 0
-        found = pieces(text, other) if compared else [Piece(text, kept=False)]
-        shown.append(Shown(message, found, len(message.text) - len(text), stand_in))
+        text = message.text[: remaining if stand_in else MAX_SHOWN_CHARACTERS]
+        compared = (everywhere or stand_in) and len(text) <= remaining
+        remaining -= len(text) if compared else 0
+        found = split_pieces(text, other) if compared else [DiffPiece(text, is_shared=False)]
+        shown.append(PaneMessage(message, found, len(message.text) - len(text), stand_in))
     return shown

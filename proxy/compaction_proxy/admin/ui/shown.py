@@ -6,7 +6,7 @@ from compaction_proxy.core.event import Event
 
 
 @dataclass(frozen=True, slots=True)
-class Money:
+class MoneyView:
     """Dollars of a conversation or a period; None: no price is known."""
 
     cost_usd: float | None = None
@@ -17,7 +17,7 @@ class Money:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ConversationRowView:
     """A conversation in the list; its sizes are those of its last exchange."""
 
     id: str = ""
@@ -38,7 +38,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundView:
     """A compaction: its event, and what has become of it."""
 
     event: Event
@@ -47,7 +47,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class MessageView:
     """A message: removed by a round, or as the model saw it after one (`origin` says which kind)."""
 
     id: str = ""
@@ -58,7 +58,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptView:
     """What a summary model was asked."""
 
     model: str = ""
@@ -67,7 +67,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class PinView:
     """A pinned text."""
 
     id: str = ""
@@ -75,7 +75,7 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectInstruction:
+class InstructionView:
     """Instructions of a project."""
 
     id: str = ""
@@ -87,7 +87,7 @@ class ProjectInstruction:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class HitView:
     """A message that a search has found."""
 
     message_id: str = ""
@@ -101,7 +101,7 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class CountersView:
     """One row of the statistics; `of` is the hour, day, model or key that it counts."""
 
     of: str = ""
@@ -127,7 +127,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamFailureLine:
+class UpstreamFailureView:
     """Failures of an upstream that have one cause."""
 
     target: str = ""
@@ -137,7 +137,7 @@ class UpstreamFailureLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
+class BillView:
     """What a conversation costs, never compacted and compacted; in dollars, or in uncached input tokens."""
 
     without: float | None = None
@@ -148,7 +148,7 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StrategyOutcomeView:
     """What a strategy would do with a conversation; `points` are tokens before and after, of each request."""
 
     strategy: str = ""
@@ -167,13 +167,13 @@ class Outcome:
     over_with: int | None = None
     failed: int | None = None
     price_source: str = ""
-    tokens: Bill = field(default_factory=Bill)
-    dollars: Bill = field(default_factory=Bill)
+    tokens: BillView = field(default_factory=BillView)
+    dollars: BillView = field(default_factory=BillView)
     points: tuple[tuple[int | None, int | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingView:
     """A value of the configuration, and where it comes from."""
 
     key: str = ""
@@ -188,7 +188,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelView:
     """What is known of a model; prices in dollars per million tokens."""
 
     model: str = ""
@@ -203,7 +203,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ConversationView:
     """A conversation as it stands."""
 
     id: str
@@ -212,9 +212,9 @@ class Conversation:
     last_at: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    pins: tuple[Pin, ...] = ()
-    instructions: tuple[ProjectInstruction, ...] = ()
+    pins: tuple[PinView, ...] = ()
+    instructions: tuple[InstructionView, ...] = ()
     compact: bool = False
     suppressed: bool = False
     bypass: bool = False
-    money: Money = field(default_factory=Money)
+    money: MoneyView = field(default_factory=MoneyView)

@@ -28,18 +28,18 @@ _MISLEADING = re.compile(
 )
 
 
-def _named(match: re.Match[str]) -> str:
+def _format_code_point(match: re.Match[str]) -> str:
     return f"\N{MATHEMATICAL LEFT ANGLE BRACKET}U+{ord(match[0]):04X}\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
 
 
-def visible(text: str) -> str:
+def make_visible(text: str) -> str:
     """The text, with `⟨U+202E⟩` where a character would mislead."""
-    return _MISLEADING.sub(_named, text.replace("\r\n", "\n"))
+    return _MISLEADING.sub(_format_code_point, text.replace("\r\n", "\n"))
 
 
-def finalized(value: object) -> object:
+def finalize_value(value: object) -> object:
     """What a template puts out for a value: text made visible, markup of our own as it is."""
-    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    return make_visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 FOLDER = Path(__file__).resolve().parent.parent
@@ -58,38 +58,53 @@ HEADERS = {
 }
 _HASH_DIGITS = 12
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
-_FILTERS = (
-    "segment", "usd", "rate", "count", "short", "milliseconds", "duration", "stamp", "when",
-    "reason", "cause", "kind", "upstream_cause",
-)  # fmt: skip
+_FILTERS = {
+    "segment": formatting.encode_path_segment,
+    "usd": formatting.format_usd,
+    "rate": formatting.format_token_rate,
+    "count": formatting.format_count,
+    "short": formatting.format_short_number,
+    "milliseconds": formatting.format_milliseconds,
+    "duration": formatting.format_duration,
+    "stamp": formatting.format_iso_time,
+    "when": formatting.format_display_time,
+    "reason": formatting.describe_reason,
+    "cause": formatting.describe_causes,
+    "kind": formatting.describe_event_kind,
+    "upstream_cause": formatting.describe_upstream_cause,
+}
 
 
 @cache
-def _environment() -> Environment:
+def _create_environment() -> Environment:
     """The templates, compiled once in the life of the process."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=finalized,
+        finalize=finalize_value,
         auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {name: getattr(formatting, name) for name in _FILTERS}
-    environment.globals |= {"percent": formatting.percent, "ago": formatting.ago, "version": __version__}
+    environment.filters |= _FILTERS
+    environment.globals |= {
+        "percent": formatting.format_percent,
+        "ago": formatting.format_age,
+        "version": __version__,
+    }
     return environment
 
 
 @cache
-def _files() -> Mapping[str, tuple[bytes, str]]:
+def _load_files() -> Mapping[str, tuple[bytes, str]]:
     """What pages load, by name: content, and digits of its hash."""
     found = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
     return {name: (data, sha256(data).hexdigest()[:_HASH_DIGITS]) for name, data in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class Templates:
     """Renders pages, and serves what they load.
 
     Attributes:
@@ -98,25 +113,25 @@ class Pages:
 
     root: str
 
-    async def page(self, template: str, status: int = 200, **shown: Any) -> Response:  # noqa: ANN401 - what templates take
+    async def render_page(self, template: str, status: int = 200, **shown: Any) -> Response:  # noqa: ANN401 - what templates take
         """A page; rendered beside the event loop, because a long one takes longer than many requests do."""
-        text = await asyncio.to_thread(self._rendered, template, shown)
+        text = await asyncio.to_thread(self._render_template, template, shown)
         return HTMLResponse(text, status, {**HEADERS, "cache-control": "no-store"})
 
-    def _rendered(self, template: str, shown: Mapping[str, Any]) -> str:
-        made = _environment().get_template(template)
-        return made.render(now=time.time(), root=self.root, asset=self._asset, **shown)
+    def _render_template(self, template: str, shown: Mapping[str, Any]) -> str:
+        made = _create_environment().get_template(template)
+        return made.render(now=time.time(), root=self.root, asset=self._build_asset_url, **shown)
 
-    def _asset(self, name: str) -> str:
-        return f"{self.root}/static/{name}?v={_files()[name][1]}"
+    def _build_asset_url(self, name: str) -> str:
+        return f"{self.root}/static/{name}?v={_load_files()[name][1]}"
 
-    async def static(self, request: Request) -> Response:
+    async def serve_static(self, request: Request) -> Response:
         """A file that pages load. Its content is in its URL, so that it may be kept forever."""
         name = request.path_params["name"]
-        if name not in _files():
-            return await self.page(
+        if name not in _load_files():
+            return await self.render_page(
                 "trouble.html", 404, at="", title="Not found", message="There is no such file."
             )
         kept = "public, max-age=31536000, immutable" if "v" in request.query_params else "no-cache"
         headers = {**HEADERS, "cache-control": kept}
-        return Response(_files()[name][0], 200, headers, _TYPES[Path(name).suffix])
+        return Response(_load_files()[name][0], 200, headers, _TYPES[Path(name).suffix])

@@ -9,7 +9,7 @@ import httpx
 
 from compaction_proxy.cli.demo.chat import JsonObject
 from compaction_proxy.cli.demo.provider import AGENT_MODEL
-from compaction_proxy.cli.demo.script import Script
+from compaction_proxy.cli.demo.script import DemoScript
 
 OUTPUT_TOKENS = 512
 TIMEOUT_S = 20
@@ -19,7 +19,7 @@ DONE = "[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class AgentExchange:
     """One request and how it was answered.
 
     Attributes:
@@ -37,12 +37,12 @@ class Exchange:
     code: str = ""
 
 
-async def at_once() -> None:
+async def skip_pause() -> None:
     """No pause."""
 
 
 @dataclass(slots=True)
-class Agent:
+class DemoAgent:
     """Plays a script against a base URL. `history` only ever grows.
 
     Attributes:
@@ -55,27 +55,27 @@ class Agent:
 
     http: httpx.AsyncClient
     base_url: str
-    script: Script
+    script: DemoScript
     history: list[JsonObject] = field(default_factory=list)
-    pause: Callable[[], Awaitable[None]] = at_once
+    pause: Callable[[], Awaitable[None]] = skip_pause
 
-    async def turn(self, text: str) -> list[Exchange]:
+    async def play_turn(self, text: str) -> list[AgentExchange]:
         """Say `text`, run the tools that are asked for, and return when the model has answered or refused."""
         self.history.append({"role": "user", "content": text})
         exchanges = []
         while True:
-            exchange = await self._ask()
+            exchange = await self._send_request()
             exchanges.append(exchange)
             await self.pause()
             if exchange.message is None:
                 return exchanges
             self.history.append(exchange.message)
             calls = exchange.message.get("tool_calls", ())
-            self.history += [tool_message(call["id"], self.script) for call in calls]
+            self.history += [build_tool_message(call["id"], self.script) for call in calls]
             if not calls:
                 return exchanges
 
-    async def _ask(self) -> Exchange:
+    async def _send_request(self) -> AgentExchange:
         body = {
             "model": AGENT_MODEL,
             "stream": True,
@@ -89,21 +89,21 @@ class Agent:
         async with self.http.stream("POST", url, json=body, headers=headers, timeout=TIMEOUT_S) as answer:
             if answer.status_code != 200:
                 error = json.loads(await answer.aread()).get("error") or {}
-                return Exchange(body, answer.status_code, answer.headers, code=str(error.get("code")))
-            return Exchange(body, 200, answer.headers, await _assembled(_events(answer)))
+                return AgentExchange(body, answer.status_code, answer.headers, code=str(error.get("code")))
+            return AgentExchange(body, 200, answer.headers, await _assemble_message(_read_events(answer)))
 
 
-def tool_message(call_id: str, script: Script) -> JsonObject:
+def build_tool_message(call_id: str, script: DemoScript) -> JsonObject:
     """The scripted result of a call."""
     return {"role": "tool", "tool_call_id": call_id, "content": script.results[call_id]}
 
 
-def opening(script: Script) -> list[JsonObject]:
+def build_opening(script: DemoScript) -> list[JsonObject]:
     """The history before the first turn."""
     return [{"role": "system", "content": script.system}]
 
 
-async def _events(answer: httpx.Response) -> AsyncIterator[JsonObject]:
+async def _read_events(answer: httpx.Response) -> AsyncIterator[JsonObject]:
     """The chunks of a stream; a stream without its end is an error.
 
     Raises:
@@ -118,19 +118,19 @@ async def _events(answer: httpx.Response) -> AsyncIterator[JsonObject]:
     raise httpx.RemoteProtocolError("the stream ended before [DONE]")
 
 
-async def _assembled(events: AsyncIterator[JsonObject]) -> JsonObject:
+async def _assemble_message(events: AsyncIterator[JsonObject]) -> JsonObject:
     text = ""
     calls: dict[int, JsonObject] = {}
     async for event in events:
         for choice in event["choices"]:
             text += choice["delta"].get("content") or ""
             for piece in choice["delta"].get("tool_calls", ()):
-                _join(calls, piece)
+                _append_call_piece(calls, piece)
     message: JsonObject = {"role": "assistant", "content": text or None}
     return {**message, "tool_calls": [calls[index] for index in sorted(calls)]} if calls else message
 
 
-def _join(calls: dict[int, JsonObject], piece: JsonObject) -> None:
+def _append_call_piece(calls: dict[int, JsonObject], piece: JsonObject) -> None:
     """Add a piece of a call to what there is of it."""
     index, function = piece["index"], piece["function"]
     if index in calls:

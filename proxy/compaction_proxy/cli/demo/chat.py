@@ -36,7 +36,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class DemoUsage:
     """Tokens of one exchange, as the provider bills them.
 
     Attributes:
@@ -53,7 +53,7 @@ class Usage:
     written: int = 0
     thought: int = 0
 
-    def as_json(self) -> JsonObject:
+    def to_json(self) -> JsonObject:
         """The `usage` object of a chat completion."""
         return {
             "prompt_tokens": self.prompt,
@@ -65,7 +65,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DemoRequest:
     """A valid request as the provider understands it, whichever wire it came by.
 
     Attributes:
@@ -74,7 +74,7 @@ class Asked:
         output_tokens: What it asks for at most; 0 when it does not say.
         streamed: Whether the answer is to be.
         thinks: Whether the reply has a thought.
-        remembered: How many messages from the first the prompt cache knows or learns; None for all.
+        cached_messages: How many messages from the first the prompt cache knows or learns; None for all.
         counts_only: Whether nothing but the size of the prompt is wanted.
     """
 
@@ -83,12 +83,12 @@ class Asked:
     output_tokens: int
     streamed: bool
     thinks: bool = False
-    remembered: int | None = None
+    cached_messages: int | None = None
     counts_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DemoAnswer:
     """A reply and what stands around it.
 
     Attributes:
@@ -100,12 +100,12 @@ class Answer:
         usage: What it costs.
     """
 
-    asked: Asked
+    asked: DemoRequest
     number: int
     created: int
     mark: str
     reply: Reply
-    usage: Usage
+    usage: DemoUsage
 
     @property
     def model(self) -> str:
@@ -121,7 +121,7 @@ class Envelope:
     created: int
     model: str
 
-    def around(self, kind: str, fields: JsonObject) -> JsonObject:
+    def wrap_fields(self, kind: str, fields: JsonObject) -> JsonObject:
         """`fields` inside an object of the named kind."""
         return {
             "id": self.id,
@@ -134,7 +134,7 @@ class Envelope:
         }
 
 
-def dumps(value: object) -> bytes:
+def encode_json(value: object) -> bytes:
     """Compact JSON in UTF-8. A lone surrogate, which a client may send escaped, stays escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
@@ -143,13 +143,13 @@ def dumps(value: object) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
-def pieces(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The text cut into runs of a few words, as a model's stream arrives. Joined they are the text."""
     words = _WORD.findall(text)
     return ["".join(words[at : at + PIECE_WORDS]) for at in range(0, len(words), PIECE_WORDS)]
 
 
-def _call_json(call: ToolCall) -> JsonObject:
+def _to_call_json(call: ToolCall) -> JsonObject:
     return {
         "id": call.id,
         "type": "function",
@@ -157,57 +157,59 @@ def _call_json(call: ToolCall) -> JsonObject:
     }
 
 
-def message_json(reply: Reply) -> JsonObject:
+def build_message(reply: Reply) -> JsonObject:
     """The reply as an assistant message, as a client would put it into its history."""
     message: JsonObject = {"role": "assistant", "content": reply.text or None}
     if reply.calls:
-        message["tool_calls"] = [_call_json(call) for call in reply.calls]
+        message["tool_calls"] = [_to_call_json(call) for call in reply.calls]
     return message
 
 
-def completion(envelope: Envelope, reply: Reply, usage: Usage) -> bytes:
+def encode_completion(envelope: Envelope, reply: Reply, usage: DemoUsage) -> bytes:
     """A whole answer that is not streamed."""
-    message = {**message_json(reply), "refusal": None, "annotations": []}
+    message = {**build_message(reply), "refusal": None, "annotations": []}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}
-    return dumps(envelope.around("chat.completion", {"choices": [choice], "usage": usage.as_json()}))
+    return encode_json(
+        envelope.wrap_fields("chat.completion", {"choices": [choice], "usage": usage.to_json()})
+    )
 
 
-def _call_deltas(index: int, call: ToolCall) -> Iterator[JsonObject]:
-    head = {"index": index, **_call_json(ToolCall(call.id, call.name, ""))}
+def _iter_call_deltas(index: int, call: ToolCall) -> Iterator[JsonObject]:
+    head = {"index": index, **_to_call_json(ToolCall(call.id, call.name, ""))}
     yield {"tool_calls": [head]}
     for at in range(0, len(call.arguments), ARGUMENT_PIECE_CHARACTERS):
         piece = call.arguments[at : at + ARGUMENT_PIECE_CHARACTERS]
         yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 
-def _deltas(reply: Reply) -> Iterator[JsonObject]:
+def _iter_deltas(reply: Reply) -> Iterator[JsonObject]:
     yield {"role": "assistant", "content": None if reply.calls and not reply.text else "", "refusal": None}
-    for piece in pieces(reply.text):
+    for piece in split_words(reply.text):
         yield {"content": piece}
     for index, call in enumerate(reply.calls):
-        yield from _call_deltas(index, call)
+        yield from _iter_call_deltas(index, call)
 
 
-def stream(envelope: Envelope, reply: Reply, usage: Usage | None) -> Iterator[bytes]:
+def encode_stream(envelope: Envelope, reply: Reply, usage: DemoUsage | None) -> Iterator[bytes]:
     """The answer as server-sent events, `[DONE]` included.
 
     With `usage` every chunk has the field, null but in an extra last chunk without choices.
     """
     extra = {} if usage is None else {"usage": None}
 
-    def event(choices: list[JsonObject], more: JsonObject) -> bytes:
+    def encode_event(choices: list[JsonObject], more: JsonObject) -> bytes:
         return (
             b"data: "
-            + dumps(envelope.around("chat.completion.chunk", {"choices": choices, **more}))
+            + encode_json(envelope.wrap_fields("chat.completion.chunk", {"choices": choices, **more}))
             + b"\n\n"
         )
 
-    def choice(delta: JsonObject, finish_reason: str | None) -> list[JsonObject]:
+    def build_choices(delta: JsonObject, finish_reason: str | None) -> list[JsonObject]:
         return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}]
 
-    for delta in _deltas(reply):
-        yield event(choice(delta, None), extra)
-    yield event(choice({}, reply.finish_reason), extra)
+    for delta in _iter_deltas(reply):
+        yield encode_event(build_choices(delta, None), extra)
+    yield encode_event(build_choices({}, reply.finish_reason), extra)
     if usage is not None:
-        yield event([], {"usage": usage.as_json()})
+        yield encode_event([], {"usage": usage.to_json()})
     yield DONE

@@ -9,11 +9,11 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-class DepartedError(Exception):
+class ClientDepartedError(Exception):
     """The client has hung up."""
 
 
-class Client:
+class DemoClient:
     """The one who asked: takes the answer and may leave while waiting for it.
 
     `headers` come with every answer.
@@ -24,7 +24,7 @@ class Client:
         self._send = send
         self.headers: tuple[tuple[bytes, bytes], ...] = ((b"openai-version", b"2020-10-01"),)
 
-    async def body(self) -> bytes:
+    async def read_body(self) -> bytes:
         """The whole request body.
 
         Raises:
@@ -34,7 +34,7 @@ class Client:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise DepartedError
+                raise ClientDepartedError
             parts.append(message.get("body", b""))
             if not message.get("more_body"):
                 return b"".join(parts)
@@ -53,7 +53,7 @@ class Client:
                     pass
         except TimeoutError:
             return
-        raise DepartedError
+        raise ClientDepartedError
 
     async def start(self, status: int, kind: bytes, length: int | None = None) -> None:
         """Send status and headers; without a length the body is chunked."""
@@ -66,7 +66,7 @@ class Client:
         """Send a part of the body; the last one has no `more`."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def json(self, status: int, data: bytes) -> None:
+    async def send_json(self, status: int, data: bytes) -> None:
         """Send a whole JSON answer."""
         await self.start(status, b"application/json", len(data))
         await self.send(data)

@@ -48,7 +48,7 @@ _WORDS: dict[str, Callable[[Fault, str], Fault]] = {
 }
 
 
-def _with(fault: Fault, word: str) -> Fault:
+def _apply_word(fault: Fault, word: str) -> Fault:
     name, _, value = word.strip().partition("=")
     if name not in _WORDS:
         raise ValueError(f"no such fault: {name}")
@@ -66,5 +66,5 @@ def parse_fault(text: str, base: Fault = NO_FAULT) -> Fault:
     """
     fault = base
     for word in filter(str.strip, text.split(",")):
-        fault = _with(fault, word)
+        fault = _apply_word(fault, word)
     return fault

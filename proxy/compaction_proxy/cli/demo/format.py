@@ -7,8 +7,8 @@ and answering know nothing else.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from compaction_proxy.cli.demo.chat import Answer, Asked, JsonObject
-from compaction_proxy.cli.demo.validation import Refusal, unknown_model
+from compaction_proxy.cli.demo.chat import DemoAnswer, DemoRequest, JsonObject
+from compaction_proxy.cli.demo.validation import Refusal, refuse_unknown_model
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -16,7 +16,7 @@ OVERFLOW = "context_length_exceeded"  # in the log on every wire, in answers whe
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class DemoWire:
     """How requests are read and answers written.
 
     Attributes:
@@ -35,13 +35,13 @@ class Format:
     """
 
     judge: Callable[[JsonObject], Refusal | None]
-    read: Callable[[JsonObject], Asked]
+    read: Callable[[JsonObject], DemoRequest]
     overflow: Callable[[int, int, int], Refusal | None]
-    whole: Callable[[Answer], bytes]
-    events: Callable[[Answer], Iterator[bytes]]
+    whole: Callable[[DemoAnswer], bytes]
+    events: Callable[[DemoAnswer], Iterator[bytes]]
     refused: Callable[[Refusal, int], bytes]
-    late: Callable[[Answer, Refusal, str], Iterator[bytes]]
+    late: Callable[[DemoAnswer, Refusal, str], Iterator[bytes]]
     headers: Callable[[int], Headers]
-    unknown_model: Callable[[str], Refusal] = unknown_model
+    unknown_model: Callable[[str], Refusal] = refuse_unknown_model
     empty: tuple[bytes, ...] = ()
     needs: bytes = b""

@@ -7,95 +7,102 @@ chat wire; marks for the cache are taken out, but the last of them says how far 
 from collections.abc import Iterator
 from typing import Any
 
-from compaction_proxy.cli.demo.chat import Asked, JsonObject, dumps
+from compaction_proxy.cli.demo.chat import DemoRequest, JsonObject, encode_json
 
 THOUGHTS = ("thinking", "redacted_thinking")
 
 
-def blocks(message: JsonObject) -> list[Any]:
+def get_blocks(message: JsonObject) -> list[Any]:
     """The content as blocks; a string is a text block."""
     content = message.get("content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
 
 
-def system_blocks(body: JsonObject) -> list[Any]:
+def get_system_blocks(body: JsonObject) -> list[Any]:
     """The system prompt as blocks."""
-    return blocks({"content": body.get("system")}) if body.get("system") else []
+    return get_blocks({"content": body.get("system")}) if body.get("system") else []
 
 
-def _marked(block: JsonObject) -> bool:
+def _has_cache_mark(block: JsonObject) -> bool:
     """Whether a block, or something within it, carries a mark."""
-    inner = blocks(block) if block.get("type") == "tool_result" else ()
+    inner = get_blocks(block) if block.get("type") == "tool_result" else ()
     return bool(block.get("cache_control")) or any(each.get("cache_control") for each in inner)
 
 
-def thinks(body: JsonObject) -> bool:
+def is_thinking(body: JsonObject) -> bool:
     """Whether thinking is on."""
     thinking = body.get("thinking")
     return isinstance(thinking, dict) and str(thinking.get("type")) in {"enabled", "adaptive"}
 
 
-def _thinks_again(body: JsonObject) -> bool:
+def _is_thinking_between_calls(body: JsonObject) -> bool:
     """Whether calls follow calls with a thought of their own: unless told to hurry, newer models think."""
     effort = body.get("output_config")
     hurried = isinstance(effort, dict) and effort.get("effort") == "low"
     return body["thinking"]["type"] == "adaptive" and not hurried
 
 
-def _clean(block: JsonObject) -> JsonObject:
+def _drop_cache_mark(block: JsonObject) -> JsonObject:
     return {key: value for key, value in block.items() if key != "cache_control"}
 
 
-def _call(block: JsonObject) -> JsonObject:
-    function = {"name": block.get("name"), "arguments": dumps(block["input"]).decode()}
+def _convert_call(block: JsonObject) -> JsonObject:
+    function = {"name": block.get("name"), "arguments": encode_json(block["input"]).decode()}
     return {"id": block["id"], "type": "function", "function": function}
 
 
-def _spoken(said: list[Any]) -> JsonObject:
-    content = [_clean(block) for block in said if block["type"] != "tool_use"]
-    calls = [_call(block) for block in said if block["type"] == "tool_use"]
+def _convert_assistant_blocks(content_blocks: list[Any]) -> JsonObject:
+    content = [_drop_cache_mark(block) for block in content_blocks if block["type"] != "tool_use"]
+    calls = [_convert_call(block) for block in content_blocks if block["type"] == "tool_use"]
     message: JsonObject = {"role": "assistant", "content": content or None}
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _heard(said: list[Any]) -> Iterator[JsonObject]:
-    for block in said:
+def _convert_user_blocks(content_blocks: list[Any]) -> Iterator[JsonObject]:
+    for block in content_blocks:
         if block["type"] == "tool_result":
-            content = [_clean(each) for each in blocks(block)]
+            content = [_drop_cache_mark(each) for each in get_blocks(block)]
             yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
-    rest = [_clean(block) for block in said if block["type"] != "tool_result"]
+    rest = [_drop_cache_mark(block) for block in content_blocks if block["type"] != "tool_result"]
     if rest:
         yield {"role": "user", "content": rest}
 
 
-def _messages(body: JsonObject) -> Iterator[tuple[JsonObject, bool]]:
+def _convert_messages(body: JsonObject) -> Iterator[tuple[JsonObject, bool]]:
     """The messages of the prompt, each with whether the cache is marked up to it."""
-    system = system_blocks(body)
+    system = get_system_blocks(body)
     if system:
-        yield {"role": "system", "content": [_clean(each) for each in system]}, any(map(_marked, system))
+        yield (
+            {"role": "system", "content": [_drop_cache_mark(each) for each in system]},
+            any(map(_has_cache_mark, system)),
+        )
     for index, message in enumerate(body["messages"]):
-        said = blocks(message)
-        marked = any(map(_marked, said))
+        said = get_blocks(message)
+        marked = any(map(_has_cache_mark, said))
         automatic = bool(body.get("cache_control")) and index == len(body["messages"]) - 1
-        found = [_spoken(said)] if message["role"] == "assistant" else list(_heard(said))
+        found = (
+            [_convert_assistant_blocks(said)]
+            if message["role"] == "assistant"
+            else list(_convert_user_blocks(said))
+        )
         yield from ((each, (marked or automatic) and each is found[-1]) for each in found)
 
 
-def _tools(body: JsonObject) -> list[JsonObject]:
-    return [{"type": "function", "function": _clean(tool)} for tool in body.get("tools") or ()]
+def _convert_tools(body: JsonObject) -> list[JsonObject]:
+    return [{"type": "function", "function": _drop_cache_mark(tool)} for tool in body.get("tools") or ()]
 
 
-def read(body: JsonObject) -> Asked:
+def read_request(body: JsonObject) -> DemoRequest:
     """A valid request. A thought begins a turn; in the midst of its calls only newer models have any."""
-    found = list(_messages(body))
+    found = list(_convert_messages(body))
     messages = [message for message, _ in found]
     remembered = max((index for index, (_, marked) in enumerate(found, 1) if marked), default=0)
-    prompt = {"model": body["model"], "messages": messages, "tools": _tools(body)}
-    return Asked(
+    prompt = {"model": body["model"], "messages": messages, "tools": _convert_tools(body)}
+    return DemoRequest(
         body,
         prompt,
         body.get("max_tokens") or 0,
         streamed=bool(body.get("stream")),
-        thinks=thinks(body) and (messages[-1]["role"] == "user" or _thinks_again(body)),
-        remembered=remembered,
+        thinks=is_thinking(body) and (messages[-1]["role"] == "user" or _is_thinking_between_calls(body)),
+        cached_messages=remembered,
     )

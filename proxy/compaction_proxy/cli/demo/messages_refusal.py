@@ -5,9 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.messages_binding import beginnings, binds, refuses
-from compaction_proxy.cli.demo.messages_reading import THOUGHTS, blocks, system_blocks, thinks
-from compaction_proxy.cli.demo.signing import bound_to, is_sealed
+from compaction_proxy.cli.demo.messages_binding import (
+    has_bound_thoughts,
+    iter_prefixes,
+    should_refuse_moved_thoughts,
+)
+from compaction_proxy.cli.demo.messages_reading import THOUGHTS, get_blocks, get_system_blocks, is_thinking
+from compaction_proxy.cli.demo.signing import is_sealed, read_binding
 from compaction_proxy.cli.demo.validation import Refusal
 
 MAX_MARKS = 4
@@ -16,10 +20,10 @@ HOLDERS = {**dict.fromkeys((*THOUGHTS, "tool_use"), "assistant"), "tool_result":
 
 _ID = re.compile(r"[a-zA-Z0-9_-]+")
 
-Found = Iterator[str]
+Reasons = Iterator[str]
 
 
-def _text(block: JsonObject, where: str) -> Found:
+def _check_text(block: JsonObject, where: str) -> Reasons:
     said = str(block.get("text") or "")
     if not said and block.get("cache_control"):
         yield f"{where}.cache_control: cache_control cannot be set for empty text blocks"
@@ -29,38 +33,41 @@ def _text(block: JsonObject, where: str) -> Found:
         yield "messages: text content blocks must contain non-whitespace text"
 
 
-def _thinking(block: JsonObject, where: str) -> Found:
+def _check_thinking(block: JsonObject, where: str) -> Reasons:
     if block.get("cache_control"):
         yield f"{where}.{block['type']}.cache_control: Extra inputs are not permitted"
     if block["type"] == "redacted_thinking" and not is_sealed(block.get("data")):
         yield f"{where}: Invalid `data` in `redacted_thinking` block"
-    if block["type"] == "thinking" and bound_to(str(block.get("thinking")), block.get("signature")) is None:
+    if (
+        block["type"] == "thinking"
+        and read_binding(str(block.get("thinking")), block.get("signature")) is None
+    ):
         yield f"{where}: Invalid `signature` in `thinking` block"
 
 
-def _tool_use(block: JsonObject, where: str) -> Found:
+def _check_tool_use(block: JsonObject, where: str) -> Reasons:
     if not _ID.fullmatch(str(block.get("id"))):
         yield f"{where}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"
     if not isinstance(block.get("input"), dict):
         yield f"{where}.tool_use.input: Input should be a valid dictionary"
 
 
-def _tool_result(block: JsonObject, where: str) -> Found:
+def _check_tool_result(block: JsonObject, where: str) -> Reasons:
     content = block.get("content")
     for index, each in enumerate(content if isinstance(content, list) else ()):
-        yield from _block(each, "user", f"{where}.tool_result.content.{index}")
+        yield from _check_block(each, "user", f"{where}.tool_result.content.{index}")
 
 
 _RULES = {
-    "text": _text,
-    "thinking": _thinking,
-    "redacted_thinking": _thinking,
-    "tool_use": _tool_use,
-    "tool_result": _tool_result,
+    "text": _check_text,
+    "thinking": _check_thinking,
+    "redacted_thinking": _check_thinking,
+    "tool_use": _check_tool_use,
+    "tool_result": _check_tool_result,
 }
 
 
-def _block(block: object, role: str, where: str) -> Found:
+def _check_block(block: object, role: str, where: str) -> Reasons:
     if not isinstance(block, dict) or not isinstance(block.get("type"), str):
         yield f"{where}.type: Field required"
         return
@@ -71,7 +78,7 @@ def _block(block: object, role: str, where: str) -> Found:
         yield from _RULES[name](block, where)
 
 
-def _content(content: str | list[Any], role: str, where: str, *, last: bool) -> Found:
+def _check_content(content: str | list[Any], role: str, where: str, *, last: bool) -> Reasons:
     prefill = last and role == "assistant"
     if not content and not prefill:
         yield (
@@ -80,12 +87,12 @@ def _content(content: str | list[Any], role: str, where: str, *, last: bool) -> 
         )
     if isinstance(content, list):
         for index, block in enumerate(content):
-            yield from _block(block, role, f"{where}.content.{index}")
+            yield from _check_block(block, role, f"{where}.content.{index}")
     elif prefill and content != content.rstrip():
         yield "messages: final assistant content cannot end with trailing whitespace"
 
 
-def _message(message: object, where: str, *, last: bool) -> Found:
+def _check_message(message: object, where: str, *, last: bool) -> Reasons:
     if not isinstance(message, dict):
         yield f"{where}: Input should be a valid dictionary or object to extract fields from"
         return
@@ -96,31 +103,31 @@ def _message(message: object, where: str, *, last: bool) -> Found:
             'not "system" as an input message role.'
         )
     elif isinstance(content, str | list):
-        yield from _content(content, role, where, last=last)
+        yield from _check_content(content, role, where, last=last)
     else:
         yield f"{where}.content: Field required"
 
 
-def _joined(messages: list[JsonObject]) -> list[tuple[int, list[Any]]]:
+def _merge_same_role(messages: list[JsonObject]) -> list[tuple[int, list[Any]]]:
     """The messages with neighbours of one role taken together, each with the index of its last."""
     found: list[tuple[int, list[Any]]] = []
     for index, message in enumerate(messages):
         if index and messages[index - 1]["role"] == message["role"]:
-            found[-1] = (index, found[-1][1] + blocks(message))
+            found[-1] = (index, found[-1][1] + get_blocks(message))
         else:
-            found.append((index, blocks(message)))
+            found.append((index, get_blocks(message)))
     return found
 
 
-def _results(said: list[Any]) -> list[str]:
+def _list_answered_ids(content_blocks: list[Any]) -> list[str]:
     """What the tool results at the beginning answer: behind anything else they count for nothing."""
-    others = (index for index, block in enumerate(said) if block["type"] != "tool_result")
-    return [str(block.get("tool_use_id")) for block in said[: next(others, len(said))]]
+    others = (index for index, block in enumerate(content_blocks) if block["type"] != "tool_result")
+    return [str(block.get("tool_use_id")) for block in content_blocks[: next(others, len(content_blocks))]]
 
 
-def _orphans(said: list[Any], asked: list[str], index: int) -> Found:
+def _check_orphan_results(content_blocks: list[Any], asked: list[str], index: int) -> Reasons:
     seen = set()
-    for at, block in enumerate(said):
+    for at, block in enumerate(content_blocks):
         where, own = f"messages.{index}.content.{at}", str(block.get("tool_use_id"))
         if block["type"] != "tool_result":
             continue
@@ -137,7 +144,7 @@ def _orphans(said: list[Any], asked: list[str], index: int) -> Found:
         seen.add(own)
 
 
-def _unanswered(wanted: list[str], index: int) -> Found:
+def _check_unanswered_calls(wanted: list[str], index: int) -> Reasons:
     if wanted:
         yield (
             f"messages.{index}: `tool_use` ids were found without `tool_result` blocks immediately after: "
@@ -146,30 +153,30 @@ def _unanswered(wanted: list[str], index: int) -> Found:
         )
 
 
-def _pairing(body: JsonObject) -> Found:
+def _check_pairing(body: JsonObject) -> Reasons:
     asked: list[str] = []
     known: set[str] = set()
     before = 0
-    for index, said in _joined(body["messages"]):
-        answered = _results(said)
-        yield from _unanswered([each for each in asked if each not in answered], before)
-        yield from _orphans(said, asked, index)
+    for index, said in _merge_same_role(body["messages"]):
+        answered = _list_answered_ids(said)
+        yield from _check_unanswered_calls([each for each in asked if each not in answered], before)
+        yield from _check_orphan_results(said, asked, index)
         asked = [str(block["id"]) for block in said if block["type"] == "tool_use"]
         if len({*asked}) < len(asked) or known & {*asked}:
             yield "messages: `tool_use` ids must be unique"
         known |= {*asked}
         before = index
-    yield from _unanswered(asked, before)
+    yield from _check_unanswered_calls(asked, before)
 
 
-def _bare_loop(body: JsonObject) -> Found:
+def _check_unthought_loop(body: JsonObject) -> Reasons:
     """Where an older model thinks, an unfinished run of calls begins with the thought that they came of."""
-    turns = _joined(body["messages"])
+    turns = _merge_same_role(body["messages"])
     first = None
-    while len(turns) >= 2 and _results(turns[-1][1]):
+    while len(turns) >= 2 and _list_answered_ids(turns[-1][1]):
         first = turns[-2]
         turns = turns[:-2]
-    if first and thinks(body) and not binds(body) and first[1][0]["type"] not in THOUGHTS:
+    if first and is_thinking(body) and not has_bound_thoughts(body) and first[1][0]["type"] not in THOUGHTS:
         yield (
             f"messages.{first[0]}.content.0.type: Expected `thinking` or `redacted_thinking`, but found "
             f"`{first[1][0]['type']}`. When `thinking` is enabled, a final `assistant` message must start "
@@ -178,13 +185,13 @@ def _bare_loop(body: JsonObject) -> Found:
         )
 
 
-def _moved_thoughts(body: JsonObject) -> Found:
+def _check_moved_thoughts(body: JsonObject) -> Reasons:
     """Where a newer model thinks, a thought stands behind what it was produced behind."""
-    if not refuses(body):
+    if not should_refuse_moved_thoughts(body):
         return
-    for where, block, before in beginnings(body):
+    for where, block, before in iter_prefixes(body):
         if block.get("type") == "thinking":
-            bound = bound_to(str(block.get("thinking")), block.get("signature"))
+            bound = read_binding(str(block.get("thinking")), block.get("signature"))
             if bound and bound != before:
                 yield (
                     f"{where}: Invalid `signature` in `thinking` block. The block is bound to a different "
@@ -193,32 +200,32 @@ def _moved_thoughts(body: JsonObject) -> Found:
                 )
 
 
-def _markable(body: JsonObject) -> Iterator[JsonObject]:
+def _iter_markable(body: JsonObject) -> Iterator[JsonObject]:
     """Everything that may carry a mark for the cache."""
     yield body
     yield from body.get("tools") or ()
-    yield from system_blocks(body)
+    yield from get_system_blocks(body)
     for message in body["messages"]:
-        for block in blocks(message):
+        for block in get_blocks(message):
             yield block
-            yield from blocks(block) if block["type"] == "tool_result" else ()
+            yield from get_blocks(block) if block["type"] == "tool_result" else ()
 
 
-def _conversation(body: JsonObject) -> Found:
+def _check_conversation(body: JsonObject) -> Reasons:
     """What is wrong with messages that are each as they should be."""
     if body["messages"][0]["role"] != "user":
         yield 'messages: first message must use the "user" role'
-    marks = sum(bool(block.get("cache_control")) for block in _markable(body))
+    marks = sum(bool(block.get("cache_control")) for block in _iter_markable(body))
     if marks > MAX_MARKS:
         yield f"A maximum of {MAX_MARKS} blocks with cache_control may be provided. Found {marks}."
-    if any(not block.get("text") for block in system_blocks(body)):
+    if any(not block.get("text") for block in get_system_blocks(body)):
         yield "system: text content blocks must be non-empty"
-    yield from _pairing(body)
-    yield from _bare_loop(body)
-    yield from _moved_thoughts(body)
+    yield from _check_pairing(body)
+    yield from _check_unthought_loop(body)
+    yield from _check_moved_thoughts(body)
 
 
-def _top(body: JsonObject) -> Found:
+def _check_top_level(body: JsonObject) -> Reasons:
     """What is wrong beside the messages."""
     for key in ("tools", "system"):
         given = body.get(key) or []
@@ -228,8 +235,8 @@ def _top(body: JsonObject) -> Found:
             yield f"{key}: Input should be a valid list"
 
 
-def _counted(body: JsonObject) -> Found:
-    yield from _top(body)
+def _check_count_request(body: JsonObject) -> Reasons:
+    yield from _check_top_level(body)
     messages = body.get("messages")
     if not isinstance(messages, list):
         yield "messages: Field required"
@@ -237,31 +244,31 @@ def _counted(body: JsonObject) -> Found:
     if not messages:
         yield "messages: at least one message is required"
     for index, message in enumerate(messages):
-        yield from _message(message, f"messages.{index}", last=index == len(messages) - 1)
-    yield from _conversation(body)
+        yield from _check_message(message, f"messages.{index}", last=index == len(messages) - 1)
+    yield from _check_conversation(body)
 
 
-def _answered(body: JsonObject) -> Found:
+def _check_request(body: JsonObject) -> Reasons:
     tokens = body.get("max_tokens")
     if not isinstance(tokens, int):
         yield "max_tokens: Field required"
     elif tokens < 1:
         yield "max_tokens: Input should be greater than or equal to 1"
-    yield from _counted(body)
+    yield from _check_count_request(body)
 
 
-def _first(body: JsonObject, found: Found) -> Refusal | None:
+def _get_first_refusal(body: JsonObject, found: Reasons) -> Refusal | None:
     if not isinstance(body.get("model"), str):
         return Refusal("model: Field required")
     text = next(found, None)
     return None if text is None else Refusal(text)
 
 
-def judge_counting(body: JsonObject) -> Refusal | None:
+def judge_count_request(body: JsonObject) -> Refusal | None:
     """The first thing wrong with a request whose prompt is to be counted, or None."""
-    return _first(body, _counted(body))
+    return _get_first_refusal(body, _check_count_request(body))
 
 
-def judge(body: JsonObject) -> Refusal | None:
+def judge_request(body: JsonObject) -> Refusal | None:
     """The first thing wrong with a request, or None."""
-    return _first(body, _answered(body))
+    return _get_first_refusal(body, _check_request(body))

@@ -6,10 +6,17 @@ from dataclasses import replace
 
 from compaction_proxy.cli.demo import messages_reading as reading
 from compaction_proxy.cli.demo import messages_refusal
-from compaction_proxy.cli.demo.chat import ARGUMENT_PIECE_CHARACTERS, Answer, Asked, JsonObject, dumps, pieces
-from compaction_proxy.cli.demo.format import OVERFLOW, Format, Headers
-from compaction_proxy.cli.demo.messages_binding import beginning
-from compaction_proxy.cli.demo.signing import signature
+from compaction_proxy.cli.demo.chat import (
+    ARGUMENT_PIECE_CHARACTERS,
+    DemoAnswer,
+    DemoRequest,
+    JsonObject,
+    encode_json,
+    split_words,
+)
+from compaction_proxy.cli.demo.format import OVERFLOW, DemoWire, Headers
+from compaction_proxy.cli.demo.messages_binding import compute_prefix_digest
+from compaction_proxy.cli.demo.signing import sign_thought
 from compaction_proxy.cli.demo.validation import Refusal
 
 VERSION_HEADER = b"anthropic-version"
@@ -25,21 +32,21 @@ _KINDS = {
 _STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
-def _request_id(number: int) -> str:
+def _format_request_id(number: int) -> str:
     return f"req_{number:024d}"
 
 
-def _headers(number: int) -> Headers:
-    return ((b"request-id", _request_id(number).encode()),)
+def _build_headers(number: int) -> Headers:
+    return ((b"request-id", _format_request_id(number).encode()),)
 
 
-def _error(wrong: Refusal, number: int) -> JsonObject:
+def _build_error(wrong: Refusal, number: int) -> JsonObject:
     kind = _KINDS.get(wrong.status, "api_error" if wrong.status >= 500 else "invalid_request_error")
     error = {"type": kind, "message": wrong.message}
-    return {"type": "error", "error": error, "request_id": _request_id(number)}
+    return {"type": "error", "error": error, "request_id": _format_request_id(number)}
 
 
-def _usage(answer: Answer, output: int) -> JsonObject:
+def _build_usage(answer: DemoAnswer, output: int) -> JsonObject:
     """What was neither known nor remembered is `input_tokens`."""
     usage = answer.usage
     return {
@@ -50,7 +57,9 @@ def _usage(answer: Answer, output: int) -> JsonObject:
     }
 
 
-def _message(answer: Answer, content: list[JsonObject], stop: str | None, output: int) -> JsonObject:
+def _build_message(
+    answer: DemoAnswer, content: list[JsonObject], stop: str | None, output: int
+) -> JsonObject:
     written = {"ephemeral_5m_input_tokens": answer.usage.written, "ephemeral_1h_input_tokens": 0}
     return {
         "id": f"msg_{answer.number:024d}",
@@ -60,11 +69,11 @@ def _message(answer: Answer, content: list[JsonObject], stop: str | None, output
         "content": content,
         "stop_reason": stop,
         "stop_sequence": None,
-        "usage": {**_usage(answer, output), "cache_creation": written, "service_tier": "standard"},
+        "usage": {**_build_usage(answer, output), "cache_creation": written, "service_tier": "standard"},
     }
 
 
-def _input(arguments: str) -> JsonObject:
+def _parse_arguments(arguments: str) -> JsonObject:
     """The arguments of a call as the object that this wire demands."""
     try:
         found = json.loads(arguments)
@@ -73,39 +82,44 @@ def _input(arguments: str) -> JsonObject:
     return found if isinstance(found, dict) else {"input": found}
 
 
-def _content(answer: Answer) -> Iterator[JsonObject]:
+def _iter_blocks(answer: DemoAnswer) -> Iterator[JsonObject]:
     reply = answer.reply
     if reply.thought:
-        signed = signature(reply.thought, beginning(answer.asked.body))
+        signed = sign_thought(reply.thought, compute_prefix_digest(answer.asked.body))
         yield {"type": "thinking", "thinking": reply.thought, "signature": signed}
     if reply.text:
         yield {"type": "text", "text": reply.text}
     for call in reply.calls:
-        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+        yield {
+            "type": "tool_use",
+            "id": call.id,
+            "name": call.name,
+            "input": _parse_arguments(call.arguments),
+        }
 
 
-def _whole(answer: Answer) -> bytes:
+def _encode_answer(answer: DemoAnswer) -> bytes:
     stop = _STOPS[answer.reply.finish_reason]
-    return dumps(_message(answer, list(_content(answer)), stop, answer.usage.completion))
+    return encode_json(_build_message(answer, list(_iter_blocks(answer)), stop, answer.usage.completion))
 
 
-def _cut(text: str) -> Iterator[str]:
+def _split_json(text: str) -> Iterator[str]:
     for at in range(0, len(text), ARGUMENT_PIECE_CHARACTERS):
         yield text[at : at + ARGUMENT_PIECE_CHARACTERS]
 
 
-def _deltas(block: JsonObject) -> Iterator[JsonObject]:
+def _iter_deltas(block: JsonObject) -> Iterator[JsonObject]:
     match block["type"]:
         case "thinking":
-            for piece in pieces(block["thinking"]):
+            for piece in split_words(block["thinking"]):
                 yield {"type": "thinking_delta", "thinking": piece}
             yield {"type": "signature_delta", "signature": block["signature"]}
         case "text":
-            for piece in pieces(block["text"]):
+            for piece in split_words(block["text"]):
                 yield {"type": "text_delta", "text": piece}
         case _:
             yield {"type": "input_json_delta", "partial_json": ""}
-            for piece in _cut(dumps(block["input"]).decode()):
+            for piece in _split_json(encode_json(block["input"]).decode()):
                 yield {"type": "input_json_delta", "partial_json": piece}
 
 
@@ -116,41 +130,41 @@ _EMPTY: dict[str, JsonObject] = {
 }
 
 
-def _block_events(block: JsonObject, index: int) -> Iterator[JsonObject]:
+def _iter_block_events(block: JsonObject, index: int) -> Iterator[JsonObject]:
     begun = {**block, **_EMPTY[block["type"]]}
     yield {"type": "content_block_start", "index": index, "content_block": begun}
     if index == 0:
         yield {"type": "ping"}
-    for delta in _deltas(block):
+    for delta in _iter_deltas(block):
         yield {"type": "content_block_delta", "index": index, "delta": delta}
     yield {"type": "content_block_stop", "index": index}
 
 
-def _start(answer: Answer) -> JsonObject:
-    return {"type": "message_start", "message": _message(answer, [], None, 1)}
+def _build_start_event(answer: DemoAnswer) -> JsonObject:
+    return {"type": "message_start", "message": _build_message(answer, [], None, 1)}
 
 
-def _all_events(answer: Answer) -> Iterator[JsonObject]:
-    yield _start(answer)
-    for index, block in enumerate(_content(answer)):
-        yield from _block_events(block, index)
+def _iter_events(answer: DemoAnswer) -> Iterator[JsonObject]:
+    yield _build_start_event(answer)
+    for index, block in enumerate(_iter_blocks(answer)):
+        yield from _iter_block_events(block, index)
     stop = {"stop_reason": _STOPS[answer.reply.finish_reason], "stop_sequence": None}
-    yield {"type": "message_delta", "delta": stop, "usage": _usage(answer, answer.usage.completion)}
+    yield {"type": "message_delta", "delta": stop, "usage": _build_usage(answer, answer.usage.completion)}
     yield {"type": "message_stop"}
 
 
-def _late_events(answer: Answer, wrong: Refusal, _how: str) -> Iterator[JsonObject]:
-    yield _start(answer)
+def _iter_late_events(answer: DemoAnswer, wrong: Refusal, _how: str) -> Iterator[JsonObject]:
+    yield _build_start_event(answer)
     yield {"type": "ping"}
-    yield _error(wrong, answer.number)
+    yield _build_error(wrong, answer.number)
 
 
-def _named(events: Iterator[JsonObject]) -> Iterator[bytes]:
+def _encode_events(events: Iterator[JsonObject]) -> Iterator[bytes]:
     for event in events:
-        yield b"event: " + event["type"].encode() + b"\ndata: " + dumps(event) + b"\n\n"
+        yield b"event: " + event["type"].encode() + b"\ndata: " + encode_json(event) + b"\n\n"
 
 
-def overflow(window: int, prompt: int, output: int) -> Refusal | None:
+def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
     """400 when `prompt` plus the `output` asked for, in tokens, exceed the window."""
     if prompt > window:
         return Refusal(f"prompt is too long: {prompt} tokens > {window} maximum", code=OVERFLOW)
@@ -163,30 +177,30 @@ def overflow(window: int, prompt: int, output: int) -> Refusal | None:
     return None
 
 
-def _unknown_model(model: str) -> Refusal:
+def _refuse_unknown_model(model: str) -> Refusal:
     return Refusal(f"model: {model}", code="model_not_found", status=404)
 
 
-def _read_counting(body: JsonObject) -> Asked:
-    return replace(reading.read(body), streamed=False, remembered=0, counts_only=True)
+def _read_count_request(body: JsonObject) -> DemoRequest:
+    return replace(reading.read_request(body), streamed=False, cached_messages=0, counts_only=True)
 
 
-MESSAGES = Format(
-    judge=messages_refusal.judge,
-    read=reading.read,
-    overflow=overflow,
-    whole=_whole,
-    events=lambda answer: _named(_all_events(answer)),
-    refused=lambda wrong, number: dumps(_error(wrong, number)),
-    late=lambda answer, wrong, how: _named(_late_events(answer, wrong, how)),
-    headers=_headers,
-    unknown_model=_unknown_model,
+MESSAGES = DemoWire(
+    judge=messages_refusal.judge_request,
+    read=reading.read_request,
+    overflow=check_overflow,
+    whole=_encode_answer,
+    events=lambda answer: _encode_events(_iter_events(answer)),
+    refused=lambda wrong, number: encode_json(_build_error(wrong, number)),
+    late=lambda answer, wrong, how: _encode_events(_iter_late_events(answer, wrong, how)),
+    headers=_build_headers,
+    unknown_model=_refuse_unknown_model,
     needs=VERSION_HEADER,
 )
 COUNT_TOKENS = replace(
     MESSAGES,
-    judge=messages_refusal.judge_counting,
-    read=_read_counting,
+    judge=messages_refusal.judge_count_request,
+    read=_read_count_request,
     overflow=lambda _window, _prompt, _output: None,
-    whole=lambda answer: dumps({"input_tokens": answer.usage.prompt}),
+    whole=lambda answer: encode_json({"input_tokens": answer.usage.prompt}),
 )

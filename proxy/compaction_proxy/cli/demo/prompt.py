@@ -4,41 +4,41 @@ import hashlib
 from collections import OrderedDict
 from itertools import accumulate
 
-from compaction_proxy.cli.demo.chat import JsonObject, Reply, dumps
+from compaction_proxy.cli.demo.chat import JsonObject, Reply, encode_json
 from compaction_proxy.providers.types import TokenCounter
-from compaction_proxy.replay.prompt_size import FRAME_TOKENS, cached, message_tokens
+from compaction_proxy.replay.prompt_size import FRAME_TOKENS, count_cached_tokens, count_message_tokens
 
 CACHE_PREFIXES = 20_000
 COUNTED_MESSAGES = 20_000
 
 
-class Meter:
+class TokenMeter:
     """Counts prompts and answers, remembering each message it has counted."""
 
     def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
         self._counted: OrderedDict[tuple[str, bytes], int] = OrderedDict()
 
-    def message(self, message: JsonObject, model: str) -> int:
+    def count_message(self, message: JsonObject, model: str) -> int:
         """Tokens of one message, its frame included."""
-        key = (model, hashlib.sha256(dumps(message)).digest())
+        key = (model, hashlib.sha256(encode_json(message)).digest())
         if key not in self._counted:
-            self._counted[key] = message_tokens(message, lambda text: self._counter.count(text, model))
+            self._counted[key] = count_message_tokens(message, lambda text: self._counter.count(text, model))
             while len(self._counted) > COUNTED_MESSAGES:
                 self._counted.popitem(last=False)
         return self._counted[key]
 
-    def tools(self, body: JsonObject) -> int:
+    def count_tools(self, body: JsonObject) -> int:
         """Tokens of the tools offered."""
         tools = body.get("tools")
-        return self._counter.count(dumps(tools).decode(), body["model"]) if tools else 0
+        return self._counter.count(encode_json(tools).decode(), body["model"]) if tools else 0
 
-    def prompt(self, body: JsonObject) -> int:
+    def count_prompt(self, body: JsonObject) -> int:
         """Tokens of a whole request."""
-        messages = (self.message(message, body["model"]) for message in body["messages"])
-        return self.tools(body) + sum(messages) + FRAME_TOKENS
+        messages = (self.count_message(message, body["model"]) for message in body["messages"])
+        return self.count_tools(body) + sum(messages) + FRAME_TOKENS
 
-    def reply(self, reply: Reply, model: str) -> int:
+    def count_reply(self, reply: Reply, model: str) -> int:
         """Tokens of an answer."""
         texts = [
             reply.thought,
@@ -51,24 +51,24 @@ class Meter:
 class PrefixCache:
     """Which beginnings of prompts the provider has read before, as a provider's prompt cache knows them."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: TokenMeter) -> None:
         self._meter = meter
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
-    def hit(self, body: JsonObject) -> int:
+    def match_prompt(self, body: JsonObject) -> int:
         """Tokens of the longest known beginning of this prompt, in whole blocks; then remembers all of it."""
         sizes = accumulate(
-            (self._meter.message(message, body["model"]) for message in body["messages"]),
-            initial=self._meter.tools(body),
+            (self._meter.count_message(message, body["model"]) for message in body["messages"]),
+            initial=self._meter.count_tools(body),
         )
         next(sizes)
-        digest = hashlib.sha256(dumps([body["model"], body.get("tools")])).digest()
+        digest = hashlib.sha256(encode_json([body["model"], body.get("tools")])).digest()
         longest = 0
         for message, size in zip(body["messages"], sizes, strict=True):
-            digest = hashlib.sha256(digest + dumps(message)).digest()
+            digest = hashlib.sha256(digest + encode_json(message)).digest()
             longest = size if digest in self._known else longest
             self._known[digest] = None
             self._known.move_to_end(digest)
         while len(self._known) > CACHE_PREFIXES:
             self._known.popitem(last=False)
-        return cached(longest)
+        return count_cached_tokens(longest)

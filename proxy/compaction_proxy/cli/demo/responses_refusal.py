@@ -5,13 +5,19 @@ from collections.abc import Iterator
 from itertools import chain
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.responses_reading import CALLS, OUTPUTS, call_id, is_said, kind
+from compaction_proxy.cli.demo.responses_reading import (
+    CALLS,
+    OUTPUTS,
+    get_call_id,
+    get_item_type,
+    is_model_item,
+)
 from compaction_proxy.cli.demo.signing import is_sealed
 from compaction_proxy.cli.demo.validation import Refusal
 
 ROLES = ("assistant", "system", "developer", "user")
-SPOKEN = ("output_text", "refusal")
-HEARD = ("input_text", "input_image", "input_file", "input_audio")
+MODEL_PARTS = ("output_text", "refusal")
+CLIENT_PARTS = ("input_text", "input_image", "input_file", "input_audio")
 OTHERS = (
     "message", "reasoning", "web_search_call", "file_search_call", "image_generation_call",
     "code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
@@ -21,63 +27,63 @@ OTHERS = (
 # An id of ours that tells what reasoning its item came of.
 _REASONED = re.compile(r"[a-z]+_(?P<mark>r[0-9a-f]+)_\d+")
 
-Found = Iterator[Refusal]
+Refusals = Iterator[Refusal]
 
 
-def _missing(name: str) -> Refusal:
+def _refuse_missing(name: str) -> Refusal:
     return Refusal(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
 
 
-def _mistyped(name: str, wanted: str) -> Refusal:
+def _refuse_mistyped(name: str, wanted: str) -> Refusal:
     return Refusal(f"Invalid type for '{name}': expected {wanted}.", name, "invalid_type")
 
 
-def _invalid(value: object, known: tuple[str, ...], where: str) -> Refusal:
+def _refuse_invalid(value: object, known: tuple[str, ...], where: str) -> Refusal:
     names = ", ".join(f"'{name}'" for name in known[:-1])
     text = f"Invalid value: '{value}'. Supported values are: {names}, and '{known[-1]}'."
     return Refusal(text, where, "invalid_value")
 
 
-def _message(item: JsonObject, where: str) -> Found:
+def _check_message(item: JsonObject, where: str) -> Refusals:
     role, content = item.get("role"), item.get("content")
     if role not in ROLES:
-        yield _invalid(role, ROLES, f"{where}.role")
+        yield _refuse_invalid(role, ROLES, f"{where}.role")
     if content is None:
-        yield _missing(f"{where}.content")
+        yield _refuse_missing(f"{where}.content")
     elif not isinstance(content, str | list):
-        yield _mistyped(f"{where}.content", "one of an array of objects or string")
-    known = SPOKEN if role == "assistant" else HEARD
+        yield _refuse_mistyped(f"{where}.content", "one of an array of objects or string")
+    known = MODEL_PARTS if role == "assistant" else CLIENT_PARTS
     for index, part in enumerate(content if isinstance(content, list) else ()):
         found = part.get("type") if isinstance(part, dict) else None
         if found not in known:
-            yield _invalid(found, known, f"{where}.content[{index}]")
+            yield _refuse_invalid(found, known, f"{where}.content[{index}]")
 
 
-def _shape(item: object, where: str) -> Found:
+def _check_item(item: object, where: str) -> Refusals:
     if not isinstance(item, dict):
-        yield _mistyped(where, "an object")
+        yield _refuse_mistyped(where, "an object")
         return
-    name = kind(item)
+    name = get_item_type(item)
     if name == "message":
-        yield from _message(item, where)
+        yield from _check_message(item, where)
     elif name in CALLS or name in OUTPUTS:
         key = "output" if name in OUTPUTS else CALLS[name][1]
         wanted = (key,) if "local_shell" in name else ("call_id", key)
-        yield from (_missing(f"{where}.{each}") for each in wanted if item.get(each) is None)
+        yield from (_refuse_missing(f"{where}.{each}") for each in wanted if item.get(each) is None)
     elif name not in OTHERS:
-        yield _invalid(name, (*OTHERS, *CALLS, *OUTPUTS), where)
+        yield _refuse_invalid(name, (*OTHERS, *CALLS, *OUTPUTS), where)
 
 
-def _pairing(given: list[JsonObject]) -> Found:
+def _check_pairing(given: list[JsonObject]) -> Refusals:
     asked: set[tuple[str, str]] = set()
     pending: dict[tuple[str, str], None] = {}
     for item in given:
-        name = kind(item)
+        name = get_item_type(item)
         if name in CALLS:
             asked |= {(name, str(item[key])) for key in ("call_id", "id") if item.get(key)}
-            pending[name, call_id(item)] = None
+            pending[name, get_call_id(item)] = None
         elif name in OUTPUTS:
-            own = (OUTPUTS[name], call_id(item))
+            own = (OUTPUTS[name], get_call_id(item))
             if own not in asked:
                 text = f"No tool call found for {CALLS[own[0]][0]} output with call_id {own[1]}."
                 yield Refusal(text, "input")
@@ -86,9 +92,9 @@ def _pairing(given: list[JsonObject]) -> Found:
         yield Refusal(f"No tool output found for {CALLS[name][0]} {wanted}.", "input")
 
 
-def _thought(item: JsonObject, following: JsonObject | None) -> Found:
+def _check_reasoning_item(item: JsonObject, following: JsonObject | None) -> Refusals:
     own, seal = item.get("id"), item.get("encrypted_content")
-    if following is None or not is_said(following):
+    if following is None or not is_model_item(following):
         text = f"Item '{own}' of type 'reasoning' was provided without its required following item."
         yield Refusal(text, "input")
     if seal and not is_sealed(seal):
@@ -99,26 +105,27 @@ def _thought(item: JsonObject, following: JsonObject | None) -> Found:
         yield Refusal(text, code="invalid_encrypted_content")
 
 
-def _reasoning(given: list[JsonObject]) -> Found:
+def _check_reasoning(given: list[JsonObject]) -> Refusals:
     thoughts = set()
     for item, following in zip(given, [*given[1:], None], strict=True):
         own = str(item.get("id"))
-        if kind(item) == "reasoning":
+        if get_item_type(item) == "reasoning":
             thoughts.add(own)
-            yield from _thought(item, following)
+            yield from _check_reasoning_item(item, following)
         found = _REASONED.fullmatch(own)
         if found and f"rs_{found['mark']}" not in thoughts:
             text = (
-                f"Item '{own}' of type '{kind(item)}' was provided without its required 'reasoning' item: "
+                f"Item '{own}' of type '{get_item_type(item)}' was provided without its required "
+                f"'reasoning' item: "
                 f"'rs_{found['mark']}'."
             )
             yield Refusal(text, "input")
 
 
-def _repeated(given: list[JsonObject]) -> Found:
+def _check_duplicates(given: list[JsonObject]) -> Refusals:
     seen = set()
     for item in given:
-        own = "" if kind(item) in OUTPUTS else str(item.get("id") or "")
+        own = "" if get_item_type(item) in OUTPUTS else str(item.get("id") or "")
         if own and own in seen:
             text = (
                 f"Duplicate item found with id {own}. Remove duplicate items from your input and try again."
@@ -127,42 +134,42 @@ def _repeated(given: list[JsonObject]) -> Found:
         seen.add(own)
 
 
-def _unknown(given: list[JsonObject]) -> Found:
+def _check_references(given: list[JsonObject]) -> Refusals:
     """References that are still there when what is known stands in its place."""
     for item in given:
-        if kind(item) == "item_reference":
+        if get_item_type(item) == "item_reference":
             yield Refusal(f"Item with id '{item.get('id')}' not found.", "input", status=404)
 
 
-def _array(given: list[JsonObject]) -> Found:
+def _check_items(given: list[JsonObject]) -> Refusals:
     if not given:
         text = "Invalid 'input': empty array. Expected an array with minimum length 1."
         yield Refusal(text, "input", "empty_array")
-    yield from chain.from_iterable(_shape(item, f"input[{index}]") for index, item in enumerate(given))
-    for rule in (_unknown, _pairing, _reasoning, _repeated):
+    yield from chain.from_iterable(_check_item(item, f"input[{index}]") for index, item in enumerate(given))
+    for rule in (_check_references, _check_pairing, _check_reasoning, _check_duplicates):
         yield from rule(given)
 
 
-def _all(body: JsonObject) -> Found:
+def _check_request(body: JsonObject) -> Refusals:
     earlier, given = body.get("previous_response_id"), body.get("input")
     if not isinstance(body.get("model"), str):
-        yield _missing("model")
+        yield _refuse_missing("model")
     tools = body.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
-        yield _mistyped("tools", "an array of objects")
+        yield _refuse_mistyped("tools", "an array of objects")
     if body.get("conversation"):
         yield Refusal(f"Conversation with id '{body['conversation']}' not found.", "conversation", status=404)
     if earlier:
         text = f"Previous response with id '{earlier}' not found."
         yield Refusal(text, "previous_response_id", "previous_response_not_found")
     if given is None:
-        yield _missing("input")
+        yield _refuse_missing("input")
     elif isinstance(given, list):
-        yield from _array(given)
+        yield from _check_items(given)
     elif not isinstance(given, str):
-        yield _mistyped("input", "one of an array of objects or string")
+        yield _refuse_mistyped("input", "one of an array of objects or string")
 
 
-def judge(body: JsonObject) -> Refusal | None:
+def judge_request(body: JsonObject) -> Refusal | None:
     """The first thing wrong with a request, or None."""
-    return next(_all(body), None)
+    return next(_check_request(body), None)

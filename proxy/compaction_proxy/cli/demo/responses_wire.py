@@ -7,15 +7,15 @@ from compaction_proxy.cli.demo import responses_reading as reading
 from compaction_proxy.cli.demo import responses_refusal
 from compaction_proxy.cli.demo.chat import (
     ARGUMENT_PIECE_CHARACTERS,
-    Answer,
+    DemoAnswer,
     JsonObject,
     ToolCall,
-    dumps,
-    pieces,
+    encode_json,
+    split_words,
 )
 from compaction_proxy.cli.demo.chat_wire import VERSION
-from compaction_proxy.cli.demo.format import OVERFLOW, Format
-from compaction_proxy.cli.demo.signing import sealed
+from compaction_proxy.cli.demo.format import OVERFLOW, DemoWire
+from compaction_proxy.cli.demo.signing import seal_thought
 from compaction_proxy.cli.demo.validation import Refusal
 
 Events = Iterator[tuple[str, JsonObject]]
@@ -34,7 +34,7 @@ _STREAMED = {
 }
 
 
-def _usage(answer: Answer) -> JsonObject:
+def _build_usage(answer: DemoAnswer) -> JsonObject:
     usage = answer.usage
     return {
         "input_tokens": usage.prompt,
@@ -45,16 +45,16 @@ def _usage(answer: Answer) -> JsonObject:
     }
 
 
-def response_id(answer: Answer) -> str:
+def format_response_id(answer: DemoAnswer) -> str:
     """The id of the response that an answer is."""
     return f"resp_{answer.number:048d}"
 
 
-def _around(answer: Answer, status: str, **fields: object) -> JsonObject:
+def _build_response(answer: DemoAnswer, status: str, **fields: object) -> JsonObject:
     """A response object in the named state."""
     body = answer.asked.body
     return {
-        "id": response_id(answer),
+        "id": format_response_id(answer),
         "object": "response",
         "created_at": answer.created,
         "status": status,
@@ -87,15 +87,17 @@ def _around(answer: Answer, status: str, **fields: object) -> JsonObject:
     }
 
 
-def _finished(answer: Answer) -> JsonObject:
+def _build_finished_response(answer: DemoAnswer) -> JsonObject:
     cut = answer.reply.finish_reason == "length"
     reason = {"reason": "max_output_tokens"} if cut else None
     status = "incomplete" if cut else "completed"
-    items = list(output(answer))
-    return _around(answer, status, output=items, usage=_usage(answer), incomplete_details=reason)
+    items = list(iter_output_items(answer))
+    return _build_response(
+        answer, status, output=items, usage=_build_usage(answer), incomplete_details=reason
+    )
 
 
-def _object(arguments: str) -> JsonObject:
+def _parse_arguments(arguments: str) -> JsonObject:
     try:
         found = json.loads(arguments)
     except ValueError:
@@ -103,9 +105,9 @@ def _object(arguments: str) -> JsonObject:
     return found if isinstance(found, dict) else {}
 
 
-def _call_item(call: ToolCall, answer: Answer, own: str, index: int) -> JsonObject:
+def _build_call_item(call: ToolCall, answer: DemoAnswer, own: str, index: int) -> JsonObject:
     """A call as an item of the type that its tool asks for."""
-    offered = {reading.tool_name(tool): tool.get("type") for tool in answer.asked.body.get("tools") or ()}
+    offered = {reading.get_tool_name(tool): tool.get("type") for tool in answer.asked.body.get("tools") or ()}
     name, prefix = _ITEMS.get(str(offered.get(call.name)), _FUNCTION)
     head = {"id": f"{prefix}_{own}_{index}", "type": name, "status": "completed", "call_id": call.id}
     match name:
@@ -114,20 +116,23 @@ def _call_item(call: ToolCall, answer: Answer, own: str, index: int) -> JsonObje
         case "custom_tool_call":
             return {**head, "name": call.name, "input": call.arguments}
         case "local_shell_call":
-            return {**head, "action": {"type": "exec", "command": [], "env": {}, **_object(call.arguments)}}
+            return {
+                **head,
+                "action": {"type": "exec", "command": [], "env": {}, **_parse_arguments(call.arguments)},
+            }
         case "shell_call":
-            return {**head, "action": {"commands": [], **_object(call.arguments)}}
-    return {**head, "operation": _object(call.arguments)}
+            return {**head, "action": {"commands": [], **_parse_arguments(call.arguments)}}
+    return {**head, "operation": _parse_arguments(call.arguments)}
 
 
-def output(answer: Answer) -> Iterator[JsonObject]:
+def iter_output_items(answer: DemoAnswer) -> Iterator[JsonObject]:
     """The items of an answer. Ids of what came of a reasoning item name it."""
     reply = answer.reply
     own = f"r{answer.mark}" if reply.thought else answer.mark
     if reply.thought:
         wanted = (answer.asked.body.get("reasoning") or {}).get("summary")
         summary = [{"type": "summary_text", "text": reply.thought}] if wanted else []
-        seal = sealed(reply.thought)
+        seal = seal_thought(reply.thought)
         yield {"id": f"rs_{own}", "type": "reasoning", "summary": summary, "encrypted_content": seal}
     if reply.text or not reply.calls:
         part = {"type": "output_text", "annotations": [], "logprobs": [], "text": reply.text}
@@ -135,30 +140,30 @@ def output(answer: Answer) -> Iterator[JsonObject]:
         head = {"id": f"msg_{own}_0", "type": "message", "status": status}
         yield {**head, "role": "assistant", "content": [part]}
     for index, call in enumerate(reply.calls, 1):
-        yield _call_item(call, answer, own, index)
+        yield _build_call_item(call, answer, own, index)
 
 
-def _text_events(item: JsonObject) -> Events:
+def _iter_text_events(item: JsonObject) -> Events:
     part = item["content"][0]
     where = {"item_id": item["id"], "content_index": 0}
     yield "response.content_part.added", {**where, "part": {**part, "text": ""}}
-    for piece in pieces(part["text"]):
+    for piece in split_words(part["text"]):
         yield "response.output_text.delta", {**where, "delta": piece, "logprobs": []}
     yield "response.output_text.done", {**where, "text": part["text"], "logprobs": []}
     yield "response.content_part.done", {**where, "part": part}
 
 
-def _summary_events(item: JsonObject) -> Events:
+def _iter_summary_events(item: JsonObject) -> Events:
     for index, part in enumerate(item["summary"]):
         where = {"item_id": item["id"], "summary_index": index}
         yield "response.reasoning_summary_part.added", {**where, "part": {**part, "text": ""}}
-        for piece in pieces(part["text"]):
+        for piece in split_words(part["text"]):
             yield "response.reasoning_summary_text.delta", {**where, "delta": piece}
         yield "response.reasoning_summary_text.done", {**where, "text": part["text"]}
         yield "response.reasoning_summary_part.done", {**where, "part": part}
 
 
-def _call_events(item: JsonObject) -> Events:
+def _iter_call_events(item: JsonObject) -> Events:
     name, key = _STREAMED[item["type"]], reading.CALLS[item["type"]][1]
     said = item[key]
     for at in range(0, len(said), ARGUMENT_PIECE_CHARACTERS):
@@ -166,70 +171,73 @@ def _call_events(item: JsonObject) -> Events:
     yield f"{name}.done", {"item_id": item["id"], "name": item["name"], key: said}
 
 
-def _item_events(item: JsonObject) -> Events:
+def _iter_item_events(item: JsonObject) -> Events:
     """An item from its beginning, which is empty, to its end."""
     begun = {**item, "status": "in_progress"}
     inner: Events = iter(())
     if item["type"] == "message":
-        begun["content"], inner = [], _text_events(item)
+        begun["content"], inner = [], _iter_text_events(item)
     elif item["type"] == "reasoning":
         begun = {**item, "summary": [], "encrypted_content": ""}
-        inner = _summary_events(item)
+        inner = _iter_summary_events(item)
     elif item["type"] in _STREAMED:
-        begun[reading.CALLS[item["type"]][1]], inner = "", _call_events(item)
+        begun[reading.CALLS[item["type"]][1]], inner = "", _iter_call_events(item)
     yield "response.output_item.added", {"item": begun}
     yield from inner
     yield "response.output_item.done", {"item": item}
 
 
-def _opening(answer: Answer) -> Events:
-    begun = _around(answer, "in_progress")
+def _iter_opening_events(answer: DemoAnswer) -> Events:
+    begun = _build_response(answer, "in_progress")
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}
 
 
-def _all_events(answer: Answer) -> Events:
-    yield from _opening(answer)
-    finished = _finished(answer)
+def _iter_events(answer: DemoAnswer) -> Events:
+    yield from _iter_opening_events(answer)
+    finished = _build_finished_response(answer)
     for index, item in enumerate(finished["output"]):
-        for name, fields in _item_events(item):
+        for name, fields in _iter_item_events(item):
             yield name, {"output_index": index, **fields}
     yield f"response.{finished['status']}", {"response": finished}
 
 
-def _late_events(answer: Answer, wrong: Refusal, how: str) -> Events:
+def _iter_late_events(answer: DemoAnswer, wrong: Refusal, how: str) -> Events:
     """`error` is the event as documented, `both` the nested one that is seen in practice."""
     told = {"code": wrong.code, "message": wrong.message}
-    yield from _opening(answer)
+    yield from _iter_opening_events(answer)
     if how == "error":
         yield "error", {**told, "param": wrong.param}
     elif how == "both":
         yield "error", {"error": {"type": wrong.kind, **told, "param": wrong.param}}
     if how != "error":
-        yield "response.failed", {"response": _around(answer, "failed", error=told)}
+        yield "response.failed", {"response": _build_response(answer, "failed", error=told)}
 
 
-def _numbered(events: Events) -> Iterator[bytes]:
+def _encode_events(events: Events) -> Iterator[bytes]:
     for number, (name, fields) in enumerate(events):
-        data = dumps({"type": name, "sequence_number": number, **fields})
+        data = encode_json({"type": name, "sequence_number": number, **fields})
         yield b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
-def overflow(window: int, prompt: int, output: int) -> Refusal | None:
-    """400 when `prompt` plus the `output` asked for, in tokens, exceed the window; it names no number."""
+def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
+    """400 when `prompt` plus the `iter_output_items` asked for, in tokens, exceed the window.
+
+    It names no number.
+    """
     if prompt + output <= window:
         return None
     text = "Your input exceeds the context window of this model. Please adjust your input and try again."
     return Refusal(text, "input", OVERFLOW)
 
 
-RESPONSES = Format(
-    judge=responses_refusal.judge,
-    read=reading.read,
-    overflow=overflow,
-    whole=lambda answer: dumps(_finished(answer)),
-    events=lambda answer: _numbered(_all_events(answer)),
-    refused=lambda wrong, _number: wrong.as_bytes(),
-    late=lambda answer, wrong, how: _numbered(_late_events(answer, wrong, how)),
+RESPONSES = DemoWire(
+    judge=responses_refusal.judge_request,
+    read=reading.read_request,
+    overflow=check_overflow,
+    whole=lambda answer: encode_json(_build_finished_response(answer)),
+    events=lambda answer: _encode_events(_iter_events(answer)),
+    refused=lambda wrong, _number: wrong.to_bytes(),
+    late=lambda answer, wrong, how: _encode_events(_iter_late_events(answer, wrong, how)),
     headers=lambda _number: VERSION,
 )

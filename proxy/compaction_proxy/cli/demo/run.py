@@ -11,13 +11,19 @@ import httpx
 from pydantic import SecretStr
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.agent import Agent, Exchange, opening, tool_message
-from compaction_proxy.cli.demo.chat import JsonObject, Reply, message_json
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
-from compaction_proxy.cli.demo.replies import recalled
-from compaction_proxy.cli.demo.script import Script, load
-from compaction_proxy.cli.demo.seen import Seen
-from compaction_proxy.cli.demo.table import HEAD, Check, Row, note
+from compaction_proxy.cli.demo.agent import AgentExchange, DemoAgent, build_opening, build_tool_message
+from compaction_proxy.cli.demo.chat import JsonObject, Reply, build_message
+from compaction_proxy.cli.demo.provider import (
+    AGENT_MODEL,
+    SUMMARY_MODEL,
+    DemoProvider,
+    DemoProviderSettings,
+    create_provider,
+)
+from compaction_proxy.cli.demo.replies import fill_in_facts
+from compaction_proxy.cli.demo.script import DemoScript, load_script
+from compaction_proxy.cli.demo.seen import SeenRequest
+from compaction_proxy.cli.demo.table import HEAD, DemoCheck, TurnRow, describe_turn
 from compaction_proxy.config import Config
 from compaction_proxy.config.sections import (
     ModelSection,
@@ -26,9 +32,9 @@ from compaction_proxy.config.sections import (
     SummarySection,
     UpstreamSection,
 )
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.replay.prompt_size import text_of
+from compaction_proxy.replay.prompt_size import extract_text
 from compaction_proxy.telemetry import logs
 
 WINDOW_TOKENS = 8192
@@ -41,15 +47,15 @@ Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Played:
+class ProxiedRun:
     """What came of the conversation through the proxy."""
 
-    agent: Agent
-    exchanges: list[Exchange] = field(default_factory=list)
+    agent: DemoAgent
+    exchanges: list[AgentExchange] = field(default_factory=list)
     client_tokens: int = 0
 
 
-def demo_config(provider_url: str) -> Config:
+def build_demo_config(provider_url: str) -> Config:
     """A proxy in front of the demo provider that keeps everything in memory."""
     return Config(
         server=ServerSection(port=0, secret=SecretStr("demo")),
@@ -60,7 +66,7 @@ def demo_config(provider_url: str) -> Config:
     )
 
 
-async def _until_quiet(known: set[asyncio.Task[object]]) -> None:
+async def _wait_until_quiet(known: set[asyncio.Task[object]]) -> None:
     """Wait until the proxy has done what it does behind an answer, so that the demo always runs alike."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LONGEST_PAUSE_S):
@@ -68,95 +74,95 @@ async def _until_quiet(known: set[asyncio.Task[object]]) -> None:
                 await asyncio.sleep(POLL_S)
 
 
-async def _direct(agent: Agent, say: Say) -> Check:
+async def _play_directly(agent: DemoAgent, say: Say) -> DemoCheck:
     """Play without the proxy until the provider refuses."""
     for number, turn in enumerate(agent.script.turns, 1):
-        last = (await agent.turn(turn.user))[-1]
+        last = (await agent.play_turn(turn.user))[-1]
         if last.status != 200:
             say(f"Sent directly, turn {number} is refused: {last.status} {last.code}.")
             held = (last.status, last.code) == (400, OVERFLOW)
-            return Check(held, f"sent directly, the conversation ends at turn {number}: {last.code}")
-    return Check(held=False, text="sent directly, the conversation never met the window")
+            return DemoCheck(held, f"sent directly, the conversation ends at turn {number}: {last.code}")
+    return DemoCheck(is_ok=False, text="sent directly, the conversation never met the window")
 
 
-async def _proxied(agent: Agent, provider: Provider, say: Say) -> Played:
+async def _play_through_proxy(agent: DemoAgent, provider: DemoProvider, say: Say) -> ProxiedRun:
     """Play through the proxy, printing each turn."""
-    played = Played(agent)
+    played = ProxiedRun(agent)
     say(HEAD)
     for number, turn in enumerate(agent.script.turns, 1):
-        exchanges = await agent.turn(turn.user)
+        exchanges = await agent.play_turn(turn.user)
         played.exchanges += exchanges
-        counted = [provider.meter.prompt(exchange.body) for exchange in exchanges]
+        counted = [provider.meter.count_prompt(exchange.body) for exchange in exchanges]
         played.client_tokens += sum(counted)
         seen = next(seen for seen in reversed(provider.log) if seen.model == AGENT_MODEL)
-        say(Row(number, counted[-1], seen.prompt_tokens, note(exchanges)).text())
+        say(TurnRow(number, counted[-1], seen.prompt_tokens, describe_turn(exchanges)).format_line())
         if exchanges[-1].status != 200:
             break
     return played
 
 
-def _expected_history(script: Script) -> list[JsonObject]:
+def _build_expected_history(script: DemoScript) -> list[JsonObject]:
     """The whole conversation, as a client has it whose model forgets nothing."""
-    history = opening(script)
+    history = build_opening(script)
     for turn in script.turns:
         history.append({"role": "user", "content": turn.user})
         for step in turn.steps:
-            text = recalled(step.text, history, script.facts)
-            history.append(message_json(Reply(text, step.calls)))
-            history += [tool_message(call.id, script) for call in step.calls]
+            text = fill_in_facts(step.text, history, script.facts)
+            history.append(build_message(Reply(text, step.calls)))
+            history += [build_tool_message(call.id, script) for call in step.calls]
     return history
 
 
-def _first_question(script: Script) -> str:
+def _find_first_question(script: DemoScript) -> str:
     """The user message from which on the conversation asks about the planted facts."""
     return next(turn.user for turn in script.turns if any("{" in step.text for step in turn.steps))
 
 
-def _facts(script: Script, last: Seen) -> Check:
+def _check_facts(script: DemoScript, last: SeenRequest) -> DemoCheck:
     """Look for the facts in the last request, before the questions about them and the answers."""
-    texts = [text_of(message) for message in last.messages()]
-    question = _first_question(script)
+    texts = [extract_text(message) for message in last.parse_messages()]
+    question = _find_first_question(script)
     before = texts[: texts.index(question)] if question in texts else texts[:-1]
     lost = [name for name, fact in script.facts.items() if not any(fact in text for text in before)]
     if lost:
-        return Check(held=False, text=f"lost on the way: {', '.join(lost)}")
+        return DemoCheck(is_ok=False, text=f"lost on the way: {', '.join(lost)}")
     names = ", ".join(script.facts)
-    return Check(held=True, text=f"the model still sees what was said in turns 1 to 3: {names}")
+    return DemoCheck(is_ok=True, text=f"the model still sees what was said in turns 1 to 3: {names}")
 
 
-def _answered(played: Played) -> Check:
+def _check_answers(played: ProxiedRun) -> DemoCheck:
     turns = len(played.agent.script.turns)
     asked = sum(message["role"] == "user" for message in played.agent.history)
     held = asked == turns and all(exchange.status == 200 for exchange in played.exchanges)
     statuses = ", ".join(str(status) for status in sorted({each.status for each in played.exchanges}))
     requests = f"{len(played.exchanges)} requests, status {statuses}"
-    return Check(held, f"through the proxy, {asked} of {turns} turns were answered ({requests})")
+    return DemoCheck(held, f"through the proxy, {asked} of {turns} turns were answered ({requests})")
 
 
-def _within_window(log: list[Seen]) -> Check:
+def _check_window(log: list[SeenRequest]) -> DemoCheck:
     largest = max(log, key=lambda seen: seen.prompt_tokens + seen.output_tokens)
     size = largest.prompt_tokens + largest.output_tokens
     held = size <= WINDOW_TOKENS and all(seen.code != OVERFLOW for seen in log)
     text = f"nothing went over the window of {WINDOW_TOKENS:,} tokens (largest: {size:,}, answer included)"
-    return Check(held, text)
+    return DemoCheck(held, text)
 
 
-def _checks(direct: Check, played: Played, log: list[Seen]) -> list[Check]:
+def _run_checks(direct: DemoCheck, played: ProxiedRun, log: list[SeenRequest]) -> list[DemoCheck]:
     script = played.agent.script
     last = [seen for seen in log if seen.model == AGENT_MODEL][-1]
-    whole = played.agent.history == _expected_history(script)
+    whole = played.agent.history == _build_expected_history(script)
     return [
         direct,
-        _answered(played),
-        _facts(script, last),
-        _within_window(log),
-        Check(
+        _check_answers(played),
+        _check_facts(script, last),
+        _check_window(log),
+        DemoCheck(
             whole, f"the client's own history is whole and unchanged ({len(played.agent.history)} messages)"
         ),
     ]
 
 
-def _total(played: Played, log: list[Seen]) -> str:
+def _format_total(played: ProxiedRun, log: list[SeenRequest]) -> str:
     read = sum(seen.prompt_tokens for seen in log)
     summaries = sum(seen.model == SUMMARY_MODEL for seen in log)
     saved = 1 - read / played.client_tokens
@@ -166,28 +172,30 @@ def _total(played: Played, log: list[Seen]) -> str:
     )
 
 
-async def _play(provider: Provider, direct_url: str, proxy_url: str, say: Say) -> bool:
-    script = load()
+async def _play_demo(provider: DemoProvider, direct_url: str, proxy_url: str, say: Say) -> bool:
+    script = load_script()
     say(f"A conversation of {len(script.turns)} turns for a model with a window of {WINDOW_TOKENS:,} tokens.")
     say("")
     async with httpx.AsyncClient(trust_env=False) as http:
-        direct = await _direct(Agent(http, direct_url, script, opening(script)), say)
+        direct = await _play_directly(DemoAgent(http, direct_url, script, build_opening(script)), say)
         asked_directly = len(provider.log)
         say("The same through the proxy:")
         say("")
-        quiet = partial(_until_quiet, asyncio.all_tasks())
-        played = await _proxied(Agent(http, proxy_url, script, opening(script), quiet), provider, say)
+        quiet = partial(_wait_until_quiet, asyncio.all_tasks())
+        played = await _play_through_proxy(
+            DemoAgent(http, proxy_url, script, build_opening(script), quiet), provider, say
+        )
     log = list(provider.log[asked_directly:])
     say("")
-    say(_total(played, log))
+    say(_format_total(played, log))
     say("")
-    checks = _checks(direct, played, log)
+    checks = _run_checks(direct, played, log)
     for check in checks:
-        say(check.line())
-    return all(check.held for check in checks)
+        say(check.format_line())
+    return all(check.is_ok for check in checks)
 
 
-async def _wait_for_ever(provider_url: str, proxy_url: str) -> None:
+async def _wait_forever(provider_url: str, proxy_url: str) -> None:
     print(f"\nStill running; Ctrl-C ends it.\nprovider: {provider_url}/v1\nproxy:    {proxy_url}/v1\n")
     print(f"export OPENAI_BASE_URL={proxy_url}/v1 OPENAI_API_KEY=demo\n")
     body = f'{{"model":"{AGENT_MODEL}","messages":[{{"role":"user","content":"Hello"}}]}}'
@@ -196,21 +204,24 @@ async def _wait_for_ever(provider_url: str, proxy_url: str) -> None:
     await asyncio.Event().wait()
 
 
-async def run(say: Say, *, keep: bool = False) -> bool:
+async def run_demo(say: Say, *, keep: bool = False) -> bool:
     """Run the demo, handing each line to `say`; whether everything held. `keep` waits for a cancellation."""
-    provider = create_provider(Settings(TiktokenCounter(say), window=WINDOW_TOKENS))
-    async with served(provider) as provider_url, served(create_app(demo_config(provider_url))) as proxy_url:
-        held = await _play(provider, provider_url, proxy_url, say)
+    provider = create_provider(DemoProviderSettings(TiktokenCounter(say), window=WINDOW_TOKENS))
+    async with (
+        serve_embedded(provider) as provider_url,
+        serve_embedded(create_app(build_demo_config(provider_url))) as proxy_url,
+    ):
+        held = await _play_demo(provider, provider_url, proxy_url, say)
         if keep:
             with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how this ends
-                await _wait_for_ever(provider_url, proxy_url)
+                await _wait_forever(provider_url, proxy_url)
     return held
 
 
-def table_text() -> str:
+def render_table() -> str:
     """Everything that the demo prints, as README shows it."""
     lines: list[str] = []
-    asyncio.run(run(lines.append))
+    asyncio.run(run_demo(lines.append))
     return "\n".join(lines) + "\n"
 
 
@@ -220,7 +231,7 @@ def main(keep: bool = False) -> int:
     Returns:
         0 if everything held, else 1; 130 if it was interrupted before the end. With `keep`, Ctrl-C ends it.
     """
-    logs.configure("console", logging.WARNING)
+    logs.configure_logging("console", logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):
-        return 0 if asyncio.run(run(lambda line: print(line, flush=True), keep=keep)) else 1
+        return 0 if asyncio.run(run_demo(lambda line: print(line, flush=True), keep=keep)) else 1
     return 130

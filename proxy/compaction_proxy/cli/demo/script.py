@@ -13,7 +13,7 @@ from compaction_proxy.cli.demo.chat import JsonObject, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScriptStep:
     """One assistant message: text, tool calls or both.
 
     In `text`, `{name}` stands for a planted fact that the model must find in what it sees.
@@ -24,15 +24,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ScriptTurn:
     """A user message and the assistant messages that follow it."""
 
     user: str
-    steps: tuple[Step, ...]
+    steps: tuple[ScriptStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class DemoScript:
     """The whole conversation.
 
     Attributes:
@@ -46,27 +46,29 @@ class Script:
     system: str
     tools: list[JsonObject]
     facts: dict[str, str]
-    turns: tuple[Turn, ...]
+    turns: tuple[ScriptTurn, ...]
     results: dict[str, str]
 
 
-def _call(data: JsonObject) -> ToolCall:
+def _parse_call(data: JsonObject) -> ToolCall:
     return ToolCall(data["id"], data["name"], json.dumps(data["arguments"], separators=(",", ":")))
 
 
-def _step(data: JsonObject) -> Step:
-    return Step(data["text"], tuple(map(_call, data.get("calls", ()))))
+def _parse_step(data: JsonObject) -> ScriptStep:
+    return ScriptStep(data["text"], tuple(map(_parse_call, data.get("calls", ()))))
 
 
 @cache
-def load() -> Script:
+def load_script() -> DemoScript:
     """The conversation that ships with the package."""
     data = json.loads((files("compaction_proxy.cli.demo") / "conversation.json").read_text("utf-8"))
     calls = [call for turn in data["turns"] for step in turn["steps"] for call in step.get("calls", ())]
-    return Script(
+    return DemoScript(
         system=data["system"],
         tools=data["tools"],
         facts=data["facts"],
-        turns=tuple(Turn(turn["user"], tuple(map(_step, turn["steps"]))) for turn in data["turns"]),
+        turns=tuple(
+            ScriptTurn(turn["user"], tuple(map(_parse_step, turn["steps"]))) for turn in data["turns"]
+        ),
         results={call["id"]: call["result"] for call in calls},
     )

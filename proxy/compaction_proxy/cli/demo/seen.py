@@ -7,7 +7,7 @@ from compaction_proxy.cli.demo.chat import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenRequest:
     """One request as the provider saw it.
 
     Attributes:
@@ -36,14 +36,14 @@ class Seen:
     status: int = 0
     code: str = ""
 
-    def messages(self) -> list[JsonObject]:
+    def parse_messages(self) -> list[JsonObject]:
         """The messages of the request as they were sent; on the Responses wire its input."""
         body = json.loads(self.body)
         found: list[JsonObject] = body["messages"] if "messages" in body else body["input"]
         return found
 
 
-def outline(seen: Seen) -> JsonObject:
+def to_log_fields(seen: SeenRequest) -> JsonObject:
     """A log line for `GET /__log`: no headers, because they hold credentials."""
     return {
         "number": seen.number,

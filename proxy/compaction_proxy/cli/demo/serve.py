@@ -9,15 +9,15 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from compaction_proxy.cli.demo.provider import Settings, create_provider
-from compaction_proxy.gateway.server import served
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.telemetry import logs
 
 RULE = "*" * 72
 
 
-def banner(url: str, models: Sequence[str]) -> str:
+def format_banner(url: str, models: Sequence[str]) -> str:
     """What is printed at the start: where it listens, and what it is not."""
     lines = (
         RULE,
@@ -29,7 +29,7 @@ def banner(url: str, models: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-async def serve(host: str, port: int, window: int) -> None:
+async def serve_provider(host: str, port: int, window: int) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
@@ -43,13 +43,13 @@ async def serve(host: str, port: int, window: int) -> None:
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
-    settings = Settings(TiktokenCounter(lambda line: print(line, file=sys.stderr)), window=window)
-    async with served(create_provider(settings), host, port) as url:
-        print(banner(url, settings.models), flush=True)
+    settings = DemoProviderSettings(TiktokenCounter(lambda line: print(line, file=sys.stderr)), window=window)
+    async with serve_embedded(create_provider(settings), host, port) as url:
+        print(format_banner(url, settings.models), flush=True)
         await told.wait()
 
 
 def run_provider(host: str, port: int, window: int) -> None:
-    """Serve until SIGINT or SIGTERM; the arguments and the error are those of `serve`."""
-    logs.configure("console", logging.WARNING)
-    asyncio.run(serve(host, port, window))
+    """Serve until SIGINT or SIGTERM; the arguments and the error are those of `serve_provider`."""
+    logs.configure_logging("console", logging.WARNING)
+    asyncio.run(serve_provider(host, port, window))

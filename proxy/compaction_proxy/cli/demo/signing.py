@@ -13,17 +13,17 @@ _MARK = "demo"
 _CODE_BYTES = 16
 
 
-def _code(data: bytes) -> bytes:
+def _compute_code(data: bytes) -> bytes:
     return hmac.digest(_KEY, data, hashlib.sha256)[:_CODE_BYTES]
 
 
-def signature(thought: str, bound: bytes = b"") -> str:
+def sign_thought(thought: str, bound: bytes = b"") -> str:
     """The signature of a thinking block that says `thought`, bound to the digest of what stands before it."""
     data = thought.encode("utf-8", "surrogatepass")
-    return _MARK + base64.b64encode(_code(bound + data) + bound).decode()
+    return _MARK + base64.b64encode(_compute_code(bound + data) + bound).decode()
 
 
-def bound_to(thought: str, signed: object) -> bytes | None:
+def read_binding(thought: str, signed: object) -> bytes | None:
     """What a thinking block is bound to: nothing if it may stand anywhere, None if its signature is wrong."""
     if not isinstance(signed, str) or not signed.startswith(_MARK):
         return None
@@ -31,21 +31,21 @@ def bound_to(thought: str, signed: object) -> bytes | None:
         bound = base64.b64decode(signed.removeprefix(_MARK), validate=True)[_CODE_BYTES:]
     except binascii.Error:
         return None
-    return bound if hmac.compare_digest(signed.encode(), signature(thought, bound).encode()) else None
+    return bound if hmac.compare_digest(signed.encode(), sign_thought(thought, bound).encode()) else None
 
 
-def sealed(thought: str) -> str:
+def seal_thought(thought: str) -> str:
     """`thought` as text that nobody else can write: encrypted reasoning, or data of redacted thinking."""
     data = thought.encode("utf-8", "surrogatepass")
-    return _MARK + base64.b64encode(_code(data) + data).decode()
+    return _MARK + base64.b64encode(_compute_code(data) + data).decode()
 
 
 def is_sealed(text: object) -> bool:
-    """Whether `sealed` has written it."""
+    """Whether `seal_thought` has written it."""
     if not isinstance(text, str) or not text.startswith(_MARK):
         return False
     try:
         data = base64.b64decode(text.removeprefix(_MARK), validate=True)
     except binascii.Error:
         return False
-    return hmac.compare_digest(data[:_CODE_BYTES], _code(data[_CODE_BYTES:]))
+    return hmac.compare_digest(data[:_CODE_BYTES], _compute_code(data[_CODE_BYTES:]))

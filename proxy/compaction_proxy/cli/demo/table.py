@@ -3,42 +3,40 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from compaction_proxy.cli.demo.agent import Exchange
+from compaction_proxy.cli.demo.agent import AgentExchange
 
 HEAD = f"{'turn':>4}  {'client sent':>11}  {'sent on':>7}  {'saved':>5}  what happened"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TurnRow:
     """One turn through the proxy. Tokens are of the turn's last request, as the provider counts them."""
 
     turn: int
     client_tokens: int
     sent_tokens: int
-    note: str
+    remark: str
 
-    def text(self) -> str:
+    def format_line(self) -> str:
         """The row as a line."""
         saved = 1 - self.sent_tokens / self.client_tokens
-        line = (
-            f"{self.turn:>4}  {self.client_tokens:>11,}  {self.sent_tokens:>7,}  {saved:>4.0%}   {self.note}"
-        )
-        return line.rstrip()
+        sizes = f"{self.turn:>4}  {self.client_tokens:>11,}  {self.sent_tokens:>7,}  {saved:>4.0%}"
+        return f"{sizes}   {self.remark}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DemoCheck:
     """Something that had to hold."""
 
-    held: bool
+    is_ok: bool
     text: str
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """The check as a line."""
-        return f"{'ok  ' if self.held else 'FAIL'}  {self.text}"
+        return f"{'ok  ' if self.is_ok else 'FAIL'}  {self.text}"
 
 
-def _note(exchange: Exchange) -> str:
+def _describe_exchange(exchange: AgentExchange) -> str:
     headers = exchange.headers
     status = headers.get("x-compaction-status", "")
     number = headers.get("x-compaction-round", "?")
@@ -54,8 +52,8 @@ def _note(exchange: Exchange) -> str:
     return "" if status == "none" else status
 
 
-def note(exchanges: Iterable[Exchange]) -> str:
+def describe_turn(exchanges: Iterable[AgentExchange]) -> str:
     """What happened in a turn: a refusal or a compaction if there was one, else its last request's note."""
-    notes = [_note(exchange) for exchange in exchanges]
+    notes = [_describe_exchange(exchange) for exchange in exchanges]
     telling = [text for text in notes if text.startswith(("refused", "compacted"))]
     return (telling or notes)[-1]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compaction_proxy.cli.demo.chat import JsonObject, dumps
+from compaction_proxy.cli.demo.chat import JsonObject, encode_json
 
 ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 
@@ -18,10 +18,10 @@ class Refusal:
     status: int = 400
     kind: str = "invalid_request_error"
 
-    def as_bytes(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """The body in OpenAI's error shape."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return dumps({"error": error})
+        return encode_json({"error": error})
 
 
 UNPARSED = Refusal(
@@ -30,13 +30,13 @@ UNPARSED = Refusal(
 )
 
 
-def unknown_model(model: str) -> Refusal:
+def refuse_unknown_model(model: str) -> Refusal:
     """404 for a model that is not offered."""
     message = f"The model `{model}` does not exist or you do not have access to it."
     return Refusal(message, code="model_not_found", status=404)
 
 
-def overflow(window: int, prompt: int, output: int) -> Refusal | None:
+def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
     """400 when `prompt` plus the `output` asked for, in tokens, exceed the window."""
     if prompt > window:
         found = f"your messages resulted in {prompt} tokens. Please reduce the length of the messages."
@@ -51,7 +51,7 @@ def overflow(window: int, prompt: int, output: int) -> Refusal | None:
     return Refusal(message, param="messages", code="context_length_exceeded")
 
 
-def _empty_array(what: str) -> Refusal:
+def _refuse_empty_array(what: str) -> Refusal:
     message = (
         f"Invalid '{what}': empty array. Expected an array with minimum length 1, "
         "but got an empty array instead."
@@ -59,7 +59,7 @@ def _empty_array(what: str) -> Refusal:
     return Refusal(message, param=what, code="empty_array")
 
 
-def _unanswered(pending: list[str], index: int) -> Refusal:
+def _refuse_unanswered(pending: list[str], index: int) -> Refusal:
     message = (
         "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
         "'tool_call_id'. The following tool_call_ids did not have response messages: " + ", ".join(pending)
@@ -67,7 +67,7 @@ def _unanswered(pending: list[str], index: int) -> Refusal:
     return Refusal(message, param=f"messages.[{index}].role")
 
 
-def _shape(message: object, index: int) -> Refusal | None:
+def _check_shape(message: object, index: int) -> Refusal | None:
     where = f"messages[{index}]"
     if not isinstance(message, dict):
         kind = type(message).__name__
@@ -79,18 +79,18 @@ def _shape(message: object, index: int) -> Refusal | None:
         known = ", ".join(f"'{name}'" for name in ROLES[:-1])
         text = f"Invalid value: '{role}'. Supported values are: {known}, and '{ROLES[-1]}'."
         return Refusal(text, f"{where}.role", "invalid_value")
-    return _content(message, where)
+    return _check_content(message, where)
 
 
-def _content(message: JsonObject, where: str) -> Refusal | None:
+def _check_content(message: JsonObject, where: str) -> Refusal | None:
     content, calls = message.get("content"), message.get("tool_calls")
     if message["role"] == "assistant":
         if calls == []:
-            return _empty_array(f"{where}.tool_calls")
+            return _refuse_empty_array(f"{where}.tool_calls")
         if calls or message.get("function_call") or message.get("refusal"):
             return None
     if content == []:
-        return _empty_array(f"{where}.content")
+        return _refuse_empty_array(f"{where}.content")
     if content is None or not isinstance(content, str | list):
         got = "null" if content is None else type(content).__name__
         text = f"Invalid value for 'content': expected a string, got {got}."
@@ -98,7 +98,9 @@ def _content(message: JsonObject, where: str) -> Refusal | None:
     return None
 
 
-def _answer(message: JsonObject, index: int, open_ids: list[str], asked: list[str] | None) -> Refusal | None:
+def _check_tool_result(
+    message: JsonObject, index: int, open_ids: list[str], asked: list[str] | None
+) -> Refusal | None:
     """Judge one tool result; takes its id off `open_ids`."""
     if asked is None:
         text = (
@@ -117,24 +119,24 @@ def _answer(message: JsonObject, index: int, open_ids: list[str], asked: list[st
     return None
 
 
-def _pairing(messages: list[JsonObject]) -> Iterator[Refusal]:
+def _check_pairing(messages: list[JsonObject]) -> Iterator[Refusal]:
     pending: list[str] = []
     asked: list[str] | None = None
     for index, message in enumerate(messages):
         if message["role"] == "tool":
-            found = _answer(message, index, pending, asked)
+            found = _check_tool_result(message, index, pending, asked)
             if found:
                 yield found
             continue
         if pending:
-            yield _unanswered(pending, index)
+            yield _refuse_unanswered(pending, index)
         asked = [str(call.get("id")) for call in message.get("tool_calls") or ()] or None
         pending = list(asked or ())
     if pending:
-        yield _unanswered(pending, len(messages))
+        yield _refuse_unanswered(pending, len(messages))
 
 
-def judge(body: JsonObject) -> Refusal | None:
+def judge_request(body: JsonObject) -> Refusal | None:
     """The first thing wrong with a request, or None."""
     if not isinstance(body.get("model"), str):
         return Refusal("you must provide a model parameter")
@@ -146,6 +148,6 @@ def judge(body: JsonObject) -> Refusal | None:
             "Invalid type for 'messages': expected an array of objects.", "messages", "invalid_type"
         )
     if not messages:
-        return _empty_array("messages")
-    shapes = (_shape(message, index) for index, message in enumerate(messages))
-    return next(filter(None, shapes), None) or next(_pairing(messages), None)
+        return _refuse_empty_array("messages")
+    shapes = (_check_shape(message, index) for index, message in enumerate(messages))
+    return next(filter(None, shapes), None) or next(_check_pairing(messages), None)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from compaction_proxy.cli.doctor.finding import Finding
-    from compaction_proxy.config.loader import Loaded
+    from compaction_proxy.config.loader import LoadedConfig
 
 
 def doctor(
@@ -29,38 +29,38 @@ def doctor(
     import asyncio
     import os
 
-    from compaction_proxy.cli.doctor.finding import ERROR, lines
-    from compaction_proxy.cli.output import say, say_json
-    from compaction_proxy.config.environment import Setting
-    from compaction_proxy.config.loader import load
+    from compaction_proxy.cli.doctor.finding import ERROR, format_findings
+    from compaction_proxy.cli.output import print_json, print_lines
+    from compaction_proxy.config.environment import ConfigOverride
+    from compaction_proxy.config.loader import load_config
 
-    given = [] if upstream is None else [Setting("--upstream", ("upstream", "base_url"), upstream)]
+    given = [] if upstream is None else [ConfigOverride("--upstream", ("upstream", "base_url"), upstream)]
     try:
-        found = load(config, os.environ, given)
+        found = load_config(config, os.environ, given)
     except ConfigError as error:
-        everything, code = _misconfigured(error), BAD_CONFIG
+        everything, code = _list_config_errors(error), BAD_CONFIG
     else:
-        everything = asyncio.run(_collected(found, probe=probe))
+        everything = asyncio.run(_collect_findings(found, probe=probe))
         code = FAILED if any(each.level == ERROR for each in everything) else 0
     if as_json:
-        say_json({"findings": [each._asdict() for each in everything]})
+        print_json({"findings": [each._asdict() for each in everything]})
     else:
-        say(lines(everything))
+        print_lines(format_findings(everything))
     raise typer.Exit(code)
 
 
-def _misconfigured(error: ConfigError) -> "list[Finding]":
+def _list_config_errors(error: ConfigError) -> "list[Finding]":
     from compaction_proxy.cli.doctor.finding import ERROR, Finding
 
     fix = "correct it; `compaction-proxy config schema` and docs/configuration.md describe every key"
     return [Finding(ERROR, "configuration", line, fix) for line in str(error).splitlines()]
 
 
-async def _collected(found: "Loaded", *, probe: bool) -> "list[Finding]":
-    return [each async for each in _findings(found, probe=probe)]
+async def _collect_findings(found: "LoadedConfig", *, probe: bool) -> "list[Finding]":
+    return [each async for each in _run_checks(found, probe=probe)]
 
 
-async def _findings(found: "Loaded", *, probe: bool) -> "AsyncIterator[Finding]":
+async def _run_checks(found: "LoadedConfig", *, probe: bool) -> "AsyncIterator[Finding]":
     """Everything that is looked at, from near to far."""
     import os
 
@@ -71,9 +71,9 @@ async def _findings(found: "Loaded", *, probe: bool) -> "AsyncIterator[Finding]"
     yield Finding(OK, "configuration", str(found.path or Path("built-in defaults and the environment")))
     for line in found.warnings:
         yield Finding(WARNING, "configuration", line, "change it, or leave it where it is meant")
-    for each in host.findings(found.config, os.environ):
+    for each in host.check_host(found.config, os.environ):
         yield each
-    async for each in store.findings(found.config):
+    async for each in store.check_store(found.config):
         yield each
-    async for each in provider.findings(found.config, probe=probe):
+    async for each in provider.check_upstream(found.config, probe=probe):
         yield each

@@ -22,14 +22,14 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-def lines(found: Iterable[Finding]) -> list[str]:
+def format_findings(found: Iterable[Finding]) -> list[str]:
     """A line for each finding, not cut: what mends it stands at its end."""
-    from compaction_proxy.cli.output import Column, table
+    from compaction_proxy.cli.output import Column, format_table
 
-    rows = [(each.level, each.topic, _told(each)) for each in found]
+    rows = [(each.level, each.topic, _format_finding(each)) for each in found]
     columns = (Column("result"), Column("topic"), Column("finding"))
-    return table(columns, rows, None)
+    return format_table(columns, rows, None)
 
 
-def _told(each: Finding) -> str:
+def _format_finding(each: Finding) -> str:
     return f"{each.what}; fix: {each.fix}" if each.fix else each.what

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
-from compaction_proxy.cli.health import local_url, version_at
-from compaction_proxy.cli.serve import DESCRIPTORS, listening
+from compaction_proxy.cli.health import build_local_url, fetch_version
+from compaction_proxy.cli.serve import DESCRIPTORS, open_listener
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import ServerSection
-from compaction_proxy.config.types import origin, without_passwords
+from compaction_proxy.config.types import mask_passwords, parse_origin
 from compaction_proxy.config.validation import is_loopback
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.gateway import server as serving
-from compaction_proxy.gateway.client.proxies import environment_proxies
+from compaction_proxy.gateway.client.proxies import read_environment_proxies
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.providers.tokenizers_fast import golden
-from compaction_proxy.recall.fulltext import MISSING, is_there
+from compaction_proxy.providers.tokenizers_fast import read_golden_texts
+from compaction_proxy.recall.fulltext import FTS5_MISSING, is_fts5_available
 from compaction_proxy.runtime import choose_budget
 
 FEW_DESCRIPTORS = 4_096  # two for each request, and 1,000 requests at once are let in
@@ -28,35 +28,35 @@ STRONG_KEY = "openssl rand -hex 32"
 _EXTRAS = {"crypto": "cryptography", "fast": "toktok", "mcp": "mcp", "otel": "opentelemetry.sdk"}
 
 
-def findings(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Everything about this machine but its store."""
-    yield address(config.server)
-    yield from admin_key(config.server)
-    yield descriptors()
-    yield bodies(config.server)
-    yield from proxies(config, environ)
-    yield from extras(config)
-    yield tokenizer()
-    yield search()
+    yield check_address(config.server)
+    yield from check_admin_key(config.server)
+    yield check_open_files()
+    yield check_body_memory(config.server)
+    yield from check_proxies(config, environ)
+    yield from check_extras(config)
+    yield check_tokenizer()
+    yield check_search()
 
 
-def address(server: ServerSection) -> Finding:
+def check_address(server: ServerSection) -> Finding:
     """Whether the address is free, or ours."""
-    url = local_url(server)
+    url = build_local_url(server)
     where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
-    version = version_at(url, server.unix_socket)
+    version = fetch_version(url, server.unix_socket)
     if version is not None:
         return Finding(OK, "address", f"{where}: version {version} of this proxy answers")
     try:
-        bound = listening(server)
+        bound = open_listener(server)
     except ConfigError as error:
         return Finding(ERROR, "address", str(error), "end what listens there, or choose another server.port")
-    with serving.removed_at_the_end(bound):
+    with serving.remove_socket_on_exit(bound):
         bound.close()
     return Finding(OK, "address", f"{where}: free, nothing is running there")
 
 
-def admin_key(server: ServerSection) -> Iterator[Finding]:
+def check_admin_key(server: ServerSection) -> Iterator[Finding]:
     """Whether the admin API is closed to strangers."""
     key = server.admin_key.get_secret_value()
     open_to_others = server.unix_socket is not None or not is_loopback(server.host)
@@ -73,7 +73,7 @@ def admin_key(server: ServerSection) -> Iterator[Finding]:
         yield Finding(OK, "admin key", "set")
 
 
-def descriptors() -> Finding:
+def check_open_files() -> Finding:
     """How many files and connections a process may have open."""
     if sys.platform == "win32":
         return Finding(NOTE, "open files", "no limit that could be read here")
@@ -87,7 +87,7 @@ def descriptors() -> Finding:
     return Finding(OK, "open files", f"{allowed:,} at most")
 
 
-def bodies(server: ServerSection) -> Finding:
+def check_body_memory(server: ServerSection) -> Finding:
     """How many bytes of request bodies a process may hold, and whether the largest body fits."""
     most = choose_budget(server)
     what = f"{most:,} bytes of request bodies at once in each process"
@@ -98,29 +98,29 @@ def bodies(server: ServerSection) -> Finding:
     return Finding(OK, "memory", what)
 
 
-def proxies(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_proxies(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Whether the environment sends our requests through somebody else, or seems to name an upstream."""
-    target = origin(config.upstream.base_url)
-    through = environment_proxies().url(target.scheme, target.host, target.port)
+    target = parse_origin(config.upstream.base_url)
+    through = read_environment_proxies().get_proxy_url(target.scheme, target.host, target.port)
     if through is not None:
-        what = f"requests to {target.host} go through {without_passwords(through)}"
+        what = f"requests to {target.host} go through {mask_passwords(through)}"
         yield Finding(NOTE, "proxy", what, f"NO_PROXY={target.host}, if that is not meant")
     else:
         yield Finding(OK, "proxy", f"{target.host} is asked directly")
     named = environ.get("OPENAI_BASE_URL", "")
-    if named and named.rstrip("/") != f"{local_url(config.server).rstrip('/')}/v1":
+    if named and named.rstrip("/") != f"{build_local_url(config.server).rstrip('/')}/v1":
         what = "OPENAI_BASE_URL is set, and is for clients: the upstream is never taken from it"
         yield Finding(NOTE, "environment", what)
 
 
-def extras(config: Config) -> Iterator[Finding]:
+def check_extras(config: Config) -> Iterator[Finding]:
     """Which optional packages are there, and whether the configuration needs one that is not."""
     wanted = {
         "crypto": bool(config.store.encryption_keys),
         "otel": bool(config.observability.otlp_endpoint),
     }
     for name, module in _EXTRAS.items():
-        there = _installed(module)
+        there = _is_installed(module)
         if there or not wanted.get(name):
             yield Finding(
                 OK if there else NOTE, "extras", f"{name}: {'installed' if there else 'not installed'}"
@@ -130,18 +130,18 @@ def extras(config: Config) -> Iterator[Finding]:
             yield Finding(ERROR, "extras", f"{name}: configured, and not installed", fix)
 
 
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
 
 
-def tokenizer() -> Finding:
+def check_tokenizer() -> Finding:
     """Whether the shipped vocabularies count what they counted when the package was made."""
     told: list[str] = []
     counter = TiktokenCounter(told.append)
-    texts = golden()
+    texts = read_golden_texts()
     wrong = sum(counter.count(each.text, "gpt-5") != each.tokens for each in texts)
     if wrong or told:
         what = told[0] if told else f"{wrong} of {len(texts)} texts are counted otherwise than they should be"
@@ -149,14 +149,16 @@ def tokenizer() -> Finding:
     return Finding(OK, "tokenizer", f"{len(texts)} texts are counted as they should be")
 
 
-def search() -> Finding:
+def check_search() -> Finding:
     """Whether what was removed can be searched."""
-    if is_there():
+    if is_fts5_available():
         return Finding(OK, "search", "SQLite's FTS5 is there")
-    return Finding(WARNING, "search", MISSING.rstrip("."), "take a Python whose SQLite has it, such as uv's")
+    return Finding(
+        WARNING, "search", FTS5_MISSING.rstrip("."), "take a Python whose SQLite has it, such as uv's"
+    )
 
 
-def process() -> Finding:
+def check_user() -> Finding:
     """Who runs this: root needs not to."""
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         return Finding(NOTE, "user", "root", "run it as a user of its own; it needs no rights")

@@ -15,7 +15,7 @@ MAX_BODY_BYTES = 4 * 1_048_576
 _UNREACHABLE, _LATE = 502, 504
 
 
-class Answered(NamedTuple):
+class ProbeResponse(NamedTuple):
     """An answer.
 
     Attributes:
@@ -31,9 +31,9 @@ class Answered(NamedTuple):
     took_s: float
 
 
-async def asked(
+async def send_probe(
     transport: httpx.AsyncBaseTransport, url: str, headers: Mapping[str, str], deadline_s: float
-) -> Answered:
+) -> ProbeResponse:
     """The answer to a GET; redirects are answers, so that a key goes nowhere else.
 
     Raises:
@@ -45,13 +45,13 @@ async def asked(
     client = httpx.AsyncClient(transport=transport, timeout=None)  # noqa: S113 - the deadline is around it
     try:
         async with asyncio.timeout(deadline_s), client.stream("GET", url, headers=sent) as response:
-            clock_s = _ahead_s(response.headers.get("date", ""))
+            clock_s = _parse_clock_offset_s(response.headers.get("date", ""))
             body = bytearray()
             async for chunk in response.aiter_bytes():
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
                     break
-            return Answered(response.status_code, bytes(body), clock_s, time.monotonic() - begun)
+            return ProbeResponse(response.status_code, bytes(body), clock_s, time.monotonic() - begun)
     except TimeoutError:
         raise UpstreamError(_LATE, f"no answer in {deadline_s:g} s", "upstream_timeout") from None
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
@@ -61,7 +61,7 @@ async def asked(
         ) from None
 
 
-def _ahead_s(date: str) -> float | None:
+def _parse_clock_offset_s(date: str) -> float | None:
     try:
         return parsedate_to_datetime(date).timestamp() - time.time()
     except (ValueError, TypeError, OverflowError):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.types import without_passwords
-from compaction_proxy.core.errors import ConfigError, StoreUnavailable
-from compaction_proxy.runtime import Secret, opened_store
-from compaction_proxy.storage.factory import is_shared, secret_path, store_path
+from compaction_proxy.config.types import mask_passwords
+from compaction_proxy.core.errors import ConfigError, StoreUnavailableError
+from compaction_proxy.runtime import TenantSecret, open_configured_store
+from compaction_proxy.storage.factory import get_secret_path, get_store_path, is_shared_store
 from compaction_proxy.storage.store import Record, Store
 
 DEADLINE_S = 5.0
@@ -24,32 +24,32 @@ LITTLE_ROOM_BYTES = 2 * 1024**3
 NO_ROOM_BYTES = 64 * 1024**2
 PROBE_TTL_S = 10.0
 # By the reason for which a store cannot be used, where there is more to do than to start it.
-_MENDS = {"store-corrupt": "move the file away, or restore it; another is made, and conversations go on"}
+_FIXES = {"store-corrupt": "move the file away, or restore it; another is made, and conversations go on"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-async def findings(config: Config) -> AsyncIterator[Finding]:
+async def check_store(config: Config) -> AsyncIterator[Finding]:
     """Everything about the store. One in a file that is not there yet is not made."""
     url = config.store.url or "memory://"
-    path = store_path(url)
+    path = get_store_path(url)
     if path is not None:
-        for each in on_disk(path):
+        for each in check_disk(path):
             yield each
     if path is not None and not path.exists():
         return
     try:
-        store = opened_store(config, url)
+        store = open_configured_store(config, url)
     except ConfigError as error:
         yield Finding(ERROR, "store", str(error), "correct store.url and store.encryption_keys")
         return
     try:
-        yield await _tried(store, without_passwords(url))
-        yield await _secret(config, url, store)
+        yield await _check_round_trip(store, mask_passwords(url))
+        yield await _check_secret(config, url, store)
     finally:
         await store.close()
 
 
-def on_disk(path: Path) -> Iterator[Finding]:
+def check_disk(path: Path) -> Iterator[Finding]:
     """The file of an embedded store: who may read it, how large it is, what room it has."""
     folder = next(each for each in path.absolute().parents if each.exists())
     free = shutil.disk_usage(folder).free
@@ -66,19 +66,19 @@ def on_disk(path: Path) -> Iterator[Finding]:
         else:
             yield Finding(ERROR, "store", f"{folder} cannot be written to", "let this user write there")
         return
-    for each in (path, secret_path(f"sqlite:///{path.absolute()}")):
+    for each in (path, get_secret_path(f"sqlite:///{path.absolute()}")):
         if each is not None and each.exists():
-            yield _private(each)
+            yield _check_permissions(each)
 
 
-def _private(path: Path) -> Finding:
+def _check_permissions(path: Path) -> Finding:
     held = path.stat()
     if held.st_mode & _OTHERS:
         return Finding(WARNING, "store", f"{path}: others may read it", f"chmod 600 '{path}'")
     return Finding(OK, "store", f"{path}: {held.st_size / 1024**2:.1f} MiB, for its owner only")
 
 
-async def _tried(store: Store, shown: str) -> Finding:
+async def _check_round_trip(store: Store, shown: str) -> Finding:
     """Whether what is written can be read back."""
     key, value = f"v1:doctor:{{{secrets.token_hex(8)}}}", secrets.token_bytes(16)
     begun = time.monotonic()
@@ -90,11 +90,11 @@ async def _tried(store: Store, shown: str) -> Finding:
         return Finding(
             ERROR, "store", f"{shown}: no answer in {DEADLINE_S:g} s", "look at the store's machine"
         )
-    except (StoreUnavailable, OSError) as error:
-        why = error.reason if isinstance(error, StoreUnavailable) else type(error).__name__
+    except (StoreUnavailableError, OSError) as error:
+        why = error.reason if isinstance(error, StoreUnavailableError) else type(error).__name__
         cause = error.__cause__
         what = f"{shown}: {why}{f' ({cause})' if cause else ''}"
-        return Finding(ERROR, "store", what, _MENDS.get(why, "correct store.url, or start the store"))
+        return Finding(ERROR, "store", what, _FIXES.get(why, "correct store.url, or start the store"))
     took_s = time.monotonic() - begun
     if not same:
         return Finding(
@@ -105,16 +105,16 @@ async def _tried(store: Store, shown: str) -> Finding:
     return Finding(OK, "store", f"{shown}: written and read back in {took_s * 1000:.0f} ms")
 
 
-async def _secret(config: Config, url: str, store: Store) -> Finding:
+async def _check_secret(config: Config, url: str, store: Store) -> Finding:
     """Whether all who share the store share the secret that tenants are told apart with."""
     if config.server.secret.get_secret_value():
-        what = "configured" + ("; all replicas must have the same" if is_shared(url) else "")
+        what = "configured" + ("; all replicas must have the same" if is_shared_store(url) else "")
         return Finding(OK, "secret", what)
-    told: list[StoreUnavailable] = []
-    agreed = await Secret(config, url, store, told.append).agree()
+    told: list[StoreUnavailableError] = []
+    agreed = await TenantSecret(config, url, store, told.append).agree_with_store()
     if told or not agreed:
         why = told[0].reason if told else "the store does not give it"
         return Finding(ERROR, "secret", why, "set server.secret, or mend what keeps it")
-    if is_shared(url):
+    if is_shared_store(url):
         return Finding(OK, "secret", "in the store, the same for all replicas")
-    return Finding(OK if store_path(url) else NOTE, "secret", "of this installation")
+    return Finding(OK if get_store_path(url) else NOTE, "secret", "of this installation")

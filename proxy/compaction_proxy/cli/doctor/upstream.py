@@ -6,54 +6,54 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
-from compaction_proxy.cli.doctor.http_probe import Answered, asked
-from compaction_proxy.compaction.request_limits import policy_for
-from compaction_proxy.config.config import Config, ModelSettings, for_model
-from compaction_proxy.core.errors import SummaryFailed, UpstreamError
+from compaction_proxy.cli.doctor.http_probe import ProbeResponse, send_probe
+from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
+from compaction_proxy.core.errors import SummaryError, UpstreamError
 from compaction_proxy.core.summary.call import SummaryCall
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
 from compaction_proxy.gateway.summary_routes import CHEAP_MODELS
 from compaction_proxy.providers.summary_transport import HttpSummaryModel
-from compaction_proxy.providers.windows import FALLBACK_WINDOW, shipped_window
-from compaction_proxy.runtime import opened_engine
+from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_window
+from compaction_proxy.runtime import create_engine
 
 DEADLINE_S = 10.0
 SKEW_S = 60.0  # beyond that certificates and times to live are judged wrongly
 SMALL_WINDOW_TOKENS = 16_384
 PROBE_TOKENS = 16
-_REFUSED = (401, 403)
+_UNAUTHORIZED = (401, 403)
 
 
-async def findings(config: Config, *, probe: bool) -> AsyncIterator[Finding]:
+async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Finding]:
     """All about providers; with `probe` a summary model is asked for a word, which costs a little."""
-    transport = EngineTransport(opened_engine(config))
+    transport = EngineTransport(create_engine(config))
     try:
         key = config.upstream.api_key.get_secret_value()
         names: frozenset[str] = frozenset()
         try:
-            answer = await _listed(transport, config.upstream.base_url, key)
+            answer = await _fetch_models(transport, config.upstream.base_url, key)
         except UpstreamError as error:
             what = f"{config.upstream.base_url}: {error}"
             yield Finding(ERROR, "upstream", what, "correct upstream.base_url, or start what is there")
         else:
-            names = _names(answer.body)
-            for each in _judged(config, key, answer, names):
+            names = _parse_model_ids(answer.body)
+            for each in _check_model_list(config, key, answer, names):
                 yield each
-            if await _is_a_proxy_of_ours(transport, config.upstream.base_url):
+            if await _is_own_proxy(transport, config.upstream.base_url):
                 what = "a compaction-proxy answers there, perhaps this very one"
                 yield Finding(WARNING, "upstream", what, "name the provider itself in upstream.base_url")
-        async for each in _summaries(config, transport, names, probe=probe):
+        async for each in _check_summary_models(config, transport, names, probe=probe):
             yield each
     finally:
         await transport.aclose()
 
 
-async def _listed(transport: EngineTransport, base_url: str, key: str) -> Answered:
+async def _fetch_models(transport: EngineTransport, base_url: str, key: str) -> ProbeResponse:
     shown = {"authorization": f"Bearer {key}"} if key else {}
-    return await asked(transport, f"{base_url.rstrip('/')}/models", shown, DEADLINE_S)
+    return await send_probe(transport, f"{base_url.rstrip('/')}/models", shown, DEADLINE_S)
 
 
-def _names(body: bytes) -> frozenset[str]:
+def _parse_model_ids(body: bytes) -> frozenset[str]:
     """The ids in a list of models; none where it is no such list."""
     try:
         listed = json.loads(body)["data"]
@@ -62,12 +62,14 @@ def _names(body: bytes) -> frozenset[str]:
         return frozenset()
 
 
-def _judged(config: Config, key: str, answer: Answered, names: frozenset[str]) -> Iterator[Finding]:
+def _check_model_list(
+    config: Config, key: str, answer: ProbeResponse, names: frozenset[str]
+) -> Iterator[Finding]:
     """What the answer to a question for models says of the upstream, of our key, and of the clocks."""
     where, status = config.upstream.base_url, answer.status
-    if status in _REFUSED and key:
+    if status in _UNAUTHORIZED and key:
         yield Finding(ERROR, "upstream", f"{where}: refuses upstream.api_key ({status})", "set a valid key")
-    elif status in _REFUSED:
+    elif status in _UNAUTHORIZED:
         yield Finding(OK, "upstream", f"{where}: answers, and wants the key that each client brings")
     elif names:
         yield Finding(OK, "upstream", f"{where}: {len(names):,} models in {answer.took_s * 1000:.0f} ms")
@@ -83,23 +85,23 @@ def _judged(config: Config, key: str, answer: Answered, names: frozenset[str]) -
         yield Finding(WARNING, "clock", what, "keep it right with NTP")
 
 
-async def _is_a_proxy_of_ours(transport: EngineTransport, base_url: str) -> bool:
+async def _is_own_proxy(transport: EngineTransport, base_url: str) -> bool:
     parts = urlsplit(base_url)
     with suppress(UpstreamError, ValueError, LookupError, TypeError):
-        answer = await asked(transport, f"{parts.scheme}://{parts.netloc}/readyz", {}, DEADLINE_S)
+        answer = await send_probe(transport, f"{parts.scheme}://{parts.netloc}/readyz", {}, DEADLINE_S)
         told = json.loads(answer.body)
         return isinstance(told, dict) and {"ready", "store", "version"} <= set(told)
     return False
 
 
-async def _summaries(
+async def _check_summary_models(
     config: Config, transport: EngineTransport, names: frozenset[str], *, probe: bool
 ) -> AsyncIterator[Finding]:
     """The summary models of all that is configured, each once."""
     seen: set[tuple[str, str]] = set()
-    for row in config.by_glob:
+    for row in config.settings_by_glob:
         base_url = row.settings.summary.base_url or config.upstream.base_url
-        model = _summary_model(row.settings, base_url)
+        model = _resolve_summary_model(row.settings, base_url)
         if (base_url, model) in seen:
             continue
         seen.add((base_url, model))
@@ -111,19 +113,19 @@ async def _summaries(
         if row.settings.summary.base_url is not None:
             own = row.settings.summary.api_key.get_secret_value()
             try:
-                known = _names((await _listed(transport, base_url, own)).body)
+                known = _parse_model_ids((await _fetch_models(transport, base_url, own)).body)
             except UpstreamError as error:
                 what = f"{model} at {base_url}: {error}"
                 yield Finding(ERROR, "summary model", what, "correct summary.base_url")
                 continue
-        yield _sized(config, model, known)
+        yield _check_window(config, model, known)
         if probe:
-            yield await _probed(config, row.settings, transport, base_url, model)
+            yield await _probe_summary_model(config, row.settings, transport, base_url, model)
 
 
-def _summary_model(settings: ModelSettings, base_url: str) -> str:
+def _resolve_summary_model(settings: ModelSettings, base_url: str) -> str:
     """Who is asked for summaries of these models; `none`, `same`, or a name."""
-    shape = policy_for(settings).summary
+    shape = resolve_policy(settings).summary
     if settings.summary.model is not None or shape is None:
         return settings.summary.model or "none"
     if shape.model == "same" or shape.form == "aligned":
@@ -131,12 +133,12 @@ def _summary_model(settings: ModelSettings, base_url: str) -> str:
     return CHEAP_MODELS.get(urlsplit(base_url).hostname or "", "same")
 
 
-def _sized(config: Config, model: str, names: frozenset[str]) -> Finding:
+def _check_window(config: Config, model: str, names: frozenset[str]) -> Finding:
     """Whether the provider has a model, and whether that takes enough at once."""
     if names and model not in names:
         fix = "name one that the provider has in summary.model"
         return Finding(WARNING, "summary model", f"{model}: not in the provider's list", fix)
-    known = for_model(config, model).window or shipped_window(model)
+    known = get_model_settings(config, model).window or find_shipped_window(model)
     window, supposed = (known, "") if known else (FALLBACK_WINDOW, ", supposed")
     if window < SMALL_WINDOW_TOKENS:
         what = f"{model}: {window:,} tokens at once, so that a long conversation takes many calls"
@@ -144,7 +146,7 @@ def _sized(config: Config, model: str, names: frozenset[str]) -> Finding:
     return Finding(OK, "summary model", f"{model}: {window:,} tokens{supposed}")
 
 
-async def _probed(
+async def _probe_summary_model(
     config: Config, settings: ModelSettings, transport: EngineTransport, base_url: str, model: str
 ) -> Finding:
     """Whether the model writes a word."""
@@ -161,8 +163,8 @@ async def _probed(
         temperature=None,
     )
     try:
-        answer = await HttpSummaryModel(transport).ask(call)
-    except SummaryFailed as error:
+        answer = await HttpSummaryModel(transport).request_summary(call)
+    except SummaryError as error:
         return Finding(ERROR, "summary probe", f"{model}: {error.reason}", "try another summary.model or key")
     spent = answer.prompt_tokens + answer.completion_tokens
     return Finding(OK, "summary probe", f"{model}: answered, for {spent:,} tokens")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
-from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 
 # What is lost in a round is read once more by tools, or written once more by users. In tokens.
 REWORK_TOKENS = 40_000
@@ -30,7 +30,7 @@ LEAST_REMOVED_SHARE = 0.40
 STEP_TOKENS = 1_000
 
 
-class Growing(NamedTuple):
+class GrowthProfile(NamedTuple):
     """How a conversation grows.
 
     Attributes:
@@ -51,7 +51,7 @@ class Growing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Optimum:
+class OptimalTrigger:
     """The trigger at which a conversation costs least.
 
     Attributes:
@@ -64,69 +64,71 @@ class Optimum:
     basis: Mapping[str, float]
 
 
-def optimal_trigger(
-    price: Price, growing: Growing, summary: Price | None, rework: int = REWORK_TOKENS
-) -> Optimum | None:
+def compute_optimal_trigger(
+    price: ModelPrice, profile: GrowthProfile, summary: ModelPrice | None, rework: int = REWORK_TOKENS
+) -> OptimalTrigger | None:
     """The T at which a conversation costs least; None where nothing grows, or the model costs nothing.
 
     Args:
         price: Of the model that is asked.
-        growing: How the conversation grows.
+        profile: How the conversation grows.
         summary: Price of the summary model; None where none is asked.
         rework: L, in tokens.
     """
     tier = price.tiers[0]
-    if growing.growth <= 0 or tier.input <= 0:
+    if profile.growth <= 0 or tier.input <= 0:
         return None
-    ratios = _ratios(tier, growing.cached_share)
+    ratios = _compute_price_ratios(tier, profile.cached_share)
     if ratios.cached <= 0:
         return None
-    told = growing.summary * (summary.tiers[0].output / tier.input if summary else 0.0)
-    after, size = _least(growing, ratios, told + rework)
+    told = profile.summary * (summary.tiers[0].output / tier.input if summary else 0.0)
+    after, size = _compute_optimum(profile, ratios, told + rework)
     basis = {
-        **growing._asdict(),
+        **profile._asdict(),
         "after": after,
         "cached_price": ratios.cached,
         "written_price": ratios.written,
-        "broken_cost": ratios.broken * max(0.0, after - growing.fixed),
+        "broken_cost": ratios.cache_loss * max(0.0, after - profile.fixed),
         "summary_cost": told,
         "rework_cost": rework,
         "optimum": size,
     }
-    return Optimum(_stepped(after, size), {name: round(each, 4) for name, each in basis.items()})
+    return OptimalTrigger(
+        _round_to_steps(after, size), {name: round(each, 4) for name, each in basis.items()}
+    )
 
 
-class _Ratios(NamedTuple):
+class _PriceRatios(NamedTuple):
     """Prices of a token that stands in every request, and of one that does so for the first time: c and w."""
 
     cached: float
     written: float
 
     @property
-    def broken(self) -> float:
+    def cache_loss(self) -> float:
         """What a token costs more that is not cached any more."""
         return max(0.0, self.written - self.cached)
 
 
-def _ratios(tier: Tier, cached_share: float) -> _Ratios:
+def _compute_price_ratios(tier: PriceTier, cached_share: float) -> _PriceRatios:
     """A token that is not found cached is written again."""
     written = max(tier.cache_write, tier.input) / tier.input
-    return _Ratios(cached_share * tier.cached / tier.input + (1 - cached_share) * written, written)
+    return _PriceRatios(cached_share * tier.cached / tier.input + (1 - cached_share) * written, written)
 
 
-def _least(growing: Growing, ratios: _Ratios, once: float) -> tuple[float, float]:
+def _compute_optimum(profile: GrowthProfile, ratios: _PriceRatios, once: float) -> tuple[float, float]:
     """What a round leaves at the optimum, and the optimum; `once` is what it costs whatever it leaves."""
-    growth, share = growing.growth, growing.share
-    constant = max(0.0, once - ratios.broken * growing.fixed)
+    growth, share = profile.growth, profile.share
+    constant = max(0.0, once - ratios.cache_loss * profile.fixed)
     size = sqrt(2 * growth * constant / (ratios.cached * (1 - share * share)))
-    least = max(growing.after, growing.fixed)
+    least = max(profile.after, profile.fixed)
     if share * size >= least:
         return share * size, size
-    cost = ratios.broken * (least - growing.fixed) + once
+    cost = ratios.cache_loss * (least - profile.fixed) + once
     return least, least + sqrt(2 * growth * cost / ratios.cached)
 
 
-def _stepped(after: float, size: float) -> int:
+def _round_to_steps(tokens_after: float, size: float) -> int:
     """T in whole steps, such that a round removes enough."""
-    enough = max(after + LEAST_REMOVED_TOKENS, after / (1 - LEAST_REMOVED_SHARE))
+    enough = max(tokens_after + LEAST_REMOVED_TOKENS, tokens_after / (1 - LEAST_REMOVED_SHARE))
     return round(max(size, enough) / STEP_TOKENS) * STEP_TOKENS

@@ -6,7 +6,7 @@ from typing import NamedTuple
 MILLION = 1_000_000
 
 
-class Tier(NamedTuple):
+class PriceTier(NamedTuple):
     """Prices that hold for every token of a request of a certain size, in dollars per million tokens.
 
     Attributes:
@@ -25,7 +25,7 @@ class Tier(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class ModelPrice:
     """The prices of one model.
 
     Attributes:
@@ -35,15 +35,15 @@ class Price:
         date: When they were current, as `YYYY-MM-DD`; empty if that is not known.
     """
 
-    tiers: tuple[Tier, ...]
+    tiers: tuple[PriceTier, ...]
     source: str
     date: str = ""
 
-    def at(self, prompt: int) -> Tier:
+    def get_tier(self, prompt: int) -> PriceTier:
         """The prices of a request with so many input tokens."""
         return next((tier for tier in reversed(self.tiers) if prompt > tier.above), self.tiers[0])
 
-    def of(self, prompt: int, cached: int = 0, completion: int = 0) -> float:
+    def compute_cost(self, prompt: int, cached: int = 0, completion: int = 0) -> float:
         """Dollars for a request.
 
         Args:
@@ -51,7 +51,7 @@ class Price:
             cached: Input tokens that the provider had cached.
             completion: Output tokens.
         """
-        tier = self.tiers[0] if len(self.tiers) == 1 else self.at(prompt)
+        tier = self.tiers[0] if len(self.tiers) == 1 else self.get_tier(prompt)
         hit = cached if 0 <= cached <= prompt else min(max(cached, 0), prompt)
         return (hit * tier.cached + (prompt - hit) * tier.input + completion * tier.output) / MILLION
 

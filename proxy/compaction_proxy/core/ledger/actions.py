@@ -20,12 +20,12 @@ from compaction_proxy.core.ledger.facts import (
     COMMAND_CHARACTERS,
     ERROR_CHARACTERS,
     find_error,
-    looked_at,
-    one_line,
+    take_head_and_tail,
+    to_one_line,
 )
-from compaction_proxy.core.message import Call
-from compaction_proxy.core.sanitize import defanged, visible
-from compaction_proxy.core.summary.injection import orders
+from compaction_proxy.core.message import MessageToolCall
+from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
+from compaction_proxy.core.summary.injection import is_order
 
 # What of one call is quoted: values, and characters of each.
 MAX_ARGUMENTS, ARGUMENT_CHARACTERS = 40, 60
@@ -149,7 +149,7 @@ _BULKY = frozenset(
 )
 
 
-class Effect(StrEnum):
+class ActionEffect(StrEnum):
     """What a call does to the world."""
 
     WRITE = "write"
@@ -173,19 +173,19 @@ class Action:
     tool: str
     arguments: tuple[tuple[str, str], ...]
     outcome: str
-    effect: Effect
+    effect: ActionEffect
     has_failed: bool
     has_result: bool = True
 
     @property
     def is_write(self) -> bool:
         """Whether it changes something."""
-        return self.effect is Effect.WRITE
+        return self.effect is ActionEffect.WRITE
 
     @property
     def is_read(self) -> bool:
         """Whether it surely only reads."""
-        return self.effect is Effect.READ
+        return self.effect is ActionEffect.READ
 
     @property
     def target(self) -> tuple[str, str]:
@@ -193,7 +193,7 @@ class Action:
         return self.tool, self.arguments[0][1] if self.arguments else ""
 
 
-def read_action(call: Call, result: str | None) -> Action:
+def read_action(call: MessageToolCall, result: str | None) -> Action:
     """Returns what a call did.
 
     Args:
@@ -206,25 +206,27 @@ def read_action(call: Call, result: str | None) -> Action:
     effect = _judge_command(command) if command else _judge_call(call, arguments)
     outcome, has_failed = NO_RESULT, False
     if result is not None:
-        outcome, has_failed = _read_result(visible(looked_at(result)).strip(), command, effect)
-    if orders(outcome):
+        outcome, has_failed = _read_result(
+            remove_invisible(take_head_and_tail(result)).strip(), command, effect
+        )
+    if is_order(outcome):
         outcome = "failed" if has_failed else DONE
     if command:
         shown = list(_quote_command(command))
     elif arguments:
         shown = list(islice(_find_key_arguments(arguments), MAX_ARGUMENTS))
     else:
-        shown = [("", text) for text in [_shorten(call.arguments)] if text and text not in {"{}", "[]"}]
-    tool = one_line(call.name, ARGUMENT_CHARACTERS)
+        shown = [("", text) for text in [_shorten_value(call.arguments)] if text and text not in {"{}", "[]"}]
+    tool = to_one_line(call.name, ARGUMENT_CHARACTERS)
     return Action(tool, tuple(shown), outcome, effect, has_failed, result is not None)
 
 
-def split_name(name: str) -> list[str]:
+def split_tool_name(name: str) -> list[str]:
     """Returns the words of a tool's name, in lower case."""
     return [word.lower() for word in _NAME_WORD.findall(name)]
 
 
-def _find_command(call: Call, arguments: Mapping[str, object]) -> str:
+def _find_command(call: MessageToolCall, arguments: Mapping[str, object]) -> str:
     """Returns the shell command that a call runs; "" for none."""
     for key, value in arguments.items():
         if key.lower() not in _SHELL_KEYS:
@@ -236,38 +238,45 @@ def _find_command(call: Call, arguments: Mapping[str, object]) -> str:
     return ""
 
 
-def _judge_command(command: str) -> Effect:
+def _judge_command(command: str) -> ActionEffect:
     """What a shell command does: it only reads where all its parts do."""
     head = command[:SHELL_CHARACTERS]
     plain = head if _SHELL_RUNS.search(head) else _SHELL_QUOTED.sub("Q", head)
     if _SHELL_WRITE.search(plain):
-        return Effect.WRITE
-    return Effect.READ if all(map(_SHELL_READ.match, _SHELL_PART.split(plain))) else Effect.UNKNOWN
+        return ActionEffect.WRITE
+    return (
+        ActionEffect.READ if all(map(_SHELL_READ.match, _SHELL_PART.split(plain))) else ActionEffect.UNKNOWN
+    )
 
 
-def _judge_call(call: Call, arguments: Mapping[str, object]) -> Effect:
+def _judge_call(call: MessageToolCall, arguments: Mapping[str, object]) -> ActionEffect:
     """What a call does, by the form of what it sends, and else by the tool's name."""
     for key, value in arguments.items():
-        if isinstance(value, str) and (effect := _judge_argument(key.lower(), value)) is not Effect.UNKNOWN:
+        if (
+            isinstance(value, str)
+            and (effect := _judge_argument(key.lower(), value)) is not ActionEffect.UNKNOWN
+        ):
             return effect
-    for word in split_name(call.name[:MAX_NAME_CHARACTERS]):
+    for word in split_tool_name(call.name[:MAX_NAME_CHARACTERS]):
         if word in _READ_VERBS or (word in _READS_FILES and "path" in arguments):
-            return Effect.READ
+            return ActionEffect.READ
         if word in _WRITE_VERBS:
-            return Effect.WRITE
-    return Effect.UNKNOWN
+            return ActionEffect.WRITE
+    return ActionEffect.UNKNOWN
 
 
-def _judge_argument(key: str, value: str) -> Effect:
+def _judge_argument(key: str, value: str) -> ActionEffect:
     """What an argument shows: the verb of a tool with several, an HTTP method, or SQL."""
-    verb = next(iter(split_name(value[:MAX_NAME_CHARACTERS])), "")
+    verb = next(iter(split_tool_name(value[:MAX_NAME_CHARACTERS])), "")
     reads = (key in _SUBCOMMANDS and verb in _READ_VERBS) or (key in _METHOD_KEYS and verb in _METHOD_READS)
     writes = (key in _SUBCOMMANDS and verb in _WRITE_VERBS) or (
         key in _METHOD_KEYS and verb in _METHOD_WRITES
     )
     if writes or (key in _SQL_KEYS and _SQL_WRITE.match(value)):
-        return Effect.WRITE
-    return Effect.READ if reads or (key in _SQL_KEYS and _SQL_READ.match(value)) else Effect.UNKNOWN
+        return ActionEffect.WRITE
+    return (
+        ActionEffect.READ if reads or (key in _SQL_KEYS and _SQL_READ.match(value)) else ActionEffect.UNKNOWN
+    )
 
 
 def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -284,20 +293,22 @@ def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str
         yield name, json.dumps(value)
 
 
-def _shorten(value: str) -> str:
+def _shorten_value(value: str) -> str:
     """A value as it may be quoted; "" where it is a text that says too much."""
-    value = visible(value[:MAX_CHARACTERS])
-    text = one_line(value, ARGUMENT_CHARACTERS + 1)
+    value = remove_invisible(value[:MAX_CHARACTERS])
+    text = to_one_line(value, ARGUMENT_CHARACTERS + 1)
     if len(value) > ARGUMENT_CHARACTERS and " " not in value.strip() and "\n" not in value.strip():
-        return one_line(value, 2 * ARGUMENT_CHARACTERS)
+        return to_one_line(value, 2 * ARGUMENT_CHARACTERS)
     if len(text) > ARGUMENT_CHARACTERS:
         text = text[: ARGUMENT_CHARACTERS - 1].rstrip() + "…"
-    return "" if " " in text and orders(text) else text
+    return "" if " " in text and is_order(text) else text
 
 
 def _quote_command(command: str) -> Iterator[tuple[str, str]]:
-    line = one_line(visible(command[:MAX_CHARACTERS]).strip().partition("\n")[0], COMMAND_CHARACTERS)
-    if not orders(line):
+    line = to_one_line(
+        remove_invisible(command[:MAX_CHARACTERS]).strip().partition("\n")[0], COMMAND_CHARACTERS
+    )
+    if not is_order(line):
         yield "", line
 
 
@@ -307,9 +318,9 @@ def _find_key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, 
     for key, value in arguments.items():
         if _OLD_KEY.match(key) or _NEW_KEY.match(key) or key.lower() in _BULKY:
             continue
-        label = "" if " " in key else one_line(key, MAX_NAME_CHARACTERS)
+        label = "" if " " in key else to_one_line(key, MAX_NAME_CHARACTERS)
         for name, leaf in _list_values(label, value):
-            text = _shorten(leaf)
+            text = _shorten_value(leaf)
             if text and (text not in known or not isinstance(value, dict | list)):
                 known.add(text)
                 yield name, text
@@ -322,8 +333,8 @@ def _find_change(arguments: Mapping[str, object]) -> str:
     old = next((v for k, v in arguments.items() if _OLD_KEY.match(k) and isinstance(v, str)), "")
     new = next((v for k, v in arguments.items() if _NEW_KEY.match(k) and isinstance(v, str)), "")
     if added := _find_new_line(new, old):
-        return _shorten(f"+ {added}")
-    return _shorten(f"- {gone}") if (gone := _find_new_line(old, new)) else ""
+        return _shorten_value(f"+ {added}")
+    return _shorten_value(f"- {gone}") if (gone := _find_new_line(old, new)) else ""
 
 
 def _find_new_line(text: str, other: str) -> str:
@@ -333,39 +344,43 @@ def _find_new_line(text: str, other: str) -> str:
     return next((line for line in lines if len(line) >= LEAST_LINE and line not in known), "")
 
 
-def _read_result(text: str, command: str, effect: Effect) -> tuple[str, bool]:
+def _read_result(text: str, command: str, effect: ActionEffect) -> tuple[str, bool]:
     """How a call ended, in short, and whether it failed."""
-    held = None if command and effect is Effect.READ else read_json(text)
+    held = None if command and effect is ActionEffect.READ else read_json(text)
     if isinstance(held, dict):
         failure = _find_json_failure(held)
-        keys = () if effect is Effect.READ else _TOLD_KEYS
+        keys = () if effect is ActionEffect.READ else _TOLD_KEYS
         told = next(((key, held[key]) for key in keys if isinstance(held.get(key), str | int)), None)
-        success = one_line(f"{DONE}, {told[0]} {told[1]}", RESULT_CHARACTERS) if told else DONE
+        success = to_one_line(f"{DONE}, {told[0]} {told[1]}", RESULT_CHARACTERS) if told else DONE
     else:
         failure = _find_failure(text, command, effect)
         counts = _TEST_COUNTS.findall(text[-TAIL_CHARACTERS:]) if command else []
         is_value = 0 < len(text) <= RESULT_CHARACTERS // 2 and " " not in text
-        success = one_line(counts[-1] if counts else text, RESULT_CHARACTERS) if counts or is_value else DONE
-    return (one_line(failure, ERROR_CHARACTERS), True) if failure else (success, False)
+        success = (
+            to_one_line(counts[-1] if counts else text, RESULT_CHARACTERS) if counts or is_value else DONE
+        )
+    return (to_one_line(failure, ERROR_CHARACTERS), True) if failure else (success, False)
 
 
-def _find_failure(text: str, command: str, effect: Effect) -> str:
+def _find_failure(text: str, command: str, effect: ActionEffect) -> str:
     """What a result tells of a failure; "" for none."""
     head, tail = text[:HEAD_CHARACTERS], text[-TAIL_CHARACTERS:]
     found = _EXIT.search(tail) or _EXIT.search(head)
     number = found.group(1) if found else "0"
     # Programs that search end with 1 where nothing was found.
-    code = f"exit code {number}" if number != "0" and not (number == "1" and effect is Effect.READ) else ""
-    if command and (code or effect is not Effect.READ) and (told := _find_failed_test(tail)):
+    code = (
+        f"exit code {number}" if number != "0" and not (number == "1" and effect is ActionEffect.READ) else ""
+    )
+    if command and (code or effect is not ActionEffect.READ) and (told := _find_failed_test(tail)):
         return f"{code}; {told}" if code else told
     if code:
         return "; ".join(filter(None, [code, find_error(tail)]))
     if "Traceback" in text and (command or len(text) <= SHORT_CHARACTERS) and (raised := _find_raised(tail)):
         return raised
-    if _STARTS_WITH_ERROR.match(head) and not (effect is Effect.READ and len(text) > TAIL_CHARACTERS):
+    if _STARTS_WITH_ERROR.match(head) and not (effect is ActionEffect.READ and len(text) > TAIL_CHARACTERS):
         first = head.partition("\n")[0].rstrip()
         return " ".join(head.split()) if first.endswith(":") else first
-    return _find_raised(text) if effect is not Effect.READ and len(text) <= SHORT_CHARACTERS else ""
+    return _find_raised(text) if effect is not ActionEffect.READ and len(text) <= SHORT_CHARACTERS else ""
 
 
 def _find_failed_test(tail: str) -> str:
@@ -380,24 +395,24 @@ def _find_failed_test(tail: str) -> str:
 def _find_raised(text: str) -> str:
     """The last line of a text that names an exception, from its name on; "" for none."""
     found = [each.group() for each in _RAISED.finditer(text)]
-    return one_line(found[-1], ERROR_CHARACTERS) if found else ""
+    return to_one_line(found[-1], ERROR_CHARACTERS) if found else ""
 
 
-def _find_json_failure(held: Mapping[str, object]) -> str:
+def _find_json_failure(fields: Mapping[str, object]) -> str:
     """What a result that is a JSON object tells of a failure; "" for none."""
     for key in _ERROR_KEYS:
-        if value := held.get(key):
+        if value := fields.get(key):
             message = value.get("message") if isinstance(value, Mapping) else value
             return f"error: {message}" if isinstance(message, str) else "error"
-    if held.get("success") is False or held.get("ok") is False:
-        return f"failed: {held['message']}" if isinstance(held.get("message"), str) else "failed"
+    if fields.get("success") is False or fields.get("ok") is False:
+        return f"failed: {fields['message']}" if isinstance(fields.get("message"), str) else "failed"
     for key in _STATUS_KEYS:
-        if str(held.get(key, "")).lower() in _FAILING:
-            return f"{key} {held[key]}"
-    code = held.get("status_code", 0)
+        if str(fields.get(key, "")).lower() in _FAILING:
+            return f"{key} {fields[key]}"
+    code = fields.get("status_code", 0)
     if isinstance(code, int) and code >= HTTP_ERROR:
         return f"status code {code}"
-    return f"exit code {held['exit_code']}" if held.get("exit_code") not in (None, 0) else ""
+    return f"exit code {fields['exit_code']}" if fields.get("exit_code") not in (None, 0) else ""
 
 
 class ActionLine(NamedTuple):
@@ -430,9 +445,9 @@ def describe_actions(
     """
     for group in _group_calls(actions):
         calls = tuple(action for _, action in group)
-        text = _describe(calls, characters)
+        text = _describe_group(calls, characters)
         yield ActionLine(
-            group[-1][0], text, describe_briefly(calls[-1]), all(each.has_failed for each in calls)
+            group[-1][0], text, describe_action(calls[-1]), all(each.has_failed for each in calls)
         )
 
 
@@ -446,14 +461,18 @@ def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iter
             digit, such as ids, stands between the two. The last items may exceed it.
     """
     groups = [tuple(action for _, action in group) for group in _group_calls(actions)]
-    briefs = [f"- {defanged(describe_briefly(calls[-1]))}" for calls in groups]
+    briefs = [f"- {sanitize_text(describe_action(calls[-1]))}" for calls in groups]
     rest = sum(len(brief) + 1 for brief in briefs)
     for calls, brief in zip(groups, briefs, strict=True):
         rest -= len(brief) + 1
         most = characters - min(rest, max(0, characters) // 2) - 1
-        whole = f"- {defanged(_describe(calls, most - len('- ')))}"
+        whole = f"- {sanitize_text(_describe_group(calls, most - len('- ')))}"
         line = next(
-            (each for each in (whole, f"- {defanged(_describe_by_ids(calls[-1]))}") if len(each) <= most),
+            (
+                each
+                for each in (whole, f"- {sanitize_text(_describe_action_by_ids(calls[-1]))}")
+                if len(each) <= most
+            ),
             brief,
         )
         characters -= len(line) + 1
@@ -469,18 +488,18 @@ def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, 
     return sorted(newest_first, key=lambda group: all(each.has_failed for _, each in group))
 
 
-def describe_briefly(action: Action) -> str:
+def describe_action(action: Action) -> str:
     """Returns which tool did something with which thing, and how it ended."""
     return " ".join(filter(None, [*action.target, "→", action.outcome]))
 
 
-def _describe_by_ids(action: Action) -> str:
+def _describe_action_by_ids(action: Action) -> str:
     """Which tool did something with which things, by their values alone, and how it ended."""
     ids = [value for _, value in action.arguments[1:] if _ID.fullmatch(value)]
     return " ".join(filter(None, [*action.target, *dict.fromkeys(ids), "→", action.outcome]))
 
 
-def _describe(group: Sequence[Action], characters: int) -> str:
+def _describe_group(group: Sequence[Action], characters: int) -> str:
     given = [_group_by_name(each.arguments) for each in group]
     shared = [name for name in given[0] if all(each.get(name) == given[0][name] for each in given)]
     start = " ".join(

@@ -13,7 +13,7 @@ from compaction_proxy.core.message import Message, Span
 EXAMPLE_NAMES = frozenset({"example_user", "example_assistant"})
 
 
-class _Pair(NamedTuple):
+class _MessagePair(NamedTuple):
     """How a message of a user begins, and how the answer that the client wrote itself does."""
 
     asked: str
@@ -22,16 +22,18 @@ class _Pair(NamedTuple):
 
 # The examples of aider's edit formats (aider-chat 0.86, `example_messages` of `aider/coders/*_prompts.py`).
 _EDIT_EXAMPLES = (
-    _Pair(
+    _MessagePair(
         "Change get_factorial() to use math.factorial",
         "To make this change we need to modify `mathweb/flask/app.py`",
     ),
-    _Pair("Refactor hello() into its own file.", "To make this change we need to modify `main.py` and "),
+    _MessagePair(
+        "Refactor hello() into its own file.", "To make this change we need to modify `main.py` and "
+    ),
 )
 _EXAMPLES = (
     _EDIT_EXAMPLES,
-    (_Pair("Replace is_prime with a call to sympy.", "Ok, I will:\n\n1. Add an imports of sympy."),),
-    (_Pair("Change the greeting to be more casual", "Ok, I will:\n\n1. Switch the greeting text "),),
+    (_MessagePair("Replace is_prime with a call to sympy.", "Ok, I will:\n\n1. Add an imports of sympy."),),
+    (_MessagePair("Change the greeting to be more casual", "Ok, I will:\n\n1. Switch the greeting text "),),
 )
 # What closes them (`format_chat_chunks` of `aider/coders/base_coder.py`).
 _EXAMPLES_END = (
@@ -42,26 +44,26 @@ _END_REPLY = "Ok."
 _LAST_START = 2
 # What aider shows of the repository, with the answers that it writes itself (`aider/coders/*_prompts.py`).
 _FILES = (
-    _Pair(
+    _MessagePair(
         "I have *added these files to the chat* so you can go ahead and edit them.",
         "Ok, any changes I propose will be to those files.",
     ),
-    _Pair(
+    _MessagePair(
         "I have *added these files to the chat* so you see all of their contents.",
         "Ok, I will use that as the true, current contents of the files.",
     ),
 )
 _SHOWN = (
     *_FILES,
-    _Pair(
+    _MessagePair(
         "Here are summaries of some files present in my git repository.",
         "Ok, I won't try and edit those files without asking first.",
     ),
-    _Pair(
+    _MessagePair(
         "I am working with you on code in a git repository.\nHere are summaries of some files present",
         "Ok, I won't try and edit those files without asking first.",
     ),
-    _Pair(
+    _MessagePair(
         "Here are some READ ONLY files, provided for your reference.",
         "Ok, I will use these files as references.",
     ),
@@ -87,7 +89,7 @@ def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
         yield index
 
 
-def find_files(messages: Sequence[Message]) -> int | None:
+def find_files_message(messages: Sequence[Message]) -> int | None:
     """Returns the index of the message with which aider shows files near the end; None if there is none.
 
     It stands in front of the current turn. With the next turn it stands further back, and shows the files as
@@ -97,7 +99,7 @@ def find_files(messages: Sequence[Message]) -> int | None:
     return next((k for k in range(first, len(messages)) if _is_shown(messages, k, _FILES)), None)
 
 
-def drop_shown(messages: Sequence[Message]) -> list[Message]:
+def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
     """Returns the messages without a client's examples, its files and its own answers to these."""
     examples = _find_examples(messages)
     gone = {k for k in range(len(messages)) if _is_shown(messages, k, _SHOWN)}
@@ -117,12 +119,12 @@ def _find_examples(messages: Sequence[Message]) -> Span:
     return Span(0, 0)
 
 
-def _is_example(messages: Sequence[Message], index: int, pair: _Pair) -> bool:
+def _is_example(messages: Sequence[Message], index: int, pair: _MessagePair) -> bool:
     answered = messages[index + 1]
     return answered.text.startswith(pair.answered) and _is_pair(messages, index, pair.asked, answered.text)
 
 
-def _is_shown(messages: Sequence[Message], index: int, pairs: Sequence[_Pair]) -> bool:
+def _is_shown(messages: Sequence[Message], index: int, pairs: Sequence[_MessagePair]) -> bool:
     """Whether a message shows files or a map of them, in one of these forms, with the client's own answer."""
     text = messages[index].text
     if not text.startswith(_OPENINGS):

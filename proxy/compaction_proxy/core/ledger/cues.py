@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class StatementKind(StrEnum):
     """What a statement of the user is to those who have to go by it."""
 
     RULE = "rule"
@@ -48,17 +48,17 @@ class Phrases:
         return (self.ascii if text.isascii() else self.whole).search(text)
 
 
-def _unfolded(phrase: str) -> Iterator[str]:
+def _expand_choice(phrase: str) -> Iterator[str]:
     """A phrase that begins with a choice as the phrases that it stands for."""
     choice = _CHOICE.match(phrase)
     if choice is None:
         yield phrase
         return
     for begun in [*choice[1].split("|"), *([""] if choice[2] else [])]:
-        yield from _unfolded(begun + phrase[choice.end() :])
+        yield from _expand_choice(begun + phrase[choice.end() :])
 
 
-def _sorted(phrases: list[str]) -> str:
+def _build_letter_pattern(phrases: list[str]) -> str:
     """A pattern of phrases by their first letters, so that most words are told apart from all at a glance."""
     by_letter: defaultdict[str, list[str]] = defaultdict(list)
     for phrase in phrases:
@@ -68,14 +68,14 @@ def _sorted(phrases: list[str]) -> str:
     return "|".join(sorted_ + others)
 
 
-def _any(*alternatives: str) -> Phrases:
+def _compile_phrases(*alternatives: str) -> Phrases:
     """Any of the words or phrases given, separated by ` | `; words of spaced scripts only as whole words."""
     phrases = [phrase for line in alternatives for phrase in line.split(" | ")]
     bare = [phrase for phrase in phrases if _BARE.search(phrase)]
-    spaced = [each for phrase in phrases if not _BARE.search(phrase) for each in _unfolded(phrase)]
+    spaced = [each for phrase in phrases if not _BARE.search(phrase) for each in _expand_choice(phrase)]
     plain = [each for each in spaced if each[0].isascii() or not _LETTER.match(each)]
-    whole = [rf"\b(?:{_sorted(spaced)})\b"] if spaced else []
-    only = rf"\b(?:{_sorted(plain)})\b" if plain else "(?!)"
+    whole = [rf"\b(?:{_build_letter_pattern(spaced)})\b"] if spaced else []
+    only = rf"\b(?:{_build_letter_pattern(plain)})\b" if plain else "(?!)"
     return Phrases(re.compile("|".join(whole + bare)), re.compile(only))
 
 
@@ -97,7 +97,7 @@ IMPERATIVES = (
 _SAYING = "end|start|begin|reply|answer|respond|write|report|format|phrase|cite|sign|speak|keep|use"
 _SAID = "repl(?:y|ies)|answers?|responses?|messages?|numbers?|dates?|times?|measurements?|units?|files?"
 
-RULE = _any(
+RULE = _compile_phrases(
     r"never | always | must | must not | mustn't | under no circumstances | at all times | from now on",
     r"going forward | not allowed | forbidden | prohibited | mandatory | off[- ]limits | strictly",
     r"may (?:only|not|never) | only [^,.;]{1,40} may | only (?:if|when|after|with) [^,.;]{1,40} approv\w+",
@@ -155,7 +155,7 @@ NARRATIVE = re.compile(
     r"\b(?:doesn't|does not|don't|do not|isn't|is not|aren't|are not) [^.,;:!]{0,60}\b(?:that|which|what)\b"
     r"(?![^.]{0,300}[,;:!-] (?:and |so |but |please |you |we )*(?:never|do not|don't|must|always)\b)"
 )
-PREFERENCE = _any(
+PREFERENCE = _compile_phrases(
     r"prefers? | preferred | preference | would rather | i'd rather | my favou?rite | "
     r"i like \w+ (?:better|more)",
     r"(?:i|user|we|customer|client) wants? (?:\w+ ){0,3}(?:answers?|repl(?:y|ies)|responses?|examples?|"
@@ -166,7 +166,7 @@ PREFERENCE = _any(
     r"bevorzug\w+ | am liebsten | lieber | 更喜欢 | 偏好 | 偏爱 | 喜欢 | पसंद | أفضّل | أفضل أن | পছন্দ | ترجیح | "
     r"پسند | 好み | ほうがいい | 方がいい",
 )
-DECISION = _any(
+DECISION = _compile_phrases(
     r"decided | we decide | let's (?:go with|use|stick with) | we'll (?:go with|use) | "
     r"we will (?:go with|use) | i'll go with",
     r"go(?:ing)? with | agreed | settled on | i choose | i chose | approved | we chose | stick with | "
@@ -177,7 +177,7 @@ DECISION = _any(
     r"फैसला | तय किया",
     r"قررنا | قررت | সিদ্ধান্ত | فیصلہ | 決めました | 決定 | にします",
 )
-REQUEST = _any(
+REQUEST = _compile_phrases(
     r"please | pls | can you | could you | would you | will you | i need (?:you )?to | we need to | "
     r"i want (?:you )?to",
     r"i'd like (?:you )?to | i would like (?:you )?to | help me | let's | todo | to do | next step | "
@@ -195,7 +195,7 @@ REQUEST_START = re.compile(
     rf"(?:(?:ok|okay|alright|now|then|so|and|also|just|first|next|yes|no|wait|actually|well|sorry|"
     rf"instead|(?:never ?mind|forget|scrap)[^,.]{0, 40})[,.]? )*(?:{IMPERATIVES})\b(?!:)"
 )
-CORRECTION = _any(
+CORRECTION = _compile_phrases(
     r"instead | no longer | not anymore | any ?more | from now on | actually | "
     r"changed? (?:to|from|my mind) | correction | rather than",
     r"replaces | supersedes | scratch that | i meant | moved to | is now | are now | updated? to | "
@@ -210,7 +210,7 @@ CORRECTION = _any(
     r"بدلا من | بدلاً من",
     r"لم يعد | من الآن فصاعد | এর পরিবর্তে | এখন থেকে | আর নয় | کی بجائے | اب سے | اب نہیں",
 )
-ADDITION = _any(
+ADDITION = _compile_phrases(
     r"also | too | as well | additionally | in addition | another | besides | furthermore | moreover | "
     r"plus | both",
     r"también | además | aussi | également | en plus | também | além disso | тоже | также | кроме того | "
@@ -246,7 +246,7 @@ THANKS = re.compile(
     r"شكرا|شكرًا|ধন্যবাদ|شکریہ)"
 )
 # What an assistant asks a user with where no question mark stands.
-ASKING_BACK = _any(
+ASKING_BACK = _compile_phrases(
     r"please (?:\w+ ){0,2}(?:provide|confirm|tell|share|specify|choose|select|send|give|let|check|clarify|"
     r"enter|pick|paste|upload|verify|double|describe|indicate|reply|answer|advise)\w* | let me know | could you | "
     r"would you | can you | kindly | i(?:'ll)? (?:will )?need (?:your|you to|the|some|a few) | por favor | "
@@ -320,19 +320,19 @@ HYPOTHESIS = re.compile(
 
 # Words in a label, such as "RULE:" or "Mes préférences:", and what they make of what follows.
 LABELS = {
-    Kind.RULE: _any(
+    StatementKind.RULE: _compile_phrases(
         r"rules? | constraints? | requirements? | polic(?:y|ies) | guardrails? | restrictions? | "
         r"important | reglas? | règles? | contraintes?",
         r"regras? | правил[оа] | regeln? | vorgaben? | 规则 | 規則 | 约束 | ルール | 制約 | नियम | قاعدة | قواعد | "
         r"নিয়ম | اصول",
     ),
-    Kind.PREFERENCE: _any(
+    StatementKind.PREFERENCE: _compile_phrases(
         r"prefer\w+ | préférences? | style | 偏好 | 好み | पसंद | تفضيل | পছন্দ | ترجیح | предпочтени\w+ | "
         r"vorlieben?"),
-    Kind.DECISION: _any(
+    StatementKind.DECISION: _compile_phrases(
         r"decisions? | decided | decisión | décision | decisão | решение | entscheidung | 决定 | 決定 | "
         r"निर्णय | قرار | সিদ্ধান্ত | فیصلہ"),
-    Kind.REQUEST: _any(
+    StatementKind.REQUEST: _compile_phrases(
         r"goals? | tasks? | todo | requests? | objectives? | next | tareas? | tâches? | tarefas? | "
         r"задач[аи] | цель | aufgaben? | ziel | 任务 | 目标 | タスク | 目標 | कार्य | مهمة | কাজ | کام"),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from compaction_proxy.core.ledger.named_values import find_named_values
-from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.message import Message, MessageToolCall
 
 # Of one text no more than this is looked at, in characters: its head and its tail.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 24 * 1024, 8 * 1024
@@ -86,7 +86,7 @@ _SHELL = (
 )
 
 
-class Shown(NamedTuple):
+class MessageFact(NamedTuple):
     """Something that one message shows.
 
     Attributes:
@@ -108,7 +108,7 @@ _IN_ORDER = ("read", "created", "modified", "deleted")
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedFact:
     """Something seen in what tools and the assistant said.
 
     Attributes:
@@ -126,20 +126,20 @@ class Observed:
     name: str = ""
 
 
-def looked_at(text: str) -> str:
+def take_head_and_tail(text: str) -> str:
     """Head and tail of a text that is too long to be read whole."""
     if len(text) <= HEAD_CHARACTERS + TAIL_CHARACTERS:
         return text
     return f"{text[:HEAD_CHARACTERS]}\n{text[-TAIL_CHARACTERS:]}"
 
 
-def one_line(text: str, characters: int) -> str:
+def to_one_line(text: str, characters: int) -> str:
     """The beginning of a text as one line that hides nothing and opens no template."""
     seen = _UNSEEN.sub(" ", text[: 2 * characters]).replace("<|", "< |").replace("|>", "| >")
     return " ".join(seen.split())[:characters]
 
 
-def _shell_paths(command: str) -> Iterator[tuple[str, str]]:
+def _iter_shell_paths(command: str) -> Iterator[tuple[str, str]]:
     for deed, pattern in _SHELL:
         for found in pattern.finditer(command):
             path = next(filter(None, found.groups()))
@@ -147,7 +147,7 @@ def _shell_paths(command: str) -> Iterator[tuple[str, str]]:
                 yield deed, path
 
 
-def _call_paths(call: Call, arguments: str) -> Iterator[tuple[str, str]]:
+def _iter_call_paths(call: MessageToolCall, arguments: str) -> Iterator[tuple[str, str]]:
     sub = _SUBCOMMAND.search(arguments)
     name = sub.group(1) if sub else call.name.lower()
     deed = next((deed for deed, pattern in _DEEDS if pattern.search(name)), None)
@@ -158,57 +158,59 @@ def _call_paths(call: Call, arguments: str) -> Iterator[tuple[str, str]]:
         yield {"Add": "created", "Update": "modified", "Delete": "deleted"}[done], path
 
 
-def _called(call: Call) -> Iterator[Shown]:
+def _iter_call_facts(call: MessageToolCall) -> Iterator[MessageFact]:
     """What a call shows: kind, text, deed."""
-    yield from (Shown("path", path, deed) for deed, path in _call_paths(call, call.arguments))
+    yield from (MessageFact("path", path, deed) for deed, path in _iter_call_paths(call, call.arguments))
     for found in _COMMAND_KEY.finditer(call.arguments):
         command = found.group(1).replace("\\n", "\n").replace('\\"', '"')
         if _SUBCOMMAND.match(f'"command":"{command}"'):
             continue
-        yield Shown("command", command.strip().partition("\n")[0][:COMMAND_CHARACTERS])
-        yield from (Shown("path", path, deed) for deed, path in _shell_paths(command))
+        yield MessageFact("command", command.strip().partition("\n")[0][:COMMAND_CHARACTERS])
+        yield from (MessageFact("path", path, deed) for deed, path in _iter_shell_paths(command))
 
 
 def find_error(text: str) -> str:
     """Returns the first line of a text that reports an error, from where it does; "" for none."""
-    found = next((each for each in _errors(text) if each.kind == "error"), None)
+    found = next((each for each in _iter_errors(text) if each.kind == "error"), None)
     return found.text if found else ""
 
 
-def _errors(text: str) -> Iterator[Shown]:
+def _iter_errors(text: str) -> Iterator[MessageFact]:
     signs = [sign for sign in _ERROR_SIGNS if sign in text]
     shown = 0
     for line in text.splitlines() if signs else ():
         if not any(sign in line for sign in signs):
             continue
         if found := _ERROR.search(line, 0, LINE_CHARACTERS):
-            yield Shown("error", one_line(line[found.start() :], ERROR_CHARACTERS))
+            yield MessageFact("error", to_one_line(line[found.start() :], ERROR_CHARACTERS))
             shown += 1
         if shown == ERRORS_A_MESSAGE:
             break
     lower = text.lower()
     may_exit = not text.isascii() or "exit" in lower or "return" in lower
     if may_exit and (code := _EXIT.search(text)) and code.group(1) != "0":
-        yield Shown("exit", f"exit code {code.group(1)}")
+        yield MessageFact("exit", f"exit code {code.group(1)}")
 
 
-def shown(message: Message) -> tuple[Shown, ...]:
+def list_message_facts(message: Message) -> tuple[MessageFact, ...]:
     """What one message shows, in order."""
-    text = looked_at(message.text)
+    text = take_head_and_tail(message.text)
     found = [
-        each for call in message.calls for each in _called(replace(call, arguments=looked_at(call.arguments)))
+        each
+        for call in message.calls
+        for each in _iter_call_facts(replace(call, arguments=take_head_and_tail(call.arguments)))
     ]
     if message.answers or message.role in {"tool", "function"}:
-        found += _errors(text)
+        found += _iter_errors(text)
     lines = "\n".join(line[:LINE_CHARACTERS] for line in text.splitlines())
     exact = (value for value in find_named_values(lines, _OBSERVED) if len(value.text) > 2)
     found += [
-        Shown(kind, said, "", one_line(name, NAME_CHARACTERS), thing)
+        MessageFact(kind, said, "", to_one_line(name, NAME_CHARACTERS), thing)
         for kind, said, name, thing in islice(exact, VALUES_A_MESSAGE)
     ]
     limits = {"error": ERROR_CHARACTERS, "command": COMMAND_CHARACTERS}
     return tuple(
-        each._replace(text=one_line(each.text, limits.get(each.kind, VALUE_CHARACTERS))) for each in found
+        each._replace(text=to_one_line(each.text, limits.get(each.kind, VALUE_CHARACTERS))) for each in found
     )
 
 
@@ -222,11 +224,11 @@ class _Sighting:
     things: frozenset[str]
 
 
-def observed(
+def collect_facts(
     messages: Sequence[Message],
     covered: Collection[int],
-    shown: Callable[[Message], tuple[Shown, ...]] = shown,
-) -> tuple[Observed, ...]:
+    fact_reader: Callable[[Message], tuple[MessageFact, ...]] = list_message_facts,
+) -> tuple[ObservedFact, ...]:
     """What the covered messages of tools and of the assistant show, each thing once, newest last.
 
     Where a thing has a newer value of a name, the older one is left out. `shown` may be a memory of the
@@ -236,9 +238,9 @@ def observed(
     newest: dict[str, tuple[int, tuple[str, str]]] = {}
     for at in sorted(covered):
         message = messages[at]
-        if message.privileged or (message.role == "user" and not message.answers):
+        if message.is_privileged or (message.role == "user" and not message.answers):
             continue
-        for kind, text, deed, name, thing in shown(message):
+        for kind, text, deed, name, thing in fact_reader(message):
             key = kind, text
             if thing:
                 before, old = newest.get(thing, (at, key))
@@ -250,7 +252,7 @@ def observed(
             things = (seen.things if seen else frozenset[str]()) | {thing}
             found[key] = _Sighting(at, deeds, (seen.name if seen else "") or name, things)
     return tuple(
-        Observed(kind, text, seen.at, tuple(each for each in _IN_ORDER if each in seen.deeds), seen.name)
+        ObservedFact(kind, text, seen.at, tuple(each for each in _IN_ORDER if each in seen.deeds), seen.name)
         for (kind, text), seen in found.items()
         if text
     )

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from compaction_proxy.core.ledger import cues
-from compaction_proxy.core.ledger.actions import Action, describe_argument, describe_briefly, read_action
+from compaction_proxy.core.ledger.actions import Action, describe_action, describe_argument, read_action
 from compaction_proxy.core.ledger.client_forms import find_user_messages
-from compaction_proxy.core.ledger.cues import Kind
-from compaction_proxy.core.ledger.facts import one_line
-from compaction_proxy.core.ledger.statements import Statement, folded, statements
-from compaction_proxy.core.message import Call, Message
-from compaction_proxy.core.sanitize import defanged, visible
-from compaction_proxy.core.summary.injection import orders
+from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.facts import to_one_line
+from compaction_proxy.core.ledger.statements import Statement, fold_text, read_statements
+from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
+from compaction_proxy.core.summary.injection import is_order
 
 # Requests that wait at once, the newest; keeps time linear.
 MAX_WAITING = 64
@@ -60,7 +60,7 @@ _MARKUP = re.compile(r"^[ \t]*[#>]+[ \t]|[*`]+", re.MULTILINE)
 _EMPHASIS = re.compile(r"(?<!\w)_([^\s_][^_\n]*)_(?!\w)")
 
 
-class RequestState(StrEnum):
+class StatementStatus(StrEnum):
     """How far a request has come; `TOLD` is a statement that asks for nothing."""
 
     OPEN = "open"
@@ -126,7 +126,7 @@ class LastStep:
     def describe(self) -> str:
         """Returns the step as one line."""
         intent = self.intent.rstrip(" .:。")
-        return ": ".join(filter(None, [intent, describe_briefly(self.action)]))
+        return ": ".join(filter(None, [intent, describe_action(self.action)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Frontier:
         intents: What the assistant said with its calls, by index of the message.
     """
 
-    states: Mapping[tuple[int, str], RequestState] = field(default_factory=dict)
+    states: Mapping[tuple[int, str], StatementStatus] = field(default_factory=dict)
     outcomes: Mapping[tuple[int, str], str] = field(default_factory=dict)
     loose_ends: tuple[LooseEnd, ...] = ()
     actions: tuple[tuple[int, Action], ...] = ()
@@ -154,7 +154,7 @@ class Frontier:
         return LastStep(*found, self.intents.get(found[0], "")) if found else None
 
 
-Act = Callable[[Call, str | None], Action]
+ActionReader = Callable[[MessageToolCall, str | None], Action]
 
 
 def _split_ends(text: str) -> list[str]:
@@ -174,10 +174,10 @@ def _strip_markup(text: str) -> str:
     return " ".join(_EMPHASIS.sub(r"\1", _MARKUP.sub("", text)).split())
 
 
-def quote(text: str) -> str:
+def quote_sentence(text: str) -> str:
     """Returns a sentence as one harmless line; "" for one that orders something."""
-    said = _strip_markup(visible(text[: 4 * QUOTED_CHARACTERS]))
-    return "" if not said or orders(said) else defanged(one_line(said, QUOTED_CHARACTERS))
+    said = _strip_markup(remove_invisible(text[: 4 * QUOTED_CHARACTERS]))
+    return "" if not said or is_order(said) else sanitize_text(to_one_line(said, QUOTED_CHARACTERS))
 
 
 def read_reply(text: str) -> ReplyReading:
@@ -186,51 +186,59 @@ def read_reply(text: str) -> ReplyReading:
     last = pieces[-LAST_SENTENCES:]
     asking = [each for each in last if _is_asking(each)]
     question = asking[-1] if asking else ""
-    asked = _list_subjects(statements("\n".join(asking)))
+    asked = _list_subjects(read_statements("\n".join(asking)))
     promises = [each for each in last if each not in asking and _is_promise(each)]
-    told = [each for each in pieces if each not in asking and len(each) >= LEAST_RESULT and not is_idle(each)]
+    told = [
+        each
+        for each in pieces
+        if each not in asking and len(each) >= LEAST_RESULT and not is_pleasantry(each)
+    ]
     facts = (each for each in told if not (_is_promise(each) or each.endswith(":") or _CODE.search(each)))
-    result = next((line for each in facts if (line := quote(each))), "")
+    result = next((line for each in facts if (line := quote_sentence(each))), "")
     substance = sum(map(len, told)) >= SUBSTANCE_CHARACTERS
-    about = _list_subjects(statements("\n".join(pieces))) if asking and substance else asked
-    promise = quote(promises[-1]) if promises else ""
-    ended = quote(pieces[-1]) if pieces else ""
-    return ReplyReading(bool(asking), quote(question), promise, result, ended, asked, about, substance)
+    about = _list_subjects(read_statements("\n".join(pieces))) if asking and substance else asked
+    promise = quote_sentence(promises[-1]) if promises else ""
+    ended = quote_sentence(pieces[-1]) if pieces else ""
+    return ReplyReading(
+        bool(asking), quote_sentence(question), promise, result, ended, asked, about, substance
+    )
 
 
-def _list_subjects(said: Sequence[Statement]) -> frozenset[str]:
+def _list_subjects(statements: Sequence[Statement]) -> frozenset[str]:
     """What statements are about: stems, and exact values."""
-    return frozenset(word for each in said for word in (*each.words, *(value for _, value in each.values)))
+    return frozenset(
+        word for each in statements for word in (*each.words, *(value for _, value in each.values))
+    )
 
 
 def _is_asking(sentence: str) -> bool:
-    plain = folded(sentence)
+    plain = fold_text(sentence)
     if cues.OFFER.search(plain):
         return False
     return _ASKING.search(sentence) is not None or cues.ASKING_BACK.search(plain) is not None
 
 
 def _is_promise(sentence: str) -> bool:
-    plain = folded(sentence)
+    plain = fold_text(sentence)
     return cues.PROMISE.match(plain) is not None and not cues.OFFER.search(plain)
 
 
-def is_idle(sentence: str) -> bool:
+def is_pleasantry(sentence: str) -> bool:
     """Whether a sentence only thanks, or offers help."""
-    plain = folded(sentence)
+    plain = fold_text(sentence)
     return cues.OFFER.search(plain) is not None or cues.THANKS.match(plain) is not None
 
 
-def is_thanks(text: str, said: Sequence[Statement]) -> bool:
+def is_thanks(text: str, statements: Sequence[Statement]) -> bool:
     """Whether a user's message ends an exchange: it thanks or agrees, and asks for nothing."""
-    short = len(text) <= THANKS_CHARACTERS and cues.THANKS.match(folded(text)) is not None
-    asks = (each for each in said if each.question or each.kind is Kind.REQUEST)
-    return short and all(is_idle(each.text) for each in asks)
+    short = len(text) <= THANKS_CHARACTERS and cues.THANKS.match(fold_text(text)) is not None
+    asks = (each for each in statements if each.question or each.kind is StatementKind.REQUEST)
+    return short and all(is_pleasantry(each.text) for each in asks)
 
 
 def _is_approval(text: str) -> bool:
     """Whether a user's message only has the assistant carry out what it proposed."""
-    return len(text) <= APPROVAL_CHARACTERS and cues.APPROVAL.match(folded(text)) is not None
+    return len(text) <= APPROVAL_CHARACTERS and cues.APPROVAL.match(fold_text(text)) is not None
 
 
 def _is_failure_report(text: str) -> bool:
@@ -240,24 +248,28 @@ def _is_failure_report(text: str) -> bool:
         if len(text) <= 2 * REPLY_CHARACTERS
         else f"{text[:REPLY_CHARACTERS]}\n{text[-REPLY_CHARACTERS:]}"
     )
-    return cues.FAILURE_REPORT.search(folded(ends)) is not None
+    return cues.FAILURE_REPORT.search(fold_text(ends)) is not None
 
 
-def _is_request(each: Statement, said: Sequence[Statement], *, answers: bool) -> bool:
+def _is_request(each: Statement, statements: Sequence[Statement], *, answers: bool) -> bool:
     """Whether a statement asks for something: by its words, or since the whole message does nothing else.
 
     Args:
         each: The statement.
-        said: All statements of its message.
+        statements: All statements of its message.
         answers: Whether the message answers a question, or thanks.
     """
-    if each.label or is_idle(each.text) or _TYPED.match(each.folded):
+    if each.label or is_pleasantry(each.text) or _TYPED.match(each.folded):
         return False
-    if each.kind is Kind.REQUEST or (each.question and each.kind is None):
+    if each.kind is StatementKind.REQUEST or (each.question and each.kind is None):
         return True
     if each.kind is None and cues.WISH.search(each.folded):
         return True
-    return each.kind is None and not answers and not any(other.kind is Kind.REQUEST for other in said)
+    return (
+        each.kind is None
+        and not answers
+        and not any(other.kind is StatementKind.REQUEST for other in statements)
+    )
 
 
 def _is_about(words: frozenset[str], request: frozenset[str]) -> bool:
@@ -308,7 +320,7 @@ class _FrontierReader:
     """Reads the turns of a conversation in order."""
 
     def __init__(self) -> None:
-        self.states: dict[tuple[int, str], RequestState] = {}
+        self.states: dict[tuple[int, str], StatementStatus] = {}
         self.outcomes: dict[tuple[int, str], str] = {}
         self.waiting: list[_OpenRequest] = []
         self.answered: list[_OpenRequest] = []
@@ -319,100 +331,107 @@ class _FrontierReader:
         self.turn = -1
         self.done: list[tuple[int, Action]] = []
 
-    def read_user(self, turn: int, text: str, said: Sequence[Statement]) -> None:
+    def read_user(self, turn: int, text: str, statements: Sequence[Statement]) -> None:
         """Take in a message of a user: it settles what was asked before, and may ask for more."""
         if self.before is not None:
-            reports, words = _is_failure_report(text), _list_subjects(said)
+            reports, words = _is_failure_report(text), _list_subjects(statements)
             failed = self._find_answered(turn, words) if reports else []
             is_elsewhere = bool(failed) and not any(_is_about(words, each.about) for each in self.waiting)
-            if not reports or is_elsewhere or is_thanks(text, said):
-                self._settle(text, said, self.before)
-            self._reopen(failed)
+            if not reports or is_elsewhere or is_thanks(text, statements):
+                self._settle_requests(text, statements, self.before)
+            self._reopen_requests(failed)
         asks = self.before is not None and self.before.reply is not None and self.before.reply.asks
-        answers = asks or is_thanks(text, said)
-        about = _list_subjects(said)
-        printed = self._find_printed(said)
+        answers = asks or is_thanks(text, statements)
+        about = _list_subjects(statements)
+        printed = self._find_printed(statements)
         asked = {
             number
-            for number, each in enumerate(said)
-            if each.text not in printed and _is_request(each, said, answers=answers)
+            for number, each in enumerate(statements)
+            if each.text not in printed and _is_request(each, statements, answers=answers)
         }
-        for number, each in enumerate(said):
+        for number, each in enumerate(statements):
             if number in asked or (number + 1 in asked and _is_reason(each)):
                 own = _list_subjects([each])
                 self.waiting.append(_OpenRequest(turn, each, own if len(own) > SHARED_WORDS else about))
             elif not each.label:
-                self.states[turn, each.text] = RequestState.TOLD
-        self._leave(self.waiting[:-MAX_WAITING])
-        self._leave([each for each in self.waiting if turn - each.turn > WAITING_TURNS])
+                self.states[turn, each.text] = StatementStatus.TOLD
+        self._mark_unknown(self.waiting[:-MAX_WAITING])
+        self._mark_unknown([each for each in self.waiting if turn - each.turn > WAITING_TURNS])
 
-    def read_turn(self, turn: int, follows: _TurnWork) -> None:
+    def read_turn(self, turn: int, work: _TurnWork) -> None:
         """Take in what followed."""
-        self.before, self.turn = follows, turn
-        for at, action in follows.actions:
+        self.before, self.turn = work, turn
+        for at, action in work.actions:
             failure = _find_failure_key(action)
             if action.has_failed:
                 self.failed[failure] = turn, at, action
             elif action.has_result:
                 self.failed.pop(failure, None)
-        self.done += [each for each in follows.actions if each[1].is_write and not each[1].has_failed]
-        if follows.actions:
+        self.done += [each for each in work.actions if each[1].is_write and not each[1].has_failed]
+        if work.actions:
             self.promised = None
-        if follows.reply is not None and follows.reply.promise:
-            self.promised = turn, follows.at, follows.reply.promise
+        if work.reply is not None and work.reply.promise:
+            self.promised = turn, work.at, work.reply.promise
         for key in [key for key, (then, _, _) in self.failed.items() if turn - then >= LASTING_TURNS]:
             del self.failed[key]
         if self.promised and turn - self.promised[0] >= LASTING_TURNS:
             self.promised = None
 
-    def _settle(self, text: str, said: Sequence[Statement], before: _TurnWork) -> None:
+    def _settle_requests(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
         """What the reply before a message of the user has answered, now that the user went on."""
-        reply = before.reply
-        if is_thanks(text, said):
-            self._answer(self.waiting, reply)
+        reply = work.reply
+        if is_thanks(text, statements):
+            self._mark_answered(self.waiting, reply)
             self._forget_failures()
             return
         if reply is None:
             return
         if not reply.asks:
-            self._settle_told(text, said, before)
+            self._settle_answered(text, statements, work)
             return
-        if self._has_written(before):
-            self._answer([each for each in self.waiting if not each.said.words & reply.asked], reply)
+        if self._has_written(work):
+            self._mark_answered([each for each in self.waiting if not each.said.words & reply.asked], reply)
             return
-        goes_on = any(each.kind is Kind.REQUEST for each in said) and not _list_subjects(said) & reply.words
+        goes_on = (
+            any(each.kind is StatementKind.REQUEST for each in statements)
+            and not _list_subjects(statements) & reply.words
+        )
         if reply.has_substance and goes_on and not self.failed:
-            self._leave(self.waiting)
+            self._mark_unknown(self.waiting)
 
-    def _settle_told(self, text: str, said: Sequence[Statement], before: _TurnWork) -> None:
+    def _settle_answered(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
         """What a reply without a question has answered."""
-        if self._has_written(before):
-            self._answer(self.waiting, before.reply)
+        if self._has_written(work):
+            self._mark_answered(self.waiting, work.reply)
         elif any(then == self.turn for then, _, _ in self.failed.values()):
-            asks_again = any(each.question or each.kind is Kind.REQUEST for each in said)
-            self._leave([each for each in self.waiting if asks_again and each.turn < self.turn])
+            asks_again = any(each.question or each.kind is StatementKind.REQUEST for each in statements)
+            self._mark_unknown([each for each in self.waiting if asks_again and each.turn < self.turn])
         elif not _is_approval(text):
-            self._answer(self.waiting, before.reply)
+            self._mark_answered(self.waiting, work.reply)
 
     @staticmethod
-    def _has_written(turn: _TurnWork) -> bool:
+    def _has_written(work: _TurnWork) -> bool:
         return any(
-            action.is_write and not action.has_failed and action.has_result for _, action in turn.actions
+            action.is_write and not action.has_failed and action.has_result for _, action in work.actions
         )
 
-    def _answer(self, requests: Sequence[_OpenRequest], reply: ReplyReading | None) -> None:
+    def _mark_answered(self, requests: Sequence[_OpenRequest], reply: ReplyReading | None) -> None:
         told = self._tell_outcome(reply)
         for each in requests:
-            self.states[each.key] = RequestState.ANSWERED
+            self.states[each.key] = StatementStatus.ANSWERED
             if told:
                 self.outcomes[each.key] = told
         self.answered = [*self.answered, *requests][-MAX_WAITING:]
-        self._drop(requests)
+        self._drop_requests(requests)
         self.done.clear()
 
-    def _find_printed(self, said: Sequence[Statement]) -> frozenset[str]:
+    def _find_printed(self, statements: Sequence[Statement]) -> frozenset[str]:
         """Lines that a program prints into a user's messages: they stand in many, each time among others."""
-        texts = frozenset(each.text for each in said) if len(said) >= PRINTED_STATEMENTS else frozenset()
+        texts = (
+            frozenset(each.text for each in statements)
+            if len(statements) >= PRINTED_STATEMENTS
+            else frozenset()
+        )
         self.times.update(texts)
         return frozenset(text for text in texts if self.times[text] >= PRINTED_TIMES)
 
@@ -422,7 +441,7 @@ class _FrontierReader:
         recent = (each for each in self.answered if turn - each.turn < turns)
         return [each for each in recent if _is_about(words, each.about)]
 
-    def _reopen(self, requests: Sequence[_OpenRequest]) -> None:
+    def _reopen_requests(self, requests: Sequence[_OpenRequest]) -> None:
         """Take what was answered for unanswered again."""
         for each in requests:
             self.states.pop(each.key, None)
@@ -430,12 +449,12 @@ class _FrontierReader:
         self.answered = [each for each in self.answered if each not in requests]
         self.waiting = sorted([*self.waiting, *requests], key=lambda each: each.turn)
 
-    def _leave(self, requests: Sequence[_OpenRequest]) -> None:
+    def _mark_unknown(self, requests: Sequence[_OpenRequest]) -> None:
         for each in requests:
-            self.states[each.key] = RequestState.UNKNOWN
-        self._drop(requests)
+            self.states[each.key] = StatementStatus.UNKNOWN
+        self._drop_requests(requests)
 
-    def _drop(self, requests: Sequence[_OpenRequest]) -> None:
+    def _drop_requests(self, requests: Sequence[_OpenRequest]) -> None:
         gone = {each.key for each in requests}
         self.waiting = [each for each in self.waiting if each.key not in gone]
 
@@ -447,7 +466,7 @@ class _FrontierReader:
         """What came of what was asked: the newest calls that changed something, else what the reply says."""
         tools = dict.fromkeys(_name_call(action) for _, action in self.done[-3:])
         if tools:
-            return one_line("done: " + ", ".join(tools), QUOTED_CHARACTERS)
+            return to_one_line("done: " + ", ".join(tools), QUOTED_CHARACTERS)
         return reply.result if reply is not None else ""
 
     def find_loose_ends(self) -> Iterator[LooseEnd]:
@@ -488,11 +507,15 @@ def _is_cut_off(text: str) -> bool:
 
 
 def _read_work(
-    messages: Sequence[Message], start: int, stop: int, act: Act, replied: Callable[[str], ReplyReading]
+    messages: Sequence[Message],
+    start: int,
+    stop: int,
+    action_reader: ActionReader,
+    reply_reader: Callable[[str], ReplyReading],
 ) -> _TurnWork:
     """What stands between two messages of users."""
     found = _TurnWork()
-    made: dict[str, tuple[int, Call]] = {}
+    made: dict[str, tuple[int, MessageToolCall]] = {}
     ended = False
     for at in range(start, stop):
         message = messages[at]
@@ -500,14 +523,14 @@ def _read_work(
             for answer in message.answers:
                 if answer in made:
                     where, call = made.pop(answer)
-                    found.actions.append((where, act(call, message.text)))
+                    found.actions.append((where, action_reader(call, message.text)))
             ended = False
         elif message.role == "assistant":
             made.update((call.id, (at, call)) for call in message.calls if call.name.lower() not in THOUGHTS)
             ended = not message.calls and bool(message.text.strip()) and not _is_cut_off(message.text)
             if ended:
-                found.reply, found.at = replied(message.text), at
-    found.actions += [(at, act(call, None)) for at, call in made.values()]
+                found.reply, found.at = reply_reader(message.text), at
+    found.actions += [(at, action_reader(call, None)) for at, call in made.values()]
     if not ended:
         found.reply = None
     return found
@@ -515,29 +538,29 @@ def _read_work(
 
 def read_frontier(
     messages: Sequence[Message],
-    said: Callable[[str], tuple[Statement, ...]] = statements,
-    act: Act = read_action,
-    replied: Callable[[str], ReplyReading] = read_reply,
+    statement_reader: Callable[[str], tuple[Statement, ...]] = read_statements,
+    action_reader: ActionReader = read_action,
+    reply_reader: Callable[[str], ReplyReading] = read_reply,
 ) -> Frontier:
     """Returns where a conversation stands.
 
     Args:
         messages: All non-privileged messages of a request; an index is a position among them.
-        said: What a user's text states; `core.ledger.statements.statements`, or a memory of it.
-        act: What a call did; `core.ledger.actions.read_action`, or a memory of it.
-        replied: What a reply says; `read_reply`, or a memory of it.
+        statement_reader: What a user's text states; `core.ledger.statements.statements`, or a memory of it.
+        action_reader: What a call did; `core.ledger.actions.read_action`, or a memory of it.
+        reply_reader: What a reply says; `read_reply`, or a memory of it.
     """
     users = list(find_user_messages(messages))
     reader = _FrontierReader()
     actions: list[tuple[int, Action]] = []
     for turn, (at, stop) in enumerate(zip([-1, *users], [*users, len(messages)], strict=True), -1):
         if turn >= 0:
-            reader.read_user(turn, messages[at].text, said(messages[at].text))
-        follows = _read_work(messages, at + 1, stop, act, replied)
+            reader.read_user(turn, messages[at].text, statement_reader(messages[at].text))
+        follows = _read_work(messages, at + 1, stop, action_reader, reply_reader)
         actions += follows.actions
         reader.read_turn(turn, follows)
     for each in reader.waiting:
-        reader.states[each.key] = RequestState.OPEN
+        reader.states[each.key] = StatementStatus.OPEN
     spoken = ((at, each.text) for at, each in enumerate(messages) if each.calls and each.text.strip())
-    intents = {at: replied(text).last for at, text in spoken}
+    intents = {at: reply_reader(text).last for at, text in spoken}
     return Frontier(reader.states, reader.outcomes, tuple(reader.find_loose_ends()), tuple(actions), intents)

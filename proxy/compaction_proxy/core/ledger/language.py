@@ -117,7 +117,7 @@ _USERS = Counter(word for words in _WORDS.values() for word in set(words.split()
 _WEIGHTS = {name: {word: 1 / _USERS[word] for word in words.split()} for name, words in _WORDS.items()}
 
 
-def language(texts: Iterable[str]) -> str:
+def detect_language(texts: Iterable[str]) -> str:
     """English name of the language of these texts, such as "German"; empty if it is not sure.
 
     Code, paths and addresses do not count. Reads a bounded part, whatever it is given.
@@ -129,10 +129,10 @@ def language(texts: Iterable[str]) -> str:
         if left <= 0:
             break
     prose = _CODE.sub(" ", "\n".join(read))
-    return _by_script(prose) or _by_words(prose)
+    return _detect_by_script(prose) or _detect_by_words(prose)
 
 
-def _by_script(text: str) -> str:
+def _detect_by_script(text: str) -> str:
     counts = Counter({name: len(pattern.findall(text)) for name, pattern in _SCRIPTS.items()})
     letters = counts.total()
     if counts["kana"] + counts["han"] and counts["kana"] + counts["han"] >= SCRIPT_SHARE * letters:
@@ -148,7 +148,7 @@ def _by_script(text: str) -> str:
     return {"devanagari": "Hindi"}.get(found, found)
 
 
-def _by_words(text: str) -> str:
+def _detect_by_words(text: str) -> str:
     words = [word.lower().replace("\u2019", "'") for word in _WORD.findall(text)]
     counted = Counter(words)
     scores = sorted(

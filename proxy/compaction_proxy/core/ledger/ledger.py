@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from compaction_proxy.core.ledger.actions import DONE, describe_actions, describe_briefly
-from compaction_proxy.core.ledger.active import Outdated, Spoken, Standing
-from compaction_proxy.core.ledger.cues import Kind
-from compaction_proxy.core.ledger.facts import Observed, Shown, observed, shown
-from compaction_proxy.core.ledger.frontier import Frontier, RequestState, read_frontier
+from compaction_proxy.core.ledger.actions import DONE, describe_action, describe_actions
+from compaction_proxy.core.ledger.active import ActiveStatements, SupersededStatements, UserStatement
+from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.facts import MessageFact, ObservedFact, collect_facts, list_message_facts
+from compaction_proxy.core.ledger.frontier import Frontier, StatementStatus, read_frontier
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.sanitize import defanged, unframed
-from compaction_proxy.core.summary.injection import orders
+from compaction_proxy.core.sanitize import escape_frames, sanitize_text
+from compaction_proxy.core.summary.injection import is_order
 
 # Requests, which may be many, leave the rest of the budget to what the user decided, prefers and told.
 REQUEST_SHARE = 0.4
@@ -32,11 +32,11 @@ ANSWERED_SHARE = 0.25
 OBSERVED_CHARACTERS = len("- : \n")
 
 _HEADINGS = {
-    Kind.RULE: "Rules of the user:",
-    Kind.REQUEST: "Open requests:",
-    Kind.DECISION: "Decisions and preferences:",
-    Kind.PREFERENCE: "Decisions and preferences:",
-    Kind.FACT: "Told by the user:",
+    StatementKind.RULE: "Rules of the user:",
+    StatementKind.REQUEST: "Open requests:",
+    StatementKind.DECISION: "Decisions and preferences:",
+    StatementKind.PREFERENCE: "Decisions and preferences:",
+    StatementKind.FACT: "Told by the user:",
 }
 _LABEL = re.compile(r"[^:.!?\n，。：]{1,41}[:：]\s*")  # noqa: RUF001 - punctuation of many scripts
 _TEXTS = "Also said by the user:"
@@ -52,7 +52,7 @@ _ORIGIN = re.compile(r" \[m_[0-9a-f]+\]\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One thing that the user said and that is to be gone by.
 
     Attributes:
@@ -63,7 +63,7 @@ class Entry:
         labelled: The user named its kind, such as in "RULE: …".
     """
 
-    kind: Kind
+    kind: StatementKind
     text: str
     origin: str
     at: int
@@ -80,7 +80,7 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressNote:
     """Something that was done, came of a request or is left open; data, never an instruction.
 
     Attributes:
@@ -107,27 +107,27 @@ class Ledger:
         progress: What was done and what is left open, by weight, each kind newest first.
     """
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LedgerEntry, ...] = ()
     texts: tuple[Remark, ...] = ()
-    facts: tuple[Observed, ...] = ()
-    progress: tuple[Progress, ...] = ()
+    facts: tuple[ObservedFact, ...] = ()
+    progress: tuple[ProgressNote, ...] = ()
 
 
 @dataclass(slots=True)
-class _Page:
+class _LedgerPage:
     """Lines under headings, as long as there is room; sizes in characters."""
 
     room: int
     lines: dict[str, dict[tuple[int, int], str]] = field(default_factory=dict)
 
-    def cost(self, heading: str, line: str) -> int:
+    def measure_cost(self, heading: str, line: str) -> int:
         return len(line) + 1 + (0 if heading in self.lines else len(heading) + 2)
 
     def put(self, heading: str, place: tuple[int, int], line: str) -> None:
-        self.room -= self.cost(heading, line)
+        self.room -= self.measure_cost(heading, line)
         self.lines.setdefault(heading, {})[place] = line
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """The page, what is data last."""
         return "\n\n".join(
             "\n".join([heading, *(held[place] for place in sorted(held))])
@@ -135,32 +135,32 @@ class _Page:
         )
 
 
-def flat(text: str) -> str:
+def flatten_text(text: str) -> str:
     """What a user said, as it is rendered: on one line, and unable to end the record that it stands in."""
-    return unframed(" ".join(text.split()))
+    return escape_frames(" ".join(text.split()))
 
 
-def _line(text: str, origin: str) -> str:
-    return f"- {flat(text)} [{origin}]" if origin else f"- {flat(text)}"
+def _format_line(text: str, origin: str) -> str:
+    return f"- {flatten_text(text)} [{origin}]" if origin else f"- {flatten_text(text)}"
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class _LedgerItem:
     """What one message says of one kind, as one line."""
 
-    kind: Kind
+    kind: StatementKind
     place: tuple[int, int]
     text: str
     origin: str
     labelled: bool
 
 
-def _grouped(ledger: Ledger, kinds: frozenset[Kind]) -> list[_Item]:
-    found: list[_Item] = []
+def _group_entries(ledger: Ledger, kinds: frozenset[StatementKind]) -> list[_LedgerItem]:
+    found: list[_LedgerItem] = []
     for number, entry in enumerate(ledger.entries):
         if entry.kind not in kinds:
             continue
-        item = _Item(entry.kind, (entry.at, number), entry.text, entry.origin, entry.labelled)
+        item = _LedgerItem(entry.kind, (entry.at, number), entry.text, entry.origin, entry.labelled)
         if found and found[-1].place[0] == entry.at >= 0 and found[-1].kind is entry.kind:
             last = found.pop()
             text = f"{last.text} {entry.text}"
@@ -170,99 +170,101 @@ def _grouped(ledger: Ledger, kinds: frozenset[Kind]) -> list[_Item]:
 
 
 _GROUPS = (
-    frozenset({Kind.RULE}),
-    frozenset({Kind.REQUEST}),
-    frozenset({Kind.DECISION, Kind.PREFERENCE}),
-    frozenset({Kind.FACT}),
+    frozenset({StatementKind.RULE}),
+    frozenset({StatementKind.REQUEST}),
+    frozenset({StatementKind.DECISION, StatementKind.PREFERENCE}),
+    frozenset({StatementKind.FACT}),
 )
 
 
-def _placed(item: _Item, *, tight: bool) -> tuple[str, str]:
+def _format_item(item: _LedgerItem, *, tight: bool) -> tuple[str, str]:
     """Heading and line of an item; where room is short a label heads all that it stands before.
 
     Rules keep theirs: whoever looks for a rule finds its very words.
     """
     if not tight:
-        return _HEADINGS[item.kind], _line(item.text, item.origin)
-    label = _LABEL.match(item.text) if item.labelled and item.kind is not Kind.RULE else None
+        return _HEADINGS[item.kind], _format_line(item.text, item.origin)
+    label = _LABEL.match(item.text) if item.labelled and item.kind is not StatementKind.RULE else None
     if label is None:
-        return _HEADINGS[item.kind], _line(item.text, "")
-    return label.group().strip(), _line(item.text[label.end() :], "")
+        return _HEADINGS[item.kind], _format_line(item.text, "")
+    return label.group().strip(), _format_line(item.text[label.end() :], "")
 
 
-def _entries(ledger: Ledger, room: int, *, tight: bool) -> tuple[_Page, bool]:
+def _fill_entries(ledger: Ledger, room: int, *, tight: bool) -> tuple[_LedgerPage, bool]:
     """The page with the entries on it, and whether all of them have found room."""
-    page, late, whole, wanted = _Page(room), [], True, 0
+    page, late, whole, wanted = _LedgerPage(room), [], True, 0
     for kinds in _GROUPS:
         # Named by the user before guessed, newer before older.
-        items = sorted(_grouped(ledger, kinds), key=lambda item: (item.labelled, item.place), reverse=True)
-        share = page.room * REQUEST_SHARE if Kind.REQUEST in kinds else page.room
-        newest = items[0] if Kind.REQUEST in kinds and items else None
+        items = sorted(
+            _group_entries(ledger, kinds), key=lambda item: (item.labelled, item.place), reverse=True
+        )
+        share = page.room * REQUEST_SHARE if StatementKind.REQUEST in kinds else page.room
+        newest = items[0] if StatementKind.REQUEST in kinds and items else None
         for item in items:
-            heading, line = _placed(item, tight=tight)
-            cost = page.cost(heading, line)
+            heading, line = _format_item(item, tight=tight)
+            cost = page.measure_cost(heading, line)
             wanted += len(line)
             if wanted > room and not tight:
                 return page, False
             most = page.room if item.labelled else min(share, page.room)
             if item is newest:
                 most = page.room * NEWEST_SHARE
-            if item.kind is Kind.RULE or cost <= most:
+            if item.kind is StatementKind.RULE or cost <= most:
                 page.put(heading, item.place, line)
                 share -= cost
             else:
                 late.append((heading, item.place, line))
     for heading, place, line in late:
-        if page.cost(heading, line) <= page.room:
+        if page.measure_cost(heading, line) <= page.room:
             page.put(heading, place, line)
         else:
             whole = False
     return page, whole and page.room >= 0
 
 
-def _put_progress(page: _Page, progress: Sequence[Progress], kinds: frozenset[str]) -> None:
+def _put_progress(page: _LedgerPage, progress: Sequence[ProgressNote], kinds: frozenset[str]) -> None:
     """Puts the lines of some kinds on the page as far as there is room."""
     for number, each in enumerate(progress):
         if each.kind not in kinds:
             continue
         for text in filter(None, (each.text, each.short)):
-            line = f"- {each.kind}: {flat(defanged(text))}"
-            if page.cost(_OBSERVED, line) <= page.room:
+            line = f"- {each.kind}: {flatten_text(sanitize_text(text))}"
+            if page.measure_cost(_OBSERVED, line) <= page.room:
                 page.put(_OBSERVED, (-1, number), line)
                 break
 
 
-def _shown(fact: Observed) -> str:
+def _format_fact(fact: ObservedFact) -> str:
     return f"{fact.text} ({', '.join(fact.deeds)})" if fact.deeds else fact.text
 
 
-def _name_fact(fact: Observed) -> str:
+def _name_fact(fact: ObservedFact) -> str:
     """What an observed value is called: its kind where no name is known, or the name orders something."""
-    return fact.name if fact.name and not (" " in fact.name and orders(fact.name)) else fact.kind
+    return fact.name if fact.name and not (" " in fact.name and is_order(fact.name)) else fact.kind
 
 
-def _rank(fact: Observed) -> int:
+def _rank_fact(fact: ObservedFact) -> int:
     if fact.kind == "path":
         return 0 if fact.deeds != ("read",) else 1
     return 2 if fact.kind in {"error", "exit"} else 3
 
 
-def _observations(page: _Page, facts: Sequence[Observed]) -> None:
+def _put_facts(page: _LedgerPage, facts: Sequence[ObservedFact]) -> None:
     told = {word.strip(",;:") for line in page.lines.get(_OBSERVED, {}).values() for word in line.split()}
-    numbered = sorted(enumerate(facts), key=lambda item: (_rank(item[1]), -item[0]))
+    numbered = sorted(enumerate(facts), key=lambda item: (_rank_fact(item[1]), -item[0]))
     for number, fact in numbered:
         if fact.kind in _TOLD_OF_CALLS or (fact.kind == "path" and fact.text in told):
             continue
-        said, name = _shown(fact), _name_fact(fact)
+        said, name = _format_fact(fact), _name_fact(fact)
         if page.room < len(name) + len(said) + OBSERVED_CHARACTERS:  # what is made harmless is no shorter
             continue
-        line = f"- {flat(defanged(name))}: {flat(defanged(said))}"
-        if page.cost(_OBSERVED, line) <= page.room:
-            page.put(_OBSERVED, (_rank(fact) // 2, number), line)
+        line = f"- {flatten_text(sanitize_text(name))}: {flatten_text(sanitize_text(said))}"
+        if page.measure_cost(_OBSERVED, line) <= page.room:
+            page.put(_OBSERVED, (_rank_fact(fact) // 2, number), line)
 
 
-def rendered(ledger: Ledger, characters: int) -> str:
-    """The ledger's text in at most `characters`, or more where the rules alone take more; "" for nothing.
+def render_ledger(ledger: Ledger, max_characters: int) -> str:
+    """The ledger's text in at most `max_characters`, or more where the rules alone take more; "" for nothing.
 
     Rules and pins are always there. Then come open requests, what was done and is left open, decisions and
     preferences, what the user told, answered requests, other words of the user from the newest on, and what
@@ -270,31 +272,31 @@ def rendered(ledger: Ledger, characters: int) -> str:
     heading that calls it data. No item is cut in two. Ids of messages are given only where all entries have
     room with them.
     """
-    rules = tuple(entry for entry in ledger.entries if entry.kind is Kind.RULE)
-    beside_rules, _ = _entries(Ledger(rules), characters, tight=True)
-    most = max(0, min(int(WORK_SHARE * characters), beside_rules.room))
-    work = _Page(most)
+    rules = tuple(entry for entry in ledger.entries if entry.kind is StatementKind.RULE)
+    beside_rules, _ = _fill_entries(Ledger(rules), max_characters, tight=True)
+    most = max(0, min(int(WORK_SHARE * max_characters), beside_rules.room))
+    work = _LedgerPage(most)
     _put_progress(work, ledger.progress, _FIRST)
     reserved = most - work.room
-    page, whole = _entries(ledger, characters - reserved, tight=False)
+    page, whole = _fill_entries(ledger, max_characters - reserved, tight=False)
     if not whole:
-        page, _ = _entries(ledger, characters - reserved, tight=True)
+        page, _ = _fill_entries(ledger, max_characters - reserved, tight=True)
     page.lines |= {heading: dict(lines) for heading, lines in work.lines.items()}
-    others = page.room - min(page.room, int(ANSWERED_SHARE * characters))
+    others = page.room - min(page.room, int(ANSWERED_SHARE * max_characters))
     page.room -= others
     _put_progress(page, ledger.progress, _ANSWERED)
     page.room += others
     for remark in reversed(ledger.texts):
-        line = _line(remark.text, "")
-        if page.cost(_TEXTS, line) <= page.room:
+        line = _format_line(remark.text, "")
+        if page.measure_cost(_TEXTS, line) <= page.room:
             page.put(_TEXTS, (remark.at, 0), line)
-    page.room = min(page.room, max(0, int(OBSERVED_SHARE * characters) - reserved))
+    page.room = min(page.room, max(0, int(OBSERVED_SHARE * max_characters) - reserved))
     _put_progress(page, ledger.progress, _LAST)
-    _observations(page, ledger.facts)
-    return page.text()
+    _put_facts(page, ledger.facts)
+    return page.to_text()
 
 
-def read_rendered(text: str) -> tuple[list[str], str]:
+def parse_ledger(text: str) -> tuple[list[str], str]:
     """Returns what a rendered ledger holds: the words of the user, an item for each, and what was observed.
 
     What was observed is data: it is returned as one text, "" for nothing, and never among the user's words.
@@ -315,19 +317,19 @@ def read_rendered(text: str) -> tuple[list[str], str]:
 
 
 __all__ = [
-    "Entry",
-    "Kind",
+    "ActiveStatements",
     "Ledger",
-    "Observed",
-    "Outdated",
-    "Progress",
+    "LedgerEntry",
+    "ObservedFact",
+    "ProgressNote",
     "Remark",
-    "Standing",
+    "StatementKind",
+    "SupersededStatements",
+    "build_ledger",
+    "find_superseded",
     "has_every_rule",
-    "ledger",
-    "outdated",
-    "rendered",
-    "rules",
+    "list_rules",
+    "render_ledger",
 ]
 
 # The beginning of a long message that is quoted with the remaining words of the user, in characters.
@@ -340,15 +342,15 @@ MAX_RULES = 500
 MAX_ACTIONS = 200
 
 
-def ledger(
+def build_ledger(
     messages: Sequence[Message],
     covered: Collection[int],
-    name: Callable[[int], str],
+    get_message_id: Callable[[int], str],
     pins: Sequence[str] = (),
     *,
-    standing: Standing | None = None,
+    active: ActiveStatements | None = None,
     frontier: Frontier | None = None,
-    seen: Callable[[Message], tuple[Shown, ...]] = shown,
+    fact_reader: Callable[[Message], tuple[MessageFact, ...]] = list_message_facts,
 ) -> Ledger:
     """What has to be kept of the covered messages.
 
@@ -356,71 +358,84 @@ def ledger(
         messages: All non-privileged messages of the request; an index is a position among them.
         covered: Indices that the forwarded list will not contain any more. Only they are quoted, but what
             is said in any message replaces what was said before.
-        name: The id of the message at an index.
+        get_message_id: The id of the message at an index.
         pins: Rules given by header or API; they come first. Of pins and rules together the ledger quotes at
             most `MAX_RULES`.
-        standing: Of these messages, where it is known already.
+        active: Of these messages, where it is known already.
         frontier: Where the conversation stands, where it is known already.
-        seen: What a message shows; `core.ledger.facts.shown`, or a memory of it.
+        fact_reader: What a message shows; `core.ledger.facts.shown`, or a memory of it.
     """
     gone = frozenset(covered)
     come = read_frontier(messages) if frontier is None else frontier
-    kept = (standing or Standing(messages)).of(gone)
-    pinned = tuple(Entry(Kind.RULE, pin.strip(), "", PIN) for pin in dict.fromkeys(pins) if pin.strip())
+    kept = (active or ActiveStatements(messages)).list_covered(gone)
+    pinned = tuple(
+        LedgerEntry(StatementKind.RULE, pin.strip(), "", PIN) for pin in dict.fromkeys(pins) if pin.strip()
+    )
     entries, rest = [], []
     for at, spoken in kept:
-        if (kind := _kind(spoken, come)) is not None:
-            entries.append(Entry(kind, spoken.said.text, name(at), at, bool(spoken.said.label)))
+        if (kind := _find_kind(spoken, come)) is not None:
+            entries.append(
+                LedgerEntry(kind, spoken.said.text, get_message_id(at), at, bool(spoken.said.label))
+            )
         elif not (spoken.is_withdrawn or _find_outcome(spoken, come)):
             rest.append((at, spoken))
     progress = (*_list_progress(come, gone), *_list_answered(kept, come), *_list_runs(come, gone))
     bounded = tuple(_bound_rules([*pinned, *entries]))
-    return Ledger(bounded, tuple(_remarks(rest, name)), observed(messages, gone, seen), progress)
-
-
-def _kind(spoken: Spoken, frontier: Frontier) -> Kind | None:
-    """What a statement is to be gone by as; None for nothing: a request is one only while it is open."""
-    state = frontier.states.get((spoken.turn, spoken.said.text))
-    if spoken.kind not in {Kind.REQUEST, None} or state is None:
-        return spoken.kind
-    return Kind.REQUEST if state is RequestState.OPEN and not spoken.is_closed else None
-
-
-def _find_outcome(spoken: Spoken, frontier: Frontier) -> str:
-    """What came of an answered request or question; "" for what is none, or where that is not known."""
-    key = spoken.turn, spoken.said.text
-    asks = spoken.kind is Kind.REQUEST or (spoken.kind is None and spoken.said.question)
-    return (
-        frontier.outcomes.get(key, "") if asks and frontier.states.get(key) is RequestState.ANSWERED else ""
+    return Ledger(
+        bounded,
+        tuple(_iter_remarks(rest, get_message_id)),
+        collect_facts(messages, gone, fact_reader),
+        progress,
     )
 
 
-def _list_progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
+def _find_kind(spoken: UserStatement, frontier: Frontier) -> StatementKind | None:
+    """What a statement is to be gone by as; None for nothing: a request is one only while it is open."""
+    state = frontier.states.get((spoken.turn, spoken.said.text))
+    if spoken.kind not in {StatementKind.REQUEST, None} or state is None:
+        return spoken.kind
+    return StatementKind.REQUEST if state is StatementStatus.OPEN and not spoken.is_closed else None
+
+
+def _find_outcome(spoken: UserStatement, frontier: Frontier) -> str:
+    """What came of an answered request or question; "" for what is none, or where that is not known."""
+    key = spoken.turn, spoken.said.text
+    asks = spoken.kind is StatementKind.REQUEST or (spoken.kind is None and spoken.said.question)
+    return (
+        frontier.outcomes.get(key, "")
+        if asks and frontier.states.get(key) is StatementStatus.ANSWERED
+        else ""
+    )
+
+
+def _list_progress(frontier: Frontier, gone: Collection[int]) -> Iterator[ProgressNote]:
     """What is left open, what was changed, and where it stopped; each kind newest first."""
     left = [each for each in frontier.loose_ends if each.at in gone]
-    yield from (Progress(each.kind, each.text, each.at) for each in reversed(left))
+    yield from (ProgressNote(each.kind, each.text, each.at) for each in reversed(left))
     actions = [each for each in frontier.actions if each[0] in gone and each[1].is_write]
     for line in islice(describe_actions(actions), MAX_ACTIONS):
         if line.has_failed:
-            yield Progress("tried", line.text, line.at, line.short)
+            yield ProgressNote("tried", line.text, line.at, line.short)
         else:
             text, short = (each.removesuffix(f" → {DONE}") for each in (line.text, line.short))
-            yield Progress("done", text, line.at, short)
+            yield ProgressNote("done", text, line.at, short)
     if (step := frontier.find_last_step(gone)) is not None:
-        yield Progress("last step", step.describe(), step.at, describe_briefly(step.action))
+        yield ProgressNote("last step", step.describe(), step.at, describe_action(step.action))
 
 
-def _list_answered(kept: Sequence[tuple[int, Spoken]], frontier: Frontier) -> Iterator[Progress]:
+def _list_answered(
+    statements: Sequence[tuple[int, UserStatement]], frontier: Frontier
+) -> Iterator[ProgressNote]:
     """What came of answered requests, newest first; those of which the same came share a line."""
     said: dict[str, dict[str, int]] = {}
-    for at, spoken in kept:
+    for at, spoken in statements:
         if outcome := _find_outcome(spoken, frontier):
             said.setdefault(outcome, {})[spoken.said.text] = at
     for outcome, texts in sorted(said.items(), key=lambda item: -max(item[1].values())):
-        yield Progress("answered", f"{' '.join(texts)} → {outcome}", max(texts.values()))
+        yield ProgressNote("answered", f"{' '.join(texts)} → {outcome}", max(texts.values()))
 
 
-def _list_runs(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
+def _list_runs(frontier: Frontier, gone: Collection[int]) -> Iterator[ProgressNote]:
     """Other calls than reads, such as tests, newest first."""
     actions = [
         (at, each)
@@ -428,38 +443,40 @@ def _list_runs(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
         if at in gone and not each.is_write and (each.has_failed or not each.is_read)
     ]
     for line in islice(describe_actions(actions), MAX_ACTIONS):
-        yield Progress("ran", line.text, line.at, line.short)
+        yield ProgressNote("ran", line.text, line.at, line.short)
 
 
-def _bound_rules(entries: Sequence[Entry]) -> Iterator[Entry]:
+def _bound_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
     """Yields the entries in their order, at most `MAX_RULES` rules among them.
 
     Pins win over rules that the user labelled, these over other rules, and the newest over older ones.
     """
-    numbers = [number for number, entry in enumerate(entries) if entry.kind is Kind.RULE]
+    numbers = [number for number, entry in enumerate(entries) if entry.kind is StatementKind.RULE]
     numbers.sort(key=lambda number: (entries[number].at == PIN, entries[number].labelled, number))
     left_out = frozenset(numbers[:-MAX_RULES])
     yield from (entry for number, entry in enumerate(entries) if number not in left_out)
 
 
-def _remarks(kept: Sequence[tuple[int, Spoken]], name: Callable[[int], str]) -> Iterator[Remark]:
+def _iter_remarks(
+    statements: Sequence[tuple[int, UserStatement]], get_message_id: Callable[[int], str]
+) -> Iterator[Remark]:
     """What is no entry, message by message."""
     rest: dict[int, list[str]] = {}
-    for at, spoken in kept:
+    for at, spoken in statements:
         if not spoken.kind:
             rest.setdefault(at, []).append(spoken.said.text)
     for at, said in rest.items():
-        yield Remark(" ".join(said)[:HEAD_CHARACTERS], name(at), at)
+        yield Remark(" ".join(said)[:HEAD_CHARACTERS], get_message_id(at), at)
 
 
-def outdated(messages: Sequence[Message]) -> Outdated:
+def find_superseded(messages: Sequence[Message]) -> SupersededStatements:
     """What later messages have replaced, so that no summary brings it back."""
-    return Standing(messages).outdated
+    return ActiveStatements(messages).superseded
 
 
-def rules(ledger: Ledger) -> tuple[str, ...]:
+def list_rules(ledger: Ledger) -> tuple[str, ...]:
     """The texts of rules and pins as they are rendered, in one line; each has to be in what is forwarded."""
-    return tuple(flat(entry.text) for entry in ledger.entries if entry.kind is Kind.RULE)
+    return tuple(flatten_text(entry.text) for entry in ledger.entries if entry.kind is StatementKind.RULE)
 
 
 def has_every_rule(text: str, rules: Sequence[str]) -> bool:

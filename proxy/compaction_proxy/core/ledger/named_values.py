@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from compaction_proxy.core.json_bounds import read_json
 from compaction_proxy.core.ledger.cues import STOP_WORDS
-from compaction_proxy.core.ledger.values import Value, values
+from compaction_proxy.core.ledger.values import ExactValue, find_values
 
 # What is looked at in front of a value for its name, in characters.
 NAMED_WITHIN = 60
@@ -72,7 +72,7 @@ def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
         yield from _find_in_text(text, kinds)
         return
     for name, thing, leaf in islice(_list_leaves(held), MAX_LEAVES):
-        for value in values(leaf[:LEAF_CHARACTERS]):
+        for value in find_values(leaf[:LEAF_CHARACTERS]):
             if value.kind not in kinds:
                 continue
             if len(value.text) == len(leaf):
@@ -81,9 +81,9 @@ def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
                 yield NamedValue(value.kind, value.text, _find_name(leaf, value) or name)
 
 
-def _list_leaves(held: object) -> Iterator[tuple[str, str, str]]:
+def _list_leaves(json_value: object) -> Iterator[tuple[str, str, str]]:
     """The strings in JSON values, in order: name, what has it, and the string."""
-    rest: list[tuple[object, str, str, int]] = [(held, "", "", 0)]
+    rest: list[tuple[object, str, str, int]] = [(json_value, "", "", 0)]
     while rest:
         value, key, thing, depth = rest.pop()
         if isinstance(value, str):
@@ -129,25 +129,25 @@ def _name_parent(name: str, parent: str) -> str:
 
 def _find_in_text(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
     is_short = len(text) <= SHORT_TEXT_CHARACTERS
-    for value in values(text):
+    for value in find_values(text):
         if value.kind not in kinds or not _is_whole(text, value):
             continue
         label = _find_label(text, value)
         name = label or _find_word(text, value)
-        if not _is_telling(value, label=label, name=name, is_short=is_short):
+        if not _is_informative(value, label=label, name=name, is_short=is_short):
             continue
         thing = f"\n{name}" if name and value.kind in _CHANGING else ""
         yield NamedValue(value.kind, value.text, name, thing)
 
 
-def _is_telling(value: Value, *, label: str, name: str, is_short: bool) -> bool:
+def _is_informative(value: ExactValue, *, label: str, name: str, is_short: bool) -> bool:
     """Whether a value in prose, or in what a program prints, tells a reader anything."""
     text = value.text
     if value.kind == "host":
         return not _ATTRIBUTE.match(text) and (bool(label) or text != "localhost")
     if value.kind == "code":
         is_loud = text.isupper() or "-" in text or "_" in text
-        return _is_made(text) and bool(label or ((is_short or name) and is_loud))
+        return _is_identifier(text) and bool(label or ((is_short or name) and is_loud))
     if value.kind == "date":
         return bool(label or (name and text[-2:].isdigit() and len(text) >= LEAST_DATE))
     if value.kind == "commit":
@@ -157,13 +157,13 @@ def _is_telling(value: Value, *, label: str, name: str, is_short: bool) -> bool:
     return value.kind != "email" or not text.rpartition(".")[2].isdigit()
 
 
-def _is_made(code: str) -> bool:
+def _is_identifier(code: str) -> bool:
     """Whether a code looks made to tell things apart, and is no word of a program."""
     digits = sum(map(str.isdigit, code))
     return digits > 1 and len(code) >= LEAST_CODE and not _EXPLAINED.fullmatch(code)
 
 
-def _is_whole(text: str, value: Value) -> bool:
+def _is_whole(text: str, value: ExactValue) -> bool:
     """Whether a value is a token of its own, and neither a part of one, nor a colour, nor a field's name."""
     start, stop = value.start, value.start + len(value.text)
     before = text[max(0, start - NAMED_WITHIN) : start]
@@ -178,19 +178,19 @@ def _is_whole(text: str, value: Value) -> bool:
     return not (before[-1:] in {'"', "'"} and _KEY_FOLLOWS.match(after))
 
 
-def _find_name(text: str, value: Value) -> str:
+def _find_name(text: str, value: ExactValue) -> str:
     """What stands before a value and names it; "" where nothing does."""
     return _find_label(text, value) or _find_word(text, value)
 
 
-def _find_label(text: str, value: Value) -> str:
+def _find_label(text: str, value: ExactValue) -> str:
     """What stands before the colon in front of a value; "" without one."""
     line = text[max(0, value.start - NAMED_WITHIN) : value.start].rpartition("\n")[2]
     label = _LABEL.search(line)
     return " ".join(label.group(1).split()[-LABEL_WORDS:]) if label else ""
 
 
-def _find_word(text: str, value: Value) -> str:
+def _find_word(text: str, value: ExactValue) -> str:
     """The nearest word in front of a value that says what it is; "" for none, and where the kind says it."""
     if value.kind in _SELF_NAMED:
         return ""

@@ -13,9 +13,9 @@ from functools import lru_cache
 from itertools import islice
 
 from compaction_proxy.core.ledger import cues
-from compaction_proxy.core.ledger.cues import Kind
-from compaction_proxy.core.ledger.facts import looked_at
-from compaction_proxy.core.ledger.values import Value, values
+from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.facts import take_head_and_tail
+from compaction_proxy.core.ledger.values import ExactValue, find_values
 
 # A sentence longer than this is cut; nobody states a rule at such length, in characters.
 STATEMENT_CHARACTERS = 600
@@ -74,7 +74,7 @@ class Statement:
     """
 
     text: str
-    kind: Kind | None
+    kind: StatementKind | None
     label: str
     words: frozenset[str]
     subject: frozenset[str]
@@ -86,7 +86,7 @@ class Statement:
     kinds: frozenset[str] = frozenset()
 
 
-def folded(text: str) -> str:
+def fold_text(text: str) -> str:
     """The text as it is compared: one case, one kind of apostrophe, single spaces."""
     if text.isascii():
         return " ".join(text.lower().split())
@@ -94,7 +94,7 @@ def folded(text: str) -> str:
     return " ".join(plain.split())
 
 
-def stem(word: str) -> str:
+def stem_word(word: str) -> str:
     """A word without the commonest endings; the same for the forms of one word, no matter what it is."""
     word = word.removesuffix("'s").removesuffix("s'")
     if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
@@ -106,103 +106,107 @@ def stem(word: str) -> str:
     return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
 
 
-_SAME = {stem(word): row.split()[0] for row in cues.THESAURUS for word in row.split()}
+_SAME = {stem_word(word): row.split()[0] for row in cues.THESAURUS for word in row.split()}
 
 
 @lru_cache(maxsize=KNOWN_WORDS)
-def _root(word: str) -> str:
+def _find_root(word: str) -> str:
     """What a word stands for where statements are compared."""
-    found = stem(word)
+    found = stem_word(word)
     return _SAME.get(found, found)
 
 
-def _content(text: str, found: list[Value]) -> frozenset[str]:
+def _extract_words(text: str, found: list[ExactValue]) -> frozenset[str]:
     for value in reversed(found):
         text = f"{text[: value.start]} {text[value.start + len(value.text) :]}"
-    plain = folded(text)
+    plain = fold_text(text)
     pairs: set[str] = set()
     if not plain.isascii():
         pairs = {run[k : k + 2] for run in _UNSPACED.findall(plain) for k in range(len(run) - 1)}
         plain = _UNSPACED.sub(" ", plain)
     words = (word for word in _WORD.findall(plain) if len(word) > 1 and word not in cues.STOP_WORDS)
-    return frozenset(map(_root, words)).union(pairs)
+    return frozenset(map(_find_root, words)).union(pairs)
 
 
-def _subject(text: str) -> frozenset[str]:
+def _extract_subject(text: str) -> frozenset[str]:
     found = _IS.search(text)
-    return _content(text[: found.start()], []) if found else frozenset()
+    return _extract_words(text[: found.start()], []) if found else frozenset()
 
 
-def _label(text: str) -> tuple[str, Kind | None, int]:
+def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
     """Label, the kind it makes of the statement, and where the statement begins."""
     found = _LABEL.match(text)
     if found is None:
         return "", None, 0
-    label = folded(found.group(found.lastgroup or 0))
+    label = fold_text(found.group(found.lastgroup or 0))
     kind = next((kind for kind, pattern in cues.LABELS.items() if pattern.search(label)), None)
     if kind is None and found.lastgroup == "loud" and not cues.PRINTED.match(label):
-        kind = Kind.FACT
+        kind = StatementKind.FACT
     return (label, kind, found.end()) if kind else ("", None, 0)
 
 
-def _states_a_value(plain: str, found: frozenset[tuple[str, str]]) -> bool:
+def _states_value(plain: str, found: frozenset[tuple[str, str]]) -> bool:
     """Whether it tells a value worth keeping: a strong one, or one that is said to be something's."""
     kinds = {kind for kind, _ in found}
     return bool(kinds - _WEAK_VALUES) and _COPULA.search(plain) is not None
 
 
-def _said(plain: str) -> Kind | None:
+def _classify_words(plain: str) -> StatementKind | None:
     """What a statement's words make of it; `plain` is folded and without its label."""
     told = cues.NARRATIVE.search(plain)
     if not told and (cues.RULE_START.match(plain) or cues.RULE.search(plain)):
-        return Kind.RULE
+        return StatementKind.RULE
     if cues.PREFERENCE.search(plain):
-        return Kind.PREFERENCE
+        return StatementKind.PREFERENCE
     if cues.DECISION.search(plain):
-        return Kind.DECISION
+        return StatementKind.DECISION
     if cues.REQUEST.search(plain) or cues.REQUEST_START.match(plain):
-        return Kind.REQUEST
+        return StatementKind.REQUEST
     return None
 
 
-def _kind(
-    plain: str, label: Kind | None, found: frozenset[tuple[str, str]], *, question: bool
-) -> Kind | None:
-    said = _said(plain)
+def _classify_statement(
+    plain: str, label: StatementKind | None, found: frozenset[tuple[str, str]], *, question: bool
+) -> StatementKind | None:
+    said = _classify_words(plain)
     if question:
-        return said if said is Kind.REQUEST and plain.startswith(("can", "could", "would", "will")) else None
-    if said is Kind.RULE:
+        return (
+            said
+            if said is StatementKind.REQUEST and plain.startswith(("can", "could", "would", "will"))
+            else None
+        )
+    if said is StatementKind.RULE:
         return said
-    return label or said or (Kind.FACT if _states_a_value(plain, found) else None)
+    return label or said or (StatementKind.FACT if _states_value(plain, found) else None)
 
 
-def _statement(text: str, block: tuple[str, Kind | None]) -> Statement:
-    label, labelled, start = _label(text)
+def _build_statement(text: str, block: tuple[str, StatementKind | None]) -> Statement:
+    label, labelled, start = _parse_label(text)
     if labelled is None:
         label, labelled = block
     body = text[start:]
-    plain = folded(body)
-    found = list(values(body))
+    plain = fold_text(body)
+    found = list(find_values(body))
     exact = frozenset((value.kind, value.text.casefold()) for value in found)
     question = plain.rstrip("\"')").endswith(("?", "？", "؟")) or (
         not plain.endswith((".", "!")) and cues.QUESTION.match(plain) is not None
     )
     return Statement(
         text,
-        _kind(plain, labelled, exact, question=question),
+        _classify_statement(plain, labelled, exact, question=question),
         label,
-        _content(body, found),
-        _subject(body),
+        _extract_words(body, found),
+        _extract_subject(body),
         exact,
         question or cues.HYPOTHESIS.match(plain) is not None,
         cues.CORRECTION.search(plain) is not None,
         cues.ADDITION.search(plain) is not None,
-        folded(text),
+        fold_text(text),
         frozenset(kind for kind, _ in exact),
     )
 
 
-def _short_pieces(sentence: str) -> Iterator[str]:
+def _split_long_sentence(sentence: str) -> Iterator[str]:
     while len(sentence) > STATEMENT_CHARACTERS:
         at = sentence.rfind(" ", STATEMENT_CHARACTERS // 2, STATEMENT_CHARACTERS)
         at = at if at > 0 else STATEMENT_CHARACTERS
@@ -211,7 +215,7 @@ def _short_pieces(sentence: str) -> Iterator[str]:
     yield sentence
 
 
-def _prose(line: str) -> bool:
+def _is_prose(line: str) -> bool:
     """Whether a line of a long message reads like something said rather than something printed."""
     if _QUOTED.match(line):
         return False
@@ -219,7 +223,7 @@ def _prose(line: str) -> bool:
     return letters >= 0.8 * len(line)
 
 
-def _sentences(line: str) -> Iterator[str]:
+def _split_sentences(line: str) -> Iterator[str]:
     """The line cut where `_SENTENCE_END` says, which is behind a stop only."""
     start = 0
     for stop in _STOP.finditer(line):
@@ -229,36 +233,40 @@ def _sentences(line: str) -> Iterator[str]:
     yield line[start:]
 
 
-def _cut(text: str) -> Iterator[Statement]:
+def _iter_statements(text: str) -> Iterator[Statement]:
     long = len(text) > SHORT_CHARACTERS
-    block: tuple[str, Kind | None] = ("", None)
-    seen = looked_at(text)
+    block: tuple[str, StatementKind | None] = ("", None)
+    seen = take_head_and_tail(text)
     fenced = "```" in seen or "~~~" in seen
     for raw in (_FENCE.sub("\n", seen) if fenced else seen).splitlines():
         bullet = _BULLET.match(line := raw.strip())
         line = line[bullet.end() :] if bullet else line
-        if not line or (long and not _prose(line)):
+        if not line or (long and not _is_prose(line)):
             continue
         inherited = block if bullet else ("", None)
         if not bullet:
-            block = _label(line)[:2] if line.endswith((":", "：")) else ("", None)
-        for sentence in _sentences(line):
-            for piece in _short_pieces(sentence.strip()):
+            block = _parse_label(line)[:2] if line.endswith((":", "：")) else ("", None)
+        for sentence in _split_sentences(line):
+            for piece in _split_long_sentence(sentence.strip()):
                 if piece:
-                    yield _statement(piece, inherited)
-                    own = _label(piece)[:2]
+                    yield _build_statement(piece, inherited)
+                    own = _parse_label(piece)[:2]
                     inherited = own if own[1] else inherited
 
 
-def _of_small(text: str) -> tuple[Statement, ...]:
-    return tuple(_cut(text))
+def _read_small_text(text: str) -> tuple[Statement, ...]:
+    return tuple(_iter_statements(text))
 
 
-def _of_large(text: str) -> tuple[Statement, ...]:
-    found = enumerate(islice(_cut(text), STATEMENTS_A_MESSAGE))
+def _read_large_text(text: str) -> tuple[Statement, ...]:
+    found = enumerate(islice(_iter_statements(text), STATEMENTS_A_MESSAGE))
     return tuple(statement for number, statement in found if statement.kind or number < HEAD_STATEMENTS)
 
 
-def statements(text: str) -> tuple[Statement, ...]:
+def read_statements(text: str) -> tuple[Statement, ...]:
     """What a user's message states, in order; of a long one only its head and what carries a cue."""
-    return _of_small(text) if len(text) <= SMALL_TEXT_CHARACTERS else _of_large(looked_at(text))
+    return (
+        _read_small_text(text)
+        if len(text) <= SMALL_TEXT_CHARACTERS
+        else _read_large_text(take_head_and_tail(text))
+    )

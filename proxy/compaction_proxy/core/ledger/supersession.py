@@ -8,19 +8,19 @@ that is out of date and followed by the one that replaces it.
 import re
 from dataclasses import replace
 
-from compaction_proxy.core.ledger.cues import Kind
-from compaction_proxy.core.ledger.statements import Statement, folded
-from compaction_proxy.core.ledger.values import OBJECTS
+from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.statements import Statement, fold_text
+from compaction_proxy.core.ledger.values import IDENTIFYING_KINDS
 
 _CLAUSE_END = re.compile(r",? (?:and|und|y|et|e|и) |[,;，；、] ?")  # noqa: RUF001 - punctuation of many scripts
 
 
-def _changed(new: Statement, old: Statement) -> bool:
+def _changes_value(new: Statement, old: Statement) -> bool:
     """Whether `new` gives another value of a kind that `old` has, and nothing of `old` is left out."""
     return bool(old.kinds) and old.kinds <= new.kinds and new.values != old.values
 
 
-def _parallel(new: Statement, old: Statement) -> bool:
+def _is_parallel(new: Statement, old: Statement) -> bool:
     """Whether, values aside, just one word is another: the same said of something else."""
     if len(new.words - old.words) != 1 or len(old.words - new.words) != 1:
         return False
@@ -29,11 +29,15 @@ def _parallel(new: Statement, old: Statement) -> bool:
     return len(ours) == len(theirs) and others <= 1 + len(new.values)
 
 
-def _corrects(new: Statement, old: Statement, shared: int, *, relabelled: bool) -> bool:
+def _corrects_statement(new: Statement, old: Statement, shared: int, *, relabelled: bool) -> bool:
     """Whether a statement that says it changes something changes this one."""
-    if old.values and new.values and not _changed(new, old):
+    if old.values and new.values and not _changes_value(new, old):
         return False
-    if old.kind is Kind.RULE and new.kind not in {Kind.RULE, Kind.PREFERENCE} and not old.values:
+    if (
+        old.kind is StatementKind.RULE
+        and new.kind not in {StatementKind.RULE, StatementKind.PREFERENCE}
+        and not old.values
+    ):
         # A rule is not given up because something else about its subject has changed.
         return shared == len(old.words) or (shared >= 2 and shared >= 0.6 * len(old.words))
     smaller = min(len(new.words), len(old.words))
@@ -41,24 +45,24 @@ def _corrects(new: Statement, old: Statement, shared: int, *, relabelled: bool) 
     return known and shared >= 0.5 * smaller and (shared >= 2 or smaller <= 2 or relabelled)
 
 
-def _takes_value(new: Statement, old: Statement, shared: int, *, next_to: bool, relabelled: bool) -> bool:
+def _replaces_value(new: Statement, old: Statement, shared: int, *, next_to: bool, relabelled: bool) -> bool:
     """Whether a statement with another value of the same kind is about the same subject."""
     smaller = min(len(new.words), len(old.words))
     if relabelled:
         return shared >= 0.3 * smaller
     if shared < (0.5 if next_to else 0.7) * smaller or shared < min(2, smaller):
         return False
-    asked = Kind.REQUEST in {new.kind, old.kind} and old.kinds & OBJECTS
-    return not (asked or _parallel(new, old))
+    asked = StatementKind.REQUEST in {new.kind, old.kind} and old.kinds & IDENTIFYING_KINDS
+    return not (asked or _is_parallel(new, old))
 
 
-def _same_subject(new: Statement, old: Statement, shared: int) -> bool:
+def _has_same_subject(new: Statement, old: Statement, shared: int) -> bool:
     subjects = len(new.subject & old.subject)
     whole = shared >= 0.4 * min(len(new.words), len(old.words))
     return whole or subjects >= 0.5 * max(1, min(len(new.subject), len(old.subject)))
 
 
-def concerns(new: Statement, old: Statement) -> bool:
+def may_supersede(new: Statement, old: Statement) -> bool:
     """Whether `new` may take the place of `old`, or of a part of it: said in no time of nearly all others."""
     if new.folded == old.folded:
         return True
@@ -66,13 +70,13 @@ def concerns(new: Statement, old: Statement) -> bool:
         return False
     if new.corrects or (new.label and new.label == old.label):
         return True
-    if new.adds or (new.kind is Kind.REQUEST and not old.kinds.isdisjoint(OBJECTS)):
+    if new.adds or (new.kind is StatementKind.REQUEST and not old.kinds.isdisjoint(IDENTIFYING_KINDS)):
         return False  # what is asked for, of one object or another
     least = min(len(new.words), len(old.words))
     return not new.kinds.isdisjoint(old.kinds) and 2 * len(new.words & old.words) >= least
 
 
-def supersedes(new: Statement, old: Statement, *, next_to: bool) -> bool:
+def supersedes_statement(new: Statement, old: Statement, *, next_to: bool) -> bool:
     """Whether `new`, said later in another message, takes the place of `old`.
 
     `next_to`: no other user message lies between them.
@@ -84,29 +88,29 @@ def supersedes(new: Statement, old: Statement, *, next_to: bool) -> bool:
         return True
     relabelled = next_to and bool(new.label) and new.label == old.label
     if new.corrects:
-        return _corrects(new, old, shared, relabelled=relabelled)
-    if _changed(new, old):
-        return not new.adds and _takes_value(new, old, shared, next_to=next_to, relabelled=relabelled)
-    return relabelled and not (new.adds or new.values or old.values) and _same_subject(new, old, shared)
+        return _corrects_statement(new, old, shared, relabelled=relabelled)
+    if _changes_value(new, old):
+        return not new.adds and _replaces_value(new, old, shared, next_to=next_to, relabelled=relabelled)
+    return relabelled and not (new.adds or new.values or old.values) and _has_same_subject(new, old, shared)
 
 
-def remainder(new: Statement, old: Statement) -> Statement | None:
+def find_remainder(new: Statement, old: Statement) -> Statement | None:
     """What is left of `old` where `new` gives another value for a part of it; None where it leaves it whole.
 
     The parts are quoted as they were written; without any left, the statement has no text.
     """
-    if new.question or new.adds or new.kind is Kind.REQUEST or new.kinds.isdisjoint(old.kinds):
+    if new.question or new.adds or new.kind is StatementKind.REQUEST or new.kinds.isdisjoint(old.kinds):
         return None
     if not new.words <= old.words and not (
         new.corrects and len(new.words & old.words) >= 0.5 * len(new.words)
     ):
         return None
     changed = new.kinds & {kind for kind, _ in old.values - new.values}
-    if not changed or _changed(new, old):
+    if not changed or _changes_value(new, old):
         return None
     gone = [text for kind, text in old.values - new.values if kind in changed]
     parts = _CLAUSE_END.split(old.text)
     text = "; ".join(part for part in parts if not any(value in part.casefold() for value in gone))
     kept = frozenset(value for value in old.values if value[1] in text.casefold())
     kinds = frozenset(kind for kind, _ in kept)
-    return replace(old, text=text, values=kept, folded=folded(text), kinds=kinds)
+    return replace(old, text=text, values=kept, folded=fold_text(text), kinds=kinds)

@@ -116,7 +116,7 @@ _ADDRESSES = ("url", "email")
 _WITHIN_A_WORD = r"(?<=\w)[A-Za-z_]++|(?<=\w)\d{1,32}+(?![\d,.年月]|\s?[元円美欧रрট])"
 
 
-def _compiled(plain: str, left_out: Sequence[str] = ()) -> re.Pattern[str]:
+def _compile_shapes(plain: str, left_out: Sequence[str] = ()) -> re.Pattern[str]:
     """All shapes but some as one pattern; a group is named after its shape, and numbered."""
     begun = []
     for number, (first, names) in enumerate(_BEGINNINGS.items()):
@@ -125,8 +125,8 @@ def _compiled(plain: str, left_out: Sequence[str] = ()) -> re.Pattern[str]:
     return re.compile(f"(?:{plain})++|{'|'.join(begun)}")
 
 
-_VALUE = _compiled(_PLAIN)
-_VALUE_BUT_ADDRESSES = _compiled(f"{_WITHIN_A_WORD}|{_PLAIN}", _ADDRESSES)
+_VALUE = _compile_shapes(_PLAIN)
+_VALUE_BUT_ADDRESSES = _compile_shapes(f"{_WITHIN_A_WORD}|{_PLAIN}", _ADDRESSES)
 _KINDS = {group: group.partition("_")[0] for group in _VALUE.groupindex}
 # What a word just before says of a bare value.
 _NAMED = re.compile(
@@ -141,7 +141,7 @@ _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th)|[a-z]{1,2}\d|utf-8|p\d\d|\d[dD]|\d+x"
 _NAMEABLE = frozenset({"code", "number", "path", "id"})
 
 # What identifies something, as opposed to how much or when.
-OBJECTS = frozenset({"path", "code", "id", "name", "branch", "commit", "email"})
+IDENTIFYING_KINDS = frozenset({"path", "code", "id", "name", "branch", "commit", "email"})
 
 # What is in each of those words, and tells in no time that a text has none of them.
 _HINTS = ("commit", "sha", "rev", "branch", "port")
@@ -149,7 +149,7 @@ _HINTS = ("commit", "sha", "rev", "branch", "port")
 NAMED_WITHIN = 40
 
 
-class Value(NamedTuple):
+class ExactValue(NamedTuple):
     """An exact value in a text.
 
     Attributes:
@@ -163,13 +163,13 @@ class Value(NamedTuple):
     start: int
 
 
-def _named(kind: str, text: str, before: str) -> str:
+def _find_named_kind(kind: str, text: str, before: str) -> str:
     if before and (said := _NAMED.search(before)):
         return said.lastgroup or kind
     return "commit" if kind == "code" and _HEX.fullmatch(text) and len(text) > 6 else kind
 
 
-def values(text: str) -> Iterator[Value]:
+def find_values(text: str) -> Iterator[ExactValue]:
     """Exact values in a text, in order; it should be bounded, see `core.ledger.facts.looked_at`."""
     plain = text.lower() if text.isascii() else ""
     named = not plain or any(hint in plain for hint in _HINTS)
@@ -183,5 +183,5 @@ def values(text: str) -> Iterator[Value]:
         start = found.start()
         if kind in _NAMEABLE:
             before = text[max(0, start - NAMED_WITHIN) : start] if named else ""
-            kind = _named(kind, exact, before)
-        yield Value(kind, exact, start)
+            kind = _find_named_kind(kind, exact, before)
+        yield ExactValue(kind, exact, start)

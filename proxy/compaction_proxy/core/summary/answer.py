@@ -2,8 +2,8 @@
 
 import re
 
-from compaction_proxy.core.errors import SummaryFailed
-from compaction_proxy.core.sanitize import unmarked, visible
+from compaction_proxy.core.errors import SummaryError
+from compaction_proxy.core.sanitize import escape_template_marks, remove_invisible
 
 LEAST_CHARACTERS = 40
 # A refusal is short; a summary that begins by telling of one is not.
@@ -43,9 +43,9 @@ _REFUSAL = re.compile(
 )
 
 
-def clean(text: str) -> str:
+def clean_summary(text: str) -> str:
     """The text without unseen characters, chat-template marks and a heading that is ours to write."""
-    return _OWN_HEADING.sub("", unmarked(visible(text))).strip()
+    return _OWN_HEADING.sub("", escape_template_marks(remove_invisible(text))).strip()
 
 
 def is_unfinished(finish_reason: str) -> bool:
@@ -53,7 +53,7 @@ def is_unfinished(finish_reason: str) -> bool:
     return finish_reason.casefold() in _UNFINISHED
 
 
-def validated(
+def validate_summary(
     text: str, finish_reason: str, *, called_tools: bool, refused: bool, cut_characters: int | None = None
 ) -> str:
     """The answer's text, if it is a usable summary.
@@ -73,48 +73,50 @@ def validated(
             `empty` or `too-short`.
     """
     if called_tools:
-        raise SummaryFailed("tool-calls")
+        raise SummaryError("tool-calls")
     if refused:
-        raise SummaryFailed("refused")
+        raise SummaryError("refused")
     if finish_reason == "content_filter":
-        raise SummaryFailed("content-filter")
+        raise SummaryError("content-filter")
     unfinished = is_unfinished(finish_reason)
     try:
-        return _usable(_fitted(clean(_concluded(text)), cut_characters, unfinished=unfinished))
-    except SummaryFailed as failed:
+        return _require_usable(
+            _cut_to_size(clean_summary(_strip_reasoning(text)), cut_characters, unfinished=unfinished)
+        )
+    except SummaryError as failed:
         if unfinished and cut_characters is None and failed.reason != "refused":
-            raise SummaryFailed("truncated") from failed
+            raise SummaryError("truncated") from failed
         raise
 
 
-def _usable(text: str) -> str:
+def _require_usable(text: str) -> str:
     if not text:
-        raise SummaryFailed("empty")
-    if _refuses(text):
-        raise SummaryFailed("refused")
+        raise SummaryError("empty")
+    if _is_refusal(text):
+        raise SummaryError("refused")
     if len(text) < LEAST_CHARACTERS:
-        raise SummaryFailed("too-short")
+        raise SummaryError("too-short")
     return text
 
 
-def _refuses(text: str) -> bool:
+def _is_refusal(text: str) -> bool:
     return len(text) <= REFUSAL_CHARACTERS and _REFUSAL.match(text.replace("\u2019", "'")) is not None
 
 
-def _concluded(text: str) -> str:
+def _strip_reasoning(text: str) -> str:
     """What comes after the reasoning that stands in front, if any does."""
     at = 0
     while opened := _OPENED.match(text, at):
         closing = re.compile(rf"[<\[◁]/{opened['name']}[>\]▷]", re.IGNORECASE).search(text, opened.end())
         if closing is None:
-            raise SummaryFailed("reasoning")
+            raise SummaryError("reasoning")
         at = closing.end()
     # some templates open the reasoning themselves, and only its end is in the answer
     closings = list(_CLOSED.finditer(text, at))
     return text[closings[-1].end() if closings else at :]
 
 
-def _fitted(text: str, characters: int | None, *, unfinished: bool) -> str:
+def _cut_to_size(text: str, characters: int | None, *, unfinished: bool) -> str:
     """The text up to so many characters, ending where a line does; all of it where there is no such size.
 
     What has neither lines nor sentences is cut at a word where there is a size; an unfinished answer is
@@ -132,7 +134,7 @@ def _fitted(text: str, characters: int | None, *, unfinished: bool) -> str:
     return "" if characters is None else (kept.rpartition(" ")[0] or kept).rstrip()
 
 
-def texts(answer: str, count: int) -> tuple[str, ...]:
+def split_run_texts(answer: str, count: int) -> tuple[str, ...]:
     """One text for each run, in order, from an answer that puts each behind the mark of its run.
 
     Raises:
@@ -143,11 +145,11 @@ def texts(answer: str, count: int) -> tuple[str, ...]:
     if count == 1 and len(marks) != 1:
         return (answer.strip(),)
     if [int(mark["number"]) for mark in marks] != list(range(1, count + 1)):
-        raise SummaryFailed("garbage")
+        raise SummaryError("garbage")
     stops = [mark.start() for mark in marks[1:]] + [len(answer)]
     found = tuple(answer[mark.end() : stop].strip() for mark, stop in zip(marks, stops, strict=True))
     if not all(found):
-        raise SummaryFailed("garbage")
-    if any(_refuses(text) for text in found):
-        raise SummaryFailed("refused")
+        raise SummaryError("garbage")
+    if any(_is_refusal(text) for text in found):
+        raise SummaryError("refused")
     return found

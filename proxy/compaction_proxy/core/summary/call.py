@@ -7,7 +7,7 @@ from compaction_proxy.core.message import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ContinuedConversation:
     """The very conversation that a summary is wanted of, for a call that continues it.
 
     Attributes:
@@ -45,7 +45,7 @@ class SummaryCall:
     max_tokens: int
     temperature: float | None
     cache_key: str = ""
-    conversation: Conversation | None = None
+    conversation: ContinuedConversation | None = None
     wire: str = "chat"
 
 

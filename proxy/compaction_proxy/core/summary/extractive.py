@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from compaction_proxy.core.ledger.actions import list_actions
-from compaction_proxy.core.ledger.facts import Observed, observed, one_line
-from compaction_proxy.core.ledger.frontier import Frontier, is_idle, read_frontier
-from compaction_proxy.core.ledger.values import values
+from compaction_proxy.core.ledger.facts import ObservedFact, collect_facts, to_one_line
+from compaction_proxy.core.ledger.frontier import Frontier, is_pleasantry, read_frontier
+from compaction_proxy.core.ledger.values import find_values
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.sanitize import defanged
-from compaction_proxy.core.summary.injection import orders
+from compaction_proxy.core.sanitize import sanitize_text
+from compaction_proxy.core.summary.injection import is_order
 
 # What is looked at: messages from either end, and characters from either end of each of their texts.
 OLDEST, NEWEST = 300, 700
@@ -26,9 +26,9 @@ TEXT_CHARACTERS = 2_000
 # Sentences: their least and largest size in characters, how many compete, and how many a message may send.
 SHORTEST, LONGEST = 20, 300
 CANDIDATES = 600
-A_MESSAGE = 6
+SENTENCES_A_MESSAGE = 6
 # Two sentences that share more of their words than this say the same.
-SAME = 0.6
+SAME_WORDS_SHARE = 0.6
 # Shares of the room: for what was done and where it stopped, and of what they leave for sentences.
 WORK_SHARE, STATE_SHARE, SAID_SHARE = 0.75, 0.25, 0.85
 LINE_CHARACTERS = 160
@@ -62,87 +62,92 @@ class _Sentence:
     edge: bool
 
 
-def _window(length: int) -> list[int]:
+def _select_window(length: int) -> list[int]:
     """The indices that are looked at."""
     if length <= OLDEST + NEWEST:
         return list(range(length))
     return [*range(OLDEST), *range(length - NEWEST, length)]
 
 
-def _ends(text: str) -> str:
+def _take_both_ends(text: str) -> str:
     return (
         text if len(text) <= 2 * TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]}\n{text[-TEXT_CHARACTERS:]}"
     )
 
 
-def _line(text: str) -> str:
-    return defanged(one_line(text, LINE_CHARACTERS))
+def _format_line(text: str) -> str:
+    return sanitize_text(to_one_line(text, LINE_CHARACTERS))
 
 
-def _split(text: str) -> list[str]:
+def _split_sentences(text: str) -> list[str]:
     """The sentences of a text that are worth quoting."""
-    prose = _CODE.sub("\n", _ends(text))
+    prose = _CODE.sub("\n", _take_both_ends(text))
     found = (
         _BULLET.sub("", " ".join(each.split()), count=1)
         for each in _SENTENCE.split(prose)
         if not _NOISE.match(each)
     )
     return [
-        each for each in found if SHORTEST <= len(each) <= LONGEST and not orders(each) and not is_idle(each)
+        each
+        for each in found
+        if SHORTEST <= len(each) <= LONGEST and not is_order(each) and not is_pleasantry(each)
     ]
 
 
-def _sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentence]:
+def _iter_sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentence]:
     turn = 0
-    for at in _window(len(messages)):
+    for at in _select_window(len(messages)):
         message = messages[at]
         user = message.role == "user" and not message.answers
         turn += user
         if message.role != role or message.answers:
             continue
-        pieces = _split(message.text)
-        chosen = pieces[: A_MESSAGE // 2] + pieces[A_MESSAGE // 2 :][-(A_MESSAGE // 2) :]
+        pieces = _split_sentences(message.text)
+        chosen = (
+            pieces[: SENTENCES_A_MESSAGE // 2]
+            + pieces[SENTENCES_A_MESSAGE // 2 :][-(SENTENCES_A_MESSAGE // 2) :]
+        )
         for number, piece in enumerate(chosen):
             words = frozenset(word.casefold() for word in _WORD.findall(piece))
             edge = number in {0, len(chosen) - 1}
-            yield _Sentence(_quoted(piece), at, turn, words, edge)
+            yield _Sentence(_quote_sentence(piece), at, turn, words, edge)
 
 
-def _quoted(piece: str) -> str:
-    return defanged(one_line(piece, LONGEST))
+def _quote_sentence(piece: str) -> str:
+    return sanitize_text(to_one_line(piece, LONGEST))
 
 
-def _ranked(sentences: Sequence[_Sentence], length: int) -> list[_Sentence]:
+def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Sentence]:
     """The sentences by how much they tell: rare words, exact values, the ends of messages, the newest."""
     known = Counter(word for each in sentences for word in each.words)
     total = len(sentences) + 1
 
-    def score(each: _Sentence) -> float:
+    def score_sentence(each: _Sentence) -> float:
         told = math.fsum(math.log(total / known[word]) for word in each.words) / (4 + len(each.words))
-        exact = sum(1 for _ in islice(values(each.text), 4))
+        exact = sum(1 for _ in islice(find_values(each.text), 4))
         return told * (1 + 0.15 * exact) * (1.15 if each.edge else 1.0) * (1 + 0.5 * each.at / length)
 
-    return sorted(sentences, key=lambda each: (-score(each), each.at))
+    return sorted(sentences, key=lambda each: (-score_sentence(each), each.at))
 
 
-def _chosen(sentences: Sequence[_Sentence], length: int, characters: int) -> list[_Sentence]:
+def _choose_sentences(sentences: Sequence[_Sentence], length: int, characters: int) -> list[_Sentence]:
     """As many as there is room for, no two alike, and no turn taking more than twice its share."""
     turns = len({each.turn for each in sentences})
     quota = max(LONGEST, 2 * characters // max(1, turns))
     spent: Counter[int] = Counter()
     chosen: list[_Sentence] = []
-    for each in _ranked(sentences, length)[:CANDIDATES]:
+    for each in _rank_sentences(sentences, length)[:CANDIDATES]:
         size = len(each.text) + 20
         if size > characters - spent.total() or spent[each.turn] + size > quota:
             continue
-        if any(len(each.words & other.words) > SAME * len(each.words) for other in chosen):
+        if any(len(each.words & other.words) > SAME_WORDS_SHARE * len(each.words) for other in chosen):
             continue
         chosen.append(each)
         spent[each.turn] += size
     return sorted(chosen, key=lambda each: each.at)
 
 
-def _work(frontier: Frontier, seen: Sequence[Observed], characters: int) -> Iterator[str]:
+def _list_work(frontier: Frontier, seen: Sequence[ObservedFact], characters: int) -> Iterator[str]:
     """What was done, changes first, then what was run, then what was read; the newest first."""
     writes = [each for each in frontier.actions if each[1].is_write]
     yield from list_actions(writes, characters)
@@ -150,7 +155,7 @@ def _work(frontier: Frontier, seen: Sequence[Observed], characters: int) -> Iter
     paths = [each for each in seen if each.kind == "path" and each.deeds and not re.search(r"\s", each.text)]
     changed = [each for each in paths if each.deeds != ("read",) and each.text not in written]
     for each in sorted(changed, key=lambda path: -path.at):
-        yield f"- {_line(each.text)}: {', '.join(each.deeds)}"
+        yield f"- {_format_line(each.text)}: {', '.join(each.deeds)}"
     others = [each for each in frontier.actions if not each[1].is_write]
     ran = [each for each in others if each[1].has_failed or not each[1].is_read]
     yield from list_actions(ran, characters)
@@ -158,8 +163,8 @@ def _work(frontier: Frontier, seen: Sequence[Observed], characters: int) -> Iter
     for _, action in reversed(others):
         if action.is_read and not action.has_failed and action.arguments:
             asked = " ".join(value for _, value in action.arguments[:READ_ARGUMENTS])
-            read.setdefault(action.tool, {}).setdefault(one_line(asked, READ_CHARACTERS))
-    told = (f"{_line(tool)} {', '.join(map(_line, targets))}" for tool, targets in read.items())
+            read.setdefault(action.tool, {}).setdefault(to_one_line(asked, READ_CHARACTERS))
+    told = (f"{_format_line(tool)} {', '.join(map(_format_line, targets))}" for tool, targets in read.items())
     if read:
         yield _cut_line(f"- read: {'; '.join(told)}")
 
@@ -169,19 +174,24 @@ def _cut_line(line: str) -> str:
     return line if len(line) <= LINE_CHARACTERS else line[:LINE_CHARACTERS].rpartition(",")[0]
 
 
-def _state(messages: Sequence[Message], name: Callable[[int], str], frontier: Frontier) -> Iterator[str]:
+def _describe_state(
+    messages: Sequence[Message], get_message_id: Callable[[int], str], frontier: Frontier
+) -> Iterator[str]:
     """Where it stopped: the last step and what came of it, what was left open, and what was said last."""
     if (step := frontier.find_last_step(range(len(messages)))) is not None:
-        yield f"- last step: {defanged(step.describe())} ({name(step.at)})"
+        yield f"- last step: {sanitize_text(step.describe())} ({get_message_id(step.at)})"
     for end in reversed(frontier.loose_ends):
-        yield f"- {end.kind}: {defanged(end.text)} ({name(end.at)})"
+        yield f"- {end.kind}: {sanitize_text(end.text)} ({get_message_id(end.at)})"
     recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST), -1)
-    said_last = (at for at in recent if messages[at].role == "assistant" and _split(messages[at].text))
+    said_last = (
+        at for at in recent if messages[at].role == "assistant" and _split_sentences(messages[at].text)
+    )
     if (at := next(said_last, None)) is not None:
-        yield f"- said last: {_quoted(_split(messages[at].text)[-1])} ({name(at)})"
+        quoted = _quote_sentence(_split_sentences(messages[at].text)[-1])
+        yield f"- said last: {quoted} ({get_message_id(at)})"
 
 
-def _section(title: str, lines: Iterator[str], characters: int) -> str:
+def _format_section(title: str, lines: Iterator[str], characters: int) -> str:
     """A heading and the lines that fit under it; empty where none does."""
     room, kept = characters - len(title) - 1, []
     for line in islice(lines, LINES):
@@ -191,31 +201,39 @@ def _section(title: str, lines: Iterator[str], characters: int) -> str:
     return "\n".join([title, *kept]) if kept else ""
 
 
-def _counts(messages: Sequence[Message]) -> str:
-    roles = Counter(each.role for each in messages if not each.empty)
-    return ", ".join(f"{count} {_line(role)}" for role, count in roles.most_common())
+def _format_role_counts(messages: Sequence[Message]) -> str:
+    roles = Counter(each.role for each in messages if not each.is_empty)
+    return ", ".join(f"{count} {_format_line(role)}" for role, count in roles.most_common())
 
 
-def extractive(messages: Sequence[Message], characters: int, name: Callable[[int], str]) -> str:
+def build_extractive_summary(
+    messages: Sequence[Message], characters: int, get_message_id: Callable[[int], str]
+) -> str:
     """A summary made of what stands in the messages; empty only where they say nothing.
 
     Args:
         messages: What to summarise. Of very many, and of very long ones, both ends are looked at.
         characters: Size allowed.
-        name: Id of the message at an index, to cite it by.
+        get_message_id: Id of the message at an index, to cite it by.
     """
-    if characters <= 0 or all(each.empty for each in messages):
+    if characters <= 0 or all(each.is_empty for each in messages):
         return ""
-    window = _window(len(messages))
-    seen = observed(messages, window)
+    window = _select_window(len(messages))
+    seen = collect_facts(messages, window)
     frontier = read_frontier(messages)
     room = int(WORK_SHARE * characters)
-    work = _section("Done:", _work(frontier, seen, room - len("Done:\n")), room)
-    state = _section("Where it stopped:", _state(messages, name, frontier), int(STATE_SHARE * characters))
+    work = _format_section("Done:", _list_work(frontier, seen, room - len("Done:\n")), room)
+    state = _format_section(
+        "Where it stopped:",
+        _describe_state(messages, get_message_id, frontier),
+        int(STATE_SHARE * characters),
+    )
     room = int(SAID_SHARE * (characters - len(state) - len(work)))
-    quotable = list(_sentences(messages, "assistant")) or list(_sentences(messages, "user"))
-    chosen = _chosen(quotable, len(messages), room - len("Said:"))
-    lines = (f"- {each.text} ({name(each.at)})" for each in chosen)
-    parts = [work, _section("Said:", lines, room), state]
-    text = "\n\n".join(part for part in parts if part) or f"Removed: {_counts(messages)} messages."
+    quotable = list(_iter_sentences(messages, "assistant")) or list(_iter_sentences(messages, "user"))
+    chosen = _choose_sentences(quotable, len(messages), room - len("Said:"))
+    lines = (f"- {each.text} ({get_message_id(each.at)})" for each in chosen)
+    parts = [work, _format_section("Said:", lines, room), state]
+    text = (
+        "\n\n".join(part for part in parts if part) or f"Removed: {_format_role_counts(messages)} messages."
+    )
     return text[:characters]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from compaction_proxy.core.ledger import cues
-from compaction_proxy.core.ledger.statements import folded, statements
+from compaction_proxy.core.ledger.statements import fold_text, read_statements
 
 # How much of what an order is about must stand in one statement of a user.
 BACKING = 0.5
@@ -42,17 +42,17 @@ _NEGATION = re.compile(
 )
 
 
-def orders(sentence: str) -> bool:
+def is_order(sentence: str) -> bool:
     """Whether a sentence reads as a rule, or as an order to its reader."""
-    plain = folded(sentence)
+    plain = fold_text(sentence)
     if _INJECTED.search(plain) or _IMPERATIVE.match(plain) or _ADDRESSED.search(plain):
         return True
     return cues.RULE.search(cues.NARRATIVE.sub(" ", plain)) is not None
 
 
-def _words(text: str) -> frozenset[str]:
+def _extract_words(text: str) -> frozenset[str]:
     """What a text is about: stems, and exact values."""
-    found = statements(text)
+    found = read_statements(text)
     stems = (each.words for each in found)
     exact = (frozenset(value for _, value in each.values) for each in found)
     return frozenset().union(*stems, *exact)
@@ -60,22 +60,23 @@ def _words(text: str) -> frozenset[str]:
 
 # One summary asks of the same texts many times; to hold more would be to hold whole conversations.
 @lru_cache(maxsize=2)
-def _said(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str], bool], ...]:
+def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str], bool], ...]:
     """Statements of users: what each is about, and whether it is negated."""
     found: list[tuple[frozenset[str], bool]] = []
     for text in reversed(texts):
         found += [
-            (each.words | {value for _, value in each.values}, bool(_NEGATION.search(folded(each.text))))
-            for each in statements(text)
+            (each.words | {value for _, value in each.values}, bool(_NEGATION.search(fold_text(each.text))))
+            for each in read_statements(text)
         ]
         if len(found) >= STATEMENTS:
             break
     return tuple(found[:STATEMENTS])
 
 
-def backed(order: str, texts: Sequence[str]) -> bool:
+def is_backed_by_user(order: str, texts: Sequence[str]) -> bool:
     """Whether one of the users' texts says what an order says, with the same sign."""
-    about, negated = _words(order), bool(_NEGATION.search(folded(order)))
+    about, negated = _extract_words(order), bool(_NEGATION.search(fold_text(order)))
     return bool(about) and any(
-        negated == sign and len(about & words) >= BACKING * len(about) for words, sign in _said(tuple(texts))
+        negated == sign and len(about & words) >= BACKING * len(about)
+        for words, sign in _list_user_statements(tuple(texts))
     )

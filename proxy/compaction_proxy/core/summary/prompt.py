@@ -8,22 +8,27 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from compaction_proxy.core.ledger.client_forms import find_user_messages
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.sanitize import defanged
+from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.strategies import SummaryShape
-from compaction_proxy.core.summary.answer import clean, is_unfinished, texts, validated
-from compaction_proxy.core.summary.transcript import CUT_MARK, fenced, nonce, transcript
+from compaction_proxy.core.summary.answer import (
+    clean_summary,
+    is_unfinished,
+    split_run_texts,
+    validate_summary,
+)
+from compaction_proxy.core.summary.transcript import CUT_MARK, build_transcript, compute_nonce, wrap_in_fence
 
 __all__ = [
     "CUT_MARK",
     "NO_TASK",
-    "aligned_prompt",
-    "clean",
+    "build_aligned_prompt",
+    "build_prompt",
+    "build_transcript",
+    "clean_summary",
+    "find_task_message",
     "is_unfinished",
-    "prompt",
-    "task_of",
-    "texts",
-    "transcript",
-    "validated",
+    "split_run_texts",
+    "validate_summary",
 ]
 
 NO_TASK = "Unknown task"
@@ -36,14 +41,14 @@ ALIGNED_END = (
 WORDS_PER_TOKEN = 0.7
 
 
-def _size(tokens: int, language: str, runs: int) -> str:
+def _format_size(tokens: int, language: str, runs: int) -> str:
     words = max(10, int(tokens * WORDS_PER_TOKEN))
     together = f" for all {runs} texts together" if runs > 1 else ""
     named = language or "the language that the user writes in"
     return f"At most {tokens} tokens, which is about {words} words{together}. Write in {named}."
 
 
-def _marks(runs: int) -> str:
+def _format_run_marks(runs: int) -> str:
     """How an answer about several runs is laid out."""
     marks = "\n".join(f"=== RUN {number} ===" for number in range(1, runs + 1))
     return (
@@ -52,15 +57,15 @@ def _marks(runs: int) -> str:
     )
 
 
-def _numbered(groups: Sequence[Sequence[Message]], shape: SummaryShape) -> Iterator[str]:
+def _iter_transcripts(groups: Sequence[Sequence[Message]], shape: SummaryShape) -> Iterator[str]:
     """The groups as transcripts, numbered through."""
     first = 0
     for group in groups:
-        yield transcript(group, shape, first)
+        yield build_transcript(group, shape, first)
         first += len(group)
 
 
-def prompt(
+def build_prompt(
     groups: Sequence[Sequence[Message]],
     shape: SummaryShape,
     *,
@@ -82,25 +87,25 @@ def prompt(
         language: English name of the language to write in; empty if it is not known.
         tokens: Size asked for.
     """
-    held = list(_numbered(groups, shape)) or [""]
-    before, asked = [defanged(each) for each in earlier], defanged(task)
-    mark = nonce([*held, *before, asked])
-    known = [fenced("summary", each, mark) for each in before] or [NONE_YET]
-    parts = [f"## Size and Language\n{_size(tokens, language, len(groups))}"]
+    held = list(_iter_transcripts(groups, shape)) or [""]
+    before, asked = [sanitize_text(each) for each in earlier], sanitize_text(task)
+    mark = compute_nonce([*held, *before, asked])
+    known = [wrap_in_fence("summary", each, mark) for each in before] or [NONE_YET]
+    parts = [f"## Size and Language\n{_format_size(tokens, language, len(groups))}"]
     parts.append("\n".join(["## Previous Summary", *known]))
-    parts += [f"## Original User Task\n{fenced('task', asked, mark)}"] if asked else []
-    return "\n\n".join([*parts, *_material(held, mark)])
+    parts += [f"## Original User Task\n{wrap_in_fence('task', asked, mark)}"] if asked else []
+    return "\n\n".join([*parts, *_format_material(held, mark)])
 
 
-def _material(held: Sequence[str], mark: str) -> list[str]:
+def _format_material(transcripts: Sequence[str], mark: str) -> list[str]:
     """The fenced transcripts, each run behind its own number where there are several."""
-    if len(held) == 1:
-        return [f"## Messages to Summarize\n{fenced('transcript', held[0], mark)}"]
-    runs = [fenced(f"run-{number}", each, mark) for number, each in enumerate(held, 1)]
-    return [f"## Runs to Summarize\n{_marks(len(held))}", *runs]
+    if len(transcripts) == 1:
+        return [f"## Messages to Summarize\n{wrap_in_fence('transcript', transcripts[0], mark)}"]
+    runs = [wrap_in_fence(f"run-{number}", each, mark) for number, each in enumerate(transcripts, 1)]
+    return [f"## Runs to Summarize\n{_format_run_marks(len(transcripts))}", *runs]
 
 
-def aligned_prompt(instructions: str, *, language: str, tokens: int, groups: int) -> str:
+def build_aligned_prompt(instructions: str, *, language: str, tokens: int, groups: int) -> str:
     """The last user message of an aligned call: the conversation to summarise is all that stands above it.
 
     Args:
@@ -111,18 +116,18 @@ def aligned_prompt(instructions: str, *, language: str, tokens: int, groups: int
     """
     parts = [
         instructions.strip(),
-        f"## Size and Language\n{_size(tokens, language, groups)}",
+        f"## Size and Language\n{_format_size(tokens, language, groups)}",
         ALIGNED_END,
     ]
     if groups > 1:
         which = (
             f"A run is an unbroken row of assistant messages and tool results; take the {groups} earliest."
         )
-        parts.insert(2, f"## Runs to Summarize\n{which} {_marks(groups)}")
+        parts.insert(2, f"## Runs to Summarize\n{which} {_format_run_marks(groups)}")
     return "\n\n".join(parts)
 
 
-def task_of(messages: Iterable[Message]) -> Message | None:
+def find_task_message(messages: Iterable[Message]) -> Message | None:
     """The task: the first message that the user has written."""
     listed = tuple(messages)
     return next((listed[index] for index in find_user_messages(listed)), None)

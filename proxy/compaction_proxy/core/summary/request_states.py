@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from compaction_proxy.core.ledger import cues
-from compaction_proxy.core.ledger.frontier import RequestState
-from compaction_proxy.core.ledger.statements import folded, statements
+from compaction_proxy.core.ledger.frontier import StatementStatus
+from compaction_proxy.core.ledger.statements import fold_text, read_statements
 
 # A line is about a request if it holds so much of what the request is about.
 LEAST_SHARE = 0.6
@@ -35,14 +35,14 @@ _STILL = re.compile(
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
 # A record stands for good, so what it calls open was so when it was written.
 _STATUSES = {
-    RequestState.OPEN: "open then",
-    RequestState.ANSWERED: "done",
-    RequestState.UNKNOWN: "unknown",
-    RequestState.TOLD: "told by the user",
+    StatementStatus.OPEN: "open then",
+    StatementStatus.ANSWERED: "done",
+    StatementStatus.UNKNOWN: "unknown",
+    StatementStatus.TOLD: "told by the user",
 }
 # A cell of a table that tells a state is no longer, in characters.
 STATUS_CHARACTERS = 24
-NOTHING = "None"
+EMPTY_SECTION_TEXT = "None"
 
 
 class _KnownStatement(NamedTuple):
@@ -57,11 +57,11 @@ class _KnownStatement(NamedTuple):
 
     turn: int
     words: frozenset[str]
-    state: RequestState
+    state: StatementStatus
     is_settled: bool
 
 
-def correct_states(text: str, states: Mapping[tuple[int, str], RequestState]) -> str:
+def correct_states(text: str, states: Mapping[tuple[int, str], StatementStatus]) -> str:
     """Returns a summary in which no answered request is called open, and no open one done.
 
     Args:
@@ -72,7 +72,7 @@ def correct_states(text: str, states: Mapping[tuple[int, str], RequestState]) ->
     if not known:
         return text
     lines: list[str] = []
-    said: RequestState | None = None
+    said: StatementStatus | None = None
     for line in text.splitlines():
         heading = _HEADING.match(line)
         if heading and not _ENTRY.match(line):
@@ -87,11 +87,11 @@ def correct_states(text: str, states: Mapping[tuple[int, str], RequestState]) ->
     return "\n".join(_fill_sections(lines)).strip()
 
 
-def _list_known(states: Mapping[tuple[int, str], RequestState]) -> Iterator[_KnownStatement]:
+def _list_known(states: Mapping[tuple[int, str], StatementStatus]) -> Iterator[_KnownStatement]:
     """The newest requests, and the newest of what was told beside them or alone."""
-    told = [each for each in states.items() if each[1] is RequestState.TOLD]
-    requests = [each for each in states.items() if each[1] is not RequestState.TOLD]
-    unsettled = {turn for (turn, _), state in requests if state is not RequestState.ANSWERED}
+    told = [each for each in states.items() if each[1] is StatementStatus.TOLD]
+    requests = [each for each in states.items() if each[1] is not StatementStatus.TOLD]
+    unsettled = {turn for (turn, _), state in requests if state is not StatementStatus.ANSWERED}
     for (turn, text), state in (*requests[-MAX_REQUESTS:], *told[-MAX_REQUESTS:]):
         words = _find_words(text)
         if len(words) > 1:
@@ -100,29 +100,29 @@ def _list_known(states: Mapping[tuple[int, str], RequestState]) -> Iterator[_Kno
 
 def _find_words(text: str) -> frozenset[str]:
     """What a text is about: stems, and exact values."""
-    found = statements(text[:LINE_CHARACTERS])
+    found = read_statements(text[:LINE_CHARACTERS])
     return frozenset(word for each in found for word in (*each.words, *(value for _, value in each.values)))
 
 
-def _find_status(words: str) -> RequestState | None:
-    plain = folded(words)
+def _find_status(words: str) -> StatementStatus | None:
+    plain = fold_text(words)
     if cues.OPEN_STATUS.search(plain):
-        return RequestState.OPEN
-    return RequestState.ANSWERED if cues.DONE_STATUS.search(plain) else None
+        return StatementStatus.OPEN
+    return StatementStatus.ANSWERED if cues.DONE_STATUS.search(plain) else None
 
 
-def _find_claim(sentence: str) -> RequestState | None:
+def _find_claim(sentence: str) -> StatementStatus | None:
     """What a sentence says of the state of something; None for nothing."""
     ending = _ENDING.search(sentence)
     if ending and (status := _find_status(ending["status"])):
         return status
-    return RequestState.OPEN if _STILL.search(folded(sentence)) else None
+    return StatementStatus.OPEN if _STILL.search(fold_text(sentence)) else None
 
 
-def _find_state(line: str, known: list[_KnownStatement]) -> RequestState | None:
+def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | None:
     """The state of the statement that a line is about; None where it is about none, or two that differ."""
     about = _find_words(line)
-    requests = (each for each in known if each.state is not RequestState.TOLD)
+    requests = (each for each in known if each.state is not StatementStatus.TOLD)
     shares = [
         (len(shared) / len(each.words), len(shared), each.state)
         for each in requests
@@ -135,7 +135,7 @@ def _find_state(line: str, known: list[_KnownStatement]) -> RequestState | None:
     return _find_told(about, known)
 
 
-def _find_told(about: frozenset[str], known: list[_KnownStatement]) -> RequestState | None:
+def _find_told(about: frozenset[str], known: list[_KnownStatement]) -> StatementStatus | None:
     """The state of a message that words repeat: most of them, and most of what it told; None for none."""
     said: dict[int, set[str]] = {}
     for each in known:
@@ -143,24 +143,24 @@ def _find_told(about: frozenset[str], known: list[_KnownStatement]) -> RequestSt
     repeated = [
         each.is_settled
         for each in known
-        if each.state is RequestState.TOLD
+        if each.state is StatementStatus.TOLD
         and len(each.words & about) >= LEAST_SHARE * len(each.words)
         and len(said[each.turn] & about) >= LEAST_SHARE * len(about)
     ]
     if not repeated:
         return None
-    return RequestState.TOLD if all(repeated) else RequestState.UNKNOWN
+    return StatementStatus.TOLD if all(repeated) else StatementStatus.UNKNOWN
 
 
-def _is_wrong(claimed: RequestState | None, line: str, known: list[_KnownStatement]) -> bool:
+def _is_wrong(claimed: StatementStatus | None, line: str, known: list[_KnownStatement]) -> bool:
     """Whether a line claims a state that what it is about does not have."""
     state = _find_state(line, known) if claimed else None
-    if state is None or state is RequestState.UNKNOWN:
+    if state is None or state is StatementStatus.UNKNOWN:
         return False
-    return claimed is RequestState.OPEN if state is RequestState.TOLD else claimed is not state
+    return claimed is StatementStatus.OPEN if state is StatementStatus.TOLD else claimed is not state
 
 
-def _correct_line(line: str, said: RequestState | None, known: list[_KnownStatement]) -> str | None:
+def _correct_line(line: str, said: StatementStatus | None, known: list[_KnownStatement]) -> str | None:
     """The line as it may stand; None where it has to go."""
     cells = line.strip().strip("|").split("|") if line.lstrip().startswith("|") else []
     if len(cells) > 1:
@@ -175,10 +175,10 @@ def _correct_line(line: str, said: RequestState | None, known: list[_KnownStatem
     return " ".join(kept) or None
 
 
-def _find_label(line: str) -> RequestState | None:
+def _find_label(line: str) -> StatementStatus | None:
     """The state that a box or a word in front of a line tells; None for none."""
     if box := _BOX.match(line):
-        return RequestState.OPEN if box["box"] == " " else RequestState.ANSWERED
+        return StatementStatus.OPEN if box["box"] == " " else StatementStatus.ANSWERED
     labelled = _LABELLED.match(line)
     return _find_status(labelled["status"]) if labelled else None
 
@@ -194,7 +194,7 @@ def _correct_row(line: str, cells: list[str], known: list[_KnownStatement]) -> s
     others = [cell for k, cell in enumerate(cells) if k != told[-1]]
     subject = next((cell for cell in others if len(_find_words(cell)) > 1), others[0])
     state = _find_state(subject, known)
-    if state is None or (claimed is RequestState.ANSWERED and state is not RequestState.OPEN):
+    if state is None or (claimed is StatementStatus.ANSWERED and state is not StatementStatus.OPEN):
         return line
     cells[told[-1]] = f" {_STATUSES[state]} "
     return f"|{'|'.join(cells)}|"
@@ -206,6 +206,6 @@ def _fill_sections(lines: list[str]) -> Iterator[str]:
         follows = lines[at + 1 : at + 3]
         bare = line == "" and at > 0 and _HEADING.match(lines[at - 1])
         if bare and (not follows or follows[0] == "" or _HEADING.match(follows[0])):
-            yield NOTHING
+            yield EMPTY_SECTION_TEXT
         elif not bare:
             yield line

@@ -9,7 +9,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from compaction_proxy.core.ledger.facts import HEAD_CHARACTERS, TAIL_CHARACTERS, Shown, shown
+from compaction_proxy.core.ledger.facts import (
+    HEAD_CHARACTERS,
+    TAIL_CHARACTERS,
+    MessageFact,
+    list_message_facts,
+)
 from compaction_proxy.core.message import Message
 
 # Of the messages replaced, the newest are looked at up to so many characters; of what is seen, the first.
@@ -30,16 +35,16 @@ _KINDS = {
 _WORD = re.compile(r"\w+")
 
 
-class _Seen:
+class _IndexedText:
     """A text in which the places of each word are known."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._text = _joined(texts)
+        self._text = _join_texts(texts)
         self._places: defaultdict[str, list[int]] = defaultdict(list)
         for found in _WORD.finditer(self._text):
             self._places[found.group()].append(found.start())
 
-    def holds(self, fact: str) -> bool:
+    def contains_fact(self, fact: str) -> bool:
         """Whether a fact stands there, and not as a part of a longer word."""
         if not fact.isascii():  # not every script parts its words
             return fact in self._text
@@ -47,22 +52,22 @@ class _Seen:
         if not words:
             return fact in self._text
         places, offset = min(words, key=lambda word: len(word[0]))
-        return any(self._whole(place - offset, fact) for place in islice(places, MAX_PLACES))
+        return any(self._is_whole_word(place - offset, fact) for place in islice(places, MAX_PLACES))
 
-    def _whole(self, start: int, fact: str) -> bool:
+    def _is_whole_word(self, start: int, fact: str) -> bool:
         stop = start + len(fact)
         if start < 0 or not self._text.startswith(fact, start):
             return False
         before, after = self._text[start - 1 : start], self._text[stop : stop + 1]
-        return not (_one_word(before, fact[0]) or _one_word(fact[-1], after))
+        return not (_is_same_word(before, fact[0]) or _is_same_word(fact[-1], after))
 
 
-def _one_word(left: str, right: str) -> bool:
+def _is_same_word(left: str, right: str) -> bool:
     """Whether these neighbours are parts of the same word."""
     return bool(_WORD.match(left) and _WORD.match(right))
 
 
-def _joined(texts: Iterable[str]) -> str:
+def _join_texts(texts: Iterable[str]) -> str:
     """The beginning of all texts, white space as single spaces."""
     parts, left = [], MAX_SEEN_CHARACTERS
     for text in texts:
@@ -73,17 +78,19 @@ def _joined(texts: Iterable[str]) -> str:
     return " ".join(" ".join(parts).split())
 
 
-def _facts(removed: Sequence[Message], shown: Callable[[Message], Sequence[Shown]]) -> dict[str, list[str]]:
+def _collect_facts(
+    removed: Sequence[Message], fact_reader: Callable[[Message], Sequence[MessageFact]]
+) -> dict[str, list[str]]:
     """The facts of each kind, newest first, each once."""
     found: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    for message in _newest(removed):
-        for kind, text, *_ in reversed(shown(message)):
+    for message in _iter_newest(removed):
+        for kind, text, *_ in reversed(fact_reader(message)):
             if kind in _KINDS and text:
                 found[_KINDS[kind]].setdefault(" ".join(text.split()))
     return {kind: list(islice(texts, MAX_FACTS)) for kind, texts in found.items()}
 
 
-def _newest(removed: Sequence[Message]) -> Iterator[Message]:
+def _iter_newest(removed: Sequence[Message]) -> Iterator[Message]:
     left = MAX_CHARACTERS
     for message in reversed(removed):
         size = len(message.text) + sum(len(call.arguments) for call in message.calls)
@@ -93,11 +100,11 @@ def _newest(removed: Sequence[Message]) -> Iterator[Message]:
         yield message
 
 
-def survived(
+def count_retained_facts(
     removed: Sequence[Message],
-    seen: Iterable[str],
+    visible_texts: Iterable[str],
     rules: Sequence[str] = (),
-    shown: Callable[[Message], Sequence[Shown]] = shown,
+    fact_reader: Callable[[Message], Sequence[MessageFact]] = list_message_facts,
 ) -> Mapping[str, tuple[int, int]]:
     """How many facts of each kind there were, and how many of them are still seen: kept, then all.
 
@@ -106,11 +113,11 @@ def survived(
 
     Args:
         removed: The messages that a round replaces or shortens, in their order.
-        seen: The texts that the model sees once it is in force, what stands in first.
+        visible_texts: The texts that the model sees once it is in force, what stands in first.
         rules: What users have laid down in the removed messages and still holds.
-        shown: What a message shows; `core.ledger.facts.shown`, or a memory of it.
+        fact_reader: What a message shows; `core.ledger.facts.shown`, or a memory of it.
     """
-    facts = _facts(removed, shown)
+    facts = _collect_facts(removed, fact_reader)
     facts[RULE] = list(dict.fromkeys(" ".join(rule.split()) for rule in rules))[-MAX_FACTS:]
-    text = _Seen(seen)
-    return {kind: (sum(map(text.holds, said)), len(said)) for kind, said in facts.items() if said}
+    text = _IndexedText(visible_texts)
+    return {kind: (sum(map(text.contains_fact, said)), len(said)) for kind, said in facts.items() if said}

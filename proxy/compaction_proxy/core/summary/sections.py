@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 # What stands in a section that the model left out, and in one that a cut answer did not reach.
-NOTHING = "None"
+EMPTY_SECTION_TEXT = "None"
 NOT_REACHED = "Not recorded."
 # A longer line is no heading.
 HEADING_CHARACTERS = 120
@@ -28,7 +28,7 @@ _ENTRY = re.compile(r"\s*(?:[-+•>|]|\*[ \t])")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PromptSection:
     """A section that a prompt asks for.
 
     Attributes:
@@ -45,7 +45,7 @@ class Section:
         return bool(_PLAIN_NUMBER.match(self.heading))
 
 
-class _Heading(NamedTuple):
+class _SectionHeading(NamedTuple):
     """A line that opens a section.
 
     Attributes:
@@ -59,7 +59,7 @@ class _Heading(NamedTuple):
     rest: str
 
 
-def repair_sections(text: str, sections: Sequence[Section], *, is_cut: bool = False) -> str:
+def repair_sections(text: str, sections: Sequence[PromptSection], *, is_cut: bool = False) -> str:
     """Returns the text with all sections in their order under exactly their headings.
 
     A section that is missing is added with a line that says so, unless it is optional. Text in front of the
@@ -86,32 +86,32 @@ def repair_sections(text: str, sections: Sequence[Section], *, is_cut: bool = Fa
     for each, stop in zip(found, stops, strict=True):
         body = "\n".join([each.rest, *lines[each.at + 1 : stop]]).strip("\n")
         bodies.setdefault(each.section, []).extend([body] if body.strip() else [])
-    missing = NOT_REACHED if is_cut else NOTHING
+    missing = NOT_REACHED if is_cut else EMPTY_SECTION_TEXT
     parts = ["\n".join(lines[: found[0].at]).strip()]
     parts += [f"{sections[k].heading}\n" + "\n".join(bodies.get(k) or [missing]) for k in wanted]
     return "\n\n".join(part for part in parts if part)
 
 
-def has_last_section(text: str, sections: Sequence[Section]) -> bool:
+def has_last_section(text: str, sections: Sequence[PromptSection]) -> bool:
     """Whether a text reaches the last section that is not optional; True where no sections are asked for."""
     required = [k for k, each in enumerate(sections) if not each.is_optional]
     found = _find_headings(text.splitlines(), sections)
     return not required or required[-1] in {each.section for each in found}
 
 
-def _count_required(found: Sequence[_Heading], sections: Sequence[Section]) -> int:
+def _count_required(found: Sequence[_SectionHeading], sections: Sequence[PromptSection]) -> int:
     """Sections among those found that are not optional, each counted once."""
     return len({each.section for each in found if not sections[each.section].is_optional})
 
 
-def _find_headings(lines: Sequence[str], sections: Sequence[Section]) -> list[_Heading]:
+def _find_headings(lines: Sequence[str], sections: Sequence[PromptSection]) -> list[_SectionHeading]:
     """The headings of the sections, by their titles; where none of the titles is there, by their places."""
-    open_lines = list(_outside_code(lines))
-    named = list(_named(open_lines, sections))
-    return named or next(_placed(open_lines, lines, sections), [])
+    open_lines = list(_iter_lines_outside_code(lines))
+    named = list(_find_by_titles(open_lines, sections))
+    return named or next(_find_by_form(open_lines, lines, sections), [])
 
 
-def _outside_code(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+def _iter_lines_outside_code(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
     """The lines that stand in no block of code, each with its index."""
     is_code = False
     for at, line in enumerate(lines):
@@ -121,29 +121,33 @@ def _outside_code(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
             yield at, line
 
 
-def _named(lines: Sequence[tuple[int, str]], sections: Sequence[Section]) -> Iterator[_Heading]:
-    titles = {_words(each.heading): k for k, each in enumerate(sections)}
+def _find_by_titles(
+    lines: Sequence[tuple[int, str]], sections: Sequence[PromptSection]
+) -> Iterator[_SectionHeading]:
+    titles = {_extract_title_words(each.heading): k for k, each in enumerate(sections)}
     for at, line in lines:
         head, colon, rest = line.replace("：", ":").partition(":")  # noqa: RUF001 - what models write
         if len(head) > HEADING_CHARACTERS or _ENTRY.match(line):
             continue
-        section = titles.get(_words(head))
+        section = titles.get(_extract_title_words(head))
         if section is not None:
-            yield _Heading(at, section, rest.lstrip(" \t*_"))
-        elif colon and (section := titles.get(_words(line))) is not None:  # such as "Section 1: Goals"
-            yield _Heading(at, section, "")
+            yield _SectionHeading(at, section, rest.lstrip(" \t*_"))
+        elif (
+            colon and (section := titles.get(_extract_title_words(line))) is not None
+        ):  # such as "Section 1: Goals"
+            yield _SectionHeading(at, section, "")
 
 
-def _placed(
-    open_lines: Sequence[tuple[int, str]], lines: Sequence[str], sections: Sequence[Section]
-) -> Iterator[list[_Heading]]:
+def _find_by_form(
+    open_lines: Sequence[tuple[int, str]], lines: Sequence[str], sections: Sequence[PromptSection]
+) -> Iterator[list[_SectionHeading]]:
     """Rows of headings of one form, as many as there are sections, each with text below it."""
     if not sections:
         return
     required = [k for k, each in enumerate(sections) if not each.is_optional]
     forms: dict[str, list[int]] = {}
     for at, line in open_lines:
-        if form := _form(line):
+        if form := _detect_heading_form(line):
             forms.setdefault(form, []).append(at)
     for form, places in forms.items():
         numbers = [_PLAIN_NUMBER.match(lines[at]) for at in places] if form == "number" else []
@@ -154,10 +158,10 @@ def _placed(
         filled = all("".join(lines[at + 1 : stop]).strip() for at, stop in zip(places, stops, strict=True))
         indexes = required if len(places) == len(required) else range(len(sections))
         if filled and len(places) == len(indexes):
-            yield [_Heading(at, k, "") for at, k in zip(places, indexes, strict=True)]
+            yield [_SectionHeading(at, k, "") for at, k in zip(places, indexes, strict=True)]
 
 
-def _form(line: str) -> str:
+def _detect_heading_form(line: str) -> str:
     """How a line is marked as a heading; empty where it is none."""
     if len(line) > HEADING_CHARACTERS:
         return ""
@@ -168,7 +172,7 @@ def _form(line: str) -> str:
     return "number" if _PLAIN_NUMBER.match(line) else ""
 
 
-def _words(heading: str) -> tuple[str, ...]:
+def _extract_title_words(heading: str) -> tuple[str, ...]:
     """The words of a title, without markup, number and what stands in parentheses."""
     bare = heading.strip(" \t#*_")
     number = _NUMBER.match(bare)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.sanitize import defanged
+from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.strategies import SummaryShape
 
 CUT_MARK = "\n[...truncated...]"
@@ -24,7 +24,7 @@ _ERROR = re.compile(
 _ROLE = re.compile(r"[^\w-]")
 
 
-def _content(message: Message) -> str:
+def _format_content(message: Message) -> str:
     lines = [message.text] if message.text else []
     lines += [f"[{part.kind}]" for part in message.parts]
     lines += [message.refusal] if message.refusal else []
@@ -32,36 +32,39 @@ def _content(message: Message) -> str:
     return "\n".join(lines)
 
 
-def _cut(text: str, characters: int, *, ends: bool) -> str:
-    """At most about so many characters: the beginning; with `ends` the end as well, if an error is there."""
+def _cut_text(text: str, characters: int, *, keep_end: bool) -> str:
+    """At most about so many characters: the beginning.
+
+    With `keep_end` the end as well, if an error is there.
+    """
     if len(text) <= characters:
         return text
-    if not ends or characters < TWO_ENDS_CHARACTERS or not _ERROR.search(text[-ENDING_CHARACTERS:]):
+    if not keep_end or characters < TWO_ENDS_CHARACTERS or not _ERROR.search(text[-ENDING_CHARACTERS:]):
         return text[:characters] + CUT_MARK
     head = int(characters * HEAD_SHARE)
     return f"{text[:head]}{CUT_MARK}\n{text[head - characters :]}"
 
 
-def _entry(message: Message, shape: SummaryShape) -> str:
+def _format_entry(message: Message, shape: SummaryShape) -> str:
     result = bool(message.answers)
     characters = shape.tool_characters if result else shape.message_characters
-    return defanged(_cut(_content(message), characters, ends=result))
+    return sanitize_text(_cut_text(_format_content(message), characters, keep_end=result))
 
 
-def transcript(messages: Iterable[Message], shape: SummaryShape, first: int = 0) -> str:
+def build_transcript(messages: Iterable[Message], shape: SummaryShape, first: int = 0) -> str:
     """The messages as text, numbered from `first`, each cut to the strategy's size and made harmless."""
     return "\n\n---\n\n".join(
-        f"[{index}] {_ROLE.sub('', message.role).upper()}:\n{_entry(message, shape)}"
+        f"[{index}] {_ROLE.sub('', message.role).upper()}:\n{_format_entry(message, shape)}"
         for index, message in enumerate(messages, first)
     )
 
 
-def nonce(texts: Sequence[str]) -> str:
+def compute_nonce(texts: Sequence[str]) -> str:
     """What fences around these texts are named after: nothing in them can hold or guess their own digest."""
     held = "\0".join(texts).encode("utf-8", "surrogatepass")
     return hashlib.sha256(held).hexdigest()[:FENCE_DIGITS]
 
 
-def fenced(name: str, text: str, mark: str) -> str:
-    """The text between two tags on lines of their own; `mark` comes from `nonce`."""
-    return f"<{name}-{mark}>\n{text}\n</{name}-{mark}>"
+def wrap_in_fence(name: str, text: str, nonce: str) -> str:
+    """The text between two tags on lines of their own; `nonce` comes from `compute_nonce`."""
+    return f"<{name}-{nonce}>\n{text}\n</{name}-{nonce}>"

@@ -11,15 +11,15 @@ from functools import cached_property
 from itertools import zip_longest
 from types import MappingProxyType
 
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.ledger.actions import Action, list_actions
-from compaction_proxy.core.ledger.facts import Observed, observed
-from compaction_proxy.core.ledger.frontier import RequestState, read_frontier
-from compaction_proxy.core.ledger.language import language as language_of
-from compaction_proxy.core.ledger.values import Value, values
+from compaction_proxy.core.ledger.facts import ObservedFact, collect_facts
+from compaction_proxy.core.ledger.frontier import StatementStatus, read_frontier
+from compaction_proxy.core.ledger.language import detect_language
+from compaction_proxy.core.ledger.values import ExactValue, find_values
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.summary.injection import backed, orders
-from compaction_proxy.core.summary.request_states import NOTHING, correct_states
+from compaction_proxy.core.summary.injection import is_backed_by_user, is_order
+from compaction_proxy.core.summary.request_states import EMPTY_SECTION_TEXT, correct_states
 
 LEAST_CHARACTERS = 40
 LEAST_SHARE = 1 / 3
@@ -30,10 +30,10 @@ RECALL = 0.9
 ADDED_SHARE = 0.2
 ADDED_CHARACTERS = 600
 ADDED_VALUE_CHARACTERS = 120
-ADDED = "Additional exact values:"
+ADDED_VALUES_HEADING = "Additional exact values:"
 # Of the size allowed, however long the summary is.
 CALLS_SHARE = 0.5
-ADDED_CALLS = "Calls that changed something, and how they ended:"
+ADDED_CALLS_HEADING = "Calls that changed something, and how they ended:"
 # How many of the newest messages' identifiers are critical, and what each kind weighs.
 NEWEST = 6
 CRITICAL = 32
@@ -66,7 +66,7 @@ _RECENT = frozenset({"url", "email", "id", "code", "commit", "branch", "money", 
 
 
 @dataclass(frozen=True)
-class _Sources:
+class _SummarySources:
     """What a summary may have its values from.
 
     Attributes:
@@ -88,12 +88,12 @@ class _Sources:
     @cached_property
     def numbers(self) -> frozenset[str]:
         """Its numbers, without signs that group or part their digits."""
-        return frozenset({_digits(number) for part in self.parts for number in _NUMBER.findall(part)})
+        return frozenset({_keep_digits(number) for part in self.parts for number in _NUMBER.findall(part)})
 
-    def hold(self, value: Value) -> bool:
+    def contains_value(self, value: ExactValue) -> bool:
         """Whether a value stands in them, as far as can be told."""
         if value.kind in {"money", "number", "port"}:
-            return _digits(value.text) in self.numbers or value.text in self.text
+            return _keep_digits(value.text) in self.numbers or value.text in self.text
         folded = value.text.casefold()
         if value.kind == "commit":
             return folded in self.text
@@ -101,19 +101,19 @@ class _Sources:
             return True
         if value.kind == "version":
             return folded.removeprefix("v") in self.text
-        return value.kind == "path" and folded.startswith("/") and self._hold_end(folded)
+        return value.kind == "path" and folded.startswith("/") and self._contains_path_end(folded)
 
-    def _hold_end(self, path: str) -> bool:
+    def _contains_path_end(self, path: str) -> bool:
         """Whether the end of a path is known: the directory that work is done in is told elsewhere."""
         parts = [part for part in path.split("/") if part]
         return len(parts) > 2 and "/".join(parts[-2:]) in self.text
 
 
-def _digits(number: str) -> str:
+def _keep_digits(number: str) -> str:
     return re.sub(r"\D", "", number)
 
 
-def _unescaped(arguments: str) -> str:
+def _unescape_json(arguments: str) -> str:
     """JSON text with the escapes of its strings resolved, be it valid or not."""
     return _ESCAPE.sub(
         lambda found: chr(int(found[1], 16)) if found[1] else {"n": "\n", "t": "\t"}.get(found[2], found[2]),
@@ -121,14 +121,14 @@ def _unescaped(arguments: str) -> str:
     )
 
 
-def _texts(messages: Iterable[Message]) -> Iterator[str]:
+def _iter_texts(messages: Iterable[Message]) -> Iterator[str]:
     for message in messages:
         yield from (message.text, message.refusal, message.name)
         for call in message.calls:
-            yield from (call.name, call.id, call.arguments, _unescaped(call.arguments))
+            yield from (call.name, call.id, call.arguments, _unescape_json(call.arguments))
 
 
-def _copied(value: Value) -> bool:
+def _is_copied_value(value: ExactValue) -> bool:
     """Whether a value is one that can only have been copied."""
     if value.kind == "path":
         return bool(_ROOTED.match(value.text)) and len(value.text) > 3 and not value.text[0].isupper()
@@ -137,18 +137,18 @@ def _copied(value: Value) -> bool:
         return made and len(value.text) >= LEAST_CODE and not _EXPLAINED.fullmatch(value.text)
     if value.kind == "version":  # two parts may as well number a section
         return value.text.startswith("v") or value.text.count(".") > 1
-    return value.kind in _COPIED or (value.kind == "number" and len(_digits(value.text)) >= LONG_DIGITS)
+    return value.kind in _COPIED or (value.kind == "number" and len(_keep_digits(value.text)) >= LONG_DIGITS)
 
 
-def _invents(piece: str, sources: _Sources) -> bool:
+def _has_invented_value(piece: str, sources: _SummarySources) -> bool:
     return any(
-        _copied(value) and not sources.hold(value)
+        _is_copied_value(value) and not sources.contains_value(value)
         for start in range(0, len(piece), PIECE_CHARACTERS)
-        for value in values(piece[start : start + PIECE_CHARACTERS])
+        for value in find_values(piece[start : start + PIECE_CHARACTERS])
     )
 
 
-def _pieces(line: str) -> tuple[str, list[str]]:
+def _split_line(line: str) -> tuple[str, list[str]]:
     """What opens a line, and its sentences; a table row is one."""
     start = _ENTRY.match(line)
     opening = start[0] if start else ""
@@ -156,15 +156,15 @@ def _pieces(line: str) -> tuple[str, list[str]]:
     return opening, [body] if body.startswith("|") else [each for each in _SENTENCE.split(body) if each]
 
 
-def _kept(text: str, sources: _Sources, said: Sequence[str]) -> str:
+def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: Sequence[str]) -> str:
     """The text without sentences that hold invented values, or orders that no user gave."""
     lines = []
     for line in text.splitlines():
-        opening, pieces = _pieces(line)
+        opening, pieces = _split_line(line)
         if _HEADING.match(line):
             pieces = [line.lstrip("# \t")]
-        sound = [each for each in pieces if not _invents(each, sources)]
-        sound = [each for each in sound if not orders(each) or backed(each, said)]
+        sound = [each for each in pieces if not _has_invented_value(each, sources)]
+        sound = [each for each in sound if not is_order(each) or is_backed_by_user(each, user_texts)]
         if len(sound) == len(pieces):  # so is an empty line
             lines.append(line)
         elif sound:
@@ -180,22 +180,22 @@ def _drop_repeats(text: str) -> str:
         if line not in known or len(line) < LEAST_CHARACTERS or not _BULLET.match(line):
             kept.append(line)
         elif kept[-1].startswith("#") and not follower:
-            kept.append(NOTHING)
+            kept.append(EMPTY_SECTION_TEXT)
         known.add(line)
     return "\n".join(kept)
 
 
-def _weight(text: str) -> int:
+def _count_prose_characters(text: str) -> int:
     """Characters of a text that say something: without headings and rulers of tables."""
     return sum(len(line.strip()) for line in text.splitlines() if not _HEADING.match(line))
 
 
-def _critical(messages: Sequence[Message], writes: Sequence[Action]) -> list[tuple[int, str]]:
+def _list_critical_values(messages: Sequence[Message], writes: Sequence[Action]) -> list[tuple[int, str]]:
     """What must not be lost, each with its weight, the newest last."""
-    seen = observed(messages, range(len(messages)))
+    seen = collect_facts(messages, range(len(messages)))
     errors = [each for each in seen if each.kind in {"error", "exit"}]
     last = _ERROR_NAME.findall(errors[-1].text)[:1] if errors else []
-    found = [(weight, each.text) for each in seen if (weight := _importance(each, len(messages)))]
+    found = [(weight, each.text) for each in seen if (weight := _weigh_fact(each, len(messages)))]
     found += [(ERROR_WEIGHT, name) for name in last]
     known = {value for _, value in found}
     targets = dict.fromkeys(
@@ -206,55 +206,55 @@ def _critical(messages: Sequence[Message], writes: Sequence[Action]) -> list[tup
     return short[-CRITICAL:]
 
 
-def _importance(each: Observed, length: int) -> int:
-    if re.search(r"\s", each.text):
+def _weigh_fact(fact: ObservedFact, length: int) -> int:
+    if re.search(r"\s", fact.text):
         return 0
-    if each.kind == "path" and set(each.deeds) - {"read"}:
+    if fact.kind == "path" and set(fact.deeds) - {"read"}:
         return CHANGED_WEIGHT
-    recent = each.kind in _RECENT and each.at >= length - NEWEST
-    return RECENT_WEIGHT if recent and _copied(Value(each.kind, each.text, 0)) else 0
+    recent = fact.kind in _RECENT and fact.at >= length - NEWEST
+    return RECENT_WEIGHT if recent and _is_copied_value(ExactValue(fact.kind, fact.text, 0)) else 0
 
 
-def _repaired(text: str, messages: Sequence[Message], characters: int) -> str:
+def _append_missing_values(text: str, messages: Sequence[Message], characters: int) -> str:
     """The text and behind it what it lacks: calls that changed something, then critical values."""
     writes = [each for each in read_frontier(messages).actions if each[1].is_write]
     whole = _add_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
-    critical = _critical(messages, [each for _, each in writes])
+    critical = _list_critical_values(messages, [each for _, each in writes])
     folded = whole.casefold()
     missing = [each for each in critical if each[1].rpartition("/")[2].casefold() not in folded]
     lost = sum(weight for weight, _ in missing)
     if not missing or lost <= (1 - RECALL) * sum(weight for weight, _ in critical):
         return whole
-    room = int(min(ADDED_CHARACTERS, ADDED_SHARE * len(text))) - len(ADDED) - 2
+    room = int(min(ADDED_CHARACTERS, ADDED_SHARE * len(text))) - len(ADDED_VALUES_HEADING) - 2
     added = ""
     for _, _, value in sorted((-weight, -at, value) for at, (weight, value) in enumerate(missing)):
         if len(added) + len(value) + 3 <= room:
             added += f"\n- {value}"
-    return f"{whole}\n\n{ADDED}{added}" if added else whole
+    return f"{whole}\n\n{ADDED_VALUES_HEADING}{added}" if added else whole
 
 
 def _add_calls(text: str, writes: Sequence[tuple[int, Action]], room: int) -> str:
     """The text and behind it the calls that changed something, as far as the text lacks words of them."""
     known = frozenset(_TOKEN.findall(text.casefold()))
-    room -= len(ADDED_CALLS) + 2
+    room -= len(ADDED_CALLS_HEADING) + 2
     added = ""
     for line in list_actions(writes, room):
         if not known.issuperset(_TOKEN.findall(line.casefold())) and len(added) + len(line) + 1 <= room:
             added += f"\n{line}"
-    return f"{text}\n\n{ADDED_CALLS}{added}" if added else text
+    return f"{text}\n\n{ADDED_CALLS_HEADING}{added}" if added else text
 
 
-def _prose(text: str) -> str:
+def _drop_headings(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not _HEADING.match(line))
 
 
-def verified(
+def verify_summary(
     text: str,
     *,
     sources: Sequence[Message],
     earlier: Sequence[str],
     language: str,
-    states: Mapping[tuple[int, str], RequestState] = MappingProxyType({}),
+    states: Mapping[tuple[int, str], StatementStatus] = MappingProxyType({}),
     characters: int = 0,
 ) -> str:
     """The summary without what its sources do not back, and with the critical values that it lost.
@@ -271,14 +271,16 @@ def verified(
         SummaryFailed: with the reason `language`, where it is surely in another one, or `unfaithful`, where
             too little is left.
     """
-    prose = _prose(text)
+    prose = _drop_headings(text)
     words = len(UNSPACED.sub(" x ", prose).split())
-    written = language_of([prose]) if words >= LEAST_WORDS else ""
+    written = detect_language([prose]) if words >= LEAST_WORDS else ""
     if language and written and written != language:
-        raise SummaryFailed("language")
-    held = _Sources(tuple([each.casefold() for each in (*_texts(sources), *earlier)]))
+        raise SummaryError("language")
+    held = _SummarySources(tuple([each.casefold() for each in (*_iter_texts(sources), *earlier)]))
     said = [each.text for each in sources if each.role == "user" and not each.answers]
-    kept = _kept(text, held, said)
-    if kept != text.strip() and _weight(kept) < max(LEAST_CHARACTERS, LEAST_SHARE * _weight(text)):
-        raise SummaryFailed("unfaithful")
-    return _repaired(_drop_repeats(correct_states(kept, states)), sources, characters)
+    kept = _drop_unfounded_sentences(text, held, said)
+    if kept != text.strip() and _count_prose_characters(kept) < max(
+        LEAST_CHARACTERS, LEAST_SHARE * _count_prose_characters(text)
+    ):
+        raise SummaryError("unfaithful")
+    return _append_missing_values(_drop_repeats(correct_states(kept, states)), sources, characters)

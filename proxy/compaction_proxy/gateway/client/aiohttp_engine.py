@@ -18,7 +18,7 @@ import yarl
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpProcessingError
 
-from compaction_proxy.gateway.client.proxies import DIRECT, Proxies
+from compaction_proxy.gateway.client.proxies import NO_PROXIES, ProxySettings
 from compaction_proxy.gateway.client.types import HttpRequest, HttpResponse
 
 IDLE_EXPIRY_S = 2.0  # below the 5 s after which common servers close an idle connection
@@ -61,7 +61,7 @@ class _ConnectionLostError(aiohttp.ClientError):
         self.stale = stale
 
 
-class _Connection(ResponseHandler):
+class _AiohttpConnection(ResponseHandler):
     """A connection that knows whether it has served before, and whether the answer has begun."""
 
     requests = 0
@@ -105,24 +105,24 @@ class _Connection(ResponseHandler):
         super().close()
 
 
-class _Connector(aiohttp.TCPConnector):
+class _AiohttpConnector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - aiohttp's own, passed on
         super().__init__(limit=0, **options)
-        made: type[ResponseHandler] = _Connection
+        made: type[ResponseHandler] = _AiohttpConnection
         self._factory = functools.partial(made, loop=self._loop)
 
 
-def _translated(error: BaseException) -> httpx.TransportError:
+def _to_httpx_error(error: BaseException) -> httpx.TransportError:
     """The httpx error that says the same. Its message names the failure, never a URL."""
     if isinstance(error, _ConnectionLostError) and error.__cause__ is not None:
-        return _translated(error.__cause__)
+        return _to_httpx_error(error.__cause__)
     for ours, theirs in _HTTPX_ERRORS:
         if isinstance(error, ours):
             return theirs(type(error).__name__)
     return httpx.NetworkError(type(error).__name__)
 
 
-class _Response:
+class _AiohttpResponse:
     """An answer; its body comes as the network delivers it, neither decoded nor cut to size."""
 
     __slots__ = ("_response", "headers", "reason", "status")
@@ -144,13 +144,13 @@ class _Response:
             # aiohttp raises ahead of what it has buffered; those bytes did arrive.
             if rest := content._read_nowait(-1):  # noqa: SLF001 - the public one raises first
                 return rest
-            raise _translated(error) from error
+            raise _to_httpx_error(error) from error
 
     async def aclose(self) -> None:
         self._response.close()
 
 
-def _text(raw: bytes) -> str:
+def _decode_header(raw: bytes) -> str:
     """Header bytes as aiohttp wants them. It writes UTF-8; anything else is read as Latin-1."""
     try:
         return raw.decode()
@@ -159,13 +159,13 @@ def _text(raw: bytes) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _origin(origin: str) -> yarl.URL:
+def _parse_origin(origin: str) -> yarl.URL:
     return yarl.URL(origin)
 
 
-def _url(request: HttpRequest) -> yarl.URL:
+def _build_url(request: HttpRequest) -> yarl.URL:
     """Where to send it. The whole target goes into the path, which is then written byte for byte."""
-    origin = _origin(request.origin)
+    origin = _parse_origin(request.origin)
     return yarl.URL.build(
         scheme=origin.scheme,
         host=origin.host or "",
@@ -175,7 +175,7 @@ def _url(request: HttpRequest) -> yarl.URL:
     )
 
 
-def _payload(body: object) -> object:
+def _to_payload(body: object) -> object:
     """What aiohttp is given. It writes bytes in one piece, which blocks the loop if they are many."""
     if isinstance(body, bytes) and len(body) > LARGE_BYTES:
         return io.BytesIO(body)
@@ -191,7 +191,7 @@ class AiohttpEngine:
         idle_expiry_s: Seconds after which an idle connection is not used again.
     """
 
-    def __init__(self, *, proxies: Proxies = DIRECT, idle_expiry_s: float = IDLE_EXPIRY_S) -> None:
+    def __init__(self, *, proxies: ProxySettings = NO_PROXIES, idle_expiry_s: float = IDLE_EXPIRY_S) -> None:
         self._proxies = proxies
         self._idle_expiry_s = idle_expiry_s
         self._tls = httpx.create_ssl_context()
@@ -199,13 +199,13 @@ class AiohttpEngine:
 
     @functools.cached_property
     def _pooled(self) -> aiohttp.ClientSession:
-        return self._session(_Connector(ssl=self._tls, keepalive_timeout=self._idle_expiry_s))
+        return self._create_session(_AiohttpConnector(ssl=self._tls, keepalive_timeout=self._idle_expiry_s))
 
     @functools.cached_property
     def _fresh(self) -> aiohttp.ClientSession:
-        return self._session(_Connector(ssl=self._tls, force_close=True))
+        return self._create_session(_AiohttpConnector(ssl=self._tls, force_close=True))
 
-    def _session(self, connector: _Connector) -> aiohttp.ClientSession:
+    def _create_session(self, connector: _AiohttpConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -223,35 +223,35 @@ class AiohttpEngine:
             raise httpx.ConnectError("the engine is closed")
         try:
             if not isinstance(request.body, bytes):
-                return await self._send(self._fresh, request)
+                return await self._send_once(self._fresh, request)
             try:
-                return await self._send(self._pooled, request)
+                return await self._send_once(self._pooled, request)
             except _ConnectionLostError as error:
                 if not error.stale:
                     raise
             except aiohttp.ClientConnectionResetError:
                 pass  # lost between the pool and the first write: nothing was sent
-            return await self._send(self._fresh, request)
+            return await self._send_once(self._fresh, request)
         except (aiohttp.ClientError, OSError) as error:
-            raise _translated(error) from error
+            raise _to_httpx_error(error) from error
 
-    async def _send(self, session: aiohttp.ClientSession, request: HttpRequest) -> HttpResponse:
-        url = _url(request)
+    async def _send_once(self, session: aiohttp.ClientSession, request: HttpRequest) -> HttpResponse:
+        url = _build_url(request)
         if any(map(_UNSENDABLE.search, chain((request.target,), *request.headers))) or b" " in request.target:
             raise httpx.LocalProtocolError("a field holds what would end its line")
-        headers = [(_text(k), _text(v)) for k, v in request.headers]
+        headers = [(_decode_header(k), _decode_header(v)) for k, v in request.headers]
         if request.length is not None and not isinstance(request.body, bytes):
             headers.append(("content-length", str(request.length)))
         response = await session.request(
             request.method,
             url,
             headers=headers,
-            data=_payload(request.body),
+            data=_to_payload(request.body),
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_s, sock_read=request.silence_s),
-            proxy=self._proxies.url(url.scheme, url.host or "", url.port or 0),
+            proxy=self._proxies.get_proxy_url(url.scheme, url.host or "", url.port or 0),
         )
-        return _Response(response)
+        return _AiohttpResponse(response)
 
     async def aclose(self) -> None:
         """Close every connection. Calling it twice does no harm."""

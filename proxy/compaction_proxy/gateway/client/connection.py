@@ -6,20 +6,20 @@ from typing import Protocol, cast
 
 import httpx
 
-from compaction_proxy.gateway.client.parser import AnswerParser
-from compaction_proxy.gateway.client.response import Answer
+from compaction_proxy.gateway.client.parser import ResponseParser
+from compaction_proxy.gateway.client.response import NativeResponse
 
 # Written at a time, and between two turns of the loop: encryption takes about a millisecond a megabyte.
 SLICE_BYTES = 131_072
 TURN_BYTES = 524_288
 
 
-class Upload:
+class BodyUploader:
     """Sends a body as fast as the other side takes it.
 
     Args:
-        transport: Where to; its `pause_writing` and `resume_writing` come here as `block` and `unblock`.
-        sent: Called once, when the body is out, or with what has prevented it.
+        transport: Where to; its `pause_writing` and `resume_writing` come here as `pause` and `resume`.
+        on_done: Called once, when the body is out, or with what has prevented it.
         blocked: Whether the transport has paused its writer already.
 
     Attributes:
@@ -31,68 +31,68 @@ class Upload:
     def __init__(
         self,
         transport: asyncio.WriteTransport,
-        sent: Callable[[BaseException | None], None],
+        on_done: Callable[[BaseException | None], None],
         *,
         blocked: bool,
     ) -> None:
         self.blocked = blocked
         self._transport = transport
-        self._sent = sent
+        self._sent = on_done
         self._turn_bytes = 0
         self._unblocked: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self, body: bytes | AsyncIterator[bytes], length: int | None) -> None:
         """Begin; `body` and `length` as in `ports.HttpRequest`."""
-        sending = self._put(body) if isinstance(body, bytes) else self._stream(body, length)
+        sending = self._write_slices(body) if isinstance(body, bytes) else self._upload_stream(body, length)
         self._task = asyncio.get_running_loop().create_task(sending)
-        self._task.add_done_callback(self._done)
+        self._task.add_done_callback(self._report_result)
 
     def stop(self) -> None:
         """Send nothing more. A stream is closed."""
         if self._task is not None:
             self._task.cancel()
 
-    def block(self) -> None:
+    def pause(self) -> None:
         """The other side takes nothing more for now."""
         self.blocked = True
 
-    def unblock(self) -> None:
+    def resume(self) -> None:
         """The other side takes more."""
         self.blocked = False
         if self._unblocked is not None and not self._unblocked.done():
             self._unblocked.set_result(None)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _report_result(self, task: asyncio.Task[None]) -> None:
         self._sent(httpx.WriteError("the upload was stopped") if task.cancelled() else task.exception())
 
-    async def _stream(self, body: AsyncIterator[bytes], length: int | None) -> None:
+    async def _upload_stream(self, body: AsyncIterator[bytes], length: int | None) -> None:
         try:
-            await (self._chunked(body) if length is None else self._declared(body, length))
+            await (self._upload_chunked(body) if length is None else self._upload_declared(body, length))
         finally:
             close = getattr(body, "aclose", None)
             if close is not None:
                 await close()
 
-    async def _chunked(self, body: AsyncIterator[bytes]) -> None:
+    async def _upload_chunked(self, body: AsyncIterator[bytes]) -> None:
         async for piece in body:
             if piece:
-                await self._put(b"%x\r\n" % len(piece))
-                await self._put(piece)
-                await self._put(b"\r\n")
-        await self._put(b"0\r\n\r\n")
+                await self._write_slices(b"%x\r\n" % len(piece))
+                await self._write_slices(piece)
+                await self._write_slices(b"\r\n")
+        await self._write_slices(b"0\r\n\r\n")
 
-    async def _declared(self, body: AsyncIterator[bytes], length: int) -> None:
+    async def _upload_declared(self, body: AsyncIterator[bytes], length: int) -> None:
         left = length
         async for piece in body:
             left -= len(piece)
             if left < 0:
                 break
-            await self._put(piece)
+            await self._write_slices(piece)
         if left:
             raise httpx.LocalProtocolError("the body is not as long as declared")
 
-    async def _put(self, data: bytes) -> None:
+    async def _write_slices(self, data: bytes) -> None:
         """Write, and come back when more is wanted."""
         view = memoryview(data)
         for start in range(0, len(view), SLICE_BYTES):
@@ -117,23 +117,23 @@ class UnansweredError(Exception):
     """A connection that had served before ended unanswered: the request may go out again."""
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Who keeps connections."""
 
-    def add(self, connection: "Connection") -> None:
+    def add(self, connection: "UpstreamConnection") -> None:
         """The connection stands."""
         ...
 
-    def keep(self, connection: "Connection") -> None:
+    def release(self, connection: "UpstreamConnection") -> None:
         """The exchange is over and the connection could serve another."""
         ...
 
-    def forget(self, connection: "Connection") -> None:
+    def remove(self, connection: "UpstreamConnection") -> None:
         """The connection is closed; may be said more than once."""
         ...
 
 
-class Connection(asyncio.BufferedProtocol):
+class UpstreamConnection(asyncio.BufferedProtocol):
     """A connection, from its making to its end. At most one exchange at a time.
 
     Args:
@@ -165,25 +165,25 @@ class Connection(asyncio.BufferedProtocol):
         "idle_since",
     )
 
-    def __init__(self, owner: Owner, buffer: memoryview) -> None:
+    def __init__(self, owner: ConnectionOwner, buffer: memoryview) -> None:
         self.idle_since = 0.0
         self._owner = owner
         self._buffer = buffer
         self._loop = asyncio.get_running_loop()
-        self._answer: Answer | None = None
-        self._upload: Upload | None = None
+        self._answer: NativeResponse | None = None
+        self._upload: BodyUploader | None = None
         self._made = self._closed = False
         self._served = False
         self._paused = self._blocked = False
         self._timer: asyncio.TimerHandle | None = None
         self._silence_s: float | None = None
-        self._parser = AnswerParser()
+        self._parser = ResponseParser()
 
     # The exchange.
 
-    def start(
+    def send_request(
         self, head: bytes, body: bytes | AsyncIterator[bytes], length: int | None, silence_s: float | None
-    ) -> Answer:
+    ) -> NativeResponse:
         """Send a request, and give what its answer will come to.
 
         Args:
@@ -192,8 +192,8 @@ class Connection(asyncio.BufferedProtocol):
             length: Likewise.
             silence_s: Likewise.
         """
-        self._answer = answer = Answer(self._loop, self)
-        self._parser.begin(bodiless=head.startswith(b"HEAD "))
+        self._answer = answer = NativeResponse(self._loop, self)
+        self._parser.expect_response(bodiless=head.startswith(b"HEAD "))
         self._heard = False
         self._heard_at = self._loop.time()
         self._silence_s = silence_s
@@ -201,38 +201,38 @@ class Connection(asyncio.BufferedProtocol):
             self.connection_lost(None)
             return answer
         if silence_s is not None:
-            self._watch(self._heard_at + silence_s)
+            self._schedule_timeout_check(self._heard_at + silence_s)
         if isinstance(body, bytes) and len(body) <= SMALL_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
-            self._upload = Upload(self._transport, self._sent, blocked=self._blocked)
+            self._upload = BodyUploader(self._transport, self._on_upload_done, blocked=self._blocked)
             self._upload.start(body, length)
         return answer
 
-    def _sent(self, error: BaseException | None) -> None:
+    def _on_upload_done(self, error: BaseException | None) -> None:
         """The request is out, or cannot be: its body failed."""
         self._upload = None
         self._heard_at = self._loop.time()
         if error is not None and self._answer is not None:
-            self._answer.fail(error)
+            self._answer.set_exception(error)
 
-    def resume(self) -> None:
+    def resume_reading(self) -> None:
         """Take more from the socket: what had come has been read."""
         if self._paused:
             self._paused = False
             self._heard_at = self._loop.time()
             self._transport.resume_reading()
 
-    def abandon(self) -> None:
+    def abort_exchange(self) -> None:
         """Close the socket now, whatever is under way on it."""
         self._answer = None
         self.close()
 
-    def fail(self) -> None:
+    def close_with_error(self) -> None:
         """Close the socket now; who waits for an answer is told."""
         if self._answer is not None:
-            self._answer.fail(httpx.ReadError("the engine was closed"))
+            self._answer.set_exception(httpx.ReadError("the engine was closed"))
         self.close()
 
     def close(self) -> None:
@@ -247,31 +247,31 @@ class Connection(asyncio.BufferedProtocol):
         self._parser.close()
         if self._made:
             self._transport.abort()
-            self._owner.forget(self)
+            self._owner.remove(self)
 
-    def _finish(self, *, reusable: bool) -> None:
+    def _finish_exchange(self, *, reusable: bool) -> None:
         answer, self._answer = self._answer, None
         self._served = True
         if reusable and self._upload is None and not self._closed:
-            self.resume()
+            self.resume_reading()
             self.idle_since = self._heard_at
-            self._owner.keep(self)
+            self._owner.release(self)
         else:
             self.close()
         if answer is not None:
-            answer.end()
+            answer.feed_eof()
 
     # The clock.
 
-    def _watch(self, due: float) -> None:
-        """Have `_check` called by `due`; a timer that is set for no later is left alone."""
+    def _schedule_timeout_check(self, due: float) -> None:
+        """Have `_check_timeout` called by `due`; a timer that is set for no later is left alone."""
         if self._timer is not None:
             if self._timer.when() <= due + TIMER_SLACK_S:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._check)
+        self._timer = self._loop.call_at(due, self._check_timeout)
 
-    def _check(self) -> None:
+    def _check_timeout(self) -> None:
         """The other side may have been silent for too long. While it is we who are slow, nothing counts."""
         self._timer = None
         if self._answer is None or self._silence_s is None:
@@ -280,9 +280,9 @@ class Connection(asyncio.BufferedProtocol):
         ours = self._paused or (self._upload is not None and not self._upload.blocked)
         due = (now if ours else self._heard_at) + self._silence_s
         if due > now + TIMER_SLACK_S:
-            self._watch(due)
+            self._schedule_timeout_check(due)
         else:
-            self._answer.fail(httpx.ReadTimeout("nothing came in time"))
+            self._answer.set_exception(httpx.ReadTimeout("nothing came in time"))
 
     # The loop's calls.
 
@@ -299,14 +299,14 @@ class Connection(asyncio.BufferedProtocol):
         """The other side takes nothing more for now."""
         self._blocked = True
         if self._upload is not None:
-            self._upload.block()
+            self._upload.pause()
 
     def resume_writing(self) -> None:
         """The other side takes more."""
         self._blocked = False
         self._heard_at = self._loop.time()
         if self._upload is not None:
-            self._upload.unblock()
+            self._upload.resume()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the loop's
         """Where to put what has come."""
@@ -321,20 +321,20 @@ class Connection(asyncio.BufferedProtocol):
         self._heard = True
         self._heard_at = self._loop.time()
         parser = self._parser
-        valid = parser.feed(self._buffer[:nbytes])
+        valid = parser.feed_data(self._buffer[:nbytes])
         body = parser.body
         if parser.headed and not answer.headed:
-            answer.begin(parser.status, parser.reason, parser.headers)
+            answer.feed_head(parser.status, parser.reason, parser.headers)
         if body:
-            full = answer.take(body[0] if len(body) == 1 else b"".join(body))
+            full = answer.feed_body(body[0] if len(body) == 1 else b"".join(body))
             body.clear()
             if full and not parser.whole:
                 self._paused = True
                 self._transport.pause_reading()
         if parser.whole:
-            self._finish(reusable=valid and parser.reusable)
+            self._finish_exchange(reusable=valid and parser.reusable)
         elif not valid:
-            answer.fail(httpx.RemoteProtocolError("the answer is no valid HTTP/1.1"))
+            answer.set_exception(httpx.RemoteProtocolError("the answer is no valid HTTP/1.1"))
 
     def eof_received(self) -> None:
         """The other side says no more."""
@@ -345,12 +345,12 @@ class Connection(asyncio.BufferedProtocol):
         answer = self._answer
         if answer is None:
             self.close()
-        elif exc is None and self._parser.reaches_to_the_end():
-            self._finish(reusable=False)
+        elif exc is None and self._parser.is_delimited_by_close():
+            self._finish_exchange(reusable=False)
         else:
-            answer.fail(self._lost(exc))
+            answer.set_exception(self._to_loss_error(exc))
 
-    def _lost(self, exc: Exception | None) -> Exception:
+    def _to_loss_error(self, exc: Exception | None) -> Exception:
         if self._served and not self._heard:
             return UnansweredError()
         if exc is None:

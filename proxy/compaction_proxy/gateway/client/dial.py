@@ -10,46 +10,49 @@ from typing import Any, TypeVar
 
 import httpx
 
-from compaction_proxy.gateway.client.connection import Connection
-from compaction_proxy.gateway.client.route import Hop, Route
+from compaction_proxy.gateway.client.connection import UpstreamConnection
+from compaction_proxy.gateway.client.route import Hop, OriginRoute
 
 TUNNEL_HEAD_BYTES = 65_536
 NEXT_ADDRESS_S = 0.25
 
 _Protocol = TypeVar("_Protocol", bound=asyncio.BaseProtocol)
-_Standing = tuple[asyncio.Transport, _Protocol]
+_OpenConnection = tuple[asyncio.Transport, _Protocol]
 
 
-class _Tunnel(asyncio.Protocol):
+class _TunnelProtocol(asyncio.Protocol):
     """The proxy's answer to CONNECT."""
 
     def __init__(self) -> None:
-        self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.response_head: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._head = b""
 
     def data_received(self, data: bytes) -> None:
         self._head += data
-        if self.answered.done():
+        if self.response_head.done():
             return
         if b"\r\n\r\n" in self._head:
-            self.answered.set_result(self._head)
+            self.response_head.set_result(self._head)
         elif len(self._head) > TUNNEL_HEAD_BYTES:
-            self.answered.set_exception(httpx.ProxyError("the proxy's answer is too long"))
+            self.response_head.set_exception(httpx.ProxyError("the proxy's answer is too long"))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's
-        if not self.answered.done():
-            self.answered.set_exception(httpx.ProxyError("the proxy hung up"))
+        if not self.response_head.done():
+            self.response_head.set_exception(httpx.ProxyError("the proxy hung up"))
 
 
-async def dial(
-    way: Route, tls: ssl.SSLContext, make: Callable[[], Connection], limit_s: float | None
-) -> Connection:
+async def open_connection(
+    route: OriginRoute,
+    tls: ssl.SSLContext,
+    protocol_factory: Callable[[], UpstreamConnection],
+    limit_s: float | None,
+) -> UpstreamConnection:
     """A connection over which the origin, or a forwarding proxy, answers.
 
     Args:
-        way: Where to, and through what.
+        route: Where to, and through what.
         tls: Which certificates are believed.
-        make: Makes the connection's protocol.
+        protocol_factory: Makes the connection's protocol.
         limit_s: Seconds until all of it must be done, None for no limit.
 
     Raises:
@@ -59,31 +62,34 @@ async def dial(
     """
     try:
         async with asyncio.timeout(limit_s):
-            if way.proxy is None:
-                _, connection = await _connected(way.origin, tls, make)
+            if route.proxy is None:
+                _, connection = await _connect_hop(route.origin, tls, protocol_factory)
                 return connection
-            if not way.origin.tls:
-                _, connection = await _connected(way.proxy, tls, make)
+            if not route.origin.tls:
+                _, connection = await _connect_hop(route.proxy, tls, protocol_factory)
                 return connection
-            return await _through(way, way.proxy, tls, make)
+            return await _connect_through_tunnel(route, route.proxy, tls, protocol_factory)
     except TimeoutError as error:
         raise httpx.ConnectTimeout("no connection in time") from error
     except (OSError, ValueError) as error:  # ValueError: a name that no name can be
         raise httpx.ConnectError(type(error).__name__) from error
 
 
-async def _connected(hop: Hop, tls: ssl.SSLContext, make: Callable[[], _Protocol]) -> _Standing[_Protocol]:
+async def _connect_hop(
+    hop: Hop, tls: ssl.SSLContext, protocol_factory: Callable[[], _Protocol]
+) -> _OpenConnection[_Protocol]:
     """Transport and protocol of a connection to any of a server's addresses."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(hop.host, hop.port, type=socket.SOCK_STREAM)
-    addresses = _by_turns([(family, str(address[0])) for family, _, _, _, address in found])
+    addresses = _interleave_families([(family, str(address[0])) for family, _, _, _, address in found])
     secured: dict[str, Any] = {"ssl": tls, "server_hostname": hop.host} if hop.tls else {}
-    return await _first([
-        functools.partial(loop.create_connection, make, address, hop.port, **secured) for address in addresses
+    return await _connect_first([
+        functools.partial(loop.create_connection, protocol_factory, address, hop.port, **secured)
+        for address in addresses
     ])  # fmt: skip
 
 
-def _by_turns(found: Sequence[tuple[int, str]]) -> list[str]:
+def _interleave_families(found: Sequence[tuple[int, str]]) -> list[str]:
     """Addresses in their order, but by turns of both families."""
     first = [address for family, address in found if family == found[0][0]]
     others = [address for family, address in found if family != found[0][0]]
@@ -91,9 +97,9 @@ def _by_turns(found: Sequence[tuple[int, str]]) -> list[str]:
     return [address for pair in pairs for address in pair if address is not None]
 
 
-async def _first(
-    attempts: Sequence[Callable[[], Coroutine[Any, Any, _Standing[_Protocol]]]],
-) -> _Standing[_Protocol]:
+async def _connect_first(
+    attempts: Sequence[Callable[[], Coroutine[Any, Any, _OpenConnection[_Protocol]]]],
+) -> _OpenConnection[_Protocol]:
     """The first connection that stands; another address is tried when one fails, or is slow (RFC 8305).
 
     Raises:
@@ -101,12 +107,12 @@ async def _first(
     """
     if len(attempts) == 1:
         return await attempts[0]()
-    tasks: list[asyncio.Task[_Standing[_Protocol]]] = []
+    tasks: list[asyncio.Task[_OpenConnection[_Protocol]]] = []
     won = None
     try:
         for delay_s in [NEXT_ADDRESS_S] * (len(attempts) - 1) + [None]:
             tasks.append(asyncio.ensure_future(attempts[len(tasks)]()))
-            won = await _winner(tasks, delay_s)
+            won = await _wait_for_winner(tasks, delay_s)
             if won is not None:
                 return won.result()
         return tasks[-1].result()  # it failed
@@ -114,12 +120,12 @@ async def _first(
         for task in tasks:
             if task is not won:
                 task.cancel()
-                task.add_done_callback(_discard)
+                task.add_done_callback(_abort_late_connection)
 
 
-async def _winner(
-    tasks: list[asyncio.Task[_Standing[_Protocol]]], delay_s: float | None
-) -> asyncio.Task[_Standing[_Protocol]] | None:
+async def _wait_for_winner(
+    tasks: list[asyncio.Task[_OpenConnection[_Protocol]]], delay_s: float | None
+) -> asyncio.Task[_OpenConnection[_Protocol]] | None:
     """A task that has succeeded; None when one more has failed, or nothing came of any in time."""
     running = {task for task in tasks if not task.done()}
     while running:
@@ -132,27 +138,30 @@ async def _winner(
     return None
 
 
-def _discard(task: asyncio.Task[_Standing[_Protocol]]) -> None:
+def _abort_late_connection(task: asyncio.Task[_OpenConnection[_Protocol]]) -> None:
     """Close what was connected too late."""
     if not task.cancelled() and task.exception() is None:
         task.result()[0].abort()
 
 
-async def _through(way: Route, proxy: Hop, tls: ssl.SSLContext, make: Callable[[], Connection]) -> Connection:
+async def _connect_through_tunnel(
+    route: OriginRoute, proxy: Hop, tls: ssl.SSLContext, protocol_factory: Callable[[], UpstreamConnection]
+) -> UpstreamConnection:
     """A connection through a tunnel (RFC 9110 §9.3.6)."""
     loop = asyncio.get_running_loop()
-    transport, tunnel = await _connected(proxy, tls, _Tunnel)
+    transport, tunnel = await _connect_hop(proxy, tls, _TunnelProtocol)
     secured = None
     try:
-        credential = b"proxy-authorization: %b\r\n" % way.credential if way.credential else b""
+        credential = b"proxy-authorization: %b\r\n" % route.credential if route.credential else b""
         transport.write(
-            b"CONNECT %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (way.connect_to, way.connect_to, credential)
+            b"CONNECT %b HTTP/1.1\r\nhost: %b\r\n%b\r\n"
+            % (route.connect_target, route.connect_target, credential)
         )
-        head = await tunnel.answered
+        head = await tunnel.response_head
         if head[9:10] != b"2" or not head.endswith(b"\r\n\r\n"):
             raise httpx.ProxyError(f"the proxy answered {head[9:12].decode('latin-1')}")
-        connection = make()
-        secured = await loop.start_tls(transport, connection, tls, server_hostname=way.origin.host)
+        connection = protocol_factory()
+        secured = await loop.start_tls(transport, connection, tls, server_hostname=route.origin.host)
         if secured is None:
             raise httpx.ConnectError("the connection ended")
         connection.connection_made(secured)

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import httpx
 
-from compaction_proxy.gateway.client.connection import Connection, UnansweredError
-from compaction_proxy.gateway.client.dial import dial
-from compaction_proxy.gateway.client.proxies import DIRECT, Proxies
-from compaction_proxy.gateway.client.response import Answer
-from compaction_proxy.gateway.client.route import Route, head, route
+from compaction_proxy.gateway.client.connection import UnansweredError, UpstreamConnection
+from compaction_proxy.gateway.client.dial import open_connection
+from compaction_proxy.gateway.client.proxies import NO_PROXIES, ProxySettings
+from compaction_proxy.gateway.client.response import NativeResponse
+from compaction_proxy.gateway.client.route import OriginRoute, encode_request_head, resolve_route
 from compaction_proxy.gateway.client.types import HttpRequest
 
 
-class Pool:
+class ConnectionPool:
     """Connections of one origin. Nobody ever waits here: who finds none makes one.
 
     Args:
@@ -27,12 +27,12 @@ class Pool:
     def __init__(self, idle_expiry_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._idle_expiry_s = idle_expiry_s
-        self._idle: list[Connection] = []  # the one that served last is at the end
-        self._all: set[Connection] = set()
+        self._idle: list[UpstreamConnection] = []  # the one that served last is at the end
+        self._all: set[UpstreamConnection] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def take(self) -> Connection | None:
+    def get_idle_connection(self) -> UpstreamConnection | None:
         """The connection that served last, None if there is none that is young enough."""
         if not self._idle:
             return None
@@ -42,19 +42,19 @@ class Pool:
         connection.close()
         return None  # the others have waited for longer
 
-    def keep(self, connection: Connection) -> None:
+    def release(self, connection: UpstreamConnection) -> None:
         """A connection has served and may serve again."""
         self._idle.append(connection)
         if self._sweep is None:
             self._sweep = self._loop.call_later(self._idle_expiry_s, self._close_expired)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: UpstreamConnection) -> None:
         """A connection stands; it is closed if the pool is."""
         self._all.add(connection)
         if self._closed:
             connection.close()
 
-    def forget(self, connection: Connection) -> None:
+    def remove(self, connection: UpstreamConnection) -> None:
         """A connection is closed."""
         self._all.discard(connection)
         if connection in self._idle:
@@ -76,7 +76,7 @@ class Pool:
         if self._sweep is not None:
             self._sweep.cancel()
         for connection in list(self._all):
-            connection.fail()
+            connection.close_with_error()
 
 
 IDLE_EXPIRY_S = 2.0  # below the 5 s after which common servers close an idle connection
@@ -84,9 +84,9 @@ BUFFER_BYTES = 32_768
 
 
 @dataclass(frozen=True, slots=True)
-class _Origin:
-    route: Route
-    pool: Pool
+class _OriginPool:
+    route: OriginRoute
+    pool: ConnectionPool
 
 
 class NativeEngine:
@@ -99,46 +99,48 @@ class NativeEngine:
         idle_expiry_s: Seconds after which an idle connection is closed.
     """
 
-    def __init__(self, *, proxies: Proxies = DIRECT, idle_expiry_s: float = IDLE_EXPIRY_S) -> None:
+    def __init__(self, *, proxies: ProxySettings = NO_PROXIES, idle_expiry_s: float = IDLE_EXPIRY_S) -> None:
         self._proxies = proxies
         self._idle_expiry_s = idle_expiry_s
         self._tls = httpx.create_ssl_context()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._origins: dict[str, _Origin] = {}
+        self._origins: dict[str, _OriginPool] = {}
         self._closed = False
 
-    async def send(self, request: HttpRequest) -> Answer:
+    async def send(self, request: HttpRequest) -> NativeResponse:
         """Send a request (`ports.HttpEngine`). A streamed body always gets a new connection.
 
         Raises:
             httpx.TransportError: As the port says.
         """
-        to = self._origins.get(request.origin) or self._origin(request.origin)
-        lines = head(request, to.route)
+        origin = self._origins.get(request.origin) or self._add_origin(request.origin)
+        lines = encode_request_head(request, origin.route)
         if isinstance(request.body, bytes):
-            connection = to.pool.take()
+            connection = origin.pool.get_idle_connection()
             if connection is not None:
-                answer = connection.start(lines, request.body, None, request.silence_s)
+                answer = connection.send_request(lines, request.body, None, request.silence_s)
                 try:
-                    await answer.head()
+                    await answer.wait_for_head()
                 except UnansweredError:
                     pass
                 else:
                     return answer
-        connection = await self._dialled(to, request.connect_s)
-        answer = connection.start(lines, request.body, request.length, request.silence_s)
-        await answer.head()
+        connection = await self._open_connection(origin, request.connect_s)
+        answer = connection.send_request(lines, request.body, request.length, request.silence_s)
+        await answer.wait_for_head()
         return answer
 
-    def _origin(self, name: str) -> _Origin:
+    def _add_origin(self, name: str) -> _OriginPool:
         if self._closed:
             raise httpx.ConnectError("the engine is closed")
-        made = _Origin(route(name, self._proxies), Pool(self._idle_expiry_s))
+        made = _OriginPool(resolve_route(name, self._proxies), ConnectionPool(self._idle_expiry_s))
         self._origins[name] = made
         return made
 
-    async def _dialled(self, to: _Origin, limit_s: float | None) -> Connection:
-        connection = await dial(to.route, self._tls, lambda: Connection(to.pool, self._buffer), limit_s)
+    async def _open_connection(self, origin: _OriginPool, limit_s: float | None) -> UpstreamConnection:
+        connection = await open_connection(
+            origin.route, self._tls, lambda: UpstreamConnection(origin.pool, self._buffer), limit_s
+        )
         if self._closed:
             raise httpx.ConnectError("the engine is closed")
         return connection
@@ -146,6 +148,6 @@ class NativeEngine:
     async def aclose(self) -> None:
         """Close every connection. Calling it twice does no harm."""
         self._closed = True
-        for to in self._origins.values():
-            to.pool.close()
+        for origin in self._origins.values():
+            origin.pool.close()
         self._origins.clear()

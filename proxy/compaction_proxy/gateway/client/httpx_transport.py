@@ -11,7 +11,7 @@ from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpR
 _FRAMING = frozenset({b"host", b"connection", b"content-length", b"transfer-encoding"})
 
 
-class _Body(httpx.AsyncByteStream):
+class _ResponseStream(httpx.AsyncByteStream):
     def __init__(self, response: HttpResponse) -> None:
         self._response = response
 
@@ -42,11 +42,11 @@ class EngineTransport(httpx.AsyncBaseTransport):
         Raises:
             httpx.TransportError: As the engine says.
         """
-        response = await self._engine.send(_asked(request))
+        response = await self._engine.send(_to_http_request(request))
         return httpx.Response(
             response.status,
             headers=list(response.headers),
-            stream=_Body(response),
+            stream=_ResponseStream(response),
             extensions={"reason_phrase": response.reason},
             request=request,
         )
@@ -56,7 +56,7 @@ class EngineTransport(httpx.AsyncBaseTransport):
         await self._engine.aclose()
 
 
-def _asked(request: httpx.Request) -> HttpRequest:
+def _to_http_request(request: httpx.Request) -> HttpRequest:
     url, stream = request.url, request.stream
     limits: Mapping[str, Any] = request.extensions.get("timeout", {})
     if not isinstance(stream, httpx.AsyncByteStream):

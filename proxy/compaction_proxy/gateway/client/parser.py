@@ -10,11 +10,11 @@ FIELDS = 1_000
 SWITCHING_PROTOCOLS = 101
 
 
-class _RefusedError(Exception):
+class _RejectedResponseError(Exception):
     """Stops the parser: what it has found is not wanted."""
 
 
-class AnswerParser:
+class ResponseParser:
     """The answers that come over one connection, one after the other.
 
     Answers before the final one (1xx) are left out, and so are trailers.
@@ -50,9 +50,9 @@ class AnswerParser:
         self.body: list[bytes] = []
         self.on_body = self.body.append  # the parser's call for each piece
         self._parser: HttpResponseParser | None = None
-        self.begin(bodiless=False)
+        self.expect_response(bodiless=False)
 
-    def begin(self, *, bodiless: bool) -> None:
+    def expect_response(self, *, bodiless: bool) -> None:
         """Expect the answer to a new request; `bodiless` to HEAD."""
         self.headed = self.whole = self.reusable = False
         self.status = 0
@@ -64,12 +64,12 @@ class AnswerParser:
         self._interim = False
         self._bodiless = bodiless
 
-    def feed(self, data: memoryview) -> bool:
+    def feed_data(self, data: memoryview) -> bool:
         """Take apart what has come. False if it is no HTTP, or out of bounds, or not all of the answer's.
 
         What was found before that stays found.
         """
-        parser = self._parser or self._made()
+        parser = self._parser or self._create_parser()
         self._framing_bytes += len(data)
         try:
             parser.feed_data(data)
@@ -87,7 +87,7 @@ class AnswerParser:
         """Nothing more comes. Parser and callbacks hold each other, and nobody else would part them soon."""
         self._parser = None
 
-    def _made(self) -> HttpResponseParser:
+    def _create_parser(self) -> HttpResponseParser:
         self._parser = parser = HttpResponseParser(self)
         # What common clients forgive, so do we: odd bytes in values, lines that end in LF.
         parser.set_dangerous_leniencies(
@@ -95,7 +95,7 @@ class AnswerParser:
         )
         return parser
 
-    def reaches_to_the_end(self) -> bool:
+    def is_delimited_by_close(self) -> bool:
         """Whether the body is as long as the connection lasts: nothing in the head says where it ends."""
         framing = {name.lower(): value.lower() for name, value in self.headers}
         coding = framing.get(b"transfer-encoding")
@@ -106,7 +106,7 @@ class AnswerParser:
     def on_message_begin(self) -> None:
         """An answer begins; there may be one only."""
         if self.whole:
-            raise _RefusedError
+            raise _RejectedResponseError
 
     def on_status(self, phrase: bytes) -> None:
         """A part of the reason phrase has come."""
@@ -116,7 +116,7 @@ class AnswerParser:
         """A field has come, of the head or of trailers."""
         self._fields.append((name.rstrip(), value))  # `name :`, which no one may hand on (RFC 9112 §5.1)
         if len(self._fields) > FIELDS:
-            raise _RefusedError
+            raise _RejectedResponseError
 
     def on_headers_complete(self) -> None:
         """The head has come."""
@@ -124,15 +124,15 @@ class AnswerParser:
         fields, self._fields = self._fields, []
         phrase, self._phrase = self._phrase, b""
         if self._framing_bytes > LINE_BYTES and any(len(k) + len(v) > LINE_BYTES for k, v in fields):
-            raise _RefusedError
+            raise _RejectedResponseError
         status = self._parser.get_status_code()
         self._interim = 100 <= status < 200 and status != SWITCHING_PROTOCOLS
         if not self._interim:
             self.status, self.reason, self.headers, self.headed = status, phrase, fields, True
             if self._bodiless or status == SWITCHING_PROTOCOLS:
-                self._end_at_the_head()
+                self._end_after_head()
 
-    def _end_at_the_head(self) -> None:
+    def _end_after_head(self) -> None:
         """There is no body, which the parser cannot be told: it is replaced."""
         self.on_message_complete()
         self.reusable = self.reusable and self._bodiless

@@ -9,7 +9,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
-class Proxies:
+class ProxySettings:
     """The proxies that connections go through; none by default.
 
     Attributes:
@@ -22,7 +22,7 @@ class Proxies:
     urls: Mapping[str, str] = field(default_factory=dict, repr=False)
     loopback: bool = False
 
-    def url(self, scheme: str, host: str, port: int) -> str | None:
+    def get_proxy_url(self, scheme: str, host: str, port: int) -> str | None:
         """URL of the proxy for an origin, None where it is reached directly.
 
         Args:
@@ -31,29 +31,29 @@ class Proxies:
             port: TCP port.
         """
         host = host.lower().rstrip(".")
-        address = _address(host)
-        if _exempt(self.urls.get("no", ""), host, port, address):
+        address = _parse_address(host)
+        if _is_exempt(self.urls.get("no", ""), host, port, address):
             return None
         if not self.loopback and _is_loopback(host, address):
             return None
         return self.urls.get(scheme) or self.urls.get("all")
 
 
-DIRECT = Proxies()
+NO_PROXIES = ProxySettings()
 
 
-def environment_proxies() -> Proxies:
+def read_environment_proxies() -> ProxySettings:
     """What the environment says now, in names of lower case before those of upper case."""
     found = urllib.request.getproxies_environment()
-    return Proxies({scheme: _with_scheme(scheme, url) for scheme, url in found.items()})
+    return ProxySettings({scheme: _add_default_scheme(scheme, url) for scheme, url in found.items()})
 
 
-def _with_scheme(key: str, url: str) -> str:
+def _add_default_scheme(key: str, url: str) -> str:
     """A proxy's URL; `host:port` alone is one for HTTP."""
     return url if key == "no" or "://" in url or not url else f"http://{url}"
 
 
-def _address(host: str) -> _Address | None:
+def _parse_address(host: str) -> _Address | None:
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -66,13 +66,13 @@ def _is_loopback(host: str, address: _Address | None) -> bool:
     return host == "localhost" or host.endswith(".localhost")
 
 
-def _exempt(rules: str, host: str, port: int, address: _Address | None) -> bool:
+def _is_exempt(rules: str, host: str, port: int, address: _Address | None) -> bool:
     return any(
-        _matches(rule, host, port, address) for rule in map(str.strip, rules.lower().split(",")) if rule
+        _matches_rule(rule, host, port, address) for rule in map(str.strip, rules.lower().split(",")) if rule
     )
 
 
-def _matches(rule: str, host: str, port: int, address: _Address | None) -> bool:
+def _matches_rule(rule: str, host: str, port: int, address: _Address | None) -> bool:
     """Whether one rule of NO_PROXY is about this origin."""
     if rule == "*":
         return True
@@ -81,7 +81,7 @@ def _matches(rule: str, host: str, port: int, address: _Address | None) -> bool:
     except ValueError:
         name, colon, given = rule.rpartition(":")
         if colon and given.isdigit():
-            return int(given) == port and _matches(name, host, port, address)
+            return int(given) == port and _matches_rule(name, host, port, address)
         name = rule.removeprefix("*").lstrip(".")
         return host == name or host.endswith("." + name)
     return address is not None and address in network

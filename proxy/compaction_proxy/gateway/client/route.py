@@ -6,11 +6,11 @@ from urllib.parse import unquote
 
 import httpx
 
-from compaction_proxy.gateway.client.proxies import Proxies
+from compaction_proxy.gateway.client.proxies import ProxySettings
 from compaction_proxy.gateway.client.types import HttpRequest
 
 _PORTS = {"http": 80, "https": 443}
-_LENGTH_EVEN_IF_EMPTY = frozenset({"POST", "PUT", "PATCH"})
+_METHODS_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class OriginRoute:
     """The way to an origin.
 
     Attributes:
@@ -49,13 +49,13 @@ class Route:
     extra: bytes = field(default=b"", repr=False)
 
     @property
-    def connect_to(self) -> bytes:
+    def connect_target(self) -> bytes:
         """The origin as a proxy is asked for a tunnel to it, with its port."""
         host = f"[{self.origin.host}]" if ":" in self.origin.host else self.origin.host
         return f"{host}:{self.origin.port}".encode("ascii")
 
 
-def _parsed(url: str) -> tuple[httpx.URL, Hop]:
+def _parse_url(url: str) -> tuple[httpx.URL, Hop]:
     parsed = httpx.URL(url)
     if parsed.scheme not in _PORTS or not parsed.raw_host:
         raise ValueError(parsed.scheme)
@@ -63,7 +63,7 @@ def _parsed(url: str) -> tuple[httpx.URL, Hop]:
     return parsed, Hop(host, parsed.port or _PORTS[parsed.scheme], parsed.scheme == "https")
 
 
-def route(origin: str, proxies: Proxies) -> Route:
+def resolve_route(origin: str, proxies: ProxySettings) -> OriginRoute:
     """The way to an origin.
 
     Raises:
@@ -71,31 +71,31 @@ def route(origin: str, proxies: Proxies) -> Route:
         httpx.ProxyError: The environment names a proxy of another kind.
     """
     try:
-        url, target = _parsed(origin)
+        url, target = _parse_url(origin)
     except (httpx.InvalidURL, ValueError) as error:
         raise httpx.UnsupportedProtocol("not an origin of http or https") from error
-    through = proxies.url(url.scheme, target.host, target.port)
+    through = proxies.get_proxy_url(url.scheme, target.host, target.port)
     if not through:
-        return Route(target, url.netloc)
+        return OriginRoute(target, url.netloc)
     try:
-        proxy_url, proxy = _parsed(through)
+        proxy_url, proxy = _parse_url(through)
     except (httpx.InvalidURL, ValueError) as error:
         raise httpx.ProxyError("not a proxy of http or https") from error
-    credential = _basic(proxy_url)
+    credential = _build_basic_credential(proxy_url)
     if target.tls:
-        return Route(target, url.netloc, proxy, credential)
+        return OriginRoute(target, url.netloc, proxy, credential)
     extra = b"proxy-authorization: %b\r\n" % credential if credential else b""
-    return Route(target, url.netloc, proxy, credential, b"http://" + url.netloc, extra)
+    return OriginRoute(target, url.netloc, proxy, credential, b"http://" + url.netloc, extra)
 
 
-def _basic(url: httpx.URL) -> bytes:
+def _build_basic_credential(url: httpx.URL) -> bytes:
     if not url.userinfo:
         return b""
-    shown = f"{unquote(url.username)}:{unquote(url.password)}".encode()
-    return b"Basic " + base64.b64encode(shown)
+    user_and_password = f"{unquote(url.username)}:{unquote(url.password)}".encode()
+    return b"Basic " + base64.b64encode(user_and_password)
 
 
-def head(request: HttpRequest, way: Route) -> bytes:
+def encode_request_head(request: HttpRequest, route: OriginRoute) -> bytes:
     """The head of a request, with the empty line behind it.
 
     Raises:
@@ -103,7 +103,7 @@ def head(request: HttpRequest, way: Route) -> bytes:
     """
     body = request.body
     if isinstance(body, bytes):
-        framed = body or request.method in _LENGTH_EVEN_IF_EMPTY
+        framed = body or request.method in _METHODS_WITH_LENGTH
         framing = b"content-length: %d\r\n" % len(body) if framed else b""
     elif request.length is None:
         framing = b"transfer-encoding: chunked\r\n"
@@ -112,15 +112,15 @@ def head(request: HttpRequest, way: Route) -> bytes:
     fields = request.headers
     data = b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%b%b%b\r\n" % (
         request.method.encode("latin-1"),
-        way.prefix,
+        route.prefix,
         request.target,
-        way.authority,
-        way.extra,
+        route.authority,
+        route.extra,
         b"\r\n".join(map(b": ".join, fields)),
         b"\r\n" if fields else b"",
         framing,
     )
-    lines = 3 + len(fields) + bool(way.extra) + bool(framing)
+    lines = 3 + len(fields) + bool(route.extra) + bool(framing)
     whole = data.count(b"\n") == lines == data.count(b"\r") and b"\0" not in data
     if not whole or b" " in request.target or " " in request.method:
         raise httpx.LocalProtocolError("a field holds what would end its line")

@@ -14,16 +14,16 @@ import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.gateway.body_budget import BodyHold
-from compaction_proxy.gateway.client_auth import KnownClients
+from compaction_proxy.gateway.client_auth import ClientAuthenticator
 from compaction_proxy.gateway.client_stream import read_body, while_connected
-from compaction_proxy.gateway.concurrency_limit import Admission
-from compaction_proxy.gateway.headers import first_values, length_of
-from compaction_proxy.gateway.identity import Identities
-from compaction_proxy.gateway.mcp.tools import NOT_INSTALLED, Answer, Tools
-from compaction_proxy.recall.tool import Asker
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
+from compaction_proxy.gateway.headers import build_header_map, parse_content_length
+from compaction_proxy.gateway.identity import IdentityCache
+from compaction_proxy.gateway.mcp.tools import NOT_INSTALLED, McpToolResult, McpToolRunner
+from compaction_proxy.recall.tool import RecallContext
+from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import AGENT_NOT_ANSWERED
 
 # What answers in the words of the protocol, by its name.
@@ -36,12 +36,12 @@ CRASHED = "The proxy failed at this call."
 _log = structlog.get_logger()
 
 
-class Serve(Protocol):
+class McpRequestHandler(Protocol):
     """Answers one request of the protocol; `call` answers a call of a tool."""
 
     def __call__(
         self,
-        call: Callable[[str, Mapping[str, Any]], Awaitable[Answer]],
+        call: Callable[[str, Mapping[str, Any]], Awaitable[McpToolResult]],
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -50,7 +50,7 @@ class Serve(Protocol):
         ...
 
 
-class Mcp:
+class McpEndpoint:
     """An ASGI endpoint for agents.
 
     Args:
@@ -67,19 +67,21 @@ class Mcp:
         config: Config,
         origin: str,
         *,
-        tools: Tools,
+        tools: McpToolRunner,
         secret: Callable[[], bytes],
-        admission: Admission,
-        clients: KnownClients,
+        admission: ConcurrencyLimiter,
+        clients: ClientAuthenticator,
     ) -> None:
         self._tools = tools
         self._secret = secret
         self._admission = admission
         self._clients = clients
-        self._serve: Serve | None = None
+        self._serve: McpRequestHandler | None = None
         self._most_bytes = min(config.server.max_body_bytes, MAX_BODY_BYTES)
         known = bool(config.server.client_keys)
-        self._identities = Identities(origin, config.session.tenant, config.session.headers, known=known)
+        self._identities = IdentityCache(
+            origin, config.session.tenant, config.session.headers, has_client_keys=known
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -90,49 +92,53 @@ class Mcp:
             Overloaded: There are too many requests.
             ClientDisconnect: The client left.
         """
-        headers = self._clients.admit(scope["headers"], first_values(scope["headers"]))
+        headers = self._clients.authorize_request(scope["headers"], build_header_map(scope["headers"]))
         if scope["method"] != "POST":
-            raise RequestRefused(405, "Only POST is answered here: no session is kept.", "method_not_allowed")
-        if not self._admission.entered():
-            await self._admission.wait()
-        hold = self._admission.bodies.open()
+            raise RequestRefusedError(
+                405, "Only POST is answered here: no session is kept.", "method_not_allowed"
+            )
+        if not self._admission.try_acquire():
+            await self._admission.wait_for_slot()
+        hold = self._admission.bodies.open_hold()
         try:
-            await self._answered({**scope, "headers": headers}, receive, send, hold)
+            await self._serve_request({**scope, "headers": headers}, receive, send, hold)
         finally:
             hold.release()
-            self._admission.leave()
+            self._admission.release_slot()
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
-        first = first_values(scope["headers"])
+    async def _serve_request(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
+        first = build_header_map(scope["headers"])
         if first.get(b"content-encoding", b"identity") != b"identity":
-            raise RequestRefused(415, "The body must not be encoded.", "encoded")
-        declared = length_of(first.get(b"content-length"))
+            raise RequestRefusedError(415, "The body must not be encoded.", "encoded")
+        declared = parse_content_length(first.get(b"content-length"))
         body = await read_body(scope, receive, self._most_bytes, hold, declared)
-        serve = self._serve or await self._imported()
-        who = self._identities.of(scope["headers"], first, self._secret())
-        call = partial(self._called, Asker(who.tenant, who.conversation, source=SOURCE))
+        serve = self._serve or await self._import_server()
+        identity = self._identities.identify_client(scope["headers"], first, self._secret())
+        call = partial(self._call_tool, RecallContext(identity.tenant, identity.conversation, source=SOURCE))
         async with while_connected(scope, receive):
-            await serve(call, scope, _replayed(body), send)
+            await serve(call, scope, _replay_body(body), send)
 
-    async def _called(self, asker: Asker, name: str, arguments: Mapping[str, Any]) -> Answer:
-        with contained(_crashed):
-            return await self._tools.call(asker, name, arguments)
-        return Answer(CRASHED, failed=True)
+    async def _call_tool(
+        self, asker: RecallContext, name: str, arguments: Mapping[str, Any]
+    ) -> McpToolResult:
+        with suppress_and_report(_log_crash):
+            return await self._tools.call_tool(asker, name, arguments)
+        return McpToolResult(CRASHED, failed=True)
 
-    async def _imported(self) -> Serve:
+    async def _import_server(self) -> McpRequestHandler:
         try:
-            serve: Serve = await asyncio.to_thread(resolve_name, SERVE)
+            serve: McpRequestHandler = await asyncio.to_thread(resolve_name, SERVE)
         except ModuleNotFoundError:  # of the library, or of what it needs
-            raise RequestRefused(501, NOT_INSTALLED, "mcp_not_installed") from None
+            raise RequestRefusedError(501, NOT_INSTALLED, "mcp_not_installed") from None
         self._serve = serve
         return serve
 
 
-def _crashed(error: BaseException) -> None:
+def _log_crash(error: BaseException) -> None:
     _log.warning(AGENT_NOT_ANSWERED, error=type(error).__name__)
 
 
-def _replayed(body: bytes) -> Receive:
+def _replay_body(body: bytes) -> Receive:
     """A channel that gives a body that was read already, and then nothing more."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -4,32 +4,32 @@
 in the middle of something else.
 """
 
-from compaction_proxy.gateway.server.run import run, served, server
-from compaction_proxy.gateway.server.shutdown import Ending, Foreground, Patience
+from compaction_proxy.gateway.server.run import build_server, run_server, serve_embedded
+from compaction_proxy.gateway.server.shutdown import DrainReport, DrainTimeouts, GracefulServer
 from compaction_proxy.gateway.server.sockets import (
     PORT_IS_SPREAD,
-    base_url,
+    build_base_url,
+    build_tls_context,
     is_spread,
     listen,
-    listen_on_path,
-    removed_at_the_end,
-    tls_context,
+    listen_on_unix_path,
+    remove_socket_on_exit,
 )
 from compaction_proxy.gateway.server.timeouts import Deadlines
 
 __all__ = [
     "PORT_IS_SPREAD",
     "Deadlines",
-    "Ending",
-    "Foreground",
-    "Patience",
-    "base_url",
+    "DrainReport",
+    "DrainTimeouts",
+    "GracefulServer",
+    "build_base_url",
+    "build_server",
+    "build_tls_context",
     "is_spread",
     "listen",
-    "listen_on_path",
-    "removed_at_the_end",
-    "run",
-    "served",
-    "server",
-    "tls_context",
+    "listen_on_unix_path",
+    "remove_socket_on_exit",
+    "run_server",
+    "serve_embedded",
 ]

@@ -9,9 +9,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-from compaction_proxy.core.errors import RequestRefused
-from compaction_proxy.gateway.server.cycle import Cycle, head_lines, refusal
-from compaction_proxy.gateway.server.parser import Head, RequestParser
+from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.gateway.server.cycle import RequestResponseCycle, encode_header_lines, encode_refusal
+from compaction_proxy.gateway.server.parser import RequestHead, RequestParser
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -28,7 +28,7 @@ DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """A connection from its beginning to its end. Who asks before an answer is out waits for it.
 
     Args:
@@ -55,10 +55,10 @@ class Connection(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.loop = _loop or asyncio.get_running_loop()
-        self.begun = self.heard = 0.0
-        self.cycle: Cycle | None = None
-        self.waiting: deque[Cycle] = deque()
-        self.heading = False
+        self.phase_started_at = self.last_activity_at = 0.0
+        self.cycle: RequestResponseCycle | None = None
+        self.waiting: deque[RequestResponseCycle] = deque()
+        self.is_reading_head = False
         self.paused = self.blocked = self.hung_up = False
         self.transport: asyncio.Transport
         self._app = config.loaded_app
@@ -67,20 +67,20 @@ class Connection(asyncio.Protocol):
         self._app_state = app_state
         self._parser = RequestParser(self)
         self._scope: Scope = {}
-        self._active: Cycle | None = None
-        self._room: asyncio.Event | None = None
+        self._active: RequestResponseCycle | None = None
+        self._writable: asyncio.Event | None = None
         self._departure: Callable[[], None] | None = None
-        self._lost = self._deaf = False
+        self._client_gone = self._stopped_reading = False
         self._dropped = self._unsent = 0
-        self._taken = 0.0
-        self._added: tuple[object, bytes, bool] = (None, b"", False)
+        self._last_taken_at = 0.0
+        self._default_headers: tuple[object, bytes, bool] = (None, b"", False)
 
     # The loop's calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come."""
         self.transport = transport  # type: ignore[assignment]
-        self.begun = self.heard = self.loop.time()
+        self.phase_started_at = self.last_activity_at = self.loop.time()
         self._connections.add(self)
         self._scope = {
             "type": "http",
@@ -89,14 +89,14 @@ class Connection(asyncio.Protocol):
             "client": get_remote_addr(self.transport),
             "scheme": "https" if is_ssl(self.transport) else "http",
             "root_path": "",
-            "extensions": {DEPARTURE: {NOTICE: self.tell_departure}},
+            "extensions": {DEPARTURE: {NOTICE: self.set_departure_callback}},
         }
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's
         """The client has left, or was cut off."""
-        self._lost = True
+        self._client_gone = True
         self._connections.discard(self)
-        self._leave()
+        self._disconnect_cycles()
         self.resume_writing()
         if self._departure is not None:
             self._departure()
@@ -105,12 +105,12 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read what has arrived."""
-        self.heard = self.loop.time()
-        if self.hung_up or self._deaf or self.transport.is_closing():
+        self.last_activity_at = self.loop.time()
+        if self.hung_up or self._stopped_reading or self.transport.is_closing():
             return
-        error = self._parser.feed(data)
+        error = self._parser.feed_data(data)
         if error is not None:
-            self._refuse_what_came(error)
+            self._refuse_after_pending(error)
 
     def pause_writing(self) -> None:
         """The client takes nothing more for now."""
@@ -119,25 +119,25 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client takes more."""
         self.blocked = False
-        if self._room is not None:
-            self._room.set()
-            self._room = None
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
 
     # The parser's calls.
 
-    def head_begins(self) -> None:
+    def on_head_started(self) -> None:
         """The head of a request begins."""
-        self.heading = True
+        self.is_reading_head = True
         self._dropped = 0
         if len(self.waiting) >= MAX_WAITING:
-            self._be_deaf()
+            self._stop_reading()
         if self.cycle is not None:
-            self.begun = self.heard
+            self.phase_started_at = self.last_activity_at
 
-    def head_came(self, head: Head) -> None:
+    def on_head_received(self, head: RequestHead) -> None:
         """The head has come: the request begins, or waits for its turn."""
-        self.heading = False
-        if self._deaf:
+        self.is_reading_head = False
+        if self._stopped_reading:
             return
         scope = {
             **self._scope,
@@ -149,44 +149,46 @@ class Connection(asyncio.Protocol):
             "headers": head.fields,
             "state": self._app_state.copy(),
         }
-        cycle = Cycle(self, scope, keep_alive=head.lasts, expects_continue=head.expects_continue)
+        cycle = RequestResponseCycle(
+            self, scope, keep_alive=head.keep_alive, expects_continue=head.expects_continue
+        )
         before, self.cycle = self.cycle, cycle
         if before is None or before.response_complete:
-            self._begin(cycle)
+            self._start_cycle(cycle)
         else:
             self.waiting.append(cycle)
             self.pause_reading()
 
-    def body_came(self, piece: bytes) -> None:
+    def on_body_received(self, piece: bytes) -> None:
         """A part of the body has come; of a request that is answered already it is left out."""
         cycle = self.cycle
-        if self._deaf:
+        if self._stopped_reading:
             return
         if cycle is None or cycle.response_complete:
             self._dropped += len(piece)
             if self._dropped > DROPPED_BYTES and not self.hung_up:
-                self._linger()
-        elif cycle.take(piece) > UNREAD_BYTES:
+                self._linger_before_close()
+        elif cycle.feed_body(piece) > UNREAD_BYTES:
             self.pause_reading()
 
-    def request_came(self) -> None:
+    def on_request_received(self) -> None:
         """A request has come to its end."""
-        if self.cycle is not None and not self._deaf:
-            self.cycle.whole()
+        if self.cycle is not None and not self._stopped_reading:
+            self.cycle.feed_eof()
 
-    def _refuse_what_came(self, error: RequestRefused) -> None:
+    def _refuse_after_pending(self, error: RequestRefusedError) -> None:
         """What has come cannot be read: end the connection once all before it are answered."""
         if self.waiting and self.waiting[-1].more_body:
             self.waiting.pop()
         last = self.waiting[-1] if self.waiting else self._active
         if last is None or last.response_complete or last.more_body:
-            self.refuse(error)
+            self.refuse_request(error)
         else:
-            self._be_deaf()
+            self._stop_reading()
 
-    def _be_deaf(self) -> None:
+    def _stop_reading(self) -> None:
         """Hear nothing more, and end with the answers to what was heard."""
-        self._deaf = True
+        self._stopped_reading = True
         last = self.waiting[-1] if self.waiting else self._active
         if last is not None:
             last.keep_alive = False
@@ -194,20 +196,20 @@ class Connection(asyncio.Protocol):
 
     # The requests' calls (`cycle.Wire`).
 
-    def added_lines(self) -> tuple[bytes, bool]:
+    def encode_default_headers(self) -> tuple[bytes, bool]:
         """Header lines that every answer carries, and whether they announce the connection's end."""
         fields = self._state.default_headers  # a new list each second
-        known, block, closes = self._added
+        known, block, closes = self._default_headers
         if known is not fields:
-            block, closes = head_lines(fields), (b"connection", b"close") in fields
-            self._added = fields, block, closes
+            block, closes = encode_header_lines(fields), (b"connection", b"close") in fields
+            self._default_headers = fields, block, closes
         return block, closes
 
     async def drain(self) -> None:
         """Wait while the client takes nothing more."""
         if self.blocked:
-            self._room = self._room or asyncio.Event()
-            await self._room.wait()
+            self._writable = self._writable or asyncio.Event()
+            await self._writable.wait()
 
     def pause_reading(self) -> None:
         """Take nothing more from the socket."""
@@ -221,42 +223,42 @@ class Connection(asyncio.Protocol):
             self.paused = False
             self.transport.resume_reading()
 
-    def answered(self) -> None:
+    def on_response_complete(self) -> None:
         """An answer has gone out to its end: whoever waits is next."""
         self._state.total_requests += 1
-        self.heard = self.loop.time()
+        self.last_activity_at = self.loop.time()
         if self.hung_up or self.transport.is_closing():
             return
         if self.waiting:
-            self._begin(self.waiting.popleft())
+            self._start_cycle(self.waiting.popleft())
         if not self.waiting:
             self.resume_reading()
 
-    def _begin(self, cycle: Cycle) -> None:
+    def _start_cycle(self, cycle: RequestResponseCycle) -> None:
         self._active = cycle
         task = self.loop.create_task(cycle.run(self._app))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
 
-    def tell_departure(self, departure: Callable[[], None] | None) -> None:
-        """Call `departure` when the client leaves, soon if it already has; None: nobody any more.
+    def set_departure_callback(self, callback: Callable[[], None] | None) -> None:
+        """Call `callback` when the client leaves, soon if it already has; None: nobody any more.
 
         Requests of a connection are served one after the other, so there is one who wants to know.
         """
-        self._departure = departure
-        if departure is not None and self._lost:
-            self.loop.call_soon(departure)
-        elif departure is not None and not self.waiting:
+        self._departure = callback
+        if callback is not None and self._client_gone:
+            self.loop.call_soon(callback)
+        elif callback is not None and not self.waiting:
             self.resume_reading()  # who does not read does not notice
 
     # The server's calls.
 
-    def stuck_s(self, now: float) -> float:
+    def measure_stuck_s(self, now: float) -> float:
         """For how long, by the loop's clock, the client has taken nothing of what waits for it. Ask often."""
         unsent = self.transport.get_write_buffer_size()
         if unsent != self._unsent or not unsent:
-            self._unsent, self._taken = unsent, now
-        return now - self._taken
+            self._unsent, self._last_taken_at = unsent, now
+        return now - self._last_taken_at
 
     def shutdown(self) -> None:
         """Let the connection end with its answer, or now if there is nothing to wait for."""
@@ -268,32 +270,32 @@ class Connection(asyncio.Protocol):
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
 
-    def refuse(self, error: RequestRefused) -> None:
+    def refuse_request(self, error: RequestRefusedError) -> None:
         """End the connection with an error of ours; where an answer has begun, it is cut instead."""
         if self._active is None or self._active.response_complete or not self._active.response_started:
-            self.transport.write(refusal(error, self.added_lines()[0]))
-        self._leave()
-        self._linger()
+            self.transport.write(encode_refusal(error, self.encode_default_headers()[0]))
+        self._disconnect_cycles()
+        self._linger_before_close()
 
     def hang_up(self) -> None:
         """Nothing more is said here. Of a request that is still coming the rest is dropped."""
-        if self._deaf or (self.cycle is not None and self.cycle.more_body):
-            self._linger()
+        if self._stopped_reading or (self.cycle is not None and self.cycle.more_body):
+            self._linger_before_close()
         else:
             self.transport.close()
 
-    def _linger(self) -> None:
+    def _linger_before_close(self) -> None:
         """Close once the client had time to read: closing on unread bytes would take the answer back."""
         self.hung_up = True
-        self.begun = self.loop.time()
+        self.phase_started_at = self.loop.time()
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.resume_reading()
             self.transport.write_eof()
         else:
             self.transport.close()
 
-    def _leave(self) -> None:
+    def _disconnect_cycles(self) -> None:
         self.waiting.clear()
         for cycle in (self._active, self.cycle):
             if cycle is not None:
-                cycle.leave()
+                cycle.mark_disconnected()

@@ -12,8 +12,8 @@ from typing import Protocol
 import structlog
 from starlette.types import ASGIApp, Message, Scope
 
-from compaction_proxy.core.errors import Crashed, RequestRefused, openai_error
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.core.errors import InternalError, RequestRefusedError, format_openai_error
+from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import REQUEST_CRASHED
 
 # A head and what it waited for go out in one write up to this, in bytes.
@@ -34,7 +34,7 @@ _STATUS_LINES = {
 _log = structlog.get_logger()
 
 
-def head_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
+def encode_header_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Header fields as they are sent.
 
     Raises:
@@ -46,21 +46,26 @@ def head_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
     return block
 
 
-def refusal(error: RequestRefused, added: bytes) -> bytes:
-    """A whole answer after which nothing more is said; `added` are header lines that every answer carries."""
-    body = openai_error(error)
+def encode_refusal(error: RequestRefusedError, default_headers: bytes) -> bytes:
+    """A whole answer after which nothing more is said.
+
+    `default_headers` are header lines that every answer carries.
+    """
+    body = format_openai_error(error)
     fields = [*_JSON, (b"content-length", b"%d" % len(body))]
-    return b"".join((_STATUS_LINES[error.status], added, head_lines(fields), _CLOSE, b"\r\n", body))
+    return b"".join(
+        (_STATUS_LINES[error.status], default_headers, encode_header_lines(fields), _CLOSE, b"\r\n", body)
+    )
 
 
-class Wire(Protocol):
+class ConnectionProtocol(Protocol):
     """The connection, as far as a request on it is concerned."""
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     blocked: bool
 
-    def added_lines(self) -> tuple[bytes, bool]:
+    def encode_default_headers(self) -> tuple[bytes, bool]:
         """Header lines that every answer carries, and whether they announce the connection's end."""
         ...
 
@@ -72,7 +77,7 @@ class Wire(Protocol):
         """Take more from the socket."""
         ...
 
-    def answered(self) -> None:
+    def on_response_complete(self) -> None:
         """The answer has gone out to its end."""
         ...
 
@@ -81,11 +86,11 @@ class Wire(Protocol):
         ...
 
 
-class Cycle:
+class RequestResponseCycle:
     """A request on its way through an application.
 
     Args:
-        wire: The connection it came on.
+        connection: The connection it came on.
         scope: The request (ASGI).
         keep_alive: Whether the connection may serve again.
         expects_continue: Whether the client waits to be told that its body is wanted.
@@ -123,7 +128,9 @@ class Cycle:
         "scope",
     )
 
-    def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+    def __init__(
+        self, connection: ConnectionProtocol, scope: Scope, *, keep_alive: bool, expects_continue: bool
+    ) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
@@ -133,7 +140,7 @@ class Cycle:
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
-        self._wire = wire
+        self._wire = connection
         self._came: list[bytes] = []
         self._size = 0
         self._told = False  # that the request is whole
@@ -147,32 +154,32 @@ class Cycle:
     async def run(self, app: ASGIApp) -> None:
         """Let an application answer. An answer that it leaves without its end is cut."""
         try:
-            with contained(_crashed):
+            with suppress_and_report(_log_crash):
                 await app(self.scope, self.receive, self.send)
         finally:
             if not (self.response_complete or self.disconnected):
-                self._break_off()
+                self._abort_response()
 
-    def take(self, piece: bytes) -> int:
+    def feed_body(self, piece: bytes) -> int:
         """Add what has come of the body; bytes that are not read yet."""
         self._came.append(piece)
         self._size += len(piece)
         self.body_bytes += len(piece)
-        self._tell()
+        self._wake_receiver()
         return self._size
 
-    def whole(self) -> None:
+    def feed_eof(self) -> None:
         """The request has come to its end."""
         self.more_body = False
-        self._tell()
+        self._wake_receiver()
 
-    def leave(self) -> None:
+    def mark_disconnected(self) -> None:
         """There is nobody to answer any more."""
         self.disconnected = not self.response_complete
         self._head = b""
-        self._tell()
+        self._wake_receiver()
 
-    def _tell(self) -> None:
+    def _wake_receiver(self) -> None:
         if self._news is not None:
             self._news.set()
 
@@ -185,7 +192,7 @@ class Cycle:
             self._wire.transport.write(_CONTINUE)
         if not self._has_news():
             self._wire.resume_reading()
-            await self._wait()
+            await self._wait_for_news()
         if self.disconnected or self.response_complete:
             return _DISCONNECT
         came, self._came, self._size = self._came, [], 0
@@ -197,7 +204,7 @@ class Cycle:
         ended = not self.more_body and not self._told
         return bool(self._came) or ended or self.disconnected or self.response_complete
 
-    async def _wait(self) -> None:
+    async def _wait_for_news(self) -> None:
         while not self._has_news():
             if self._news is None:
                 self._news = asyncio.Event()
@@ -219,17 +226,17 @@ class Cycle:
         if kind == "http.response.body" and self.response_started and not self.response_complete:
             self._send_body(message.get("body", b""), more=message.get("more_body", False))
         elif kind == "http.response.start" and not self.response_started:
-            self._start(message["status"], message.get("headers", ()))
-            self._wire.loop.call_soon(self._flush)
+            self._start_response(message["status"], message.get("headers", ()))
+            self._wire.loop.call_soon(self._flush_head)
         else:
             raise RuntimeError(f"it is not the turn of {kind}")
 
-    def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def _start_response(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Make the head, and hold it."""
         fields = [(name.lower(), value) for name, value in headers]
         framing = {name: value for name, value in fields if name in _FRAMING}
-        ours, closes = self._wire.added_lines()
-        head = _STATUS_LINES[status] + ours + head_lines(fields)
+        ours, closes = self._wire.encode_default_headers()
+        head = _STATUS_LINES[status] + ours + encode_header_lines(fields)
         self._bodiless = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
         if b"content-length" in framing:
             self._left = 0 if self._bodiless else int(framing[b"content-length"])
@@ -246,17 +253,17 @@ class Cycle:
         self.expects_continue = False
         self._head = head + b"\r\n"
 
-    def _flush(self) -> None:
+    def _flush_head(self) -> None:
         """Send the head by itself: there is nothing yet to go with it."""
         if self._head and not self._wire.transport.is_closing():
             self._wire.transport.write(self._head)
         self._head = b""
 
     def _send_body(self, body: bytes, *, more: bool) -> None:
-        data = b"" if self._bodiless else self._framed(body, more=more)
+        data = b"" if self._bodiless else self._frame_body(body, more=more)
         if self._head and len(data) <= JOINED_BYTES:
             data, self._head = self._head + data, b""
-        self._flush()
+        self._flush_head()
         if data:
             self._wire.transport.write(data)
         if more:
@@ -264,12 +271,12 @@ class Cycle:
         if self._left:
             raise RuntimeError("the body is shorter than its content-length")
         self.response_complete = True
-        self._tell()
+        self._wake_receiver()
         if not self.keep_alive:
             self._wire.hang_up()
-        self._wire.answered()
+        self._wire.on_response_complete()
 
-    def _framed(self, body: bytes, *, more: bool) -> bytes:
+    def _frame_body(self, body: bytes, *, more: bool) -> bytes:
         if self._left is not None:
             self._left -= len(body)
             if self._left < 0:
@@ -279,18 +286,18 @@ class Cycle:
         chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
         return chunk if more else chunk + _LAST_CHUNK
 
-    def _break_off(self) -> None:
+    def _abort_response(self) -> None:
         """End an answer that the application did not end: as an error if it has not begun, else by a cut."""
         if self.response_started:
-            self._flush()
+            self._flush_head()
         else:
-            body = openai_error(Crashed())
+            body = format_openai_error(InternalError())
             fields = [*_JSON, (b"content-length", b"%d" % len(body))]
             self.keep_alive = False
-            self._start(Crashed.status, fields)
+            self._start_response(InternalError.status, fields)
             self._send_body(body, more=False)
         self._wire.transport.close()
 
 
-def _crashed(error: BaseException) -> None:
+def _log_crash(error: BaseException) -> None:
     _log.error(REQUEST_CRASHED, exc_info=error)

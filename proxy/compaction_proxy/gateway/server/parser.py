@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.core.errors import RequestRefusedError
 
 # A head up to this is read, and fields up to these; and so much that is no body, such as trailers.
 HEAD_BYTES = 65_536
@@ -19,18 +19,20 @@ FRAMING_BYTES = 262_144
 # Targets up to this are remembered, in bytes; the usual ones come again and again.
 _REMEMBERED_BYTES = 256
 # Fields that say how a request is to be read.
-_TELLING = frozenset({b"host", b"expect", b"content-length", b"transfer-encoding"})
-_INVALID = RequestRefused(400, "This is no valid HTTP/1.1 request.", "invalid_http")
-_NO_HOST = RequestRefused(400, "The request names no host, or several.", "invalid_http")
-_CODED = RequestRefused(501, "No transfer coding but chunked is understood.", "unsupported_transfer_coding")
-_HUGE_HEAD = RequestRefused(431, "The request's header is too large.", "header_too_large")
+_FRAMING_FIELDS = frozenset({b"host", b"expect", b"content-length", b"transfer-encoding"})
+_INVALID = RequestRefusedError(400, "This is no valid HTTP/1.1 request.", "invalid_http")
+_NO_HOST = RequestRefusedError(400, "The request names no host, or several.", "invalid_http")
+_UNKNOWN_CODING = RequestRefusedError(
+    501, "No transfer coding but chunked is understood.", "unsupported_transfer_coding"
+)
+_HEAD_TOO_LARGE = RequestRefusedError(431, "The request's header is too large.", "header_too_large")
 
 
-class _RefusedError(Exception):
+class _RejectedRequestError(Exception):
     """Stops the parser: what it has found is not wanted."""
 
 
-class Head(NamedTuple):
+class RequestHead(NamedTuple):
     """The head of a request.
 
     Attributes:
@@ -40,7 +42,7 @@ class Head(NamedTuple):
         raw_path: As it came.
         query: As it came, without `?`.
         fields: With their names in lower case, in their order.
-        lasts: Whether the connection may serve again.
+        keep_alive: Whether the connection may serve again.
         expects_continue: Whether the client waits to be told that its body is wanted.
     """
 
@@ -50,38 +52,38 @@ class Head(NamedTuple):
     raw_path: bytes
     query: bytes
     fields: list[tuple[bytes, bytes]]
-    lasts: bool
+    keep_alive: bool
     expects_continue: bool
 
 
-class Receiver(Protocol):
+class RequestReceiver(Protocol):
     """Who is told of what was found."""
 
-    def head_begins(self) -> None:
+    def on_head_started(self) -> None:
         """The first byte of a request."""
         ...
 
-    def head_came(self, head: Head) -> None:
+    def on_head_received(self, head: RequestHead) -> None:
         """The last of its head."""
         ...
 
-    def body_came(self, piece: bytes) -> None:
+    def on_body_received(self, piece: bytes) -> None:
         """A part of its body."""
         ...
 
-    def request_came(self) -> None:
+    def on_request_received(self) -> None:
         """Its end."""
         ...
 
 
-def _parts(target: bytes) -> tuple[str, bytes, bytes]:
+def _parse_target(target: bytes) -> tuple[str, bytes, bytes]:
     """A target's path, decoded and as it came, and its query."""
     parsed = httptools.parse_url(target)  # without a path: None
     path = parsed.path.decode("ascii")
     return unquote(path) if "%" in path else path, parsed.path, parsed.query or b""
 
 
-_usual_parts = lru_cache(maxsize=1_024)(_parts)
+_parse_usual_target = lru_cache(maxsize=1_024)(_parse_target)
 
 
 class RequestParser:
@@ -106,9 +108,9 @@ class RequestParser:
         "_upgrading",
     )
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: RequestReceiver) -> None:
         self._receiver = receiver
-        self._parser = self._made()
+        self._parser = self._create_parser()
         self._heading = self._muted = self._upgrading = False
         self._target = b""
         self._fields: list[tuple[bytes, bytes]] = []
@@ -118,57 +120,57 @@ class RequestParser:
         self._framing_bytes = 0
         self._refusal = _INVALID
 
-    def _made(self) -> httptools.HttpRequestParser:
+    def _create_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
         # A client may say that it closes after a request, and send more: the first is answered.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
-    def feed(self, data: bytes) -> RequestRefused | None:
+    def feed_data(self, data: bytes) -> RequestRefusedError | None:
         """Take apart what has come. What is wrong with it, if anything: then nothing more is to be fed."""
         self._framing_bytes += len(data)
         try:
-            self._parse(data)
+            self._feed_parser(data)
         except httptools.HttpParserCallbackError as error:
-            if not isinstance(error.__context__, _RefusedError):
+            if not isinstance(error.__context__, _RejectedRequestError):
                 raise
             return self._refusal
         except httptools.HttpParserError:
             return _INVALID
         over = self._framing_bytes > (HEAD_BYTES if self._heading else FRAMING_BYTES)
-        return _HUGE_HEAD if over else None
+        return _HEAD_TOO_LARGE if over else None
 
     def close(self) -> None:
         """Nothing more comes. Parser and callbacks hold each other, and nobody else would part them soon."""
         del self._parser, self._receiver
 
-    def _parse(self, data: bytes) -> None:
+    def _feed_parser(self, data: bytes) -> None:
         while True:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as stopped:
                 data = data[stopped.args[0] :]
-                self._go_on()
+                self._restart_after_upgrade()
             else:
                 return
 
-    def _go_on(self) -> None:
+    def _restart_after_upgrade(self) -> None:
         """Let a new parser read the body of a request whose head offers another protocol."""
         self._upgrading = False
-        self._parser = self._made()
+        self._parser = self._create_parser()
         self._muted = True
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(self._framing))
         self._muted = False
 
-    def _parts_of(self, target: bytes) -> tuple[str, bytes, bytes]:
+    def _parse_target_or_refuse(self, target: bytes) -> tuple[str, bytes, bytes]:
         try:
-            return (_usual_parts if len(target) <= _REMEMBERED_BYTES else _parts)(target)
+            return (_parse_usual_target if len(target) <= _REMEMBERED_BYTES else _parse_target)(target)
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):
-            self._refuse(_INVALID)
+            self._raise_refusal(_INVALID)
 
-    def _refuse(self, refusal: RequestRefused) -> NoReturn:
+    def _raise_refusal(self, refusal: RequestRefusedError) -> NoReturn:
         self._refusal = refusal
-        raise _RefusedError
+        raise _RejectedRequestError
 
     # The parser's calls.
 
@@ -182,7 +184,7 @@ class RequestParser:
         self._framing = []
         self._hosts = 0
         self._expects_continue = False
-        self._receiver.head_begins()
+        self._receiver.on_head_started()
 
     def on_url(self, piece: bytes) -> None:
         """A part of the target has come."""
@@ -194,13 +196,13 @@ class RequestParser:
         if not self._heading:
             return
         if len(self._fields) >= FIELDS:
-            self._refuse(_HUGE_HEAD)
+            self._raise_refusal(_HEAD_TOO_LARGE)
         name = name.lower()
-        if name in _TELLING:
-            self._note(name, value)
+        if name in _FRAMING_FIELDS:
+            self._record_framing_field(name, value)
         self._fields.append((name, value))
 
-    def _note(self, name: bytes, value: bytes) -> None:
+    def _record_framing_field(self, name: bytes, value: bytes) -> None:
         """A field of the head that says how the request is to be read."""
         if name == b"host":
             self._hosts += 1
@@ -208,7 +210,7 @@ class RequestParser:
             self._expects_continue = value.lower() == b"100-continue"
         else:
             if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                self._refuse(_CODED)
+                self._raise_refusal(_UNKNOWN_CODING)
             self._framing.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
@@ -220,27 +222,27 @@ class RequestParser:
         if self._framing_bytes > HEAD_BYTES:
             size = len(target) + sum([len(name) + len(value) for name, value in fields])
             if size > HEAD_BYTES:
-                self._refuse(_HUGE_HEAD)
+                self._raise_refusal(_HEAD_TOO_LARGE)
         self._heading = False
         version = parser.get_http_version()
         modern = version == "1.1"
         if self._hosts > 1 or (modern and not self._hosts):
-            self._refuse(_NO_HOST)
-        parts = self._parts_of(target)
+            self._raise_refusal(_NO_HOST)
+        parts = self._parse_target_or_refuse(target)
         lasts = modern and parser.should_keep_alive()
         method = parser.get_method().decode("ascii")
-        self._receiver.head_came(
-            Head(method, version, *parts, fields, lasts, modern and self._expects_continue)
+        self._receiver.on_head_received(
+            RequestHead(method, version, *parts, fields, lasts, modern and self._expects_continue)
         )
 
     def on_body(self, piece: bytes) -> None:
         """A part of the body has come."""
         self._framing_bytes = 0
-        self._receiver.body_came(piece)
+        self._receiver.on_body_received(piece)
 
     def on_message_complete(self) -> None:
         """A request has come to its end."""
         if self._upgrading:
-            return  # what comes now is its body, which `_go_on` reads
+            return  # what comes now is its body, which `_restart_after_upgrade` reads
         self._framing_bytes = 0
-        self._receiver.request_came()
+        self._receiver.on_request_received()

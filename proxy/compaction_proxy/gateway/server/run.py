@@ -10,10 +10,10 @@ from typing import Any
 import uvicorn
 
 from compaction_proxy.core.errors import ProxyError
-from compaction_proxy.gateway.server.connection import Connection
-from compaction_proxy.gateway.server.shutdown import Foreground, Patience
-from compaction_proxy.gateway.server.sockets import BACKLOG, base_url, listen
-from compaction_proxy.gateway.server.timeouts import Deadlines, sweep
+from compaction_proxy.gateway.server.connection import ServerConnection
+from compaction_proxy.gateway.server.shutdown import DrainTimeouts, GracefulServer
+from compaction_proxy.gateway.server.sockets import BACKLOG, build_base_url, listen
+from compaction_proxy.gateway.server.timeouts import Deadlines, close_overdue_connections
 
 POLL_S = 0.005
 DEADLINES = Deadlines()
@@ -21,7 +21,7 @@ DEADLINES = Deadlines()
 Application = Callable[..., Any]
 
 
-class _Embedded(uvicorn.Server):
+class _EmbeddedServer(uvicorn.Server):
     """A server that leaves the process's signals alone, and looks over its connections ten times a second."""
 
     def __init__(self, config: uvicorn.Config, deadlines: Deadlines) -> None:
@@ -30,7 +30,9 @@ class _Embedded(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Look over the connections. Whether to end."""
-        sweep(self.server_state.connections, self._deadlines, asyncio.get_running_loop().time())
+        close_overdue_connections(
+            self.server_state.connections, self._deadlines, asyncio.get_running_loop().time()
+        )
         return await super().on_tick(counter)
 
     @contextlib.contextmanager
@@ -39,13 +41,13 @@ class _Embedded(uvicorn.Server):
         yield
 
 
-def _settings(
-    app: Application, grace_s: int | None = None, context: ssl.SSLContext | None = None
+def _build_config(
+    app: Application, grace_s: int | None = None, ssl_context: ssl.SSLContext | None = None
 ) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="auto",  # uvloop where it is installed
-        http=Connection,
+        http=ServerConnection,
         ws="none",
         lifespan="on",
         interface="asgi3",
@@ -56,72 +58,76 @@ def _settings(
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=grace_s,
-        ssl_context_factory=None if context is None else lambda *_: context,
+        ssl_context_factory=None if ssl_context is None else lambda *_: ssl_context,
     )
 
 
-def server(
+def build_server(
     app: Application,
-    patience: Patience,
-    told: Callable[[int], None],
+    drain_timeouts: DrainTimeouts,
+    on_stopping: Callable[[int], None],
     *,
-    insistent: bool = True,
+    force_on_second_signal: bool = True,
     deadlines: Deadlines = DEADLINES,
-    context: ssl.SSLContext | None = None,
-) -> Foreground:
+    ssl_context: ssl.SSLContext | None = None,
+) -> GracefulServer:
     """A server for the foreground, which ends on SIGINT and SIGTERM.
 
     Args:
         app: An ASGI application with a lifespan.
-        patience: How long it waits for requests when it ends.
-        told: Called when it begins to end, with the number of requests under way.
-        insistent: Whether a second signal ends it at once.
+        drain_timeouts: How long it waits for requests when it ends.
+        on_stopping: Called when it begins to end, with the number of requests under way.
+        force_on_second_signal: Whether a second signal ends it at once.
         deadlines: How long clients may take to send a request.
-        context: Serves TLS; None: plain HTTP.
+        ssl_context: Serves TLS; None: plain HTTP.
     """
-    return Foreground(
-        _settings(app, context=context), patience, told, insistent=insistent, deadlines=deadlines
+    return GracefulServer(
+        _build_config(app, ssl_context=ssl_context),
+        drain_timeouts,
+        on_stopping,
+        force_on_second_signal=force_on_second_signal,
+        deadlines=deadlines,
     )
 
 
-async def _serve(running: uvicorn.Server, bound: socket.socket) -> None:
+async def _serve_socket(server: uvicorn.Server, listener: socket.socket) -> None:
     """Serve until told to end. A lifespan that fails ends this, not the process."""
     try:
-        await running.serve(sockets=[bound])
+        await server.serve(sockets=[listener])
     except SystemExit:
         raise ProxyError("the application did not start; the log says why") from None
 
 
-async def run(running: uvicorn.Server, bound: socket.socket, started: Callable[[], None]) -> None:
+async def run_server(server: uvicorn.Server, listener: socket.socket, on_started: Callable[[], None]) -> None:
     """Serve on a listening socket until told to end.
 
     Args:
-        running: The server.
-        bound: The socket; it is closed in the end.
-        started: Called once requests are accepted; never if it is told to end before that.
+        server: The server.
+        listener: The socket; it is closed in the end.
+        on_started: Called once requests are accepted; never if it is told to end before that.
 
     Raises:
         ProxyError: The application's lifespan failed to start.
     """
-    serving = asyncio.create_task(_serve(running, bound))
+    serving = asyncio.create_task(_serve_socket(server, listener))
     try:
-        while not (running.started or serving.done()):
+        while not (server.started or serving.done()):
             await asyncio.wait({serving}, timeout=POLL_S)
-        if running.started and not running.should_exit:
-            started()
+        if server.started and not server.should_exit:
+            on_started()
         await serving
     finally:
-        bound.close()
+        listener.close()
 
 
 @contextlib.asynccontextmanager
-async def served(
+async def serve_embedded(
     app: Application,
     host: str = "127.0.0.1",
     port: int = 0,
     *,
     deadlines: Deadlines = DEADLINES,
-    context: ssl.SSLContext | None = None,
+    ssl_context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
     """Serve an application while the block runs; yields its base URL once it accepts requests.
 
@@ -130,14 +136,14 @@ async def served(
         ProxyError: The application's lifespan failed to start.
     """
     bound = listen(host, port)
-    running = _Embedded(_settings(app, grace_s=1, context=context), deadlines)
+    running = _EmbeddedServer(_build_config(app, grace_s=1, ssl_context=ssl_context), deadlines)
     ready = asyncio.Event()
-    serving = asyncio.create_task(run(running, bound, ready.set))
+    serving = asyncio.create_task(run_server(running, bound, ready.set))
     waiting = asyncio.create_task(ready.wait())
     try:
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if ready.is_set():
-            yield base_url(bound, "http" if context is None else "https")
+            yield build_base_url(bound, "http" if ssl_context is None else "https")
     finally:
         waiting.cancel()
         running.should_exit = True

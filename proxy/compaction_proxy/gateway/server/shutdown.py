@@ -11,24 +11,24 @@ from types import FrameType
 
 import uvicorn
 
-from compaction_proxy.gateway.server.connection import Connection
-from compaction_proxy.gateway.server.timeouts import SWEEP_S, Deadlines, sweep
+from compaction_proxy.gateway.server.connection import ServerConnection
+from compaction_proxy.gateway.server.timeouts import SWEEP_S, Deadlines, close_overdue_connections
 
 TICK_S = 0.1
 # Told to end, a request whose head or body is still on its way gets this long, in seconds.
-ARRIVAL_S = 0.5
+ARRIVAL_TIMEOUT_S = 0.5
 # Over TLS a closed connection waits for its client to agree, for 30 s; here for this long, in seconds.
-FAREWELL_S = 2.0
+CLOSE_TIMEOUT_S = 2.0
 # What a request does when its client has the answer gets this long, in seconds.
-SETTLE_S = 1.0
+TASKS_TIMEOUT_S = 1.0
 # The application's own closing gets this long, in seconds, and less if the end is insisted on.
-CLOSE_S = 5.0
-HURRIED_CLOSE_S = 0.5
+APPLICATION_CLOSE_TIMEOUT_S = 5.0
+FORCED_CLOSE_TIMEOUT_S = 0.5
 _CLOSE = (b"connection", b"close")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class DrainTimeouts:
     """How long a server that was told to end waits.
 
     Attributes:
@@ -41,7 +41,7 @@ class Patience:
 
 
 @dataclass(slots=True)
-class Ending:
+class DrainReport:
     """What came of requests and connections once the server was told to end.
 
     Attributes:
@@ -55,7 +55,7 @@ class Ending:
     cut: int = 0
 
 
-def _is_under_way(connection: Connection) -> bool:
+def _has_pending_response(connection: ServerConnection) -> bool:
     """Whether a whole request has come on a connection, whose answer has not reached its end."""
     cycle = connection.cycle
     if cycle is None or cycle.response_complete:
@@ -63,13 +63,13 @@ def _is_under_way(connection: Connection) -> bool:
     return cycle.response_started or not cycle.more_body or bool(connection.waiting)
 
 
-def _part(connection: Connection) -> None:
+def _abort_if_flushed(connection: ServerConnection) -> None:
     """Wait no longer for a client that has been sent everything."""
     if not connection.transport.get_write_buffer_size():
         connection.transport.abort()
 
 
-class Foreground(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """A server that ends without cutting an answer, and that nobody can keep from ending.
 
     Told to end, it first goes on for a while: every new request finds `stopping` in the state of its scope,
@@ -79,28 +79,28 @@ class Foreground(uvicorn.Server):
 
     Args:
         config: uvicorn's.
-        patience: How long it waits.
-        told: Called when it begins to end, with the number of requests under way.
-        insistent: Whether a second signal means that it must end at once.
+        drain_timeouts: How long it waits.
+        on_stopping: Called when it begins to end, with the number of requests under way.
+        force_on_second_signal: Whether a second signal means that it must end at once.
         deadlines: How long clients may take to send a request.
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
-        patience: Patience,
-        told: Callable[[int], None],
+        drain_timeouts: DrainTimeouts,
+        on_stopping: Callable[[int], None],
         *,
-        insistent: bool,
+        force_on_second_signal: bool,
         deadlines: Deadlines,
     ) -> None:
         super().__init__(config)
         self._deadlines = deadlines
-        self._patience = patience
-        self._told = told
-        self._insistent = insistent
+        self._drain_timeouts = drain_timeouts
+        self._on_stopping = on_stopping
+        self._force_on_second_signal = force_on_second_signal
         self._answered_before = 0
-        self.ending = Ending()
+        self.drain_report = DrainReport()
 
     def stop(self, *, now: bool = False) -> None:
         """Begin to end; with `now`, wait for nobody. May be called from any thread."""
@@ -109,7 +109,7 @@ class Foreground(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's
         """A signal has come."""
-        self.stop(now=self._insistent and self.should_exit)
+        self.stop(now=self._force_on_second_signal and self.should_exit)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -126,7 +126,7 @@ class Foreground(uvicorn.Server):
         await super().startup(sockets=[])
         self.started = False
         loop, context = asyncio.get_running_loop(), self.config.ssl
-        connection = partial(Connection, self.config, self.server_state, self.lifespan.state)
+        connection = partial(ServerConnection, self.config, self.server_state, self.lifespan.state)
         limit_s = None if context is None else self._deadlines.head_s
         for bound in sockets or []:
             self.servers.append(
@@ -144,7 +144,7 @@ class Foreground(uvicorn.Server):
         """Look over the connections now and then. Whether to end."""
         if counter % round(SWEEP_S / TICK_S) == 0:
             now = asyncio.get_running_loop().time()
-            sweep(self.server_state.connections, self._deadlines, now)
+            close_overdue_connections(self.server_state.connections, self._deadlines, now)
         return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
@@ -154,9 +154,9 @@ class Foreground(uvicorn.Server):
         self.config.encoded_headers.append(_CLOSE)
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
         self._answered_before = self.server_state.total_requests
-        self._told(sum(map(_is_under_way, self._connections())))
+        self._on_stopping(sum(map(_has_pending_response, self._list_connections())))
         ticks = 0
-        while ticks * TICK_S < self._patience.accept_s and not self.force_exit:
+        while ticks * TICK_S < self._drain_timeouts.accept_s and not self.force_exit:
             await self.on_tick(ticks)
             await asyncio.sleep(TICK_S)
             ticks += 1
@@ -167,50 +167,54 @@ class Foreground(uvicorn.Server):
             server.close()
         for bound in sockets or []:
             bound.close()
-        await self._drain()
-        for connection in self._connections():
-            self.ending.cut += 1
+        await self._drain_connections()
+        for connection in self._list_connections():
+            self.drain_report.cut += 1
             connection.transport.abort()
-        self.ending.finished = self.server_state.total_requests - self._answered_before
-        await self._settle()
-        await self._close()
+        self.drain_report.finished = self.server_state.total_requests - self._answered_before
+        await self._wait_for_tasks()
+        await self._close_application()
 
-    def _connections(self) -> list[Connection]:
-        return [held for held in self.server_state.connections if isinstance(held, Connection)]
+    def _list_connections(self) -> list[ServerConnection]:
+        return [held for held in self.server_state.connections if isinstance(held, ServerConnection)]
 
-    async def _drain(self) -> None:
+    async def _drain_connections(self) -> None:
         """Wait for the answers under way, and drop connections that nobody needs."""
         clock = asyncio.get_running_loop().time
         begun = clock()
-        closed: dict[Connection, float] = {}
-        while self._connections() and not self.force_exit and clock() - begun < self._patience.drain_s:
-            for connection in self._connections():
+        closed: dict[ServerConnection, float] = {}
+        while (
+            self._list_connections()
+            and not self.force_exit
+            and clock() - begun < self._drain_timeouts.drain_s
+        ):
+            for connection in self._list_connections():
                 if not connection.transport.is_closing():
-                    self._see_off(connection, late=clock() - begun >= ARRIVAL_S)
-                elif clock() - closed.setdefault(connection, clock()) >= FAREWELL_S:
-                    _part(connection)
+                    self._close_when_answered(connection, is_late=clock() - begun >= ARRIVAL_TIMEOUT_S)
+                elif clock() - closed.setdefault(connection, clock()) >= CLOSE_TIMEOUT_S:
+                    _abort_if_flushed(connection)
             await asyncio.sleep(TICK_S)
 
-    def _see_off(self, connection: Connection, *, late: bool) -> None:
+    def _close_when_answered(self, connection: ServerConnection, *, is_late: bool) -> None:
         """Let a connection end with its answer, or now if there is nothing to wait for.
 
         Args:
             connection: What is still open.
-            late: Whether a request that is not whole yet has had its time.
+            is_late: Whether a request that is not whole yet has had its time.
         """
         cycle = connection.cycle
         if connection.hung_up:
-            if late:
+            if is_late:
                 connection.transport.close()
-        elif cycle is not None and _is_under_way(connection):
+        elif cycle is not None and _has_pending_response(connection):
             cycle.keep_alive = False
-        elif late or (cycle is not None and cycle.response_complete):
-            self.ending.dropped += 1
+        elif is_late or (cycle is not None and cycle.response_complete):
+            self.drain_report.dropped += 1
             connection.transport.close()
 
-    async def _settle(self) -> None:
+    async def _wait_for_tasks(self) -> None:
         """Wait for what requests do when their clients have left or have the answer."""
-        for limit_s in (SETTLE_S, TICK_S):
+        for limit_s in (TASKS_TIMEOUT_S, TICK_S):
             tasks = set(self.server_state.tasks)
             if not tasks:
                 return
@@ -218,11 +222,14 @@ class Foreground(uvicorn.Server):
             for task in late:
                 task.cancel()
 
-    async def _close(self) -> None:
+    async def _close_application(self) -> None:
         """Let the application close what it has opened; it cannot keep the process for ever."""
         clock = asyncio.get_running_loop().time
         begun = clock()
         closing = asyncio.create_task(self.lifespan.shutdown())
-        while clock() - begun < (HURRIED_CLOSE_S if self.force_exit else CLOSE_S) and not closing.done():
+        while (
+            clock() - begun < (FORCED_CLOSE_TIMEOUT_S if self.force_exit else APPLICATION_CLOSE_TIMEOUT_S)
+            and not closing.done()
+        ):
             await asyncio.wait({closing}, timeout=TICK_S)
         closing.cancel()

@@ -14,10 +14,10 @@ from compaction_proxy.core.errors import ConfigError
 
 MAX_PORT = 65_535
 # By OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED, which Python does not name.
-_OUTDATED = {9: "is not valid yet", 10: "has expired"}
+_DATE_ERRORS = {9: "is not valid yet", 10: "has expired"}
 
 
-def _outdated(context: ssl.SSLContext, certificate: str) -> str | None:
+def _find_date_error(context: ssl.SSLContext, certificate: str) -> str | None:
     """Why a client would refuse a certificate for its dates; None if it would not.
 
     The library reads no dates, but whoever is shown a certificate does: so a handshake is made in memory,
@@ -36,11 +36,11 @@ def _outdated(context: ssl.SSLContext, certificate: str) -> str | None:
         except ssl.SSLWantReadError:
             continue
         except ssl.SSLCertVerificationError as error:
-            return _OUTDATED.get(error.verify_code)
+            return _DATE_ERRORS.get(error.verify_code)
     return None
 
 
-def tls_context(certificate: str, key: str) -> ssl.SSLContext:
+def build_tls_context(certificate: str, key: str) -> ssl.SSLContext:
     """What is needed to serve TLS (1.2 and up).
 
     Args:
@@ -63,7 +63,7 @@ def tls_context(certificate: str, key: str) -> ssl.SSLContext:
         raise ConfigError(
             f"server.tls_certificate, server.tls_key: cannot be read: {error.strerror}"
         ) from None
-    outdated = _outdated(context, certificate)
+    outdated = _find_date_error(context, certificate)
     if outdated is not None:
         raise ConfigError(f"server.tls_certificate: {certificate} {outdated}")
     return context
@@ -77,7 +77,7 @@ _UMASK = 0o117
 _CONNECT_S = 1.0
 
 
-def _shared(family: int, address: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
+def _bind_shared_port(family: int, address: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
     """A socket on a port that others have, too, which does not listen yet."""
     bound = socket.socket(family)
     try:
@@ -89,26 +89,26 @@ def _shared(family: int, address: tuple[str, int] | tuple[int, bytes]) -> socket
     except OSError:
         bound.close()
         raise
-    return _undelayed(bound)
+    return _disable_nagle(bound)
 
 
-def _undelayed(bound: socket.socket) -> socket.socket:
+def _disable_nagle(listener: socket.socket) -> socket.socket:
     """The socket, whose connections send without waiting for acknowledgements (Nagle).
 
     asyncio, unlike uvloop, sees to that only where a socket names its protocol, which ours do not; on a
     connection that is used again an answer of two writes would take 40 ms.
     """
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return bound
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
-def listen(host: str, port: int, *, spread: bool = False) -> socket.socket:
+def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
     """A listening socket; port 0 takes a free one.
 
     Args:
         host: Address or name; empty: every address of this machine.
         port: TCP port.
-        spread: Share the port with other such sockets; the kernel spreads connections over those that
+        share_port: Share the port with other such sockets; the kernel spreads connections over those that
             listen, and this one does when it is served. Only where `PORT_IS_SPREAD`.
 
     Raises:
@@ -119,24 +119,26 @@ def listen(host: str, port: int, *, spread: bool = False) -> socket.socket:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        if spread:
-            return _shared(family, address[:2])
-        return _undelayed(socket.create_server(address[:2], family=family, backlog=BACKLOG))
+        if share_port:
+            return _bind_shared_port(family, address[:2])
+        return _disable_nagle(socket.create_server(address[:2], family=family, backlog=BACKLOG))
     except OSError as error:
-        raise ConfigError(f"server.port: cannot listen on {host}:{port}: {_why(error)}") from None
+        raise ConfigError(
+            f"server.port: cannot listen on {host}:{port}: {_describe_os_error(error)}"
+        ) from None
 
 
-def is_spread(bound: socket.socket) -> bool:
+def is_spread(listener: socket.socket) -> bool:
     """Whether each of several sockets on the address of this one is given connections of its own."""
-    return PORT_IS_SPREAD and bound.family != socket.AF_UNIX
+    return PORT_IS_SPREAD and listener.family != socket.AF_UNIX
 
 
-def _why(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     """The system's words. Python adds the address; the name service has negative numbers of its own."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
 
 
-def _is_alive(path: str) -> bool:
+def _has_listener(path: str) -> bool:
     """Whether somebody listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(_CONNECT_S)
@@ -149,22 +151,22 @@ def _is_alive(path: str) -> bool:
     return True
 
 
-def _bind_path(bound: socket.socket, path: str) -> None:
+def _bind_path(listener: socket.socket, path: str) -> None:
     """Bind to a path, on which a dead process may have left its socket."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise FileExistsError(errno.EEXIST, "")
-        if _is_alive(path):
+        if _has_listener(path):
             raise OSError(errno.EADDRINUSE, "")
         Path(path).unlink()
     before = os.umask(_UMASK)  # there is no time at which more may connect
     try:
-        bound.bind(path)
+        listener.bind(path)
     finally:
         os.umask(before)
 
 
-def listen_on_path(path: str) -> socket.socket:
+def listen_on_unix_path(path: str) -> socket.socket:
     """A listening Unix socket (mode 0660). A socket that a dead process left there is replaced.
 
     Raises:
@@ -176,11 +178,13 @@ def listen_on_path(path: str) -> socket.socket:
         bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
-        raise ConfigError(f"server.unix_socket: cannot listen on {path}: {_why(error)}") from None
+        raise ConfigError(
+            f"server.unix_socket: cannot listen on {path}: {_describe_os_error(error)}"
+        ) from None
     return bound
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _read_file_identity(path: str) -> tuple[int, int] | None:
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -189,29 +193,29 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 @contextmanager
-def removed_at_the_end(bound: socket.socket) -> Iterator[None]:
+def remove_socket_on_exit(listener: socket.socket) -> Iterator[None]:
     """Remove a Unix socket's file once the block has closed it, unless another process has replaced it.
 
     Of a TCP socket there is none.
     """
-    if bound.family != socket.AF_UNIX:
+    if listener.family != socket.AF_UNIX:
         yield
         return
-    path: str = bound.getsockname()
-    ours = _identity(path)
+    path: str = listener.getsockname()
+    ours = _read_file_identity(path)
     try:
         yield
     finally:
         with suppress(OSError):  # the folder may be read-only by now, or gone
             # A number that has become free is given to the next file, so it alone tells nothing.
-            if ours is not None and _identity(path) == ours and not _is_alive(path):
+            if ours is not None and _read_file_identity(path) == ours and not _has_listener(path):
                 Path(path).unlink()
 
 
-def base_url(bound: socket.socket, scheme: str = "http") -> str:
+def build_base_url(listener: socket.socket, scheme: str = "http") -> str:
     """Where a listening socket is reached from this machine: a URL, or `unix:` and a path."""
-    if bound.family == socket.AF_UNIX:
-        return f"unix:{bound.getsockname()}"
-    host, port = bound.getsockname()[:2]
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - recognised, not bound
     return f"{scheme}://[{here}]:{port}" if ":" in here else f"{scheme}://{here}:{port}"

@@ -11,15 +11,15 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from compaction_proxy.core.errors import RequestRefused
-from compaction_proxy.gateway.server.connection import Connection
-from compaction_proxy.gateway.server.cycle import Cycle
+from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.gateway.server.connection import ServerConnection
+from compaction_proxy.gateway.server.cycle import RequestResponseCycle
 
 SWEEP_S = 1.0
 # Of a body at least so many bytes a second come, over `body_s`; Apache asks for as many. Who sends a byte now
 # and then is never silent, and would hold a place for as long as it likes.
 BODY_BYTES_PER_S = 500
-_TOO_LATE = RequestRefused(408, "The request body did not come in time.", "request_timeout")
+_BODY_TIMEOUT = RequestRefusedError(408, "The request body did not come in time.", "request_timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +41,21 @@ class Deadlines:
     linger_s: float = 2.0
 
 
-def sweep(connections: Iterable[object], deadlines: Deadlines, now: float) -> None:
+def close_overdue_connections(connections: Iterable[object], deadlines: Deadlines, now: float) -> None:
     """End what is overdue at `now`, on the loop's clock, or left by its client."""
     for connection in list(connections):
-        if not isinstance(connection, Connection):
+        if not isinstance(connection, ServerConnection):
             continue
         closing = connection.transport.is_closing()
-        if connection.stuck_s(now) > deadlines.send_s or (not closing and _has_left(connection)):
+        if connection.measure_stuck_s(now) > deadlines.send_s or (
+            not closing and _has_client_left(connection)
+        ):
             connection.transport.abort()
         elif not closing:
-            _look_at(connection, deadlines, now)
+            _close_if_overdue(connection, deadlines, now)
 
 
-def _has_left(connection: Connection) -> bool:
+def _has_client_left(connection: ServerConnection) -> bool:
     """Whether nothing is taken from a socket, and its end has come (FIN or RST). Only Linux tells."""
     if not connection.paused or sys.platform != "linux":
         return False
@@ -62,32 +64,36 @@ def _has_left(connection: Connection) -> bool:
     return bool(asked.poll(0))
 
 
-def _look_at(connection: Connection, deadlines: Deadlines, now: float) -> None:
+def _close_if_overdue(connection: ServerConnection, deadlines: Deadlines, now: float) -> None:
     cycle = connection.cycle
     if connection.hung_up:
-        overdue = now - connection.begun > deadlines.linger_s
+        overdue = now - connection.phase_started_at > deadlines.linger_s
     elif cycle is not None and not cycle.response_complete:
-        _look_at_body(connection, cycle, deadlines, now)
+        _refuse_if_body_is_slow(connection, cycle, deadlines, now)
         return
-    elif cycle is None or connection.heading:
-        overdue = now - connection.begun > deadlines.head_s
+    elif cycle is None or connection.is_reading_head:
+        overdue = now - connection.phase_started_at > deadlines.head_s
     else:  # idle, unless what is left of a refused body comes
-        overdue = now - connection.heard > (deadlines.body_s if cycle.more_body else deadlines.idle_s)
+        overdue = now - connection.last_activity_at > (
+            deadlines.body_s if cycle.more_body else deadlines.idle_s
+        )
     if overdue:
         connection.transport.close()
 
 
-def _look_at_body(connection: Connection, cycle: Cycle, deadlines: Deadlines, now: float) -> None:
+def _refuse_if_body_is_slow(
+    connection: ServerConnection, cycle: RequestResponseCycle, deadlines: Deadlines, now: float
+) -> None:
     """Answer 408 where a body is missed; where its answer has begun already, just end it."""
     if not cycle.more_body:
         return
     if connection.paused or cycle.expects_continue:
-        connection.heard, cycle.looked_on = now, None  # it is for us to go on
-    elif now - connection.heard > deadlines.body_s or _trickles(cycle, deadlines.body_s, now):
-        connection.refuse(_TOO_LATE)
+        connection.last_activity_at, cycle.looked_on = now, None  # it is for us to go on
+    elif now - connection.last_activity_at > deadlines.body_s or _is_trickling(cycle, deadlines.body_s, now):
+        connection.refuse_request(_BODY_TIMEOUT)
 
 
-def _trickles(cycle: Cycle, span_s: float, now: float) -> bool:
+def _is_trickling(cycle: RequestResponseCycle, span_s: float, now: float) -> bool:
     """Whether in the span that now ends too little of a body has come; the next one begins with its end."""
     begun, bytes_then = cycle.looked_on or (now, cycle.body_bytes)
     if cycle.looked_on is None or now - begun > span_s:

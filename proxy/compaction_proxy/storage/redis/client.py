@@ -29,7 +29,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage.redis.url import RedisUrl
 
 CONNECT_TIMEOUT_S = 0.25
@@ -82,64 +82,65 @@ _WORD = re.compile(rf"(?:^|-)({'|'.join(_WORDS)})\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Connections:
+class RedisConnections:
     """Connections to a server, or to several that act as one.
 
     Attributes:
         client: redis-py's, for commands.
-        find: Finds the servers, where that has to come before a command. Costs nothing once it is done.
-        drop: Ends idle connections, so that the next command asks anew who may be written to.
+        find_servers: Finds the servers, where that has to come before a command. Costs nothing once it is
+            done.
+        drop_idle: Ends idle connections, so that the next command asks anew who may be written to.
         close: Ends all of them.
     """
 
     client: Any
-    find: Callable[[], Awaitable[object]]
-    drop: Callable[[], Awaitable[None]]
+    find_servers: Callable[[], Awaitable[object]]
+    drop_idle: Callable[[], Awaitable[None]]
     close: Callable[[], Awaitable[None]]
 
 
-def unavailable(error: Exception) -> StoreUnavailable:
+def to_store_unavailable(error: Exception) -> StoreUnavailableError:
     """The error as one of ours. A server's message may quote what it was sent, so it is left out."""
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "")
     word = _WORD.search(str(error))
     if not reason and word:
         reason = _WORDS[word[1]]
-    return StoreUnavailable(reason or "store-failed", type(error).__name__)
+    return StoreUnavailableError(reason or "store-failed", type(error).__name__)
 
 
-def connections(url: RedisUrl) -> Connections:
+def build_connections(url: RedisUrl) -> RedisConnections:
     """Connections to where the URL leads; none is made yet."""
     if url.kind == "cluster":
-        return _cluster(url)
-    return _sentinel(url) if url.kind == "sentinel" else _standalone(url)
+        return _build_cluster(url)
+    return _build_sentinel(url) if url.kind == "sentinel" else _build_standalone(url)
 
 
-async def _nothing_to_find() -> None:
+async def _skip_discovery() -> None:
     """The address says where the server is."""
 
 
-def _idle_dropped(client: Redis) -> Callable[[], Awaitable[None]]:
+def _build_drop_idle(client: Redis) -> Callable[[], Awaitable[None]]:
     return lambda: client.connection_pool.disconnect(inuse_connections=False)
 
 
-def _retry() -> Retry:
+def _build_retry() -> Retry:
     # After a timeout there is no second try: the command may have been carried out, and time is up anyway.
     return Retry(NoBackoff(), TRIES_AFTER_THE_FIRST, supported_errors=(RedisConnectionError,))
 
 
-def _limits() -> dict[str, Any]:
+def _build_timeout_options() -> dict[str, Any]:
     return {
         "socket_timeout": ANSWER_TIMEOUT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_keepalive": True,
         "protocol": 2,  # RESP3 would add push messages, which nothing here wants
-        "retry": _retry(),
+        "retry": _build_retry(),
     }
 
 
-def _arguments(url: RedisUrl) -> dict[str, Any]:
+def _build_client_options(url: RedisUrl) -> dict[str, Any]:
     return {
-        **_limits(),
+        **_build_timeout_options(),
         **({"ssl": True, **url.tls_options} if url.tls else {}),
         "username": url.username,
         "password": url.password,
@@ -148,37 +149,41 @@ def _arguments(url: RedisUrl) -> dict[str, Any]:
     }
 
 
-def _standalone(url: RedisUrl) -> Connections:
+def _build_standalone(url: RedisUrl) -> RedisConnections:
     if url.kind == "unix":
         where: dict[str, Any] = {"unix_socket_path": url.socket}
-        arguments = {name: value for name, value in _arguments(url).items() if name != "socket_keepalive"}
+        arguments = {
+            name: value for name, value in _build_client_options(url).items() if name != "socket_keepalive"
+        }
     else:
         ((host, port),) = url.nodes
-        where, arguments = {"host": host, "port": port}, _arguments(url)
+        where, arguments = {"host": host, "port": port}, _build_client_options(url)
     # There is no other server to try. So the caller decides here, too, who is fair to a busy event loop.
     arguments["socket_connect_timeout"] = ANSWER_TIMEOUT_S
     client = Redis(**where, db=url.database, **arguments)
-    return Connections(client, _nothing_to_find, _idle_dropped(client), client.aclose)
+    return RedisConnections(client, _skip_discovery, _build_drop_idle(client), client.aclose)
 
 
-def _sentinel(url: RedisUrl) -> Connections:
-    whom = {"username": url.sentinel_username, "password": url.sentinel_password}
+def _build_sentinel(url: RedisUrl) -> RedisConnections:
+    credentials = {"username": url.sentinel_username, "password": url.sentinel_password}
     tls = {"ssl": True, **url.tls_options} if url.tls else {}
     # They are asked one after the other, and one that hangs must leave time for the next.
-    patience = {"socket_timeout": CONNECT_TIMEOUT_S}
-    sentinel = Sentinel(url.nodes, sentinel_kwargs={**_limits(), **patience, **tls, **whom})  # type: ignore[no-untyped-call]
-    client = sentinel.master_for(url.service, db=url.database, **_arguments(url))
+    timeouts = {"socket_timeout": CONNECT_TIMEOUT_S}
+    sentinel = Sentinel(
+        url.nodes, sentinel_kwargs={**_build_timeout_options(), **timeouts, **tls, **credentials}
+    )  # type: ignore[no-untyped-call]
+    client = sentinel.master_for(url.service, db=url.database, **_build_client_options(url))
 
-    async def close() -> None:
+    async def close_all() -> None:
         for each in (client, *sentinel.sentinels):
             await each.aclose()
 
-    return Connections(client, _nothing_to_find, _idle_dropped(client), close)
+    return RedisConnections(client, _skip_discovery, _build_drop_idle(client), close_all)
 
 
-def _cluster(url: RedisUrl) -> Connections:
+def _build_cluster(url: RedisUrl) -> RedisConnections:
     nodes = [ClusterNode(host, port) for host, port in url.nodes]
     # After so many moved slots redis-py would take all connections down, under whoever is using them.
-    client = RedisCluster(startup_nodes=nodes, reinitialize_steps=0, **_arguments(url))
+    client = RedisCluster(startup_nodes=nodes, reinitialize_steps=0, **_build_client_options(url))
     # Left to itself, it sends first commands anywhere.
-    return Connections(client, client.initialize, client.aclose, client.aclose)
+    return RedisConnections(client, client.initialize, client.aclose, client.aclose)

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class LuaScript:
     """A script in Lua, and the digest that a server knows it by."""
 
     text: str
     digest: str
 
 
-def _script(text: str) -> Script:
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+def _build_script(text: str) -> LuaScript:
+    return LuaScript(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-_TEXT_AT = """
+_LUA_FUNCTIONS = """
 local function text_at(key)
   if redis.call('TYPE', key).ok == 'string' then return redis.call('GET', key) end
   return false
@@ -38,8 +38,8 @@ end
 # ARGV: whether the first item is a claim; the lease's fence or nothing; ttl of the list of keys, 0 for none;
 #   then for each item how many lines to keep (0: a record), its ttl (0: for ever), and its value.
 # Gives 1 when everything was written, the value that took the claim, or nothing when the lease is lost.
-WRITE = _script(
-    _TEXT_AT
+WRITE = _build_script(
+    _LUA_FUNCTIONS
     + """
 if ARGV[1] == '1' then
   local standing = text_at(KEYS[3])
@@ -70,8 +70,8 @@ return 1
 # KEYS: the lease, its counter. ARGV: ttl, a token of the one who asks, ttl of the counter.
 # A fence is at least the server's time in microseconds, so that it rises even where the counter was lost. The
 # token lets the same call be made twice, when its first answer was lost with the connection.
-ACQUIRE = _script(
-    _TEXT_AT
+ACQUIRE = _build_script(
+    _LUA_FUNCTIONS
     + """
 local there = text_at(KEYS[1])
 if there then
@@ -89,8 +89,8 @@ return text
 )
 
 # KEYS: the lease. ARGV: its fence, the new ttl.
-RENEW = _script(
-    _TEXT_AT
+RENEW = _build_script(
+    _LUA_FUNCTIONS
     + """
 if not is_held(KEYS[1], ARGV[1]) then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -98,8 +98,8 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 )
 
 # KEYS: the lease. ARGV: its fence.
-RELEASE = _script(
-    _TEXT_AT
+RELEASE = _build_script(
+    _LUA_FUNCTIONS
     + """
 if not is_held(KEYS[1], ARGV[1]) then return 0 end
 return redis.call('DEL', KEYS[1])
@@ -108,8 +108,8 @@ return redis.call('DEL', KEYS[1])
 
 # KEYS: the scopes of a tenant by the time of their last write. ARGV: a scope, its ttl, how many may be there,
 #   how many leave at once. Gives those that leave, the oldest first.
-COUNT = _script(
-    _TEXT_AT
+REGISTER_SCOPE = _build_script(
+    _LUA_FUNCTIONS
     + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -79,29 +79,29 @@ class RedisUrl:
     max_connections: int = DEFAULT_CONNECTIONS
 
 
-def is_redis(url: str) -> bool:
+def is_redis_url(url: str) -> bool:
     """Whether a store's URL names a Redis store of any kind."""
     base, _, kind = url.partition("://")[0].partition("+")
     return "://" in url and base in _TLS and kind in _KINDS
 
 
-def parse(url: str) -> RedisUrl:
-    """What a URL says that `is_redis`.
+def parse_redis_url(url: str) -> RedisUrl:
+    """What a URL says that `is_redis_url`.
 
     Raises:
         ConfigError: It is none, or cannot be understood. The message never shows more than a name from it.
     """
     base, _, name = url.partition("://")[0].partition("+")
-    if not is_redis(url):
-        raise _wrong("not a Redis URL")
-    parts, kind, tls = _split(url), _KINDS[name], _TLS[base]
-    options = _options(parts.query, kind, tls=tls)
-    who, _, hosts = parts.netloc.rpartition("@")
-    username, _, password = who.partition(":")
-    path, database = _place(kind, parts.path, options.get("db", ""))
+    if not is_redis_url(url):
+        raise _build_error("not a Redis URL")
+    parts, kind, tls = _split_url(url), _KINDS[name], _TLS[base]
+    options = _parse_options(parts.query, kind, tls=tls)
+    user_info, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = user_info.partition(":")
+    path, database = _parse_path(kind, parts.path, options.get("db", ""))
     return RedisUrl(
         kind=kind,
-        nodes=_nodes(kind, hosts),
+        nodes=_parse_nodes(kind, hosts),
         socket=path if kind == "unix" else "",
         service=path if kind == "sentinel" else "",
         database=database,
@@ -110,103 +110,107 @@ def parse(url: str) -> RedisUrl:
         sentinel_username=options.get("sentinel_username"),
         sentinel_password=options.get("sentinel_password"),
         tls=tls,
-        tls_options=_tls_options(options),
-        prefix=_prefix(options.get("prefix", DEFAULT_PREFIX)),
-        max_connections=_number(
+        tls_options=_parse_tls_options(options),
+        prefix=_check_prefix(options.get("prefix", DEFAULT_PREFIX)),
+        max_connections=_parse_number(
             options.get("max_connections", str(DEFAULT_CONNECTIONS)), "max_connections", 1
         ),
     )
 
 
-def _wrong(what: str) -> ConfigError:
+def _build_error(what: str) -> ConfigError:
     return ConfigError(f"store.url: {what}")
 
 
-def _split(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise _wrong("the host cannot be read; percent-encode special characters of a password") from None
+        raise _build_error(
+            "the host cannot be read; percent-encode special characters of a password"
+        ) from None
     if parts.fragment or "#" in url:
-        raise _wrong("a # must be percent-encoded (%23)")
+        raise _build_error("a # must be percent-encoded (%23)")
     return parts
 
 
-def _options(query: str, kind: Kind, *, tls: bool) -> dict[str, str]:
+def _parse_options(query: str, kind: Kind, *, tls: bool) -> dict[str, str]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
-        raise _wrong("options are name=value, joined by &") from None
+        raise _build_error("options are name=value, joined by &") from None
     for name, _ in pairs:
         if kind not in _OPTIONS.get(name, ()):
             known = ", ".join(sorted(option for option, kinds in _OPTIONS.items() if kind in kinds))
-            raise _wrong(f"{name!r} is no option here; there are {known}")
+            raise _build_error(f"{name!r} is no option here; there are {known}")
         if name.startswith("ssl_") and not tls:
-            raise _wrong(f"{name!r} needs TLS, so rediss in place of redis")
+            raise _build_error(f"{name!r} needs TLS, so rediss in place of redis")
     if len(dict(pairs)) != len(pairs):
-        raise _wrong("an option is given twice")
+        raise _build_error("an option is given twice")
     return dict(pairs)
 
 
-def _number(text: str, what: str, least: int) -> int:
-    if not text.isdecimal() or not least <= int(text) <= 65_535:
-        raise _wrong(f"{what} is a whole number from {least}")
+def _parse_number(text: str, option: str, minimum: int) -> int:
+    if not text.isdecimal() or not minimum <= int(text) <= 65_535:
+        raise _build_error(f"{option} is a whole number from {minimum}")
     return int(text)
 
 
-def _prefix(text: str) -> str:
+def _check_prefix(text: str) -> str:
     if "{" in text or "}" in text:
-        raise _wrong("prefix must not hold braces: they decide where a cluster keeps a key")
+        raise _build_error("prefix must not hold braces: they decide where a cluster keeps a key")
     return text
 
 
-def _place(kind: Kind, path: str, database: str) -> tuple[str, int]:
+def _parse_path(kind: Kind, path: str, database: str) -> tuple[str, int]:
     """A socket's path or a service's name, and the database's number."""
     if kind == "unix":
         if path in {"", "/"}:
-            raise _wrong("name a socket, as in redis+unix:///run/redis.sock")
-        return unquote(path), _number(database or "0", "db", 0)
+            raise _build_error("name a socket, as in redis+unix:///run/redis.sock")
+        return unquote(path), _parse_number(database or "0", "db", 0)
     first, _, rest = path.removeprefix("/").partition("/")
     if kind == "sentinel":
         if not first:
-            raise _wrong("name the service that the sentinels watch, as in redis+sentinel://host/mymaster")
-        return unquote(first), _number(rest or "0", "the database", 0)
-    number = _number(first or "0", "the database", 0)
+            raise _build_error(
+                "name the service that the sentinels watch, as in redis+sentinel://host/mymaster"
+            )
+        return unquote(first), _parse_number(rest or "0", "the database", 0)
+    number = _parse_number(first or "0", "the database", 0)
     if rest or (kind == "cluster" and number):
-        raise _wrong(
+        raise _build_error(
             "a cluster has only database 0" if kind == "cluster" else "the path is a database's number"
         )
     return "", number
 
 
-def _nodes(kind: Kind, hosts: str) -> tuple[tuple[str, int], ...]:
+def _parse_nodes(kind: Kind, hosts: str) -> tuple[tuple[str, int], ...]:
     if kind == "unix":
         if hosts:
-            raise _wrong("a socket has no host: three slashes before its path")
+            raise _build_error("a socket has no host: three slashes before its path")
         return ()
     names = hosts.split(",")
     if kind == "standalone" and len(names) > 1:
-        raise _wrong("several hosts need redis+cluster:// or redis+sentinel://")
-    return tuple(_node(name, _SENTINEL_PORT if kind == "sentinel" else _PORT) for name in names)
+        raise _build_error("several hosts need redis+cluster:// or redis+sentinel://")
+    return tuple(_parse_node(name, _SENTINEL_PORT if kind == "sentinel" else _PORT) for name in names)
 
 
-def _node(text: str, port: int) -> tuple[str, int]:
+def _parse_node(text: str, port: int) -> tuple[str, int]:
     host, colon, number = text.rpartition(":")
     if not colon or text.endswith("]"):  # no port; the colons of an IPv6 address stand in brackets
         host, number = text, str(port)
     host = host.removeprefix("[").removesuffix("]")
     if not host:
-        raise _wrong("a host is missing")
-    return host, _number(number, "a port", 1)
+        raise _build_error("a host is missing")
+    return host, _parse_number(number, "a port", 1)
 
 
-def _tls_options(options: Mapping[str, str]) -> Mapping[str, str | bool]:
+def _parse_tls_options(options: Mapping[str, str]) -> Mapping[str, str | bool]:
     found: dict[str, str | bool] = {name: text for name, text in options.items() if name.startswith("ssl_")}
     if found.get("ssl_cert_reqs", "none") not in {"required", "optional", "none"}:
-        raise _wrong("ssl_cert_reqs is one of required, optional, none")
+        raise _build_error("ssl_cert_reqs is one of required, optional, none")
     if "ssl_check_hostname" in found:
         if found["ssl_check_hostname"] not in {"true", "false"}:
-            raise _wrong("ssl_check_hostname is true or false")
+            raise _build_error("ssl_check_hostname is true or false")
         found["ssl_check_hostname"] = found["ssl_check_hostname"] == "true"
     if found.get("ssl_cert_reqs") == "none":  # what is not checked has no name to compare
         found["ssl_check_hostname"] = False

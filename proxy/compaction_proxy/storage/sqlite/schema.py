@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.core.errors import StoreUnavailableError
 
 APPLICATION_ID = 0x63707879
 """Marks a file as ours (SQLite's header has a field for it), so that another program's file is left alone."""
@@ -51,15 +51,15 @@ _REASONS = {
 }
 
 
-def unavailable(error: sqlite3.Error | OSError) -> StoreUnavailable:
+def to_store_unavailable(error: sqlite3.Error | OSError) -> StoreUnavailableError:
     """The error as one of ours. SQLite's messages name the fault, never a value."""
     if isinstance(error, OSError):
-        return StoreUnavailable("store-unwritable", error.strerror or "the file cannot be used")
+        return StoreUnavailableError("store-unwritable", error.strerror or "the file cannot be used")
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes carry the plain one in the low byte
-    return StoreUnavailable(_REASONS.get(code, "store-failed"), str(error))
+    return StoreUnavailableError(_REASONS.get(code, "store-failed"), str(error))
 
 
-def open_file(path: Path) -> sqlite3.Connection:
+def open_database(path: Path) -> sqlite3.Connection:
     """A connection in autocommit mode to the store at `path`, made if absent (file 0600, directory 0700).
 
     Raises:
@@ -72,25 +72,25 @@ def open_file(path: Path) -> sqlite3.Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
     except (sqlite3.Error, OSError) as error:
-        raise unavailable(error) from error
+        raise to_store_unavailable(error) from error
     try:
-        _prepared(db)
+        _prepare_database(db)
     except sqlite3.Error as error:
         db.close()
-        raise unavailable(error) from error
-    except StoreUnavailable:
+        raise to_store_unavailable(error) from error
+    except StoreUnavailableError:
         db.close()
         raise
     return db
 
 
-def _prepared(db: sqlite3.Connection) -> None:
+def _prepare_database(db: sqlite3.Connection) -> None:
     """Migrate and set up. Where others are at a new file too, SQLite refuses at once instead of waiting."""
     limit = time.monotonic() + PREPARE_LIMIT_S
     while True:
         try:
             migrate(db, MIGRATIONS)
-            _set_up(db)
+            _apply_pragmas(db)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > limit:
                 raise
@@ -99,7 +99,7 @@ def _prepared(db: sqlite3.Connection) -> None:
             return
 
 
-def _set_up(db: sqlite3.Connection) -> None:
+def _apply_pragmas(db: sqlite3.Connection) -> None:
     # NORMAL may lose the last commits to a power cut, never the file; what is kept here can be made again.
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
@@ -107,7 +107,7 @@ def _set_up(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA journal_size_limit = {_WAL_KEPT_BYTES}")
 
 
-def _number(db: sqlite3.Connection, sql: str) -> int:
+def _query_number(db: sqlite3.Connection, sql: str) -> int:
     return int(db.execute(sql).fetchone()[0])
 
 
@@ -117,24 +117,26 @@ def migrate(db: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None
     Raises:
         StoreUnavailable: The file is another program's, or of a newer version.
     """
-    if _version(db, len(migrations)) == len(migrations):
+    if _read_schema_version(db, len(migrations)) == len(migrations):
         return
     with db:
         db.execute("BEGIN IMMEDIATE")
         # Another process may have done it while this one waited for the lock.
-        for steps in migrations[_version(db, len(migrations)) :]:
+        for steps in migrations[_read_schema_version(db, len(migrations)) :]:
             for step in steps:
                 db.execute(step)
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {len(migrations)}")
 
 
-def _version(db: sqlite3.Connection, newest: int) -> int:
+def _read_schema_version(db: sqlite3.Connection, newest: int) -> int:
     """The file's schema version, 0 for an empty file."""
-    version = _number(db, "PRAGMA user_version")
-    empty = not version and not _number(db, "SELECT count(*) FROM sqlite_master")
-    if not empty and _number(db, "PRAGMA application_id") != APPLICATION_ID:
-        raise StoreUnavailable("store-foreign", "the file belongs to another program")
+    version = _query_number(db, "PRAGMA user_version")
+    empty = not version and not _query_number(db, "SELECT count(*) FROM sqlite_master")
+    if not empty and _query_number(db, "PRAGMA application_id") != APPLICATION_ID:
+        raise StoreUnavailableError("store-foreign", "the file belongs to another program")
     if version > newest:
-        raise StoreUnavailable("store-newer", f"schema version {version}; {newest} is the newest known here")
+        raise StoreUnavailableError(
+            "store-newer", f"schema version {version}; {newest} is the newest known here"
+        )
     return version

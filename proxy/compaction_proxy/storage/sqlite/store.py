@@ -13,11 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.storage.keys import owner_key
-from compaction_proxy.storage.sqlite.schema import open_file, unavailable
-from compaction_proxy.storage.sqlite.worker_thread import Worker
-from compaction_proxy.storage.store import Entry, Lease, Record
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.storage.keys import derive_tenant_key
+from compaction_proxy.storage.sqlite.schema import open_database, to_store_unavailable
+from compaction_proxy.storage.sqlite.worker_thread import WorkerThread
+from compaction_proxy.storage.store import Lease, ListEntry, Record
 
 LEASE_LIMIT_S = 60.0
 """No lease is lent for longer. One with more than that left was lent before the clock was set back."""
@@ -28,13 +28,13 @@ _EVICTED_ITEMS = 8
 _LAST_CHARACTER = "\U0010ffff"
 
 
-def live_value(db: sqlite3.Connection, key: str, now: float) -> bytes | None:
+def read_live_value(db: sqlite3.Connection, key: str, now: float) -> bytes | None:
     """The value of a record, None if it is absent or expired."""
     row = db.execute("SELECT value FROM items WHERE key = ? AND expires > ?", (key, now)).fetchone()
     return row[0] if row else None
 
 
-def read(db: sqlite3.Connection, keys: Sequence[str], now: float) -> list[bytes | None]:
+def read_values(db: sqlite3.Connection, keys: Sequence[str], now: float) -> list[bytes | None]:
     """The live values under `keys`, in their order."""
     found: dict[str, bytes] = {}
     rest = iter(keys)
@@ -52,7 +52,7 @@ def _put_record(db: sqlite3.Connection, record: Record, now: float) -> None:
     )
 
 
-def _put_entry(db: sqlite3.Connection, entry: Entry, now: float) -> None:
+def _put_entry(db: sqlite3.Connection, entry: ListEntry, now: float) -> None:
     db.execute("DELETE FROM items WHERE key = ? AND expires <= ?", (entry.key, now))
     db.execute(
         "INSERT INTO items (key, expires, written) VALUES (?, ?, ?) ON CONFLICT (key)"
@@ -64,11 +64,11 @@ def _put_entry(db: sqlite3.Connection, entry: Entry, now: float) -> None:
     db.execute(
         "DELETE FROM lines WHERE item = ?1 AND id <="
         " (SELECT id FROM lines WHERE item = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
-        (item, entry.keep),
+        (item, entry.max_lines),
     )
 
 
-def put(db: sqlite3.Connection, items: Sequence[Record | Entry], now: float) -> None:
+def put_items(db: sqlite3.Connection, items: Sequence[Record | ListEntry], now: float) -> None:
     """Write everything over what was there."""
     for item in items:
         if isinstance(item, Record):
@@ -77,7 +77,7 @@ def put(db: sqlite3.Connection, items: Sequence[Record | Entry], now: float) -> 
             _put_entry(db, item, now)
 
 
-def tail(db: sqlite3.Connection, key: str, limit: int, now: float) -> list[bytes]:
+def read_tail(db: sqlite3.Connection, key: str, limit: int, now: float) -> list[bytes]:
     """The newest `limit` lines of a list, oldest first."""
     rows = db.execute(
         "SELECT lines.value FROM items JOIN lines ON lines.item = items.id"
@@ -87,7 +87,7 @@ def tail(db: sqlite3.Connection, key: str, limit: int, now: float) -> list[bytes
     return [value for (value,) in rows][::-1]
 
 
-def _used_bytes(db: sqlite3.Connection) -> int:
+def _read_used_bytes(db: sqlite3.Connection) -> int:
     """Bytes of the file that hold something; pages of what was deleted are free, and used again first."""
     pages, free, size = (
         int(db.execute(f"PRAGMA {name}").fetchone()[0])
@@ -96,9 +96,9 @@ def _used_bytes(db: sqlite3.Connection) -> int:
     return (pages - free) * size
 
 
-def make_room(db: sqlite3.Connection, max_bytes: int) -> None:
+def evict_until_fits(db: sqlite3.Connection, max_bytes: int) -> None:
     """Delete what was written longest ago until no more than `max_bytes` are used."""
-    while _used_bytes(db) > max_bytes:
+    while _read_used_bytes(db) > max_bytes:
         gone = db.execute(
             "DELETE FROM items WHERE id IN (SELECT id FROM items ORDER BY written, id LIMIT ?)",
             (_EVICTED_ITEMS,),
@@ -107,7 +107,7 @@ def make_room(db: sqlite3.Connection, max_bytes: int) -> None:
             return
 
 
-def sweep(db: sqlite3.Connection, now: float) -> bool:
+def sweep_expired(db: sqlite3.Connection, now: float) -> bool:
     """Delete some of what has expired. Whether that was all of it."""
     swept = db.execute(
         "DELETE FROM items WHERE id IN (SELECT id FROM items WHERE expires <= ? LIMIT ?)", (now, _SWEPT_ITEMS)
@@ -115,19 +115,19 @@ def sweep(db: sqlite3.Connection, now: float) -> bool:
     return swept.rowcount < _SWEPT_ITEMS
 
 
-def delete(db: sqlite3.Connection, prefix: str, now: float) -> int:
+def delete_prefix(db: sqlite3.Connection, prefix: str, now: float) -> int:
     """Delete what begins with `prefix`, leases too; how many live records and lists there were."""
     end = prefix + _LAST_CHARACTER
     db.execute("DELETE FROM leases WHERE key >= ? AND key < ?", (prefix, end))
     db.execute("DELETE FROM items WHERE key >= ? AND key < ? AND expires <= ?", (prefix, end, now))
     keys = db.execute("SELECT key FROM items WHERE key >= ? AND key < ?", (prefix, end)).fetchall()
-    notes = {owner_key(key) for (key,) in keys} - {None}
+    notes = {derive_tenant_key(key) for (key,) in keys} - {None}
     gone = db.execute("DELETE FROM items WHERE key >= ? AND key < ?", (prefix, end)).rowcount
     db.executemany("DELETE FROM items WHERE key = ?", [(note,) for note in notes])
     return gone
 
 
-def acquire(db: sqlite3.Connection, key: str, ttl_s: float, now: float) -> Lease | None:
+def acquire_lease(db: sqlite3.Connection, key: str, ttl_s: float, now: float) -> Lease | None:
     """A lease on `key`, unless another holds one; for `LEASE_LIMIT_S` at most."""
     db.execute("DELETE FROM leases WHERE expires <= ? OR expires > ?", (now, now + LEASE_LIMIT_S))
     end = now + min(ttl_s, LEASE_LIMIT_S)
@@ -135,20 +135,20 @@ def acquire(db: sqlite3.Connection, key: str, ttl_s: float, now: float) -> Lease
     return Lease(key, made.lastrowid) if made.rowcount and made.lastrowid else None
 
 
-def is_held(db: sqlite3.Connection, lease: Lease, now: float) -> bool:
+def is_lease_held(db: sqlite3.Connection, lease: Lease, now: float) -> bool:
     """Whether a lease is its holder's still."""
     sql = "SELECT 1 FROM leases WHERE key = ? AND fence = ? AND expires > ?"
     return db.execute(sql, (lease.key, lease.fence, now)).fetchone() is not None
 
 
-def renew(db: sqlite3.Connection, lease: Lease, ttl_s: float, now: float) -> bool:
+def renew_lease(db: sqlite3.Connection, lease: Lease, ttl_s: float, now: float) -> bool:
     """Prolong a lease, if it is its holder's still; to `LEASE_LIMIT_S` from now at most."""
     sql = "UPDATE leases SET expires = ? WHERE key = ? AND fence = ? AND expires > ?"
     end = now + min(ttl_s, LEASE_LIMIT_S)
     return bool(db.execute(sql, (end, lease.key, lease.fence, now)).rowcount)
 
 
-def release(db: sqlite3.Connection, lease: Lease) -> None:
+def release_lease(db: sqlite3.Connection, lease: Lease) -> None:
     """End a lease, if it is its holder's still."""
     db.execute("DELETE FROM leases WHERE key = ? AND fence = ?", (lease.key, lease.fence))
 
@@ -158,10 +158,10 @@ _SWEEP_EVERY_S = 30.0
 _CLOSE_LIMIT_S = 1.0
 
 _T = TypeVar("_T")
-_Items = Sequence[Record | Entry]
+_Items = Sequence[Record | ListEntry]
 
 
-def _changed(work: Callable[[sqlite3.Connection], _T], db: sqlite3.Connection) -> _T:
+def _run_in_transaction(work: Callable[[sqlite3.Connection], _T], db: sqlite3.Connection) -> _T:
     with db:
         db.execute("BEGIN IMMEDIATE")
         return work(db)
@@ -183,7 +183,7 @@ class SqliteStore:
         self._path = path
         self._max_bytes = max_bytes
         self._now = now
-        self._worker = Worker("compaction-store")
+        self._worker = WorkerThread("compaction-store")
         # The rest belongs to the worker's thread.
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
@@ -191,35 +191,37 @@ class SqliteStore:
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The live values under `keys`."""
-        return await self._run(partial(read, keys=keys, now=self._now()))
+        return await self._run_on_thread(partial(read_values, keys=keys, now=self._now()))
 
     async def commit(self, claim: Record, also: _Items = (), *, lease: Lease | None = None) -> bytes | None:
         """Write everything unless the claim is taken or the lease is lost; return what stands there."""
-        return await self._run(partial(self._commit, claim=claim, also=also, lease=lease, now=self._now()))
+        return await self._run_on_thread(
+            partial(self._commit_items, claim=claim, also=also, lease=lease, now=self._now())
+        )
 
     async def write(self, items: _Items) -> None:
         """Write everything, or raise and write nothing."""
-        await self._run(partial(self._write, items=items, now=self._now()))
+        await self._run_on_thread(partial(self._write_items, items=items, now=self._now()))
 
-    async def tail(self, key: str, limit: int) -> list[bytes]:
+    async def read_tail(self, key: str, limit: int) -> list[bytes]:
         """The newest `limit` lines, oldest first."""
-        return await self._run(partial(tail, key=key, limit=limit, now=self._now()))
+        return await self._run_on_thread(partial(read_tail, key=key, limit=limit, now=self._now()))
 
-    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+    async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
         """A lease on `key`, unless another holds one."""
-        return await self._change(partial(acquire, key=key, ttl_s=ttl_s, now=self._now()))
+        return await self._run_transaction(partial(acquire_lease, key=key, ttl_s=ttl_s, now=self._now()))
 
-    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+    async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
         """Prolong a lease, if it is still ours."""
-        return await self._change(partial(renew, lease=lease, ttl_s=ttl_s, now=self._now()))
+        return await self._run_transaction(partial(renew_lease, lease=lease, ttl_s=ttl_s, now=self._now()))
 
-    async def release(self, lease: Lease) -> None:
+    async def release_lease(self, lease: Lease) -> None:
         """Give a lease back, if it is still ours."""
-        await self._change(partial(release, lease=lease))
+        await self._run_transaction(partial(release_lease, lease=lease))
 
-    async def delete(self, prefix: str) -> int:
+    async def delete_prefix(self, prefix: str) -> int:
         """Forget all keys that begin with `prefix`, leases too; how many records and lists there were."""
-        return await self._change(partial(delete, prefix=prefix, now=self._now()))
+        return await self._run_transaction(partial(delete_prefix, prefix=prefix, now=self._now()))
 
     async def publish(self, channel: str, message: bytes) -> None:
         """Tell nobody: there is no way to other processes."""
@@ -231,68 +233,68 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Finish what is under way and let go of the file, leaving a stuck call behind after a second."""
-        await self._worker.close(self._drop, _CLOSE_LIMIT_S)
+        await self._worker.close(self._close_connection, _CLOSE_LIMIT_S)
 
-    async def _run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        return await self._worker.run(partial(self._attempt, work))
+    async def _run_on_thread(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        return await self._worker.run(partial(self._run_with_connection, work))
 
-    async def _change(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    async def _run_transaction(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """The same, within a transaction that writes."""
-        return await self._run(partial(_changed, work))
+        return await self._run_on_thread(partial(_run_in_transaction, work))
 
-    def _attempt(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _run_with_connection(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
-            return work(self._opened())
+            return work(self._get_connection())
         except (sqlite3.Error, OSError) as error:
-            self._drop()
-            raise unavailable(error) from error
+            self._close_connection()
+            raise to_store_unavailable(error) from error
 
-    def _opened(self) -> sqlite3.Connection:
+    def _get_connection(self) -> sqlite3.Connection:
         """The connection, opened anew if someone has removed or replaced the file under it."""
-        if self._db is not None and self._file != self._identity():
-            self._drop()
+        if self._db is not None and self._file != self._read_file_identity():
+            self._close_connection()
         if self._db is None:
-            self._db = open_file(self._path)
-            self._file = self._identity()
+            self._db = open_database(self._path)
+            self._file = self._read_file_identity()
         return self._db
 
-    def _identity(self) -> tuple[int, int] | None:
+    def _read_file_identity(self) -> tuple[int, int] | None:
         try:
             found = self._path.stat()
         except FileNotFoundError:
             return None
         return found.st_dev, found.st_ino
 
-    def _drop(self) -> None:
+    def _close_connection(self) -> None:
         db, self._db = self._db, None
         if db is not None:
             db.close()
 
-    def _commit(
+    def _commit_items(
         self, db: sqlite3.Connection, claim: Record, also: _Items, lease: Lease | None, now: float
     ) -> bytes | None:
         with db:
             db.execute("BEGIN IMMEDIATE")
-            taken = live_value(db, claim.key, now)
+            taken = read_live_value(db, claim.key, now)
             if taken is not None:
                 return taken
-            if lease is not None and not is_held(db, lease, now):
+            if lease is not None and not is_lease_held(db, lease, now):
                 return None
-            self._tidy(db, [claim, *also], now)
-            put(db, [claim, *also], now)
+            self._free_space(db, [claim, *also], now)
+            put_items(db, [claim, *also], now)
         return claim.value
 
-    def _write(self, db: sqlite3.Connection, items: _Items, now: float) -> None:
+    def _write_items(self, db: sqlite3.Connection, items: _Items, now: float) -> None:
         with db:
             db.execute("BEGIN IMMEDIATE")
-            self._tidy(db, items, now)
-            put(db, items, now)
+            self._free_space(db, items, now)
+            put_items(db, items, now)
 
-    def _tidy(self, db: sqlite3.Connection, items: _Items, now: float) -> None:
+    def _free_space(self, db: sqlite3.Connection, items: _Items, now: float) -> None:
         """Within a write's transaction: sweep some of what has expired, and make room for what comes."""
         needed = sum(len(item.key) + len(item.value) for item in items)
         if needed > self._max_bytes:
-            raise StoreUnavailable("store-too-large", "more than the store may hold")
-        if abs(now - self._swept_at) >= _SWEEP_EVERY_S and sweep(db, now):
+            raise StoreUnavailableError("store-too-large", "more than the store may hold")
+        if abs(now - self._swept_at) >= _SWEEP_EVERY_S and sweep_expired(db, now):
             self._swept_at = now
-        make_room(db, self._max_bytes - needed)
+        evict_until_fits(db, self._max_bytes - needed)

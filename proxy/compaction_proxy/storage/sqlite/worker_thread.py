@@ -8,23 +8,23 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.support.fail_open import contained
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.support.fail_open import suppress_and_report
 
 _T = TypeVar("_T")
 _Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
-def _work(calls: _Calls) -> None:
+def _run_calls(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
         future, work = call
         if future.set_running_or_notify_cancel():
             # Nothing is forgotten here: what went wrong is raised again where the result is awaited.
-            with contained(future.set_exception):
+            with suppress_and_report(future.set_exception):
                 future.set_result(work())
 
 
-class Worker:
+class WorkerThread:
     """A daemon thread that makes calls one after the other.
 
     An executor of the standard library would be joined when the process ends, and a call that hangs for ever
@@ -44,25 +44,30 @@ class Worker:
             StoreUnavailable: The worker is closed.
         """
         if self._closed:
-            raise StoreUnavailable("store-closed")
-        return await asyncio.wrap_future(self._submit(work))
+            raise StoreUnavailableError("store-closed")
+        return await asyncio.wrap_future(self._submit_call(work))
 
-    async def close(self, last: Callable[[], None], limit_s: float) -> None:
-        """Finish what is waiting, then call `last`; after `limit_s` seconds a stuck thread is left behind."""
+    async def close(self, final_call: Callable[[], None], limit_s: float) -> None:
+        """Finish what is waiting, then call `final_call`.
+
+        After `limit_s` seconds a stuck thread is left behind.
+        """
         if self._closed:
             return
         self._closed = True
         if self._thread is None:
             return
-        done = self._submit(last)
+        done = self._submit_call(final_call)
         self._calls.put(None)
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await asyncio.wrap_future(done)
 
-    def _submit(self, work: Callable[[], _T]) -> Future[_T]:
+    def _submit_call(self, work: Callable[[], _T]) -> Future[_T]:
         if self._thread is None:
-            self._thread = threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True)
+            self._thread = threading.Thread(
+                target=_run_calls, args=(self._calls,), name=self._name, daemon=True
+            )
             self._thread.start()
         future: Future[_T] = Future()
         self._calls.put((future, work))

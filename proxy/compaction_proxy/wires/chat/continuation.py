@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.search_tool import TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS
 from compaction_proxy.wires.chat.intercept_calls import (
     TOOL_CALLS,
-    Call,
     JsonObject,
-    function_of,
-    grow,
-    is_object,
+    PartialToolCall,
+    get_function,
+    is_json_object,
+    merge_piece,
 )
-from compaction_proxy.wires.json.slices import members, read_member
-from compaction_proxy.wires.wire import Offering
+from compaction_proxy.wires.json.slices import find_members, read_member
+from compaction_proxy.wires.wire import ToolSupport
 
 TOOL_JSON: Final[bytes] = json.dumps(
     {
@@ -41,7 +41,7 @@ _OTHERWISE: Final = ("functions", "function_call", "audio")
 _CHOICE_NONE: Final = b'"none"'
 
 
-def offering(raw: bytes, name: str) -> Offering:
+def inspect_tools(raw: bytes, name: str) -> ToolSupport:
     """How a body stands to a tool of this name.
 
     Where the client has a tool of that name itself, ours has no place. Nor has it where there are no tools
@@ -53,9 +53,9 @@ def offering(raw: bytes, name: str) -> Offering:
         Unreadable: It is no request (see `json_slices.members`).
     """
     try:
-        places = members(raw)
+        places = find_members(raw)
     except RecursionError:
-        raise Unreadable("too-deep") from None
+        raise UnreadableBodyError("too-deep") from None
     tools = read_member(raw, places, "tools")
     taken = b'"%b"' % name.encode() in tools
     otherwise = any(read_member(raw, places, each) for each in _OTHERWISE)
@@ -63,10 +63,10 @@ def offering(raw: bytes, name: str) -> Offering:
     listed = not tools or tools.startswith(b"[")
     free = read_member(raw, places, "n") in {b"", b"1"}
     free = free and b'"json' not in read_member(raw, places, "response_format")
-    return Offering(raw, places, bool(tools), listed and free and not (taken or otherwise or chosen))
+    return ToolSupport(raw, places, bool(tools), listed and free and not (taken or otherwise or chosen))
 
 
-def is_begun(last: bytes) -> bool:
+def is_prefill(last: bytes) -> bool:
     """Whether a request's last message is the beginning of the answer, which the model is to go on with.
 
     No message may come behind it then: providers refuse that, or begin anew.
@@ -76,49 +76,49 @@ def is_begun(last: bytes) -> bool:
     """
     if b'"assistant"' not in last:
         return False
-    place = members(last).get("role")
+    place = find_members(last).get("role")
     return place is not None and last[place.start : place.stop] == b'"assistant"'
 
 
-def with_tool(found: Offering, tool: bytes) -> bytes:
+def add_tool(support: ToolSupport, tool: bytes) -> bytes:
     """The body with this tool as its last one."""
-    raw, place = found.raw, found.places.get("tools")
-    if found.has_tools and place:
+    raw, place = support.raw, support.places.get("tools")
+    if support.has_tools and place:
         stop = len(raw[: place.stop - 1].rstrip(b" \t\n\r"))
         return b"".join((raw[:stop], b",", tool, raw[stop:]))
     if place:
         return b"".join((raw[: place.start], b"[", tool, b"]", raw[place.stop :]))
-    return _with_member(raw, b'"tools":[%b]' % tool)
+    return _append_member(raw, b'"tools":[%b]' % tool)
 
 
-def without_choice(raw: bytes) -> bytes:
+def forbid_calls(raw: bytes) -> bytes:
     """A body without tool choice of its own, or with null for one, forbidding every call."""
-    place = members(raw).get("tool_choice")
+    place = find_members(raw).get("tool_choice")
     if place is not None:
         return b"".join((raw[: place.start], _CHOICE_NONE, raw[place.stop :]))
-    return _with_member(raw, b'"tool_choice":' + _CHOICE_NONE)
+    return _append_member(raw, b'"tool_choice":' + _CHOICE_NONE)
 
 
-def _with_member(raw: bytes, member: bytes) -> bytes:
+def _append_member(raw: bytes, member: bytes) -> bytes:
     stop = raw.rindex(b"}")
     return b"".join((raw[:stop], b",", member, raw[stop:]))
 
 
-def gone_on(raw: bytes, messages: Sequence[Mapping[str, Any]]) -> bytes:
+def continue_request(raw: bytes, messages: Sequence[Mapping[str, Any]]) -> bytes:
     """The body with more messages behind its own.
 
     Raises:
         Unreadable: It is no request with messages.
     """
-    place = members(raw).get("messages")
+    place = find_members(raw).get("messages")
     if place is None or raw[place.stop - 1 : place.stop] != b"]":
-        raise Unreadable("no-messages")
-    more = b",".join(dumped(each) for each in messages)
+        raise UnreadableBodyError("no-messages")
+    more = b",".join(encode_ascii_json(each) for each in messages)
     stop = place.stop - 1
     return b"".join((raw[:stop], b",", more, raw[stop:]))
 
 
-def dumped(value: object) -> bytes:
+def encode_ascii_json(value: object) -> bytes:
     """Compact JSON; in ASCII, so that no lone surrogate of a provider's breaks it."""
     return json.dumps(value, separators=(",", ":")).encode()
 
@@ -135,7 +135,7 @@ BREAK: Final = "\n\n"
 
 
 @dataclass(slots=True)
-class Said:
+class AnswerContent:
     """What a model has said in one answer, beside its calls.
 
     Attributes:
@@ -156,35 +156,35 @@ class Said:
         return "".join(self.texts)
 
     @property
-    def thoughts(self) -> int:
+    def reasoning_indices(self) -> int:
         """Indices that its reasoning takes."""
-        return 1 + max((_index(each) for each in self.reasoning.get(DETAILS) or ()), default=-1)
+        return 1 + max((_get_index(each) for each in self.reasoning.get(DETAILS) or ()), default=-1)
 
-    def add(self, told: Mapping[str, Any]) -> None:
+    def add_delta(self, delta: Mapping[str, Any]) -> None:
         """Take a delta or a message into it."""
-        content = told.get("content")
+        content = delta.get("content")
         if isinstance(content, str):
             self.texts.append(content)
         elif isinstance(content, list):
             self.parts += content
         for key in REASONING:
-            value = told.get(key)
+            value = delta.get(key)
             if value not in (None, "", [], {}):
-                self._think(key, value)
+                self._add_reasoning(key, value)
 
-    def _think(self, key: str, value: Any) -> None:
+    def _add_reasoning(self, key: str, value: Any) -> None:
         held = self.reasoning.get(key)
         if isinstance(value, str):
             self.thinking.setdefault(key, []).append(value)
         elif isinstance(held, list) and isinstance(value, list):
             for each in value:
-                _join(held, each)
+                _join_reasoning(held, each)
         elif isinstance(held, dict) and isinstance(value, dict):
-            grow(held, value)
+            merge_piece(held, value)
         else:
             self.reasoning[key] = list(value) if isinstance(value, list) else value
 
-    def message(self, calls: Iterable[Call]) -> JsonObject:
+    def build_message(self, calls: Iterable[PartialToolCall]) -> JsonObject:
         """The assistant message, with the calls that are to be answered."""
         text = self.text
         content: Any = text or None
@@ -195,23 +195,23 @@ class Said:
             "content": content,
             **{key: "".join(pieces) for key, pieces in self.thinking.items()},
             **self.reasoning,
-            TOOL_CALLS: [_given_back(call, number) for number, call in enumerate(calls)],
+            TOOL_CALLS: [_build_returned_call(call, number) for number, call in enumerate(calls)],
         }
 
 
-def _given_back(call: Call, number: int) -> JsonObject:
+def _build_returned_call(call: PartialToolCall, number: int) -> JsonObject:
     """The call as its provider takes it back.
 
     Arguments that are no JSON object would be refused by servers that put them into a template; the result
     says what is wrong with them.
     """
-    told, made = call.fields, function_of(call.fields)
-    arguments = call.arguments if is_object(call.arguments) else "{}"
+    fields, made = call.fields, get_function(call.fields)
+    arguments = call.arguments if is_json_object(call.arguments) else "{}"
     known = {"id": call.id or f"call_{number}", "type": "function"}
-    return {**told, **known, "function": {**made, "arguments": arguments}}
+    return {**fields, **known, "function": {**made, "arguments": arguments}}
 
 
-def answered(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
+def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
     """The assistant message and behind it a result for each of its calls, in their order."""
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": text}
@@ -220,42 +220,42 @@ def answered(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
     return [message, *results]
 
 
-def _join(held: list[Any], piece: Any) -> None:
+def _join_reasoning(pieces: list[Any], piece: Any) -> None:
     """Add a piece of reasoning to the one with its index, or behind all."""
-    index = _index(piece)
-    for each in held:
-        if index >= 0 and _index(each) == index:
-            grow(each, piece)
+    index = _get_index(piece)
+    for each in pieces:
+        if index >= 0 and _get_index(each) == index:
+            merge_piece(each, piece)
             return
-    held.append(piece)
+    pieces.append(piece)
 
 
-def _index(piece: object) -> int:
+def _get_index(piece: object) -> int:
     """The index of a piece; -1 if it has none."""
     told = piece.get("index") if isinstance(piece, dict) else None
     return told if type(told) is int else -1
 
 
-def renumber(pieces: object, taken: int) -> None:
+def shift_indices(pieces: object, taken: int) -> None:
     """Move pieces behind those whose indices are taken."""
     for piece in pieces if isinstance(pieces, list) else ():
-        if _index(piece) >= 0:
+        if _get_index(piece) >= 0:
             piece["index"] += taken
 
 
-def break_between(before: str, after: str) -> str:
+def choose_separator(before: str, after: str) -> str:
     """What stands between what was said before a call and after it: nothing, unless a sentence has ended."""
     apart = not before or not after or after[0].isspace()
     return "" if apart or not _ENDED.search(before) else BREAK
 
 
-def added(before: Mapping[str, Any], now: Mapping[str, Any]) -> JsonObject:
+def add_usage(before: Mapping[str, Any], now: Mapping[str, Any]) -> JsonObject:
     """The sum of two `usage` objects, number by number; what is no number is that of the later one."""
     total = dict(now)
     for key, value in before.items():
         told = now.get(key)
         if isinstance(value, dict):
-            total[key] = added(value, told if isinstance(told, dict) else {})
+            total[key] = add_usage(value, told if isinstance(told, dict) else {})
         elif _is_number(value):
             total[key] = value + told if _is_number(told) else value
     return total

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from compaction_proxy.core.json_bounds import is_crowded
+from compaction_proxy.core.json_bounds import has_too_many_brackets
 from compaction_proxy.wires.json.slices import DECODER
 
 JsonObject = dict[str, Any]
@@ -22,20 +22,20 @@ _PIECEWISE: Final = frozenset({"arguments", "input", "text", "summary", "data", 
 
 
 @dataclass(slots=True)
-class Call:
+class PartialToolCall:
     """One call as far as it has come.
 
     Attributes:
         fields: What was told of it, without the index.
         index: The index that the provider gave it, if it gave one.
-        ours: Whether it calls the tool of ours; None: its name has not come.
-        number: Its index among the calls that the client sees.
+        is_ours: Whether it calls the tool of ours; None: its name has not come.
+        client_index: Its index among the calls that the client sees.
     """
 
     fields: JsonObject = field(default_factory=dict)
     index: int | None = None
-    ours: bool | None = None
-    number: int = 0
+    is_ours: bool | None = None
+    client_index: int = 0
 
     @property
     def id(self) -> str:
@@ -46,24 +46,24 @@ class Call:
     @property
     def name(self) -> str:
         """The name of the function, as far as it has come."""
-        return _text(function_of(self.fields).get("name"))
+        return _as_text(get_function(self.fields).get("name"))
 
     @property
     def arguments(self) -> str:
         """The arguments as the model wrote them; as JSON where the provider has parsed them already."""
-        held = function_of(self.fields).get("arguments")
-        return json.dumps(held) if isinstance(held, dict) else _text(held)
+        held = get_function(self.fields).get("arguments")
+        return json.dumps(held) if isinstance(held, dict) else _as_text(held)
 
 
-def function_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_function(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a call, or a piece of one, says of the function; empty if nothing."""
     held = fields.get("function")
     return held if isinstance(held, dict) else {}
 
 
-def is_object(arguments: str) -> bool:
+def is_json_object(arguments: str) -> bool:
     """Whether arguments are a JSON object, and whole."""
-    if is_crowded(arguments):
+    if has_too_many_brackets(arguments):
         return False
     try:
         return isinstance(DECODER.decode(arguments), dict)
@@ -71,11 +71,11 @@ def is_object(arguments: str) -> bool:
         return False
 
 
-def _text(value: object) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-class Calls:
+class ToolCallFilter:
     """The calls of one answer.
 
     Args:
@@ -86,73 +86,73 @@ class Calls:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._all: list[Call] = []
-        self._latest: dict[int | None, Call] = {}  # by index
+        self._all: list[PartialToolCall] = []
+        self._latest: dict[int | None, PartialToolCall] = {}  # by index
         self._any_mine = False
         self.others = 0
 
     @property
-    def mine(self) -> list[Call]:
+    def own_calls(self) -> list[PartialToolCall]:
         """Those of ours, in their order."""
-        return [call for call in self._all if call.ours]
+        return [call for call in self._all if call.is_ours]
 
-    def take(self, pieces: list[Any]) -> list[Any]:
+    def filter_pieces(self, pieces: list[Any]) -> list[Any]:
         """What the client gets of these pieces; equal to them where nothing of ours has come.
 
         A piece of a call whose name has not come is held back until it has.
         """
-        return [shown for piece in pieces for shown in self._taken(piece)]
+        return [shown for piece in pieces for shown in self._filter_piece(piece)]
 
-    def settle(self) -> list[Any]:
+    def release_unnamed(self) -> list[Any]:
         """The calls whose names never came, for the client to judge; to be asked for at the end."""
-        return [self._first_shown(call) for call in self._all if call.ours is None]
+        return [self._show_call(call) for call in self._all if call.is_ours is None]
 
-    def _taken(self, piece: Any) -> Iterable[Any]:
+    def _filter_piece(self, piece: Any) -> Iterable[Any]:
         if not isinstance(piece, dict):
             return (piece,)
-        call = self._of(piece)
-        known, new = call.ours, not call.fields
-        grow(call.fields, piece)
+        call = self._find_call(piece)
+        known, new = call.is_ours, not call.fields
+        merge_piece(call.fields, piece)
         if known is None:
-            call.ours = self._is_ours(call)
-            self._any_mine = self._any_mine or bool(call.ours)
-        if call.ours is not False:
+            call.is_ours = self._is_ours(call)
+            self._any_mine = self._any_mine or bool(call.is_ours)
+        if call.is_ours is not False:
             return ()
         if known is None:
-            shown = self._first_shown(call)
-            return (self._numbered(call, piece) if new else shown,)
-        return (self._numbered(call, piece),)
+            shown = self._show_call(call)
+            return (self._renumber_piece(call, piece) if new else shown,)
+        return (self._renumber_piece(call, piece),)
 
-    def _of(self, piece: JsonObject) -> Call:
+    def _find_call(self, piece: JsonObject) -> PartialToolCall:
         """The call that a piece belongs to; some providers give no index, or all calls the same one."""
         told = piece.get("index")
         index = told if type(told) is int else None
         held = self._latest.get(index)
-        if held is not None and not self._begins(piece, held):
+        if held is not None and not self._is_new_call(piece, held):
             return held
-        call = self._latest[index] = Call(index=index)
+        call = self._latest[index] = PartialToolCall(index=index)
         self._all.append(call)
         return call
 
     @staticmethod
-    def _begins(piece: JsonObject, last: Call) -> bool:
+    def _is_new_call(piece: JsonObject, last: PartialToolCall) -> bool:
         """Whether a piece is the first of another call: it says a name, and has an id of its own.
 
         Some servers give all calls the same id, or none: another one begins behind one that is whole, or,
         where there is no index either, with each name.
         """
-        made = function_of(piece)
+        made = get_function(piece)
         if not made.get("name") or not last.name:
             return False
-        call_id = _text(piece.get("id"))
+        call_id = _as_text(piece.get("id"))
         if call_id and call_id != last.id:
             return True
         if not call_id and last.index is None:
             return True
-        again = _text(made.get("arguments")).lstrip().startswith("{")
-        return again and last.arguments.rstrip().endswith("}") and is_object(last.arguments)
+        again = _as_text(made.get("arguments")).lstrip().startswith("{")
+        return again and last.arguments.rstrip().endswith("}") and is_json_object(last.arguments)
 
-    def _is_ours(self, call: Call) -> bool | None:
+    def _is_ours(self, call: PartialToolCall) -> bool | None:
         name = call.name
         if name == self._name:
             return True
@@ -160,27 +160,27 @@ class Calls:
         open_ended = waiting and "custom" not in call.fields
         return None if open_ended else False
 
-    def _first_shown(self, call: Call) -> JsonObject:
-        call.ours = False
-        call.number = self.others
+    def _show_call(self, call: PartialToolCall) -> JsonObject:
+        call.is_ours = False
+        call.client_index = self.others
         self.others += 1
         index = {} if call.index is None else {"index": call.index}
-        return self._numbered(call, {**index, **call.fields})
+        return self._renumber_piece(call, {**index, **call.fields})
 
-    def _numbered(self, call: Call, piece: JsonObject) -> JsonObject:
+    def _renumber_piece(self, call: PartialToolCall, piece: JsonObject) -> JsonObject:
         """The piece with an index that leaves no gap, where one of ours would."""
         moved = call.index is not None and self._any_mine
-        return {**piece, "index": call.number} if moved else piece
+        return {**piece, "index": call.client_index} if moved else piece
 
 
-def grow(fields: JsonObject, piece: Mapping[str, Any]) -> None:
+def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
     """Add a piece to what was told before of the same object."""
     for key, value in piece.items():
         held = fields.get(key)
         if key == "index":
             continue
         if isinstance(held, dict) and isinstance(value, dict):
-            grow(held, value)
+            merge_piece(held, value)
         elif isinstance(held, str) and isinstance(value, str) and key in _PIECEWISE:
             fields[key] = held + value
         elif key == "name" and isinstance(held, str) and isinstance(value, str):

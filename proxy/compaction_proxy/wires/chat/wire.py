@@ -3,75 +3,101 @@
 from collections.abc import Mapping, Sequence
 
 from compaction_proxy.core.digest import VERSION
-from compaction_proxy.core.errors import Unreadable, openai_error
+from compaction_proxy.core.errors import UnreadableBodyError, format_openai_error
 from compaction_proxy.core.message import Message
 from compaction_proxy.wires.body import are_objects
-from compaction_proxy.wires.chat.continuation import TOOL_JSON, answered, gone_on, offering, without_choice
-from compaction_proxy.wires.chat.intercept_response import HiddenAnswer
-from compaction_proxy.wires.chat.intercept_stream import HiddenStream
-from compaction_proxy.wires.chat.messages import compose, message, part_tokens, shortened, weighed, with_parts
-from compaction_proxy.wires.chat.summary_call import allowance_tokens, answer, own_members, request_body
-from compaction_proxy.wires.chat.usage import usage_tap
-from compaction_proxy.wires.json.slices import elements
+from compaction_proxy.wires.chat.continuation import (
+    TOOL_JSON,
+    build_turn,
+    continue_request,
+    forbid_calls,
+    inspect_tools,
+)
+from compaction_proxy.wires.chat.intercept_response import ChatAnswerJoiner
+from compaction_proxy.wires.chat.intercept_stream import ChatStreamJoiner
+from compaction_proxy.wires.chat.messages import (
+    attach_parts,
+    encode_message,
+    estimate_part_tokens,
+    parse_message,
+    parse_uncounted,
+    shorten_message,
+)
+from compaction_proxy.wires.chat.summary_call import (
+    build_own_members,
+    build_request_body,
+    get_thinking_allowance,
+    parse_answer,
+)
+from compaction_proxy.wires.chat.usage import open_usage_tap
+from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.project_instructions import join_sources
-from compaction_proxy.wires.wire import Asking, Dialect, Members, SearchTool
+from compaction_proxy.wires.wire import CallFormat, MemberNames, SearchTool, Wire
 
 
-def _listed(value: memoryview) -> tuple[bytes, ...]:
-    listed = elements(value)
+def _parse_items(value: memoryview) -> tuple[bytes, ...]:
+    listed = split_elements(value)
     if not are_objects(listed):
-        raise Unreadable("no-messages")
+        raise UnreadableBodyError("no-messages")
     return listed
 
 
-def _never_left(_: Mapping[str, bytes]) -> str:
+def _never_skip(_: Mapping[str, bytes]) -> str:
     return ""
 
 
-def _pieces(listed: tuple[bytes, ...]) -> tuple[bytes, ...]:
+def _to_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Every element is a message."""
-    return listed
+    return elements
 
 
-def _ended(_: bytes) -> bool:
+def _may_continue(_: bytes) -> bool:
     return False
 
 
-def _joined(messages: Sequence[Message]) -> bytes:
-    return b",".join([each.raw or compose(each) for each in join_sources(messages)])
+def _join_messages(messages: Sequence[Message]) -> bytes:
+    return b",".join([each.raw or encode_message(each) for each in join_sources(messages)])
 
 
-def _opening(seen: bytes) -> bool:
+def _may_hold_back(seen: bytes) -> bool:
     """The first chunk tells."""
     return not seen
 
 
-CHAT = Dialect(
+CHAT = Wire(
     name="chat",
-    ending=b"/chat/completions",
-    seed=VERSION,
-    members=Members(
+    path_suffix=b"/chat/completions",
+    digest_seed=VERSION,
+    member_names=MemberNames(
         messages="messages",
         output=("max_completion_tokens", "max_tokens"),
         prompt=("tools", "functions", "response_format"),
-        thinking=(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
+        thinking_budgets=(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
     ),
-    listed=_listed,
-    left=_never_left,
-    pieces=_pieces,
-    unended=_ended,
-    weighed=weighed,
-    part_tokens=part_tokens,
-    message=message,
-    compose=compose,
-    with_parts=with_parts,
-    shortened=shortened,
-    joined=_joined,
-    asking=Asking("/chat/completions", allowance_tokens, own_members, request_body, answer),
-    tap=usage_tap,
-    opening=_opening,
-    error=openai_error,
+    parse_items=_parse_items,
+    find_skip_reason=_never_skip,
+    to_pieces=_to_pieces,
+    may_continue=_may_continue,
+    parse_uncounted=parse_uncounted,
+    estimate_part_tokens=estimate_part_tokens,
+    parse_message=parse_message,
+    encode_message=encode_message,
+    attach_parts=attach_parts,
+    shorten_message=shorten_message,
+    join_messages=_join_messages,
+    call_format=CallFormat(
+        "/chat/completions", get_thinking_allowance, build_own_members, build_request_body, parse_answer
+    ),
+    open_tap=open_usage_tap,
+    may_hold_back=_may_hold_back,
+    encode_error=format_openai_error,
     search_tool=SearchTool(
-        TOOL_JSON, offering, without_choice, gone_on, answered, HiddenStream, HiddenAnswer
+        TOOL_JSON,
+        inspect_tools,
+        forbid_calls,
+        continue_request,
+        build_turn,
+        ChatStreamJoiner,
+        ChatAnswerJoiner,
     ),
 )

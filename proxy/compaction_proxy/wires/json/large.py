@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.wires.json.pieces import PIECE_BYTES, crowded, pieces
-from compaction_proxy.wires.json.slices import DECODER, elements, members
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.wires.json.pieces import PIECE_BYTES, has_excess_structure, iter_pieces
+from compaction_proxy.wires.json.slices import DECODER, find_members, split_elements
 
 # What is shorter is decoded at once.
 LONG_BYTES = 128 * 1024
@@ -25,48 +25,50 @@ _DEPTH = 4
 _MANY = 10_000
 
 
-def value(raw: bytes) -> Any:
+def decode_value(raw: bytes) -> Any:
     """The value of JSON without white space around it.
 
     Raises:
         Unreadable: `not-json` or `too-deep`; `too-many` if it is long and holds more than `MAX_STRUCTURAL`.
     """
-    if len(raw) > LONG_BYTES and crowded(raw, MAX_STRUCTURAL):
-        raise Unreadable("too-many")
-    return _value(raw, _DEPTH)
+    if len(raw) > LONG_BYTES and has_excess_structure(raw, MAX_STRUCTURAL):
+        raise UnreadableBodyError("too-many")
+    return _decode_at_depth(raw, _DEPTH)
 
 
-def _value(raw: bytes, depth: int) -> Any:
+def _decode_at_depth(raw: bytes, depth: int) -> Any:
     if len(raw) <= LONG_BYTES:
-        return plain(raw)
+        return decode_plain(raw)
     if raw.startswith(b'"') and raw.endswith(b'"'):
-        strings = [_string(b'"%b"' % raw[start:stop]) for start, stop in pieces(raw, 1, len(raw) - 1)]
+        strings = [
+            _decode_string(b'"%b"' % raw[start:stop]) for start, stop in iter_pieces(raw, 1, len(raw) - 1)
+        ]
         del raw  # copies of a long value are let go of as soon as they are taken apart
         return "".join(strings)
-    held = _held(raw) if depth else None
+    held = _split_container(raw) if depth else None
     if held is None:
-        return plain(raw)
+        return decode_plain(raw)
     del raw
     if isinstance(held, dict):
-        return {key: _value(held.pop(key), depth - 1) for key in list(held)}
+        return {key: _decode_at_depth(held.pop(key), depth - 1) for key in list(held)}
     held.reverse()
-    return [_value(held.pop(), depth - 1) for _ in range(len(held))]
+    return [_decode_at_depth(held.pop(), depth - 1) for _ in range(len(held))]
 
 
-def _held(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
+def _split_container(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
     """What a container holds; None where that is better decoded, or judged, at once."""
     found: dict[str, bytes] | list[bytes] = []
     try:
         if raw.startswith(b"{"):
-            found = {key: raw[at.start : at.stop] for key, at in members(raw).items()}
+            found = {key: raw[at.start : at.stop] for key, at in find_members(raw).items()}
         elif raw.startswith(b"["):
-            found = list(elements(raw))
-    except (Unreadable, RecursionError):
+            found = list(split_elements(raw))
+    except (UnreadableBodyError, RecursionError):
         return None
     return found if 0 < len(found) <= _MANY else None
 
 
-def plain(raw: bytes) -> Any:
+def decode_plain(raw: bytes) -> Any:
     """The value of JSON, decoded at once.
 
     Raises:
@@ -78,19 +80,19 @@ def plain(raw: bytes) -> Any:
         try:
             return DECODER.decode(raw.decode())
         except (ValueError, RecursionError):
-            raise Unreadable("not-json") from None
+            raise UnreadableBodyError("not-json") from None
     except RecursionError:
-        raise Unreadable("too-deep") from None
+        raise UnreadableBodyError("too-deep") from None
 
 
-def _string(raw: bytes) -> str:
-    text = plain(raw)
+def _decode_string(raw: bytes) -> str:
+    text = decode_plain(raw)
     if not isinstance(text, str):
-        raise Unreadable("not-json")
+        raise UnreadableBodyError("not-json")
     return text
 
 
-def base64_sha256(text: str) -> bytes:
+def hash_base64(text: str) -> bytes:
     """SHA-256 of what base64 says.
 
     Raises:

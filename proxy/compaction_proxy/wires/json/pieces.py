@@ -25,18 +25,18 @@ _STRUCTURAL = (b",", b":", b"[", b"{")
 _LETTERS = (rb"\n", rb"\t", rb"\r", rb"\/", rb"\b", rb"\f")
 
 
-def pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Where pieces of JSON stand, from `start` to `end`; none ends inside a character, escaped or not.
 
     Where strings begin and end does not matter; `start` must not be inside a character itself.
     """
     while start < end:
-        stop = _stop(raw, start, start + PIECE_BYTES) if start + PIECE_BYTES < end else end
+        stop = _find_cut(raw, start, start + PIECE_BYTES) if start + PIECE_BYTES < end else end
         yield start, min(stop, end)
         start = stop
 
 
-def _stop(raw: bytes, start: int, stop: int) -> int:
+def _find_cut(raw: bytes, start: int, stop: int) -> int:
     """A place near `stop` where a string can be cut, if it can be at `start`."""
     last = raw.rfind(b"\\", stop - _ESCAPE_BYTES, stop)
     if last >= 0:
@@ -52,32 +52,32 @@ def _stop(raw: bytes, start: int, stop: int) -> int:
     return stop
 
 
-def smoothed(raw: bytes, *, all_of_it: bool = False) -> bytes | bytearray:
+def mask_escapes(raw: bytes, *, mask_all: bool = False) -> bytes | bytearray:
     """JSON with the same values in the same places, and hash signs for its escapes; or `raw` itself.
 
     Whatever is no escape stays, so what is no JSON is none afterwards. Lone surrogates are escapes like any.
 
     Args:
         raw: The JSON.
-        all_of_it: Replace every escape, not only where there are many.
+        mask_all: Replace every escape, not only where there are many.
     """
     made: bytearray | None = None
-    for start, stop in pieces(raw, 0, len(raw)):
+    for start, stop in iter_pieces(raw, 0, len(raw)):
         escapes = raw.count(b"\\", start, stop)
-        if escapes and (all_of_it or _dense(raw, start, stop, escapes)):
+        if escapes and (mask_all or _has_many_escapes(raw, start, stop, escapes)):
             made = made or bytearray(raw)
-            made[start:stop] = _smoothed(raw[start:stop])
+            made[start:stop] = _mask_piece(raw[start:stop])
     return raw if made is None else made
 
 
-def _dense(raw: bytes, start: int, stop: int, escapes: int) -> bool:
+def _has_many_escapes(raw: bytes, start: int, stop: int, escapes: int) -> bool:
     enough = (stop - start) // DENSE_BYTES
     if escapes * NUMERIC <= enough:
         return False
     return escapes > enough or escapes + raw.count(rb"\u", start, stop) * (NUMERIC - 1) > enough
 
 
-def _smoothed(piece: bytes) -> bytes:
+def _mask_piece(piece: bytes) -> bytes:
     """The same for a piece that ends with no half of an escape; as it is, if there is one that is none."""
     piece = piece.replace(rb"\\", b"##").replace(rb"\"", b"##")  # in this order: from now on `\` begins one
     left = piece.count(b"\\")
@@ -89,24 +89,24 @@ def _smoothed(piece: bytes) -> bytes:
     return piece if left else piece.translate(_HASH)
 
 
-def crowded(raw: bytes, most: int) -> bool:
+def has_excess_structure(raw: bytes, most: int) -> bool:
     """Whether more than `most` brackets open, and commas and colons stand, outside the strings of JSON.
 
     A decoder takes 5 ns for each to pass over it, and 100 ns to make something of it.
     """
-    if sum([_structural(raw, start, stop) for start, stop in pieces(raw, 0, len(raw))]) <= most:
+    if sum([_count_structural(raw, start, stop) for start, stop in iter_pieces(raw, 0, len(raw))]) <= most:
         return False
-    smooth = smoothed(raw, all_of_it=True)
+    smooth = mask_escapes(raw, mask_all=True)
     found = inside = 0
-    for start, stop in pieces(raw, 0, len(raw)):
+    for start, stop in iter_pieces(raw, 0, len(raw)):
         parts = bytes(smooth[start:stop]).split(b'"')
         outside = b"".join(parts[inside::2])
-        found += _structural(outside, 0, len(outside))
+        found += _count_structural(outside, 0, len(outside))
         if found > most:
             return True
         inside = (inside + len(parts) - 1) % 2
     return False
 
 
-def _structural(raw: bytes, start: int, stop: int) -> int:
+def _count_structural(raw: bytes, start: int, stop: int) -> int:
     return sum([raw.count(each, start, stop) for each in _STRUCTURAL])

@@ -13,8 +13,8 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.wires.json.pieces import crowded, smoothed
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.wires.json.pieces import has_excess_structure, mask_escapes
 
 _KEY = re.compile(rb'\s*[{,]\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")\s*:\s*')
 _SPACE = re.compile(rb"[ \t\n\r]*")
@@ -22,12 +22,12 @@ _BEFORE_ELEMENT = re.compile(rb"\s*[\[,]\s*")
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
-def _refuse(constant: str) -> NoReturn:
+def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
 # The standard decoder, without the NaN and Infinity that are no JSON.
-DECODER = json.JSONDecoder(parse_constant=_refuse)
+DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 # Containers whose values are left as they are.
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -50,11 +50,11 @@ SHORTEST_BYTES = 8
 _Container = TypeVar("_Container")
 
 
-class _Object(msgspec.Struct, gc=False):
+class _AnyObject(msgspec.Struct, gc=False):
     """Any object; what it holds is passed over."""
 
 
-_OBJECTS = msgspec.json.Decoder(list[_Object])
+_OBJECTS = msgspec.json.Decoder(list[_AnyObject])
 
 
 class Slice(NamedTuple):
@@ -64,7 +64,7 @@ class Slice(NamedTuple):
     stop: int
 
 
-def members(raw: bytes) -> dict[str, Slice]:
+def find_members(raw: bytes) -> dict[str, Slice]:
     """The members of a JSON object.
 
     Raises:
@@ -72,13 +72,13 @@ def members(raw: bytes) -> dict[str, Slice]:
             their escapes, and these had to be passed over.
         RecursionError: It is nested too deeply.
     """
-    if len(raw) > MAX_STRUCTURAL and crowded(raw, MAX_STRUCTURAL):
-        raise Unreadable("too-many")
+    if len(raw) > MAX_STRUCTURAL and has_excess_structure(raw, MAX_STRUCTURAL):
+        raise UnreadableBodyError("too-many")
     if not raw.isascii():
         _check_text(raw)  # msgspec does not look into the strings that it leaves raw
-    smooth, decoded = _decoded(_MEMBERS, raw, "not-json")
+    smooth, decoded = _decode_container(_MEMBERS, raw, "not-json")
     if len(decoded) > MAX_MEMBERS:
-        raise Unreadable("too-many")
+        raise UnreadableBodyError("too-many")
     found: dict[str, Slice] = {}
     stop = 0
     for key, value in decoded.items():
@@ -86,10 +86,10 @@ def members(raw: bytes) -> dict[str, Slice]:
         start = name.end() if name else 0
         stop = start + len(value)
         if name is None or not smooth.startswith(value, start):
-            raise Unreadable("duplicate-keys")
+            raise UnreadableBodyError("duplicate-keys")
         found[key if smooth is raw else DECODER.decode(name[1].decode())] = Slice(start, stop)
     if len(found) < len(decoded) or (found and raw[stop:].strip(b" \t\n\r") != b"}"):
-        raise Unreadable("duplicate-keys")
+        raise UnreadableBodyError("duplicate-keys")
     return found
 
 
@@ -97,17 +97,17 @@ def read_member(raw: bytes, places: Mapping[str, Slice], name: str) -> bytes:
     """Returns the value of a member; empty where it is absent, null or an empty array."""
     place = places.get(name)
     value = raw[place.start : place.stop] if place else b""
-    empty = value == b"null" or (value.startswith(b"[") and skip(value, 1) == len(value) - 1)
+    empty = value == b"null" or (value.startswith(b"[") and skip_space(value, 1) == len(value) - 1)
     return b"" if empty else value
 
 
-def skip(raw: bytes, at: int) -> int:
+def skip_space(raw: bytes, at: int) -> int:
     """The place of the first byte from `at` on that is no white space."""
     space = _SPACE.match(raw, at)
     return space.end() if space else at
 
 
-def elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
+def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
     """The elements of a JSON array, each as its own bytes, none of which keeps `raw`.
 
     Raises:
@@ -117,18 +117,18 @@ def elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
     whole = bytes(raw)
     if len(whole) > MAX_UNSEEN_BYTES and whole.count(b",") * SHORTEST_BYTES > len(whole):
         _refuse_short(whole)
-    smooth, decoded = _decoded(_ELEMENTS, whole, "no-array")
-    return _copied(decoded) if smooth is whole else _found(whole, decoded)
+    smooth, decoded = _decode_container(_ELEMENTS, whole, "no-array")
+    return _copy_elements(decoded) if smooth is whole else _find_elements(whole, decoded)
 
 
 def _refuse_short(raw: bytes) -> None:
     """Refuse an array whose elements are no objects, or so short that most of them say nothing."""
-    _, objects = _decoded(_OBJECTS, raw, "too-many")
+    _, objects = _decode_container(_OBJECTS, raw, "too-many")
     if len(objects) * SHORTEST_BYTES > len(raw):
-        raise Unreadable("too-many")
+        raise UnreadableBodyError("too-many")
 
 
-def _decoded(
+def _decode_container(
     decoder: msgspec.json.Decoder[_Container], raw: bytes, reason: str
 ) -> tuple[bytes | bytearray, _Container]:
     """A container, and the JSON that its values were left in: with escapes passed over, or `raw` itself.
@@ -138,17 +138,17 @@ def _decoded(
         RecursionError: It is nested too deeply.
     """
     try:
-        smooth = smoothed(raw) if len(raw) > SHORT_BYTES else raw
+        smooth = mask_escapes(raw) if len(raw) > SHORT_BYTES else raw
         return smooth, decoder.decode(smooth)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        smooth = smoothed(raw, all_of_it=True)
+        smooth = mask_escapes(raw, mask_all=True)
     try:
         return smooth, decoder.decode(smooth)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise Unreadable(reason) from None
+        raise UnreadableBodyError(reason) from None
 
 
-def _found(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
+def _find_elements(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
     """The elements that are as long as these values."""
     copies: list[bytes] = []
     stop = 0
@@ -160,7 +160,7 @@ def _found(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
     return tuple(copies)
 
 
-def _copied(values: list[msgspec.Raw]) -> tuple[bytes, ...]:
+def _copy_elements(values: list[msgspec.Raw]) -> tuple[bytes, ...]:
     if len(values) <= _TOGETHER:
         return tuple(map(bytes, values))
     copies: list[bytes] = []
@@ -177,4 +177,4 @@ def _check_text(raw: bytes) -> None:
             decoder.decode(raw[start : start + _TOGETHER_BYTES])
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        raise Unreadable("not-json") from None
+        raise UnreadableBodyError("not-json") from None

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.wires.json import large
-from compaction_proxy.wires.json.slices import Slice, elements, members
+from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
 
 TEXT: Final = "text"
 RESULT: Final = "tool_result"
@@ -23,39 +23,39 @@ _CLOSING: Final = "</system-reminder>"
 _BLANK_BYTES: Final = 256
 
 
-class _Typed(msgspec.Struct, gc=False):
+class _TypedBlock(msgspec.Struct, gc=False):
     """Any block; only its kind is looked at."""
 
     type: str = ""
 
 
-_TYPED: Final = msgspec.json.Decoder(_Typed)
+_TYPED_BLOCK: Final = msgspec.json.Decoder(_TypedBlock)
 
 
-def kind_of(block: bytes) -> str:
+def read_kind(block: bytes) -> str:
     """The kind of a block; empty where it has none."""
     try:
-        return _TYPED.decode(block).type
+        return _TYPED_BLOCK.decode(block).type
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
-    value = large.value(block)
+    value = large.decode_value(block)
     told = value.get("type") if isinstance(value, dict) else None
     return told if isinstance(told, str) else ""
 
 
-def places_of(raw: bytes) -> Mapping[str, Slice]:
+def find_message_members(raw: bytes) -> Mapping[str, Slice]:
     """Where the members of a message stand.
 
     Raises:
         Unreadable: It is no message.
     """
     try:
-        return members(raw)
+        return find_members(raw)
     except RecursionError:
-        raise Unreadable("too-deep") from None
+        raise UnreadableBodyError("too-deep") from None
 
 
-def blocks_of(content: bytes) -> tuple[bytes, ...]:
+def split_blocks(content: bytes) -> tuple[bytes, ...]:
     """The blocks of a content; a string is one of text.
 
     Raises:
@@ -66,20 +66,20 @@ def blocks_of(content: bytes) -> tuple[bytes, ...]:
     if not content.startswith(b"["):
         return ()
     try:
-        return elements(content)
+        return split_elements(content)
     except RecursionError:
-        raise Unreadable("too-deep") from None
+        raise UnreadableBodyError("too-deep") from None
 
 
 def is_reminder(block: bytes) -> bool:
     """Whether a block is text by which a client's program, and no user, reminds the model of something."""
     if _REMINDER not in block:
         return False
-    value: Any = large.value(block)
-    return isinstance(value, dict) and reminds(value)
+    value: Any = large.decode_value(block)
+    return isinstance(value, dict) and is_decoded_reminder(value)
 
 
-def reminds(block: Mapping[str, Any]) -> bool:
+def is_decoded_reminder(block: Mapping[str, Any]) -> bool:
     """The same of a decoded block."""
     text = block.get("text") if block.get("type") == TEXT else None
     return isinstance(text, str) and text.strip().startswith(_OPENING) and text.strip().endswith(_CLOSING)
@@ -89,7 +89,7 @@ def is_blank(block: bytes) -> bool:
     """Whether a block is text that says nothing, which providers refuse."""
     if len(block) > _BLANK_BYTES or b'"text"' not in block:
         return False
-    value: Any = large.value(block)
+    value: Any = large.decode_value(block)
     text = value.get("text") if isinstance(value, dict) and value.get("type") == TEXT else None
     return isinstance(text, str) and not text.strip()
 
@@ -102,28 +102,28 @@ _COMPACTION: Final = "compaction"
 PROVIDER_COMPACTS: Final = "provider-compacts"
 
 
-def pieces(listed: tuple[bytes, ...]) -> tuple[bytes, ...]:
+def to_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """The elements of `messages` as pieces; bytes of blocks are the client's own.
 
     Raises:
         Unreadable: One of them is no message, or holds what the provider has compacted.
     """
     found: list[bytes] = []
-    for each in listed:
+    for each in elements:
         if any(sign in each for sign in _WORTH_A_LOOK):
-            found += _parted(each)
+            found += _split_message(each)
         else:
             found.append(each)
     return tuple(found)
 
 
-def _parted(raw: bytes) -> Iterator[bytes]:
-    places = places_of(raw)
+def _split_message(raw: bytes) -> Iterator[bytes]:
+    places = find_message_members(raw)
     content, role = (raw[at.start : at.stop] if (at := places.get(name)) else b"" for name in _MEMBERS)
-    blocks = blocks_of(content) if content.startswith(b"[") else ()
-    kinds = [kind_of(each) for each in blocks]
+    blocks = split_blocks(content) if content.startswith(b"[") else ()
+    kinds = [read_kind(each) for each in blocks]
     if _COMPACTION in kinds:
-        raise Unreadable(PROVIDER_COMPACTS)
+        raise UnreadableBodyError(PROVIDER_COMPACTS)
     if role != _USER or RESULT not in kinds or len(blocks) == 1:
         yield raw
         return
@@ -132,10 +132,10 @@ def _parted(raw: bytes) -> Iterator[bytes]:
     if rest and all(map(is_reminder, rest)):
         results[-1] = b",".join((results[-1], *rest))
         rest = []
-    yield from map(_user, results)
+    yield from map(_encode_user_message, results)
     if rest:
-        yield _user(b",".join(rest))
+        yield _encode_user_message(b",".join(rest))
 
 
-def _user(blocks: bytes) -> bytes:
+def _encode_user_message(blocks: bytes) -> bytes:
     return b'{"role":"user","content":[%b]}' % blocks

@@ -8,16 +8,16 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from compaction_proxy.core.digest import message_digest
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.core.media import file_tokens, image_url_tokens
-from compaction_proxy.core.message import Call, Message, Part
+from compaction_proxy.core.digest import compute_message_digest
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.core.media import estimate_file_tokens, estimate_image_url_tokens
+from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.wires.json import large
-from compaction_proxy.wires.json.shorten import encoded
-from compaction_proxy.wires.messages.blocks import CALL, MARK, RESULT, TEXT, THINKING, reminds
+from compaction_proxy.wires.json.shorten import encode_json
+from compaction_proxy.wires.messages.blocks import CALL, MARK, RESULT, TEXT, THINKING, is_decoded_reminder
 from compaction_proxy.wires.messages.thinking import has_thoughts
-from compaction_proxy.wires.payload_digest import address, opaque, sha256
-from compaction_proxy.wires.wire import Weighed
+from compaction_proxy.wires.payload_digest import hash_address, hash_part, hash_text
+from compaction_proxy.wires.wire import UncountedMessage
 
 # More blocks than this are no message that a model could read.
 MAX_BLOCKS: Final = 10_000
@@ -30,102 +30,108 @@ _UNSAID: Final = THINKING | {CALL}
 _KINDS: Final = {"image": "image_url", "document": "file"}
 
 
-def decoded(raw: bytes) -> dict[str, Any]:
+def decode_fields(raw: bytes) -> dict[str, Any]:
     """One piece as a mapping.
 
     Raises:
         Unreadable: It is not one: `not-json`, `no-messages` or `too-deep`.
     """
-    value = large.value(raw)
+    value = large.decode_value(raw)
     if not isinstance(value, dict):
-        raise Unreadable("no-messages")
+        raise UnreadableBodyError("no-messages")
     return value
 
 
-def message(raw: bytes) -> Message:
+def parse_message(raw: bytes) -> Message:
     """The core record of one piece, with its digest; `tokens` is left to be counted.
 
     Raises:
         Unreadable: The bytes are no message.
     """
-    record = record_of(raw, decoded(raw))
-    return record.known(message_digest(record), 0)
+    record = build_record(raw, decode_fields(raw))
+    return record.with_digest_and_tokens(compute_message_digest(record), 0)
 
 
-def record_of(raw: bytes, fields: Mapping[str, Any]) -> Message:
-    """The same for a piece that is `decoded` already, without its digest.
+def build_record(raw: bytes, fields: Mapping[str, Any]) -> Message:
+    """The same for a piece that is `decode_fields` already, without its digest.
 
     Raises:
         Unreadable: It is no message.
     """
     try:
-        return _record(raw, fields)
+        return _convert_fields(raw, fields)
     except RecursionError:  # what could just be decoded cannot always be written again
-        raise Unreadable("too-deep") from None
+        raise UnreadableBodyError("too-deep") from None
 
 
-def result_of(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+def find_result(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """The tool result that a piece is, whatever a program reminds of behind it; None where it is another."""
     content = fields.get("content")
     if not isinstance(content, list) or fields.get("role") != "user":
         return None
     first, *rest = content or [None]
     is_result = isinstance(first, dict) and first.get("type") == RESULT
-    return first if is_result and all(isinstance(each, dict) and reminds(each) for each in rest) else None
+    return (
+        first
+        if is_result and all(isinstance(each, dict) and is_decoded_reminder(each) for each in rest)
+        else None
+    )
 
 
-def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
-    result = result_of(fields)
+def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
+    result = find_result(fields)
     if result is not None:
-        text, parts = _content(result.get("content"))
+        text, parts = _read_content(result.get("content"))
         failed = FAILED if result.get("is_error") is True else ""
-        answers = (_string(result.get("tool_use_id")),)
+        answers = (_as_string(result.get("tool_use_id")),)
         return Message("tool", text, parts, name=failed, answers=answers, raw=raw)
-    role = _string(fields.get("role"))
+    role = _as_string(fields.get("role"))
     content = fields.get("content")
     if role != "assistant" or not isinstance(content, list):
-        text, parts = _content(content)
+        text, parts = _read_content(content)
         return Message(role, text, parts, raw=raw)
-    plain = [each for each in content if kind_told(each) not in _UNSAID]
-    text, parts = _content(plain)
-    calls = tuple(_call(each) for each in content if kind_told(each) == CALL)
+    plain = [each for each in content if get_kind(each) not in _UNSAID]
+    text, parts = _read_content(plain)
+    calls = tuple(_build_call(each) for each in content if get_kind(each) == CALL)
     return Message(role, text, parts, calls=calls, raw=raw)
 
 
-def _string(value: object) -> str:
+def _as_string(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def kind_told(block: object) -> str:
+def get_kind(block: object) -> str:
     """The kind of a decoded block; empty where it has none."""
-    return _string(block.get("type")) if isinstance(block, Mapping) else ""
+    return _as_string(block.get("type")) if isinstance(block, Mapping) else ""
 
 
-def _call(block: Mapping[str, Any]) -> Call:
+def _build_call(block: Mapping[str, Any]) -> MessageToolCall:
     given = block.get("input", {})
-    arguments = given if isinstance(given, str) else _compact(given)
-    return Call(_string(block.get("id")), _string(block.get("name")), arguments)
+    arguments = given if isinstance(given, str) else _dump_compact(given)
+    return MessageToolCall(_as_string(block.get("id")), _as_string(block.get("name")), arguments)
 
 
-def _compact(value: object) -> str:
+def _dump_compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _content(content: object) -> tuple[str, tuple[Part, ...]]:
+def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...]]:
     """Text and other parts of a content, or of a result's."""
     if not isinstance(content, list):
         plain = content is None or isinstance(content, str)
-        return _string(content) if plain else json.dumps(content, sort_keys=True), ()
+        return _as_string(content) if plain else json.dumps(content, sort_keys=True), ()
     if len(content) > MAX_BLOCKS:
-        raise Unreadable("too-many")
+        raise UnreadableBodyError("too-many")
     text = ""
-    parts: list[Part] = []
+    parts: list[ContentPart] = []
     for each in content:
         if is_text(each):
             text += each if isinstance(each, str) else each["text"]
         else:
-            kind = kind_told(each)
-            parts.append(Part(_KINDS.get(kind, kind) or "unknown", _payload(kind, each), len(text)))
+            kind = get_kind(each)
+            parts.append(
+                ContentPart(_KINDS.get(kind, kind) or "unknown", _hash_payload(kind, each), len(text))
+            )
     return text, tuple(parts)
 
 
@@ -136,55 +142,55 @@ def is_text(block: object) -> bool:
     return isinstance(block.get("text"), str) and block.get("type", TEXT) == TEXT
 
 
-def _payload(kind: str, block: Any) -> bytes:
+def _hash_payload(kind: str, block: Any) -> bytes:
     """SHA-256 of what a block carries: inline data, an http address without its query, else its JSON."""
     source = block.get("source") if kind in _KINDS else None
     if isinstance(source, Mapping):
         for key in ("data", "url"):
             if isinstance(source.get(key), str):
-                return sha256(source[key]) if source.get("type") == TEXT else address(source[key])
-        return opaque(source)
-    return opaque(block)
+                return hash_text(source[key]) if source.get("type") == TEXT else hash_address(source[key])
+        return hash_part(source)
+    return hash_part(block)
 
 
-def compose(record: Message) -> bytes:
+def encode_message(record: Message) -> bytes:
     """The bytes of a message of ours. Instructions have no place here: what has such a role is the user's."""
     if record.answers:
         result = {"type": RESULT, "tool_use_id": record.answers[0], "content": record.text}
         failed = {"is_error": True} if record.name == FAILED else {}
-        return encoded({"role": "user", "content": [{**result, **failed}]})
-    return encoded({"role": _written_role(record), "content": record.text})
+        return encode_json({"role": "user", "content": [{**result, **failed}]})
+    return encode_json({"role": _choose_role(record), "content": record.text})
 
 
-def _written_role(record: Message) -> str:
+def _choose_role(record: Message) -> str:
     return "assistant" if record.role == "assistant" else "user"
 
 
-def with_parts(record: Message, source: Message) -> Message:
+def attach_parts(record: Message, source: Message) -> Message:
     """A message of ours that also carries the parts of another's content that are no text, as they came.
 
     They come without the client's cache marks: a stand-in keeps its bytes, and a later request has its own.
     """
-    content = decoded(source.raw).get("content")
+    content = decode_fields(source.raw).get("content")
     parts = [
-        without_mark(each)
+        drop_cache_marks(each)
         for each in (content if isinstance(content, list) else ())
-        if not is_text(each) and kind_told(each) not in {*_UNSAID, RESULT}
+        if not is_text(each) and get_kind(each) not in {*_UNSAID, RESULT}
     ]
     text = [{"type": TEXT, "text": record.text}] if record.text.strip() or not parts else []
-    role = _written_role(source if parts else record)
-    return message(encoded({"role": role, "content": [*text, *parts]}))
+    role = _choose_role(source if parts else record)
+    return parse_message(encode_json({"role": role, "content": [*text, *parts]}))
 
 
-def without_mark(value: Any) -> Any:
+def drop_cache_marks(value: Any) -> Any:
     """A block without the client's cache mark, and without those of blocks in it."""
     if not isinstance(value, Mapping):
         return value
     plain = {key: each for key, each in value.items() if key != MARK}
     if isinstance(plain.get("content"), list):
-        plain["content"] = [without_mark(each) for each in plain["content"]]
+        plain["content"] = [drop_cache_marks(each) for each in plain["content"]]
     if isinstance(plain.get("source"), Mapping):
-        plain["source"] = without_mark(plain["source"])
+        plain["source"] = drop_cache_marks(plain["source"])
     return plain
 
 
@@ -196,50 +202,54 @@ _TOKEN_CHARACTERS: Final = 4
 _HEADER_CHARACTERS: Final = 128 * 1024
 
 
-def weighed(raw: bytes, model: str) -> Weighed:
+def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
     """One piece, and what its blocks that are not text weigh.
 
     Raises:
         Unreadable: The bytes are no message.
     """
-    fields = decoded(raw)
-    record = record_of(raw, fields)
-    return Weighed(record, message_digest(record), _sum(fields, model) if _heavy(record) else 0)
+    fields = decode_fields(raw)
+    record = build_record(raw, fields)
+    return UncountedMessage(
+        record,
+        compute_message_digest(record),
+        _sum_block_tokens(fields, model) if _has_nontext(record) else 0,
+    )
 
 
-def part_tokens(raw: bytes, model: str) -> int:
+def estimate_part_tokens(raw: bytes, model: str) -> int:
     """Tokens of all the blocks of a piece that are not text, before calibration."""
     try:
-        return _sum(decoded(raw), model)
-    except Unreadable:
+        return _sum_block_tokens(decode_fields(raw), model)
+    except UnreadableBodyError:
         return 0
 
 
-def _heavy(record: Message) -> bool:
+def _has_nontext(record: Message) -> bool:
     return bool(record.parts) or has_thoughts(record)
 
 
-def _sum(fields: Mapping[str, Any], model: str) -> int:
+def _sum_block_tokens(fields: Mapping[str, Any], model: str) -> int:
     content = fields.get("content")
-    return sum([_tokens(each, model) for each in content]) if isinstance(content, list) else 0
+    return sum([_estimate_block(each, model) for each in content]) if isinstance(content, list) else 0
 
 
-def _tokens(block: Any, model: str) -> int:
+def _estimate_block(block: Any, model: str) -> int:
     if is_text(block) or not isinstance(block, Mapping):
         return 0
-    kind, source = kind_told(block), block.get("source")
+    kind, source = get_kind(block), block.get("source")
     if kind == RESULT:
-        return _sum(block, model)
+        return _sum_block_tokens(block, model)
     if kind in THINKING:
-        return _thought(block)
+        return _estimate_thought(block)
     if kind == "image" and isinstance(source, Mapping):
-        return image_url_tokens(model, _url(source))
+        return estimate_image_url_tokens(model, _get_image_url(source))
     if kind == "document" and isinstance(source, Mapping):
-        return _document(source, model)
-    return 0 if kind == CALL else _unknown(block)
+        return _estimate_document(source, model)
+    return 0 if kind == CALL else _estimate_unknown(block)
 
 
-def _url(source: Mapping[str, Any]) -> str:
+def _get_image_url(source: Mapping[str, Any]) -> str:
     """The address of an image; of inline data as much as tells its size."""
     data = source.get("data")
     return (
@@ -247,24 +257,26 @@ def _url(source: Mapping[str, Any]) -> str:
     )
 
 
-def _document(source: Mapping[str, Any], model: str) -> int:
+def _estimate_document(source: Mapping[str, Any], model: str) -> int:
     data = source.get("data")
     if isinstance(data, str):
         plain = source.get("type") == "text"
-        return len(data) // _TOKEN_CHARACTERS if plain else file_tokens(int(len(data) * _BASE64_RATIO))
+        return (
+            len(data) // _TOKEN_CHARACTERS if plain else estimate_file_tokens(int(len(data) * _BASE64_RATIO))
+        )
     held = source.get("content")
     if isinstance(held, list):
-        return _unknown([each for each in held if is_text(each)]) + _sum(source, model)
-    return len(held) // _TOKEN_CHARACTERS if isinstance(held, str) else file_tokens(None)
+        return _estimate_unknown([each for each in held if is_text(each)]) + _sum_block_tokens(source, model)
+    return len(held) // _TOKEN_CHARACTERS if isinstance(held, str) else estimate_file_tokens(None)
 
 
-def _thought(block: Mapping[str, Any]) -> int:
+def _estimate_thought(block: Mapping[str, Any]) -> int:
     """What was thought: the text of it, or where that was left out, what its sealed copy may hold."""
     told = max(len(str(block.get(key, ""))) for key in ("thinking", "data"))
     sealed = int(len(str(block.get("signature", ""))) * _BASE64_RATIO)
     return max(told, sealed) // _TOKEN_CHARACTERS
 
 
-def _unknown(block: Any) -> int:
+def _estimate_unknown(block: Any) -> int:
     """Of a kind we do not know, such as what a provider's own tools found: never more than its bytes."""
     return len(json.dumps(block, ensure_ascii=False)) // _TOKEN_CHARACTERS

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.search_tool import TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS
-from compaction_proxy.wires.chat.intercept_calls import JsonObject, is_object
-from compaction_proxy.wires.json.slices import DECODER, members, read_member
+from compaction_proxy.wires.chat.intercept_calls import JsonObject, is_json_object
+from compaction_proxy.wires.json.slices import DECODER, find_members, read_member
 from compaction_proxy.wires.messages.blocks import CALL, RESULT, TEXT, THINKING
-from compaction_proxy.wires.usage import mapping, parsed
-from compaction_proxy.wires.wire import Offering
+from compaction_proxy.wires.usage import as_mapping, parse_json
+from compaction_proxy.wires.wire import ToolSupport
 
 TOOL_JSON: Final[bytes] = json.dumps(
     {"name": TOOL_NAME, "description": TOOL_DESCRIPTION, "input_schema": dict(TOOL_PARAMETERS)},
@@ -32,7 +32,7 @@ ENDED: Final = "end_turn"
 _CHOICE: Final = b'{"type":"none"}'
 
 
-def find_place(raw: bytes, name: str) -> Offering:
+def inspect_tools(raw: bytes, name: str) -> ToolSupport:
     """Returns how a body stands to a tool of this name.
 
     The tool has no place where the client has one of that name, where the client chooses among tools
@@ -44,22 +44,24 @@ def find_place(raw: bytes, name: str) -> Offering:
         Unreadable: It is no request (see `json_slices.members`).
     """
     try:
-        places = members(raw)
+        places = find_members(raw)
     except RecursionError:
-        raise Unreadable("too-deep") from None
+        raise UnreadableBodyError("too-deep") from None
     tools = read_member(raw, places, "tools")
     choice = read_member(raw, places, "tool_choice")
     listed = not tools or tools.startswith(b"[")
     taken = b'"%b"' % name.encode() in tools
-    free = not choice or (bool(tools) and mapping(parsed(choice)).get("type") == "auto")
+    free = not choice or (bool(tools) and as_mapping(parse_json(choice)).get("type") == "auto")
     output = read_member(raw, places, "output_config")
-    shaped = read_member(raw, places, "output_format") or mapping(parsed(output or b"{}")).get("format")
-    return Offering(raw, places, bool(tools), listed and free and not taken and not shaped)
+    shaped = read_member(raw, places, "output_format") or as_mapping(parse_json(output or b"{}")).get(
+        "format"
+    )
+    return ToolSupport(raw, places, bool(tools), listed and free and not taken and not shaped)
 
 
 def forbid_calls(raw: bytes) -> bytes:
     """Returns a body without tool choice, or with null for one, that forbids every call."""
-    place = members(raw).get("tool_choice")
+    place = find_members(raw).get("tool_choice")
     if place is not None:
         return b"".join((raw[: place.start], _CHOICE, raw[place.stop :]))
     stop = raw.rindex(b"}")
@@ -102,7 +104,7 @@ def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
             continue
         if block.get("type") == CALL:
             told = write_input(block)
-            given = DECODER.decode(told) if is_object(told) else {}
+            given = DECODER.decode(told) if is_json_object(told) else {}
             content.append({**block, "id": block.get("id") or f"toolu_{number}", "input": given})
         else:
             content.append(block)

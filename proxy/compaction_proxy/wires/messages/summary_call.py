@@ -8,16 +8,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.model_names import bare_name, is_new_claude
-from compaction_proxy.core.summary.call import Conversation, SummaryAnswer, SummaryCall
-from compaction_proxy.wires.json.slices import elements, members
-from compaction_proxy.wires.messages.alternation import joined
-from compaction_proxy.wires.messages.blocks import pieces
-from compaction_proxy.wires.messages.thinking import suited
-from compaction_proxy.wires.messages.usage import usage_tap
-from compaction_proxy.wires.usage import mapping, parsed
+from compaction_proxy.core.model_names import is_new_claude, normalize_model_name
+from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
+from compaction_proxy.wires.json.slices import find_members, split_elements
+from compaction_proxy.wires.messages.alternation import join_messages
+from compaction_proxy.wires.messages.blocks import to_pieces
+from compaction_proxy.wires.messages.thinking import adapt_for_provider
+from compaction_proxy.wires.messages.usage import open_usage_tap
+from compaction_proxy.wires.usage import as_mapping, parse_json
 
 # What a model may think where nobody has said how much: on its own account, and as the client has it think,
 # which has to stay because the provider's cache knows the prompt with it.
@@ -36,9 +36,9 @@ _UNTHINKING: Final = frozenset({"None", "disabled"})
 _REASONS: Final = {"model_context_window_exceeded": "length"}
 
 
-def allowance_tokens(model: str, conversation: Conversation | None = None) -> int:
+def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
     """Tokens that a model may think before its answer, on top of what the answer may take."""
-    thinking = _thinking(conversation)
+    thinking = _read_thinking(conversation)
     if thinking.get("type") == "disabled":
         return 0
     budget = thinking.get("budget_tokens")
@@ -46,15 +46,15 @@ def allowance_tokens(model: str, conversation: Conversation | None = None) -> in
         return budget
     if thinking:
         return CLIENT_ALLOWANCE_TOKENS
-    return UNASKED_ALLOWANCE_TOKENS if is_new_claude(bare_name(model)) else 0
+    return UNASKED_ALLOWANCE_TOKENS if is_new_claude(normalize_model_name(model)) else 0
 
 
-def _thinking(conversation: Conversation | None) -> Mapping[str, Any]:
-    raw = _client_members(conversation).get("thinking", b"") if conversation else b""
-    return mapping(parsed(raw)) if raw else {}
+def _read_thinking(conversation: ContinuedConversation | None) -> Mapping[str, Any]:
+    raw = _read_client_members(conversation).get("thinking", b"") if conversation else b""
+    return as_mapping(parse_json(raw)) if raw else {}
 
 
-def own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
+def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The members of the body that a provider may refuse, without those that it has refused before.
 
     Args:
@@ -62,67 +62,74 @@ def own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dic
         refused: Names of such members.
     """
     fields: dict[str, Any] = {}
-    if call.temperature is not None and str(_thinking(call.conversation).get("type")) in _UNTHINKING:
+    if call.temperature is not None and str(_read_thinking(call.conversation).get("type")) in _UNTHINKING:
         fields["temperature"] = call.temperature
-    if call.conversation and _client_members(call.conversation).get("tools", b"").strip() not in _NO_TOOLS:
+    if (
+        call.conversation
+        and _read_client_members(call.conversation).get("tools", b"").strip() not in _NO_TOOLS
+    ):
         fields["tool_choice"] = {"type": "none"}
     return {name: value for name, value in fields.items() if name not in refused}
 
 
-def request_body(call: SummaryCall, own: Mapping[str, Any]) -> bytes:
+def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> bytes:
     """The body of a summary call.
 
     Args:
         call: What to ask.
-        own: Its `own_members`.
+        own_members: Its `build_own_members`.
     """
-    limit = {"max_tokens": call.max_tokens + allowance_tokens(call.model, call.conversation)}
+    limit = {"max_tokens": call.max_tokens + get_thinking_allowance(call.model, call.conversation)}
     if call.conversation is not None:
-        return _continued(call.conversation, call.prompt, limit | dict(own))
+        return _continue_conversation(call.conversation, call.prompt, limit | dict(own_members))
     messages = [{"role": "user", "content": call.prompt}]
     said = {"model": call.model, "system": call.system, "messages": messages}
-    return json.dumps({**said, **limit, **own}).encode()
+    return json.dumps({**said, **limit, **own_members}).encode()
 
 
-def _continued(conversation: Conversation, prompt: str, own: Mapping[str, Any]) -> bytes:
+def _continue_conversation(
+    conversation: ContinuedConversation, prompt: str, own_members: Mapping[str, Any]
+) -> bytes:
     """The client's body with other messages; what is about its answer is ours."""
-    own_list = pieces(elements(memoryview(_client_members(conversation)["messages"])))
+    own_list = to_pieces(split_elements(memoryview(_read_client_members(conversation)["messages"])))
     listed: Sequence[Message] = conversation.messages
     if [each.raw for each in listed] != list(own_list):
-        suits = suited(conversation.raw, listed)
-        listed, own = (
-            suits.messages,
-            {**own, **{name: json.loads(raw) for name, raw in suits.members.items()}},
+        adapted = adapt_for_provider(conversation.raw, listed)
+        listed, own_members = (
+            adapted.messages,
+            {**own_members, **{name: json.loads(raw) for name, raw in adapted.members.items()}},
         )
     asked = (*listed, Message(role="user", text=prompt))
-    held = _client_members(conversation)
-    fields = {name: value for name, value in held.items() if name not in _OF_THE_ANSWER and name not in own}
-    effort = mapping(parsed(held.get("output_config", b"{}"))).get("effort")
+    held = _read_client_members(conversation)
+    fields = {
+        name: value for name, value in held.items() if name not in _OF_THE_ANSWER and name not in own_members
+    }
+    effort = as_mapping(parse_json(held.get("output_config", b"{}"))).get("effort")
     if isinstance(effort, str):
         fields["output_config"] = json.dumps({"effort": effort}).encode()
-    fields["messages"] = b"[" + joined(asked) + b"]"
-    fields |= {name: json.dumps(value).encode() for name, value in own.items()}
+    fields["messages"] = b"[" + join_messages(asked) + b"]"
+    fields |= {name: json.dumps(value).encode() for name, value in own_members.items()}
     return b"{" + b",".join(json.dumps(name).encode() + b":" + fields[name] for name in fields) + b"}"
 
 
-def _client_members(conversation: Conversation) -> dict[str, bytes]:
+def _read_client_members(conversation: ContinuedConversation) -> dict[str, bytes]:
     raw = conversation.raw
-    return {name: raw[place.start : place.stop] for name, place in members(raw).items()}
+    return {name: raw[place.start : place.stop] for name, place in find_members(raw).items()}
 
 
-def answer(body: bytes) -> SummaryAnswer:
+def parse_answer(body: bytes) -> SummaryAnswer:
     """What a message says.
 
     Raises:
         SummaryFailed: `garbage`; the body is none.
     """
-    told = mapping(parsed(body))
+    told = as_mapping(parse_json(body))
     content = told.get("content")
     if not isinstance(content, list):
-        raise SummaryFailed("garbage")
-    blocks = [mapping(each) for each in content]
+        raise SummaryError("garbage")
+    blocks = [as_mapping(each) for each in content]
     texts = (each.get("text") for each in blocks if each.get("type") == "text")
-    tap = usage_tap("application/json")
+    tap = open_usage_tap("application/json")
     tap.feed(body)
     usage, reason = tap.result(), told.get("stop_reason")
     reason = reason if isinstance(reason, str) else ""

@@ -13,51 +13,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from compaction_proxy.core.message import Message, latest_user
-from compaction_proxy.wires.json.slices import members
-from compaction_proxy.wires.messages.blocks import THINKING, blocks_of, kind_of, places_of
-from compaction_proxy.wires.usage import mapping, parsed
-from compaction_proxy.wires.wire import Suited
+from compaction_proxy.core.message import Message, find_latest_user_message
+from compaction_proxy.wires.json.slices import find_members
+from compaction_proxy.wires.messages.blocks import THINKING, find_message_members, read_kind, split_blocks
+from compaction_proxy.wires.usage import as_mapping, parse_json
+from compaction_proxy.wires.wire import AdaptedMessages
 
 _MARK: Final = b"thinking"  # in the kinds of both blocks
 _OFF: Final = b'{"type":"disabled"}'
 
 
-def suited(raw: bytes, messages: Sequence[Message]) -> Suited:
+def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
     """The list without the thoughts that the provider would refuse in it, and what else must change for that.
 
     Args:
         raw: The client's body.
         messages: The list that goes on in place of its own.
     """
-    thinking = _thinking(raw)
-    if mapping(thinking.get("block_binding")).get("prefix_mismatch_behavior") == "drop_block":
-        return Suited(messages)  # the client has asked the provider to do the same
+    thinking = _read_thinking(raw)
+    if as_mapping(thinking.get("block_binding")).get("prefix_mismatch_behavior") == "drop_block":
+        return AdaptedMessages(messages)  # the client has asked the provider to do the same
     if thinking.get("type") == "enabled" and _begins_with_a_thought(messages):
-        return Suited(messages)
-    return without_thoughts(raw, messages)
+        return AdaptedMessages(messages)
+    return drop_thoughts(raw, messages)
 
 
-def without_thoughts(raw: bytes, messages: Sequence[Message]) -> Suited:
+def drop_thoughts(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
     """The list without any thoughts; a model that is told how much to think does not think then.
 
     A list of nothing but thoughts stays as it is: no provider takes an empty one.
     """
-    kept = _thoughtless(messages)
+    kept = _drop_all_thoughts(messages)
     if not kept:
-        return Suited(messages)
-    told = _thinking(raw).get("type") == "enabled"
-    return Suited(kept, {"thinking": _OFF} if told else {})
+        return AdaptedMessages(messages)
+    told = _read_thinking(raw).get("type") == "enabled"
+    return AdaptedMessages(kept, {"thinking": _OFF} if told else {})
 
 
-def _thinking(raw: bytes) -> Mapping[str, Any]:
-    place = members(raw).get("thinking")
-    return mapping(parsed(raw[place.start : place.stop])) if place else {}
+def _read_thinking(raw: bytes) -> Mapping[str, Any]:
+    place = find_members(raw).get("thinking")
+    return as_mapping(parse_json(raw[place.start : place.stop])) if place else {}
 
 
 def _begins_with_a_thought(messages: Sequence[Message]) -> bool:
     """Whether the turn under way does, if the model has called tools in it."""
-    user = latest_user(messages)
+    user = find_latest_user_message(messages)
     turn = messages[0 if user is None else user + 1 :]
     first = next((each for each in turn if each.role == "assistant"), None)
     return first is None or not first.calls or has_thoughts(first)
@@ -65,29 +65,29 @@ def _begins_with_a_thought(messages: Sequence[Message]) -> bool:
 
 def has_thoughts(record: Message) -> bool:
     """Whether thoughts stand among a message's blocks."""
-    return record.role == "assistant" and any(kind_of(each) in THINKING for each in _blocks(record.raw))
+    return record.role == "assistant" and any(read_kind(each) in THINKING for each in _get_blocks(record.raw))
 
 
-def _blocks(raw: bytes) -> tuple[bytes, ...]:
+def _get_blocks(raw: bytes) -> tuple[bytes, ...]:
     if _MARK not in raw:
         return ()
-    place = places_of(raw).get("content")
-    return blocks_of(raw[place.start : place.stop]) if place else ()
+    place = find_message_members(raw).get("content")
+    return split_blocks(raw[place.start : place.stop]) if place else ()
 
 
-def _thoughtless(messages: Sequence[Message]) -> tuple[Message, ...]:
-    return tuple([each for each in map(_without, messages) if each is not None])
+def _drop_all_thoughts(messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple([each for each in map(_drop_message_thoughts, messages) if each is not None])
 
 
-def _without(record: Message) -> Message | None:
+def _drop_message_thoughts(record: Message) -> Message | None:
     """A message without its thoughts; None where it has nothing else."""
     if record.role != "assistant":
         return record
-    blocks = _blocks(record.raw)
-    kept = [each for each in blocks if kind_of(each) not in THINKING]
+    blocks = _get_blocks(record.raw)
+    kept = [each for each in blocks if read_kind(each) not in THINKING]
     if len(kept) == len(blocks):
         return record
-    place = places_of(record.raw)["content"]
+    place = find_message_members(record.raw)["content"]
     content = b"[" + b",".join(kept) + b"]"
     whole = record.raw[: place.start] + content + record.raw[place.stop :]
     return replace(record, raw=whole) if kept else None

@@ -11,75 +11,77 @@ from typing import Final
 import msgspec
 
 from compaction_proxy.wires.usage import (
-    Telling,
+    UsageParser,
     UsageTap,
-    believed,
+    add_finish_reason,
+    as_mapping,
+    as_token_count,
+    build_usage,
     cut_first_line,
-    decoded,
-    mapping,
-    parsed,
-    payloads_backwards,
-    tokens,
-    with_reason,
+    decode_shape,
+    iter_payloads_backwards,
+    parse_json,
 )
-from compaction_proxy.wires.wire import Usage
+from compaction_proxy.wires.wire import TokenUsage
 
 # Of a stream's beginning, in bytes; its first event holds no content.
 _HEAD_BYTES: Final = 2_048
-_TELLING: Final = re.compile(rb'"usage"\s*:\s*\{')
+_USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
 
 
-class _Counts(msgspec.Struct):
+class _MessagesTokenCounts(msgspec.Struct):
     input_tokens: int
     output_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
 
 
-class _Answer(msgspec.Struct):
+class _MessagesAnswer(msgspec.Struct):
     """An answer as nearly every provider writes it; nothing but this is built of it."""
 
-    usage: _Counts
+    usage: _MessagesTokenCounts
     stop_reason: str | None = None
 
 
-_USUAL: Final = msgspec.json.Decoder(_Answer)
+_USUAL: Final = msgspec.json.Decoder(_MessagesAnswer)
 
 
-def _counted(found: object) -> Usage | None:
-    usage = mapping(found)
-    asked = tokens(usage.get("input_tokens"))
-    written = tokens(usage.get("cache_creation_input_tokens")) or 0
-    cached = tokens(usage.get("cache_read_input_tokens")) or 0
+def _parse_counts(value: object) -> TokenUsage | None:
+    usage = as_mapping(value)
+    asked = as_token_count(usage.get("input_tokens"))
+    written = as_token_count(usage.get("cache_creation_input_tokens")) or 0
+    cached = as_token_count(usage.get("cache_read_input_tokens")) or 0
     total = None if asked is None else asked + written + cached
-    return believed(total, usage.get("output_tokens"), cached)
+    return build_usage(total, usage.get("output_tokens"), cached)
 
 
-def _reason(told: Mapping[str, object]) -> str:
-    reason = told.get("stop_reason")
+def _get_stop_reason(payload: Mapping[str, object]) -> str:
+    reason = payload.get("stop_reason")
     return reason if isinstance(reason, str) else ""
 
 
-def _of_body(body: bytes) -> Usage | None:
-    answer = decoded(_USUAL, body)
+def _parse_body(body: bytes) -> TokenUsage | None:
+    answer = decode_shape(_USUAL, body)
     if answer is None:
-        told = mapping(parsed(body))
-        return with_reason(_counted(told.get("usage")), _reason(told))
-    return with_reason(_counted(msgspec.structs.asdict(answer.usage)), answer.stop_reason or "")
+        told = as_mapping(parse_json(body))
+        return add_finish_reason(_parse_counts(told.get("usage")), _get_stop_reason(told))
+    return add_finish_reason(_parse_counts(msgspec.structs.asdict(answer.usage)), answer.stop_reason or "")
 
 
-def _of_stream(head: bytes, tail: bytes, whole: bool) -> Usage | None:  # noqa: FBT001 - by `Telling`
+def _parse_stream(head: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # noqa: FBT001 - by `UsageParser`
     """The usage of the first event, with whatever the last one that tells any says of it anew."""
-    begun = next((each for each in payloads_backwards(head, _TELLING) if "message" in each), {})
-    ended = next(payloads_backwards(tail if whole else cut_first_line(tail)[1], _TELLING), {})
-    first = mapping(mapping(begun.get("message")).get("usage"))
-    last = {name: count for name, count in mapping(ended.get("usage")).items() if count}
-    return with_reason(_counted({**first, **last}), _reason(mapping(ended.get("delta"))))
+    begun = next((each for each in iter_payloads_backwards(head, _USAGE_PATTERN) if "message" in each), {})
+    ended = next(iter_payloads_backwards(tail if whole else cut_first_line(tail)[1], _USAGE_PATTERN), {})
+    first = as_mapping(as_mapping(begun.get("message")).get("usage"))
+    last = {name: count for name, count in as_mapping(ended.get("usage")).items() if count}
+    return add_finish_reason(
+        _parse_counts({**first, **last}), _get_stop_reason(as_mapping(ended.get("delta")))
+    )
 
 
-_MESSAGES: Final = Telling(_counted, _of_body, _of_stream, _HEAD_BYTES)
+_MESSAGES: Final = UsageParser(_parse_counts, _parse_body, _parse_stream, _HEAD_BYTES)
 
 
-def usage_tap(content_type: str, content_encoding: str = "") -> UsageTap:
+def open_usage_tap(content_type: str, content_encoding: str = "") -> UsageTap:
     """Watches one answer; see `UsageTap`."""
     return UsageTap(_MESSAGES, content_type, content_encoding)

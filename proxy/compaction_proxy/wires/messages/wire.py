@@ -6,28 +6,39 @@ from collections.abc import Mapping
 from typing import Final
 
 from compaction_proxy.core.digest import VERSION
-from compaction_proxy.core.errors import Shown, Unreadable
-from compaction_proxy.wires.body import are_objects, read, small, spliced
-from compaction_proxy.wires.chat.continuation import gone_on
-from compaction_proxy.wires.json.slices import elements
-from compaction_proxy.wires.messages.alternation import joined
-from compaction_proxy.wires.messages.blocks import PROVIDER_COMPACTS, kind_of, pieces
-from compaction_proxy.wires.messages.intercept_response import BlockAnswer
-from compaction_proxy.wires.messages.intercept_stream import BlockStream
-from compaction_proxy.wires.messages.messages import compose, message, part_tokens, weighed, with_parts
+from compaction_proxy.core.errors import ClientFacingError, UnreadableBodyError
+from compaction_proxy.wires.body import are_objects, decode_small, parse_body, splice_messages
+from compaction_proxy.wires.chat.continuation import continue_request
+from compaction_proxy.wires.json.slices import split_elements
+from compaction_proxy.wires.messages.alternation import join_messages
+from compaction_proxy.wires.messages.blocks import PROVIDER_COMPACTS, read_kind, to_pieces
+from compaction_proxy.wires.messages.intercept_response import MessagesAnswerJoiner
+from compaction_proxy.wires.messages.intercept_stream import MessagesStreamJoiner
+from compaction_proxy.wires.messages.messages import (
+    attach_parts,
+    encode_message,
+    estimate_part_tokens,
+    parse_message,
+    parse_uncounted,
+)
 from compaction_proxy.wires.messages.search_tool import (
     TOOL_JSON,
     binds_tools,
     build_turn,
-    find_place,
     forbid_calls,
+    inspect_tools,
 )
-from compaction_proxy.wires.messages.shorten import shortened
-from compaction_proxy.wires.messages.summary_call import allowance_tokens, answer, own_members, request_body
-from compaction_proxy.wires.messages.thinking import suited, without_thoughts
-from compaction_proxy.wires.messages.usage import usage_tap
-from compaction_proxy.wires.sse import Events, data_of
-from compaction_proxy.wires.wire import Asking, Dialect, Members, SearchTool
+from compaction_proxy.wires.messages.shorten import shorten_message
+from compaction_proxy.wires.messages.summary_call import (
+    build_own_members,
+    build_request_body,
+    get_thinking_allowance,
+    parse_answer,
+)
+from compaction_proxy.wires.messages.thinking import adapt_for_provider, drop_thoughts
+from compaction_proxy.wires.messages.usage import open_usage_tap
+from compaction_proxy.wires.sse import EventSplitter, read_data
+from compaction_proxy.wires.wire import CallFormat, MemberNames, SearchTool, Wire
 
 # Events before the answer's first.
 _BEFORE: Final = frozenset({"message_start", "ping"})
@@ -50,16 +61,16 @@ _REFUSES_THOUGHTS: Final = re.compile(
 _FIRST_OF_OURS: Final = 500
 
 
-def _listed(value: memoryview) -> tuple[bytes, ...]:
-    listed = elements(value)
+def _parse_items(value: memoryview) -> tuple[bytes, ...]:
+    listed = split_elements(value)
     if not are_objects(listed):
-        raise Unreadable("no-messages")
+        raise UnreadableBodyError("no-messages")
     return listed
 
 
-def _left(telling: Mapping[str, bytes]) -> str:
+def _find_skip_reason(indicators: Mapping[str, bytes]) -> str:
     """Why a request is left alone: the provider holds the conversation, or compacts it itself."""
-    told = {name: small(raw) for name, raw in telling.items()}
+    told = {name: decode_small(raw) for name, raw in indicators.items()}
     if told.get("thread"):
         return "stateful"
     managed = told.get("context_management")
@@ -70,33 +81,33 @@ def _left(telling: Mapping[str, bytes]) -> str:
     return PROVIDER_COMPACTS if compacts else ""
 
 
-def _ended(_: bytes) -> bool:
+def _may_continue(_: bytes) -> bool:
     return False
 
 
-def _opening(seen: bytes) -> bool:
+def _may_hold_back(seen: bytes) -> bool:
     """Until the answer's first content, or an error in its place."""
     if seen.lstrip().startswith((b"{", b"[")):
         return False
-    told = filter(None, map(data_of, Events().feed(seen)))
+    told = filter(None, map(read_data, EventSplitter().feed(seen)))
     return all(_is_before(each) for each in told)
 
 
 def _is_before(data: bytes) -> bool:
     try:
-        return kind_of(data) in _BEFORE
-    except Unreadable:
+        return read_kind(data) in _BEFORE
+    except UnreadableBodyError:
         return False
 
 
-def _error(error: Shown) -> bytes:
+def _encode_error(error: ClientFacingError) -> bytes:
     unknown = "api_error" if error.status >= _FIRST_OF_OURS else "invalid_request_error"
     kind = _ERROR_KINDS.get(error.status, unknown)
     told = {"type": kind, "message": str(error)}
     return json.dumps({"type": "error", "error": told, "request_id": None}).encode()
 
 
-def _mended(raw: bytes, refusal: bytes) -> bytes | None:
+def _drop_refused(raw: bytes, refusal: bytes) -> bytes | None:
     """The body without thoughts, if they are what was refused.
 
     A client sends back what was thought behind a list that we had rewritten. Where such a request goes on as
@@ -105,47 +116,56 @@ def _mended(raw: bytes, refusal: bytes) -> bytes | None:
     if _REFUSES_THOUGHTS.search(refusal) is None:
         return None
     try:
-        body = read(raw, MESSAGES)
-        records = [message(each) for each in body.messages]
-        mended = without_thoughts(raw, records)
+        body = parse_body(raw, MESSAGES)
+        records = [parse_message(each) for each in body.messages]
+        mended = drop_thoughts(raw, records)
         if mended.messages is records:  # there is nothing but thoughts
             return None
-        made = spliced(body, mended)
-    except Unreadable:
+        made = splice_messages(body, mended)
+    except UnreadableBodyError:
         return None
     return made if len(made) < len(raw) else None
 
 
-MESSAGES = Dialect(
+MESSAGES = Wire(
     name="messages",
-    ending=b"/v1/messages",
-    seed=VERSION + b"messages",
-    members=Members(
+    path_suffix=b"/v1/messages",
+    digest_seed=VERSION + b"messages",
+    member_names=MemberNames(
         messages="messages",
         output=("max_tokens",),
         prompt=("system", "tools"),
-        telling=("context_management", "compaction", "thread"),
-        thinking=(("thinking", "budget_tokens"),),
+        skip_indicators=("context_management", "compaction", "thread"),
+        thinking_budgets=(("thinking", "budget_tokens"),),
     ),
-    listed=_listed,
-    left=_left,
-    pieces=pieces,
-    unended=_ended,
-    weighed=weighed,
-    part_tokens=part_tokens,
-    message=message,
-    compose=compose,
-    with_parts=with_parts,
-    shortened=shortened,
-    joined=joined,
-    asking=Asking("/messages", allowance_tokens, own_members, request_body, answer, _VERSION),
-    tap=usage_tap,
-    opening=_opening,
-    error=_error,
+    parse_items=_parse_items,
+    find_skip_reason=_find_skip_reason,
+    to_pieces=to_pieces,
+    may_continue=_may_continue,
+    parse_uncounted=parse_uncounted,
+    estimate_part_tokens=estimate_part_tokens,
+    parse_message=parse_message,
+    encode_message=encode_message,
+    attach_parts=attach_parts,
+    shorten_message=shorten_message,
+    join_messages=join_messages,
+    call_format=CallFormat(
+        "/messages", get_thinking_allowance, build_own_members, build_request_body, parse_answer, _VERSION
+    ),
+    open_tap=open_usage_tap,
+    may_hold_back=_may_hold_back,
+    encode_error=_encode_error,
     key_field=b"x-api-key",
-    suited=suited,
-    mended=_mended,
+    adapt_for_provider=adapt_for_provider,
+    drop_refused=_drop_refused,
     search_tool=SearchTool(
-        TOOL_JSON, find_place, forbid_calls, gone_on, build_turn, BlockStream, BlockAnswer, binds_tools
+        TOOL_JSON,
+        inspect_tools,
+        forbid_calls,
+        continue_request,
+        build_turn,
+        MessagesStreamJoiner,
+        MessagesAnswerJoiner,
+        binds_tools,
     ),
 )

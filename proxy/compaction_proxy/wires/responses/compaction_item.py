@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message
-from compaction_proxy.wires.body import small
-from compaction_proxy.wires.json.slices import Slice, elements, members
-from compaction_proxy.wires.project_instructions import has_opening
+from compaction_proxy.wires.body import decode_small
+from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
+from compaction_proxy.wires.project_instructions import starts_with_form
 from compaction_proxy.wires.responses.items import COMPACTED, TRIGGER, read_kind
-from compaction_proxy.wires.responses.messages import compose, message
+from compaction_proxy.wires.responses.messages import encode_message, parse_message
 
 # Every token of ours begins so, and no provider's does.
 TOKEN_PREFIX: Final = "compaction-proxy:1:"  # noqa: S105 - a mark, no secret
@@ -24,7 +24,7 @@ _PREFIX_BYTES: Final = TOKEN_PREFIX.encode()
 _TRIGGER_BYTES: Final = TRIGGER.encode()
 
 
-class Trigger(NamedTuple):
+class TriggeredRequest(NamedTuple):
     """A request that asks for a compaction item.
 
     Attributes:
@@ -46,7 +46,7 @@ def has_token(raw: bytes) -> bool:
     return _PREFIX_BYTES in raw
 
 
-def read_trigger(raw: bytes) -> Trigger | None:
+def read_trigger(raw: bytes) -> TriggeredRequest | None:
     """Returns the request that asks for a compaction item, or None if the body does not.
 
     The trigger must be the last item and the only one of its kind, as the provider demands.
@@ -54,21 +54,23 @@ def read_trigger(raw: bytes) -> Trigger | None:
     try:
         found, place, items = _cut_items(raw)
         kinds = [read_kind(each)[0] for each in items]
-    except Unreadable:
+    except UnreadableBodyError:
         return None
     if place is None or TRIGGER not in kinds or kinds.index(TRIGGER) != len(kinds) - 1:
         return None
     stream = found.get("stream")
-    streamed = stream is not None and small(raw[stream.start : stream.stop]) is True
-    return Trigger(_with_items(raw, place, items[:-1]), streamed)
+    streamed = stream is not None and decode_small(raw[stream.start : stream.stop]) is True
+    return TriggeredRequest(_with_items(raw, place, items[:-1]), streamed)
 
 
 def read_items(raw: bytes) -> tuple[bytes, ...]:
     """Returns the bytes of each item of a body's `input`; a text is one message of the user."""
-    place = members(raw)["input"]
+    place = find_members(raw)["input"]
     value = raw[place.start : place.stop]
     return (
-        elements(memoryview(value)) if value.startswith(b"[") else (b'{"role":"user","content":%b}' % value,)
+        split_elements(memoryview(value))
+        if value.startswith(b"[")
+        else (b'{"role":"user","content":%b}' % value,)
     )
 
 
@@ -86,12 +88,12 @@ def expand_items(raw: bytes, open_token: Callable[[str], bytes], *, with_latest:
             body's latest, too.
     """
     try:
-        return _expand(raw, open_token, with_latest=with_latest)
-    except Unreadable:
+        return _expand_tokens(raw, open_token, with_latest=with_latest)
+    except UnreadableBodyError:
         return raw
 
 
-def _expand(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool) -> bytes:
+def _expand_tokens(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool) -> bytes:
     _, place, items = _cut_items(raw)
     tokens = [_read_token(each) for each in items]
     if place is None or not any(tokens):
@@ -105,7 +107,7 @@ def _expand(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool
             kept.append(item)
         elif token not in opened:
             opened.add(token)
-            sealed = elements(memoryview(open_token(token)))
+            sealed = split_elements(memoryview(open_token(token)))
             known = set(_user_digests(kept)) - set(_user_digests(sealed)[-1:] if with_latest else ())
             kept += _select_items(sealed, known, instructed=instructed)
     return _with_items(raw, place, kept) if kept else raw
@@ -115,11 +117,11 @@ def _user_digests(items: Iterable[bytes]) -> list[bytes]:
     return [record.digest for record in map(_read_message, items) if record and record.role == "user"]
 
 
-def _select_items(sealed: tuple[bytes, ...], known: set[bytes], *, instructed: bool) -> Iterator[bytes]:
+def _select_items(items: tuple[bytes, ...], known: set[bytes], *, instructed: bool) -> Iterator[bytes]:
     """The items of a token that the request does not hold in another way; `known` are digests of messages."""
-    for item in sealed:
+    for item in items:
         record = _read_message(item)
-        if record is not None and (record.digest in known or (_is_instructing(record) and instructed)):
+        if record is not None and (record.digest in known or (_has_instructions(record) and instructed)):
             continue
         yield item
 
@@ -127,24 +129,24 @@ def _select_items(sealed: tuple[bytes, ...], known: set[bytes], *, instructed: b
 def _read_message(item: bytes) -> Message | None:
     """The record of a message; None for other items."""
     kind, role = read_kind(item)
-    return message(item) if kind in {"", "message"} and role not in {"", "assistant"} else None
+    return parse_message(item) if kind in {"", "message"} and role not in {"", "assistant"} else None
 
 
 def _is_instruction(item: bytes) -> bool:
     record = _read_message(item)
-    return record is not None and _is_instructing(record)
+    return record is not None and _has_instructions(record)
 
 
-def _is_instructing(record: Message) -> bool:
+def _has_instructions(record: Message) -> bool:
     """Whether a message is privileged, or begins with instructions as Codex writes them."""
-    return record.privileged or (record.role == "user" and has_opening(record.text, "codex"))
+    return record.is_privileged or (record.role == "user" and starts_with_form(record.text, "codex"))
 
 
 def _read_token(item: bytes) -> str | None:
     """The token of ours that an item holds; None if it holds none."""
     if _PREFIX_BYTES not in item or read_kind(item)[0] not in COMPACTED:
         return None
-    held = small(item)
+    held = decode_small(item)
     token = held.get("encrypted_content") if isinstance(held, dict) else None
     return token if isinstance(token, str) and token.startswith(TOKEN_PREFIX) else None
 
@@ -156,13 +158,13 @@ def _cut_items(raw: bytes) -> tuple[dict[str, Slice], Slice | None, tuple[bytes,
         Unreadable: The body is none.
     """
     try:
-        found = members(raw)
+        found = find_members(raw)
         place = found.get("input")
         if place is None or not raw.startswith(b"[", place.start):
             return found, None, ()
-        items = elements(memoryview(raw)[place.start : place.stop])
+        items = split_elements(memoryview(raw)[place.start : place.stop])
     except RecursionError:
-        raise Unreadable("too-deep") from None
+        raise UnreadableBodyError("too-deep") from None
     return found, place, items
 
 
@@ -176,7 +178,9 @@ def strip_privilege(item: bytes) -> bytes:
     Instructions come from the client alone, so a stand-in with the role `system` becomes the user's.
     """
     record = _read_message(item)
-    return compose(Message("user", record.text)) if record is not None and record.privileged else item
+    return (
+        encode_message(Message("user", record.text)) if record is not None and record.is_privileged else item
+    )
 
 
 def build_item(item_id: str, token: str) -> dict[str, Any]:

@@ -9,28 +9,28 @@ next answer follow as if they were of the same one, whose end lists them all.
 import re
 from typing import Final
 
-from compaction_proxy.wires.chat.continuation import added, dumped
+from compaction_proxy.wires.chat.continuation import add_usage, encode_ascii_json
 from compaction_proxy.wires.chat.intercept_calls import JsonObject
-from compaction_proxy.wires.chat.intercept_stream import Kept
+from compaction_proxy.wires.chat.intercept_stream import EventBuffer
 from compaction_proxy.wires.json.slices import DECODER
 from compaction_proxy.wires.messages.search_tool import SearchUse
 from compaction_proxy.wires.responses.intercept_response import ENVELOPE
 from compaction_proxy.wires.responses.search_tool import asks_client, build_message, is_call, read_arguments
-from compaction_proxy.wires.sse import DONE, Events, data_of, with_data
+from compaction_proxy.wires.sse import DONE, EventSplitter, read_data, replace_data
 
 _OPENINGS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 _COMPLETED: Final = "response.completed"
 _ENDS: Final = frozenset({_COMPLETED, "response.incomplete", "response.failed"})
 _ITEM_DONE: Final = "response.output_item.done"
 # Events of a first answer that are looked at; text in other events has its quotes escaped.
-_TELLING: Final = re.compile(
+_EVENT_PATTERN: Final = re.compile(
     rb'"(?:response\.(?:created|queued|in_progress|output_item\.(?:added|done)|completed|incomplete|failed)'
     rb'|error)"|\[DONE\]'
 )
 _NUMBERED: Final = b'"sequence_number"'
 
 
-class ItemStream:
+class ResponsesStreamJoiner:
     """One answer as the client sees it, whatever number of answers it is made of.
 
     Args:
@@ -49,11 +49,11 @@ class ItemStream:
         self._envelope: JsonObject = {}
         self._items: list[JsonObject] = []  # what the client has got of earlier answers
         self._spent: JsonObject = {}
-        self._begin()
+        self._reset_answer()
 
-    def _begin(self) -> None:
-        self._events = Events()
-        self._kept = Kept()
+    def _reset_answer(self) -> None:
+        self._events = EventSplitter()
+        self._kept = EventBuffer()
         self._mine: set[int | str] = set()
         self._numbers: dict[int | str, int] = {}  # the client's output index by the upstream's
         self._output: list[JsonObject] = []  # of an answer that goes on
@@ -62,8 +62,8 @@ class ItemStream:
         self.done = False
 
     @property
-    def size(self) -> int:
-        """Bytes of the present answer that were kept for `go_on`."""
+    def buffered_bytes(self) -> int:
+        """Bytes of the present answer that were kept for `start_next_answer`."""
         return self._kept.size
 
     @property
@@ -75,24 +75,24 @@ class ItemStream:
 
     def feed(self, chunk: bytes) -> bytes:
         """Returns what the client gets when these bytes come."""
-        return b"".join([self._event(event) for event in self._events.feed(chunk)])
+        return b"".join([self._filter_event(event) for event in self._events.feed(chunk)])
 
-    def ended(self) -> bytes:
+    def flush_rest(self) -> bytes:
         """Returns what the client gets when the upstream's answer is at its end, not cut."""
-        rest = self._events.rest()
-        return self._event(rest) if rest else b""
+        rest = self._events.flush_rest()
+        return self._filter_event(rest) if rest else b""
 
-    def go_on(self, *, hidden: bool) -> JsonObject:
+    def start_next_answer(self, *, may_answer_calls: bool) -> JsonObject:
         """Expects the next answer, and returns what the present one said.
 
         Args:
-            hidden: Whether calls in the next answer may be answered, too. Else they are left out.
+            may_answer_calls: Whether calls in the next answer may be answered, too. Else they are left out.
         """
         message = build_message(self._output)
-        self._items += self._shown(self._output)
-        self._spent = added(self._spent, self._used)
-        self._first, self._hidden = False, hidden
-        self._begin()
+        self._items += self._drop_calls(self._output)
+        self._spent = add_usage(self._spent, self._used)
+        self._first, self._hidden = False, may_answer_calls
+        self._reset_answer()
         return message
 
     def write_error(self, body: bytes) -> bytes:
@@ -101,34 +101,36 @@ class ItemStream:
         error = told if isinstance(told, dict) else {"message": str(told)}
         flat = {name: error.get(name) for name in ("code", "message", "param")}
         event = {"type": "error", "sequence_number": self._sequence, **flat, "error": error}
-        return b"event: error\ndata: %b\n\n" % dumped(event)
+        return b"event: error\ndata: %b\n\n" % encode_ascii_json(event)
 
-    def _event(self, event: bytes) -> bytes:
-        if self._first and not self._mine and not _TELLING.search(event):
+    def _filter_event(self, event: bytes) -> bytes:
+        if self._first and not self._mine and not _EVENT_PATTERN.search(event):
             self._sequence += _NUMBERED in event
             return event
-        data = data_of(event)
+        data = read_data(event)
         if not data:
             return event  # a comment, which keeps the connection alive
-        payload = _decode(data)
+        payload = _decode_object(data)
         kind = payload.get("type")
         if kind == "error":
             self._going = False
-            return self._numbered(event, payload)
+            return self._renumber_event(event, payload)
         self.done = self.done or kind in _ENDS or data == DONE
         if self._going or (kind in _OPENINGS and not self._first):
             return b""
         if kind in _ENDS:
-            return self._finish(event, payload)
-        return b"" if self._is_hidden(event, payload) else self._numbered(event, payload)
+            return self._filter_end(event, payload)
+        return b"" if self._is_hidden(event, payload) else self._renumber_event(event, payload)
 
     def _is_hidden(self, event: bytes, payload: JsonObject) -> bool:
         """Whether an event is about a call of the search tool; takes note of items as they begin and end."""
         if payload.get("type") == "response.created":
-            self._envelope = {key: payload["response"][key] for key in ENVELOPE if key in _response(payload)}
+            self._envelope = {
+                key: payload["response"][key] for key in ENVELOPE if key in _get_response(payload)
+            }
             told = payload.get("sequence_number")
             self._sequence = told if type(told) is int else 0
-        item, key = payload.get("item"), _key(payload)
+        item, key = payload.get("item"), _get_item_key(payload)
         if not isinstance(item, dict):
             return key in self._mine
         if payload.get("type") == _ITEM_DONE:
@@ -140,7 +142,7 @@ class ItemStream:
             self._number += 1
         return key in self._mine
 
-    def _numbered(self, event: bytes, payload: JsonObject) -> bytes:
+    def _renumber_event(self, event: bytes, payload: JsonObject) -> bytes:
         """Returns the event with numbers that leave no gap; its own bytes where they are right already."""
         now: JsonObject = {}
         index = payload.get("output_index")
@@ -150,15 +152,17 @@ class ItemStream:
             now["sequence_number"] = self._sequence
             self._sequence += 1
         same = all(payload[name] == value for name, value in now.items())
-        return event if same else with_data(event, dumped({**payload, **now}))
+        return event if same else replace_data(event, encode_ascii_json({**payload, **now}))
 
-    def _finish(self, event: bytes, payload: JsonObject) -> bytes:
+    def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
         """Returns the end of an answer; empty where the answer goes on."""
-        response = _response(payload)
+        response = _get_response(payload)
         told = response.get("output")
-        items = [_decode(data_of(each))["item"] for each in self._kept] if self._kept.whole else []
+        items = (
+            [_decode_object(read_data(each))["item"] for each in self._kept] if self._kept.is_whole else []
+        )
         items = items or [item for item in (told if isinstance(told, list) else ()) if isinstance(item, dict)]
-        shown = self._shown(items)
+        shown = self._drop_calls(items)
         called = len(shown) < len(items)
         usage = response.get("usage")
         self._used = usage if isinstance(usage, dict) else {}
@@ -166,18 +170,18 @@ class ItemStream:
             self._going, self._output = True, items
             return b""
         if self._first and not called:
-            return self._numbered(event, payload)
+            return self._renumber_event(event, payload)
         response |= {**self._envelope, "output": [*self._items, *shown]}
         if self._used:
-            response["usage"] = added(self._spent, self._used)
+            response["usage"] = add_usage(self._spent, self._used)
         sequence = {"sequence_number": self._sequence} if "sequence_number" in payload else {}
-        return with_data(event, dumped({**payload, **sequence, "response": response}))
+        return replace_data(event, encode_ascii_json({**payload, **sequence, "response": response}))
 
-    def _shown(self, items: list[JsonObject]) -> list[JsonObject]:
+    def _drop_calls(self, items: list[JsonObject]) -> list[JsonObject]:
         return [item for item in items if not is_call(item, self._name)]
 
 
-def _decode(data: bytes) -> JsonObject:
+def _decode_object(data: bytes) -> JsonObject:
     """Returns the object that an event carries; empty where it carries none."""
     try:
         payload = DECODER.decode(data.decode())
@@ -186,12 +190,12 @@ def _decode(data: bytes) -> JsonObject:
     return payload if isinstance(payload, dict) else {}
 
 
-def _response(payload: JsonObject) -> JsonObject:
+def _get_response(payload: JsonObject) -> JsonObject:
     held = payload.get("response")
     return held if isinstance(held, dict) else {}
 
 
-def _key(payload: JsonObject) -> int | str:
+def _get_item_key(payload: JsonObject) -> int | str:
     """What names the item that an event is about: its output index, else its id."""
     index, item = payload.get("output_index"), payload.get("item")
     if type(index) is int:

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.wires.body import are_objects
 from compaction_proxy.wires.json import large
-from compaction_proxy.wires.json.slices import elements, members
+from compaction_proxy.wires.json.slices import find_members, split_elements
 
 # Calls that the client answers with text, by the kind of the answer.
 ANSWERED: Final[Mapping[str, str]] = {
@@ -37,7 +37,7 @@ _LONG_BYTES: Final = large.LONG_BYTES
 _NOTHING: Final = frozenset({b"", b"null", b'""', b"[]"})
 
 
-class Side(Enum):
+class ItemGrouping(Enum):
     """What an item is to the pieces."""
 
     ALONE = "alone"
@@ -45,15 +45,15 @@ class Side(Enum):
     COMPACTED = "compacted"
 
 
-class _Seen(msgspec.Struct, gc=False):
+class _ItemHead(msgspec.Struct, gc=False):
     type: str | None = None
     role: str | None = None
 
 
-_SEEN = msgspec.json.Decoder(_Seen)
+_ITEM_HEAD = msgspec.json.Decoder(_ItemHead)
 
 
-def side_of(kind: str, role: str) -> Side:
+def classify_item(kind: str, role: str) -> ItemGrouping:
     """What an item of this kind is, or a message of this role.
 
     Raises:
@@ -61,19 +61,19 @@ def side_of(kind: str, role: str) -> Side:
             `provider-compacts`: it asks the provider to compact.
     """
     if kind in COMPACTED:
-        return Side.COMPACTED
+        return ItemGrouping.COMPACTED
     if kind in ANSWERED or kind in STANDING:
-        return Side.ALONE
+        return ItemGrouping.ALONE
     if kind == "item_reference" or not (kind or role):
-        raise Unreadable("stateful")
+        raise UnreadableBodyError("stateful")
     if kind == TRIGGER:
-        raise Unreadable("provider-compacts")
-    return Side.ALONE if kind in {"", "message"} and role != "assistant" else Side.RUN
+        raise UnreadableBodyError("provider-compacts")
+    return ItemGrouping.ALONE if kind in {"", "message"} and role != "assistant" else ItemGrouping.RUN
 
 
-def _side(raw: bytes) -> Side:
+def _classify_raw_item(raw: bytes) -> ItemGrouping:
     """The same of an item's bytes."""
-    return side_of(*read_kind(raw))
+    return classify_item(*read_kind(raw))
 
 
 def read_kind(raw: bytes) -> tuple[str, str]:
@@ -85,7 +85,7 @@ def read_kind(raw: bytes) -> tuple[str, str]:
     if len(raw) > _LONG_BYTES:
         return _read_long_kind(raw)
     try:
-        seen = _SEEN.decode(raw)
+        seen = _ITEM_HEAD.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _read_long_kind(raw)
     return seen.type or "", seen.role or ""
@@ -93,15 +93,15 @@ def read_kind(raw: bytes) -> tuple[str, str]:
 
 def _read_long_kind(raw: bytes) -> tuple[str, str]:
     try:
-        found = members(raw)
+        found = find_members(raw)
     except RecursionError:
-        raise Unreadable("too-deep") from None
+        raise UnreadableBodyError("too-deep") from None
     held = {key: raw[found[key].start : found[key].stop] for key in ("type", "role") if key in found}
-    told = {key: large.plain(value) for key, value in held.items() if value.startswith(b'"')}
+    told = {key: large.decode_plain(value) for key, value in held.items() if value.startswith(b'"')}
     return told.get("type", ""), told.get("role", "")
 
 
-def listed(value: memoryview) -> tuple[bytes, ...]:
+def parse_items(value: memoryview) -> tuple[bytes, ...]:
     """The elements of `input`; a string is what one user message says.
 
     Raises:
@@ -109,68 +109,68 @@ def listed(value: memoryview) -> tuple[bytes, ...]:
     """
     if bytes(value[:1]) == b'"':
         return (b'{"role":"user","content":%b}' % bytes(value),)
-    items = elements(value)
+    items = split_elements(value)
     if not are_objects(items):
-        raise Unreadable("no-messages")
+        raise UnreadableBodyError("no-messages")
     return items
 
 
-def pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """The items as pieces: see `side_of`.
+def to_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """The items as pieces: see `classify_item`.
 
     Raises:
         Unreadable: One of them keeps us from rewriting any.
     """
-    sides = [_side(each) for each in items]
-    start = len(sides) - sides[::-1].index(Side.COMPACTED) if Side.COMPACTED in sides else 0
+    sides = [_classify_raw_item(each) for each in items]
+    start = len(sides) - sides[::-1].index(ItemGrouping.COMPACTED) if ItemGrouping.COMPACTED in sides else 0
     made = [b",".join(items[:start])] if start else []
     for side, together in groupby(range(start, len(items)), sides.__getitem__):
         indices = list(together)
         run = items[indices[0] : indices[-1] + 1]
-        made += [b",".join(run)] if side is Side.RUN else run
+        made += [b",".join(run)] if side is ItemGrouping.RUN else run
     return tuple(made)
 
 
-def unended(item: bytes) -> bool:
+def may_continue(item: bytes) -> bool:
     """Whether what follows an item may belong to the same piece."""
-    return _side(item) is Side.RUN
+    return _classify_raw_item(item) is ItemGrouping.RUN
 
 
-def unsettles(items: tuple[bytes, ...]) -> bool:
+def regroups_previous(items: tuple[bytes, ...]) -> bool:
     """Whether items make one piece of everything that stands before them."""
-    return any(_side(each) is Side.COMPACTED for each in items)
+    return any(_classify_raw_item(each) is ItemGrouping.COMPACTED for each in items)
 
 
-def left(telling: Mapping[str, bytes]) -> str:
+def find_skip_reason(indicators: Mapping[str, bytes]) -> str:
     """Why a body is left as it is, by its members: the provider has the rest, or compacts by itself."""
-    told = {name for name, value in telling.items() if value not in _NOTHING}
+    told = {name for name, value in indicators.items() if value not in _NOTHING}
     if told & {"previous_response_id", "conversation"}:
         return "stateful"
     return "provider-compacts" if told else ""
 
 
-def cut_up(piece: bytes) -> tuple[bytes, ...]:
+def split_items(piece: bytes) -> tuple[bytes, ...]:
     """The items of a piece, as their bytes.
 
     Raises:
         Unreadable: It is none.
     """
     try:
-        items = elements(b"[%b]" % piece)
+        items = split_elements(b"[%b]" % piece)
     except RecursionError:
-        raise Unreadable("too-deep") from None
+        raise UnreadableBodyError("too-deep") from None
     if not items or not are_objects(items):
-        raise Unreadable("no-messages")
+        raise UnreadableBodyError("no-messages")
     return items
 
 
-def decoded(piece: bytes) -> list[dict[str, Any]]:
+def decode_items(piece: bytes) -> list[dict[str, Any]]:
     """The items of a piece.
 
     Raises:
         Unreadable: It is none: `not-json`, `no-messages` or `too-deep`.
     """
-    value = large.value(b"[%b]" % piece)
+    value = large.decode_value(b"[%b]" % piece)
     if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
-        raise Unreadable("no-messages")
+        raise UnreadableBodyError("no-messages")
     return value

@@ -5,14 +5,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compaction_proxy.core.digest import message_digest
-from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.core.message import Call, Message, Part
+from compaction_proxy.core.digest import compute_message_digest
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.wires.chat.messages import MAX_PARTS
-from compaction_proxy.wires.json.shorten import encoded
-from compaction_proxy.wires.payload_digest import address, opaque
+from compaction_proxy.wires.json.shorten import encode_json
+from compaction_proxy.wires.payload_digest import hash_address, hash_part
 from compaction_proxy.wires.project_instructions import join_sources
-from compaction_proxy.wires.responses.items import ANSWER_OF, ANSWERED, STANDING, Side, decoded, side_of
+from compaction_proxy.wires.responses.items import (
+    ANSWER_OF,
+    ANSWERED,
+    STANDING,
+    ItemGrouping,
+    classify_item,
+    decode_items,
+)
 
 # Between the messages of one answer.
 _BREAK = "\n\n"
@@ -28,116 +35,118 @@ _BUILT_IN = {
 JsonObject = dict[str, Any]
 
 
-def message(raw: bytes) -> Message:
+def parse_message(raw: bytes) -> Message:
     """The core record of a piece, with its digest; `tokens` is left to be counted.
 
     Raises:
         Unreadable: The bytes are no piece.
     """
-    record = record_of(raw, decoded(raw))
-    return record.known(message_digest(record), 0)
+    record = build_record(raw, decode_items(raw))
+    return record.with_digest_and_tokens(compute_message_digest(record), 0)
 
 
-def record_of(raw: bytes, items: Sequence[JsonObject]) -> Message:
+def build_record(raw: bytes, items: Sequence[JsonObject]) -> Message:
     """The same for a piece that is `decoded` already, without its digest.
 
     Raises:
         Unreadable: It is no piece.
     """
     try:
-        return _record(raw, items)
+        return _convert_items(raw, items)
     except RecursionError:  # what could just be decoded cannot always be written again
-        raise Unreadable("too-deep") from None
+        raise UnreadableBodyError("too-deep") from None
 
 
-def _record(raw: bytes, items: Sequence[JsonObject]) -> Message:
-    sides = [side_of(string(each.get("type")), string(each.get("role"))) for each in items]
-    if Side.COMPACTED in sides:
-        return Message("developer", parts=(Part("compaction", hashlib.sha256(raw).digest(), 0),), raw=raw)
-    if sides[0] is Side.RUN:
-        return _run(raw, items)
+def _convert_items(raw: bytes, items: Sequence[JsonObject]) -> Message:
+    sides = [classify_item(as_string(each.get("type")), as_string(each.get("role"))) for each in items]
+    if ItemGrouping.COMPACTED in sides:
+        return Message(
+            "developer", parts=(ContentPart("compaction", hashlib.sha256(raw).digest(), 0),), raw=raw
+        )
+    if sides[0] is ItemGrouping.RUN:
+        return _convert_run(raw, items)
     item = items[0]
-    kind = string(item.get("type"))
+    kind = as_string(item.get("type"))
     if kind in ANSWERED:
-        return _answer(raw, item, kind)
+        return _convert_output(raw, item, kind)
     if kind in STANDING:
-        return Message("developer", parts=(Part(kind, opaque(_plain(item)), 0),), raw=raw)
-    text, parts, refusal = content_of(item.get("content"))
-    return Message(string(item.get("role")), text, parts, refusal, string(item.get("name")), raw=raw)
+        return Message("developer", parts=(ContentPart(kind, hash_part(_drop_identity(item)), 0),), raw=raw)
+    text, parts, refusal = read_content(item.get("content"))
+    return Message(as_string(item.get("role")), text, parts, refusal, as_string(item.get("name")), raw=raw)
 
 
-def string(value: object) -> str:
+def as_string(value: object) -> str:
     """The value if it is a text, else an empty one."""
     return value if isinstance(value, str) else ""
 
 
-def kind_of(item: Mapping[str, Any]) -> str:
+def get_kind(item: Mapping[str, Any]) -> str:
     """The kind of an item; that of a message may be left out."""
-    return string(item.get("type")) or "message"
+    return as_string(item.get("type")) or "message"
 
 
-def _run(raw: bytes, items: Sequence[JsonObject]) -> Message:
+def _convert_run(raw: bytes, items: Sequence[JsonObject]) -> Message:
     """Everything of an answer but its reasoning, which only says that it is signed."""
     text, refusal, signed = "", "", False
-    parts: list[Part] = []
-    calls: list[Call] = []
+    parts: list[ContentPart] = []
+    calls: list[MessageToolCall] = []
     for item in items:
-        kind = kind_of(item)
+        kind = get_kind(item)
         if kind == "reasoning":
             signed = True
         elif kind in ANSWER_OF:
-            calls.append(call_of(item))
+            calls.append(build_call(item))
         elif kind == "message":
-            said, among, refused = content_of(item.get("content"))
+            said, among, refused = read_content(item.get("content"))
             text += _BREAK if text and said else ""
-            parts += [Part(each.kind, each.payload, each.at + len(text)) for each in among]
+            parts += [ContentPart(each.kind, each.payload, each.at + len(text)) for each in among]
             text, refusal = text + said, refusal + refused
         else:
-            parts.append(Part(kind, opaque(_plain(item)), len(text)))
+            parts.append(ContentPart(kind, hash_part(_drop_identity(item)), len(text)))
     return Message("assistant", text, tuple(parts), refusal, calls=tuple(calls), raw=raw, signed=signed)
 
 
-def _plain(item: Mapping[str, Any]) -> JsonObject:
+def _drop_identity(item: Mapping[str, Any]) -> JsonObject:
     return {key: value for key, value in item.items() if key not in _NAMING}
 
 
-def call_of(item: Mapping[str, Any]) -> Call:
+def build_call(item: Mapping[str, Any]) -> MessageToolCall:
     """The call that an item makes."""
-    kind = kind_of(item)
+    kind = get_kind(item)
     name, held = _BUILT_IN.get(kind, ("", "input" if kind == "custom_tool_call" else "arguments"))
     arguments = item.get(held, "")
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return Call(_call_id(item), name or string(item.get("name")), arguments)
+    return MessageToolCall(_get_call_id(item), name or as_string(item.get("name")), arguments)
 
 
-def _call_id(item: Mapping[str, Any]) -> str:
+def _get_call_id(item: Mapping[str, Any]) -> str:
     """The id that pairs a call with its answer; a local shell's answer may have it as its own."""
-    return string(item.get("call_id")) or (
-        string(item.get("id")) if kind_of(item).startswith("local_shell") else ""
+    return as_string(item.get("call_id")) or (
+        as_string(item.get("id")) if get_kind(item).startswith("local_shell") else ""
     )
 
 
-def _answer(raw: bytes, item: Mapping[str, Any], kind: str) -> Message:
-    output, answers = item.get("output"), (_call_id(item),)
+def _convert_output(raw: bytes, item: Mapping[str, Any], kind: str) -> Message:
+    output, answers = item.get("output"), (_get_call_id(item),)
     if kind == "shell_call_output":
-        name, text = f"{kind}:{_outcome(output)}", "\n".join(_streams(output))
+        name, text = f"{kind}:{_read_outcome(output)}", "\n".join(_iter_shell_texts(output))
         return Message("tool", text, name=name, answers=answers, raw=raw)
-    text, parts, _ = content_of(output)
+    text, parts, _ = read_content(output)
     name = "" if kind == "function_call_output" else kind
     if kind == "apply_patch_call_output":
-        name = f"{kind}:{string(item.get('status'))}"
+        name = f"{kind}:{as_string(item.get('status'))}"
     return Message("tool", text, parts, name=name, answers=answers, raw=raw)
 
 
-def _streams(output: object) -> Iterator[str]:
+def _iter_shell_texts(output: object) -> Iterator[str]:
     """What commands of a shell have written."""
     for each in output if isinstance(output, list) else ():
         if isinstance(each, Mapping):
-            yield from filter(None, (string(each.get("stdout")), string(each.get("stderr"))))
+            yield from filter(None, (as_string(each.get("stdout")), as_string(each.get("stderr"))))
 
 
-def _outcome(output: object) -> str:
+def _read_outcome(output: object) -> str:
     """How the last command of a shell ended: its exit code, or `timeout`."""
     last = output[-1] if isinstance(output, list) and output else None
     outcome = last.get("outcome") if isinstance(last, Mapping) else None
@@ -145,7 +154,7 @@ def _outcome(output: object) -> str:
     return "timeout" if told.get("type") == "timeout" else str(told.get("exit_code", 0))
 
 
-def content_of(content: object) -> tuple[str, tuple[Part, ...], str]:
+def read_content(content: object) -> tuple[str, tuple[ContentPart, ...], str]:
     """Text, other parts, and refusal of a message's content or a call's output.
 
     Raises:
@@ -153,11 +162,11 @@ def content_of(content: object) -> tuple[str, tuple[Part, ...], str]:
     """
     if not isinstance(content, list):
         plain = content is None or isinstance(content, str)
-        return string(content) if plain else json.dumps(content, sort_keys=True), (), ""
+        return as_string(content) if plain else json.dumps(content, sort_keys=True), (), ""
     if len(content) > MAX_PARTS:
-        raise Unreadable("too-many")
+        raise UnreadableBodyError("too-many")
     text, refusal = "", ""
-    parts: list[Part] = []
+    parts: list[ContentPart] = []
     for each in content:
         if isinstance(each, str):
             text += each
@@ -166,7 +175,7 @@ def content_of(content: object) -> tuple[str, tuple[Part, ...], str]:
         elif isinstance(each, Mapping) and isinstance(each.get("refusal"), str):
             refusal += each["refusal"]
         else:
-            parts.append(_part(each, len(text)))
+            parts.append(_build_part(each, len(text)))
     return text, tuple(parts), refusal
 
 
@@ -175,38 +184,42 @@ def is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and isinstance(part.get("text"), str)
 
 
-def _part(part: Any, at: int) -> Part:
+def _build_part(part: Any, at: int) -> ContentPart:
     """A part as it would be told of on any wire."""
-    kind = string(part.get("type")) if isinstance(part, Mapping) else ""
+    kind = as_string(part.get("type")) if isinstance(part, Mapping) else ""
     if kind == "input_image" and isinstance(part.get("image_url"), str):
-        return Part("image_url", address(part["image_url"]), at)
+        return ContentPart("image_url", hash_address(part["image_url"]), at)
     if kind == "input_file":
         held = next((part[key] for key in ("file_data", "file_url") if isinstance(part.get(key), str)), None)
         inner = {key: part[key] for key in ("file_id", "filename") if part.get(key)}
-        return Part("file", address(held) if held else opaque({"type": "file", "file": inner}), at)
-    heard = part.get(kind) if kind == "input_audio" else None
-    if isinstance(heard, Mapping) and isinstance(heard.get("data"), str):
-        return Part(kind, address(heard["data"]), at)
+        return ContentPart(
+            "file", hash_address(held) if held else hash_part({"type": "file", "file": inner}), at
+        )
+    audio = part.get(kind) if kind == "input_audio" else None
+    if isinstance(audio, Mapping) and isinstance(audio.get("data"), str):
+        return ContentPart(kind, hash_address(audio["data"]), at)
     marked = isinstance(part, Mapping) and "prompt_cache_breakpoint" in part
     plain = {key: each for key, each in part.items() if key != "prompt_cache_breakpoint"} if marked else part
-    return Part(kind or "unknown", opaque(plain), at)
+    return ContentPart(kind or "unknown", hash_part(plain), at)
 
 
-def compose(record: Message) -> bytes:
+def encode_message(record: Message) -> bytes:
     """The bytes of a message of ours.
 
     What an assistant says has the shape of an answer: servers that translate to chat take no other.
     """
     if record.answers:
         kind, _, ending = record.name.partition(":")
-        return encoded(_answering(record, kind if kind in ANSWERED else "function_call_output", ending))
+        return encode_json(
+            _build_output(record, kind if kind in ANSWERED else "function_call_output", ending)
+        )
     if record.role == "assistant":
         said = [{"type": "output_text", "text": record.text}]
-        return encoded({"type": "message", "role": "assistant", "content": said})
-    return encoded({"role": record.role, "content": record.text})
+        return encode_json({"type": "message", "role": "assistant", "content": said})
+    return encode_json({"role": record.role, "content": record.text})
 
 
-def _answering(record: Message, kind: str, ending: str = "") -> JsonObject:
+def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
     """An answer to a call.
 
     Args:
@@ -228,28 +241,30 @@ def _answering(record: Message, kind: str, ending: str = "") -> JsonObject:
     return {"type": kind, **own, "call_id": called, "output": text}
 
 
-def joined(messages: Sequence[Message]) -> bytes:
+def join_messages(messages: Sequence[Message]) -> bytes:
     """The items of a list. An answer of ours is of the kind that its call asks for."""
     made: list[bytes] = []
     messages = join_sources(messages)
     for index, each in enumerate(messages):
         if not each.raw and each.answers and each.name.partition(":")[0] not in ANSWERED:
-            kind = _asked_for(each.answers[0], messages[:index])
-            made.append(encoded(_answering(each, kind)))
+            kind = _find_output_kind(each.answers[0], messages[:index])
+            made.append(encode_json(_build_output(each, kind)))
         else:
-            made.append(each.raw or compose(each))
+            made.append(each.raw or encode_message(each))
     return b",".join(made)
 
 
-def _asked_for(called: str, before: Sequence[Message]) -> str:
+def _find_output_kind(called: str, before: Sequence[Message]) -> str:
     """The kind of answer to the nearest call with this id."""
     for message in reversed(before):
         if any(call.id == called for call in message.calls):
             made = (
-                (each for each in decoded(message.raw) if kind_of(each) in ANSWER_OF) if message.raw else ()
+                (each for each in decode_items(message.raw) if get_kind(each) in ANSWER_OF)
+                if message.raw
+                else ()
             )
             return next(
-                (ANSWER_OF[kind_of(each)] for each in made if _call_id(each) == called),
+                (ANSWER_OF[get_kind(each)] for each in made if _get_call_id(each) == called),
                 "function_call_output",
             )
     return "function_call_output"

@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.search_tool import TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS
-from compaction_proxy.wires.chat.continuation import dumped
-from compaction_proxy.wires.chat.intercept_calls import JsonObject, is_object
-from compaction_proxy.wires.json.slices import elements, members, read_member
-from compaction_proxy.wires.usage import mapping, parsed
-from compaction_proxy.wires.wire import Offering
+from compaction_proxy.wires.chat.continuation import encode_ascii_json
+from compaction_proxy.wires.chat.intercept_calls import JsonObject, is_json_object
+from compaction_proxy.wires.json.slices import find_members, read_member, split_elements
+from compaction_proxy.wires.usage import as_mapping, parse_json
+from compaction_proxy.wires.wire import ToolSupport
 
 # Not `strict`, which is this wire's default: no argument is required.
 TOOL_JSON: Final[bytes] = json.dumps(
@@ -40,7 +40,7 @@ _UNASKING: Final = frozenset(
 _KEEPING: Final = ("previous_response_id", "conversation", "prompt")
 
 
-def find_place(raw: bytes, name: str) -> Offering:
+def inspect_tools(raw: bytes, name: str) -> ToolSupport:
     """Returns how a body stands to a tool of this name.
 
     The tool has a place only where `store` is false: else the provider keeps each answer by its id, and the
@@ -51,9 +51,9 @@ def find_place(raw: bytes, name: str) -> Offering:
         Unreadable: It is no request (see `json_slices.members`).
     """
     try:
-        places = members(raw)
+        places = find_members(raw)
     except RecursionError:
-        raise Unreadable("too-deep") from None
+        raise UnreadableBodyError("too-deep") from None
     tools = read_member(raw, places, "tools")
     choice = read_member(raw, places, "tool_choice")
     listed = not tools or tools.startswith(b"[")
@@ -62,10 +62,10 @@ def find_place(raw: bytes, name: str) -> Offering:
     stored = read_member(raw, places, "store") != b"false"
     stored = stored or read_member(raw, places, "background") == b"true"
     stored = stored or any(read_member(raw, places, each) for each in _KEEPING)
-    text = mapping(parsed(read_member(raw, places, "text") or b"{}"))
-    shaped = mapping(text.get("format")).get("type") not in {None, "text"}
+    text = as_mapping(parse_json(read_member(raw, places, "text") or b"{}"))
+    shaped = as_mapping(text.get("format")).get("type") not in {None, "text"}
     possible = listed and free and not (taken or stored or shaped)
-    return Offering(raw, places, bool(tools), possible)
+    return ToolSupport(raw, places, bool(tools), possible)
 
 
 def continue_request(raw: bytes, items: Sequence[Mapping[str, Any]]) -> bytes:
@@ -74,13 +74,13 @@ def continue_request(raw: bytes, items: Sequence[Mapping[str, Any]]) -> bytes:
     Raises:
         Unreadable: It has no input.
     """
-    place = members(raw).get("input")
+    place = find_members(raw).get("input")
     value = raw[place.start : place.stop] if place else b""
-    more = b",".join(dumped(each) for each in items)
+    more = b",".join(encode_ascii_json(each) for each in items)
     if value.startswith(b'"'):
         value = b'[{"role":"user","content":%b}]' % value
-    if place is None or not value.startswith(b"[") or not elements(value):
-        raise Unreadable("no-messages")
+    if place is None or not value.startswith(b"[") or not split_elements(value):
+        raise UnreadableBodyError("no-messages")
     return b"%b%b,%b]%b" % (raw[: place.start], value[:-1], more, raw[place.stop :])
 
 
@@ -122,7 +122,7 @@ def _mend_call(item: JsonObject, number: int) -> JsonObject:
     if item.get("type") != CALL:
         return item
     told = read_arguments(item)
-    given = told if is_object(told) else "{}"
+    given = told if is_json_object(told) else "{}"
     return {**item, "call_id": item.get("call_id") or f"call_{number}", "arguments": given}
 
 

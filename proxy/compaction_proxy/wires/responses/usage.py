@@ -11,80 +11,80 @@ from typing import Final
 import msgspec
 
 from compaction_proxy.wires.usage import (
-    Telling,
+    UsageParser,
     UsageTap,
-    believed,
+    add_finish_reason,
+    as_mapping,
+    build_usage,
     cut_first_line,
-    decoded,
-    lines_backwards,
-    mapping,
-    of_tail,
-    parsed,
-    with_reason,
+    decode_shape,
+    find_usage_in_tail,
+    iter_lines_backwards,
+    parse_json,
 )
-from compaction_proxy.wires.wire import Usage
+from compaction_proxy.wires.wire import TokenUsage
 
-_TELLING: Final = re.compile(rb'"usage"\s*:\s*\{')
+_USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
 # Of an event whose beginning is lost: what its usage stands in.
 _OPENING: Final = b'{"response":{'
 
 
-class _Details(msgspec.Struct):
+class _ResponsesTokenDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Counts(msgspec.Struct):
+class _ResponsesTokenCounts(msgspec.Struct):
     input_tokens: int
     output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
+    input_tokens_details: _ResponsesTokenDetails | None = None
 
 
-class _Answer(msgspec.Struct):
+class _ResponsesAnswer(msgspec.Struct):
     """An answer as nearly every provider writes it; nothing but this is built of it."""
 
-    usage: _Counts
+    usage: _ResponsesTokenCounts
     status: str | None = None
 
 
-_USUAL: Final = msgspec.json.Decoder(_Answer)
+_USUAL: Final = msgspec.json.Decoder(_ResponsesAnswer)
 
 
-def _counted(found: object) -> Usage | None:
-    usage = mapping(found)
-    cached = mapping(usage.get("input_tokens_details")).get("cached_tokens")
-    return believed(usage.get("input_tokens"), usage.get("output_tokens"), cached)
+def _parse_counts(value: object) -> TokenUsage | None:
+    usage = as_mapping(value)
+    cached = as_mapping(usage.get("input_tokens_details")).get("cached_tokens")
+    return build_usage(usage.get("input_tokens"), usage.get("output_tokens"), cached)
 
 
-def _of_response(response: Mapping[str, object]) -> Usage | None:
+def _parse_response(response: Mapping[str, object]) -> TokenUsage | None:
     status = response.get("status")
-    return with_reason(_counted(response.get("usage")), status if isinstance(status, str) else "")
+    return add_finish_reason(_parse_counts(response.get("usage")), status if isinstance(status, str) else "")
 
 
-def _of_body(body: bytes) -> Usage | None:
-    answer = decoded(_USUAL, body)
+def _parse_body(body: bytes) -> TokenUsage | None:
+    answer = decode_shape(_USUAL, body)
     if answer is None:
-        return _of_response(mapping(parsed(body)))
+        return _parse_response(as_mapping(parse_json(body)))
     used, details = answer.usage, answer.usage.input_tokens_details
     cached = details.cached_tokens if details else 0
-    return believed(used.input_tokens, used.output_tokens, cached, answer.status or "")
+    return build_usage(used.input_tokens, used.output_tokens, cached, answer.status or "")
 
 
-def _of_event(data: bytes) -> Usage | None:
-    return _of_response(mapping(mapping(parsed(data)).get("response")))
+def _parse_event(data: bytes) -> TokenUsage | None:
+    return _parse_response(as_mapping(as_mapping(parse_json(data)).get("response")))
 
 
-def _of_stream(_: bytes, tail: bytes, whole: bool) -> Usage | None:  # noqa: FBT001 - by `Telling`
+def _parse_stream(_: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # noqa: FBT001 - by `UsageParser`
     """The usage of the last event that tells one."""
     first, rest = (b"", tail) if whole else cut_first_line(tail)
-    for line in lines_backwards(rest):
-        if line.startswith(b"data:") and _TELLING.search(line) and (usage := _of_event(line[5:])):
+    for line in iter_lines_backwards(rest):
+        if line.startswith(b"data:") and _USAGE_PATTERN.search(line) and (usage := _parse_event(line[5:])):
             return usage
-    return of_tail(first, _of_event, _OPENING)
+    return find_usage_in_tail(first, _parse_event, _OPENING)
 
 
-_RESPONSES: Final = Telling(_counted, _of_body, _of_stream)
+_RESPONSES: Final = UsageParser(_parse_counts, _parse_body, _parse_stream)
 
 
-def usage_tap(content_type: str, content_encoding: str = "") -> UsageTap:
+def open_usage_tap(content_type: str, content_encoding: str = "") -> UsageTap:
     """Watches one answer; see `UsageTap`. Its `finish_reason` is the answer's status."""
     return UsageTap(_RESPONSES, content_type, content_encoding)

@@ -4,72 +4,91 @@ from typing import Final
 
 import msgspec
 
-from compaction_proxy.core.errors import openai_error
-from compaction_proxy.wires.chat.continuation import without_choice
-from compaction_proxy.wires.chat.summary_call import allowance_tokens
-from compaction_proxy.wires.responses.intercept_response import ItemAnswer
-from compaction_proxy.wires.responses.intercept_stream import ItemStream
-from compaction_proxy.wires.responses.items import left, listed, pieces, unended, unsettles
-from compaction_proxy.wires.responses.messages import compose, joined, message
-from compaction_proxy.wires.responses.search_tool import TOOL_JSON, build_turn, continue_request, find_place
-from compaction_proxy.wires.responses.shorten import shortened, with_parts
-from compaction_proxy.wires.responses.summary_call import answer, own_members, request_body
-from compaction_proxy.wires.responses.usage import usage_tap
-from compaction_proxy.wires.responses.weights import part_tokens, weighed
-from compaction_proxy.wires.sse import Events, data_of
-from compaction_proxy.wires.wire import Asking, Dialect, Members, SearchTool
+from compaction_proxy.core.errors import format_openai_error
+from compaction_proxy.wires.chat.continuation import forbid_calls
+from compaction_proxy.wires.chat.summary_call import get_thinking_allowance
+from compaction_proxy.wires.responses.intercept_response import ResponsesAnswerJoiner
+from compaction_proxy.wires.responses.intercept_stream import ResponsesStreamJoiner
+from compaction_proxy.wires.responses.items import (
+    find_skip_reason,
+    may_continue,
+    parse_items,
+    regroups_previous,
+    to_pieces,
+)
+from compaction_proxy.wires.responses.messages import encode_message, join_messages, parse_message
+from compaction_proxy.wires.responses.search_tool import (
+    TOOL_JSON,
+    build_turn,
+    continue_request,
+    inspect_tools,
+)
+from compaction_proxy.wires.responses.shorten import attach_parts, shorten_message
+from compaction_proxy.wires.responses.summary_call import build_own_members, build_request_body, parse_answer
+from compaction_proxy.wires.responses.usage import open_usage_tap
+from compaction_proxy.wires.responses.weights import estimate_part_tokens, parse_uncounted
+from compaction_proxy.wires.sse import EventSplitter, read_data
+from compaction_proxy.wires.wire import CallFormat, MemberNames, SearchTool, Wire
 
 # Events that come before anything of the answer does.
 _OPENING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 
 
-class _Event(msgspec.Struct, gc=False):
+class _ResponseEvent(msgspec.Struct, gc=False):
     type: str = ""
 
 
-_EVENT: Final = msgspec.json.Decoder(_Event)
+_RESPONSE_EVENT: Final = msgspec.json.Decoder(_ResponseEvent)
 
 
-def _opening(seen: bytes) -> bool:
+def _may_hold_back(seen: bytes) -> bool:
     """Only such events, comments, and perhaps the beginning of a further event."""
-    return all(map(_opens, map(data_of, Events().feed(seen))))
+    return all(map(_is_opening_event, map(read_data, EventSplitter().feed(seen))))
 
 
-def _opens(data: bytes) -> bool:
+def _is_opening_event(data: bytes) -> bool:
     try:
-        return not data or _EVENT.decode(data).type in _OPENING
+        return not data or _RESPONSE_EVENT.decode(data).type in _OPENING
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
 
 
-RESPONSES = Dialect(
+RESPONSES = Wire(
     name="responses",
-    ending=b"/responses",
-    seed=b"\x01responses",
-    members=Members(
+    path_suffix=b"/responses",
+    digest_seed=b"\x01responses",
+    member_names=MemberNames(
         messages="input",
         output=("max_output_tokens",),
         prompt=("instructions", "tools", "text"),
-        telling=("previous_response_id", "conversation", "context_management"),
-        thinking=(("reasoning", "max_tokens"),),
+        skip_indicators=("previous_response_id", "conversation", "context_management"),
+        thinking_budgets=(("reasoning", "max_tokens"),),
     ),
-    listed=listed,
-    left=left,
-    pieces=pieces,
-    unended=unended,
-    unsettles=unsettles,
-    weighed=weighed,
-    part_tokens=part_tokens,
-    message=message,
-    compose=compose,
-    with_parts=with_parts,
-    shortened=shortened,
-    joined=joined,
-    asking=Asking("/responses", allowance_tokens, own_members, request_body, answer),
-    tap=usage_tap,
-    opening=_opening,
-    error=openai_error,
+    parse_items=parse_items,
+    find_skip_reason=find_skip_reason,
+    to_pieces=to_pieces,
+    may_continue=may_continue,
+    regroups_previous=regroups_previous,
+    parse_uncounted=parse_uncounted,
+    estimate_part_tokens=estimate_part_tokens,
+    parse_message=parse_message,
+    encode_message=encode_message,
+    attach_parts=attach_parts,
+    shorten_message=shorten_message,
+    join_messages=join_messages,
+    call_format=CallFormat(
+        "/responses", get_thinking_allowance, build_own_members, build_request_body, parse_answer
+    ),
+    open_tap=open_usage_tap,
+    may_hold_back=_may_hold_back,
+    encode_error=format_openai_error,
     search_tool=SearchTool(
-        TOOL_JSON, find_place, without_choice, continue_request, build_turn, ItemStream, ItemAnswer
+        TOOL_JSON,
+        inspect_tools,
+        forbid_calls,
+        continue_request,
+        build_turn,
+        ResponsesStreamJoiner,
+        ResponsesAnswerJoiner,
     ),
 )
