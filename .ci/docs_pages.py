@@ -118,8 +118,8 @@ def client_chapter(name: str, client: ClientGuide) -> Iterator[str]:
     if name not in RUN and language(client) != "text":
         yield "<!-- block: only read, it belongs to another program -->\n"
     yield f"```{language(client)}\n{fill_placeholders(client.lines, URL, MODEL)}\n```"
-    if client.note:
-        yield f"\n{client.note}"
+    if client.remark:
+        yield f"\n{client.remark}"
 
 
 def passed(cases: Mapping[str, Mapping[str, str]], wire: str) -> str:

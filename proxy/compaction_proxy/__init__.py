@@ -1,3 +1,3 @@
-"""compaction-proxy: long conversations keep fitting, behind any OpenAI SDK."""
+"""compaction-proxy: an HTTP proxy that compacts long conversations, for any OpenAI SDK."""
 
 __version__ = "0.1.0"

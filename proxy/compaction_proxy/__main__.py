@@ -1,4 +1,4 @@
-"""`python -m compaction_proxy` is `compaction-proxy`."""
+"""Runs `compaction-proxy` as `python -m compaction_proxy`."""
 
 from compaction_proxy.cli.main import app
 

@@ -53,18 +53,18 @@ from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import Wire
 
-_CIPHER = "compaction_proxy.gateway.compaction_cipher"  # by name: its library takes 8 MB
+_CIPHER = "compaction_proxy.gateway.compaction_cipher"  # loaded by name, because its library takes 8 MB
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointTable:
-    """Who answers what.
+    """The endpoints, by the requests that they answer.
 
     Attributes:
-        wires: Requests that carry a conversation, by the dialect's name.
-        posts: Other posts that are read, by how their paths end.
-        passthrough: Everything else.
-        compact: `/v1/compact`.
+        wires: For requests that carry a conversation, by the wire's name.
+        posts: For other POST requests that are read, by the ending of the path.
+        passthrough: For all other requests.
+        compact: For `/v1/compact`.
     """
 
     wires: Mapping[str, ASGIApp]
@@ -74,7 +74,7 @@ class EndpointTable:
 
 
 def apply_deletion_fence(app: ASGIApp, records: RecordStore) -> ASGIApp:
-    """The application; a request of it writes nothing of what is forgotten while it is under way."""
+    """Wraps an application: its requests write nothing about what is deleted while they are under way."""
 
     async def run_fenced(scope: Scope, receive: Receive, send: Send) -> None:
         records.deletion_fence.set_start_mark()
@@ -86,14 +86,14 @@ def apply_deletion_fence(app: ASGIApp, records: RecordStore) -> ASGIApp:
 def build_endpoints(
     config: Config, parts: Components, hop: str, gates: Mapping[str, SizeGate], admission: ConcurrencyLimiter
 ) -> EndpointTable:
-    """Who answers.
+    """Builds the endpoints for a configuration.
 
     Args:
         config: The configuration.
-        parts: What lives as long as the process.
+        parts: The components that live as long as the process.
         hop: The mark of this installation.
-        gates: Let small requests through, by the wire's name.
-        admission: Places for requests under way.
+        gates: The size gates, by the wire's name.
+        admission: Limits the requests under way.
     """
     targets = build_upstreams(config, parts.engine, hop, parts.upstream_monitor)
     blind = PassthroughEndpoint(targets, admission)
@@ -135,7 +135,7 @@ def _build_wire_endpoint(
     admission: ConcurrencyLimiter,
     triggers: TriggerResponder,
 ) -> RelayEndpoint:
-    """What answers the compacted paths of a wire; Responses alone have compaction items."""
+    """Builds the endpoint for the compacted paths of a wire. Only Responses has compaction items."""
     searching = any(row.settings.recall.tool != "none" for row in config.settings_by_glob)
     compactor = parts.create_compactor(config)
     aftermath = AfterResponseHandler(
@@ -172,7 +172,7 @@ def _build_count_tokens(
     blind: PassthroughEndpoint,
     admission: ConcurrencyLimiter,
 ) -> CountTokensEndpoint:
-    """What answers requests to count tokens."""
+    """Builds the endpoint for requests to count tokens."""
     return CountTokensEndpoint(
         config,
         upstream,
@@ -187,7 +187,7 @@ def _build_count_tokens(
 def _build_compact_endpoint(
     config: Config, parts: Components, upstream: Upstream, admission: ConcurrencyLimiter
 ) -> CompactEndpoint:
-    """What answers `/v1/compact`."""
+    """Builds the endpoint for `/v1/compact`."""
     return CompactEndpoint(
         config,
         upstream,
@@ -202,10 +202,10 @@ HOP_BYTES = 8
 
 
 class _LifespanTracker:
-    """The application's life cycle, and whether its server was told to end (`gateway.server.shutdown`).
+    """Runs the application's life cycle, and knows whether its server is stopping.
 
     Args:
-        app: Is given the server's lifespan events.
+        app: Receives the server's lifespan events.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -213,17 +213,17 @@ class _LifespanTracker:
         self._state: Mapping[str, object] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Go through it."""
-        self._state = scope.get("state", {})  # the server's own, of which requests get copies
+        """Runs the life cycle."""
+        self._state = scope.get("state", {})  # the server's own state, of which requests get copies
         await self._app(scope, receive, send)
 
     def is_stopping(self) -> bool:
-        """Whether the server takes no more requests soon."""
+        """Returns whether the server will soon take no more requests (`gateway.server.shutdown`)."""
         return bool(self._state.get("stopping"))
 
 
 def _build_queries(config: Config, parts: Components) -> ConversationQueries:
-    """What people see who look on."""
+    """Builds the queries behind the admin API and its pages."""
     return ConversationQueries(
         records=parts.records,
         conversation_registry=parts.conversation_registry,
@@ -240,12 +240,12 @@ def _build_queries(config: Config, parts: Components) -> ConversationQueries:
 
 
 def _build_access_policy(config: Config) -> AccessPolicy:
-    """Who may use what is ours."""
+    """Builds the rules for access to our own paths."""
     return AccessPolicy(config.server.host, config.server.admin_key.get_secret_value())
 
 
 def _build_commands(parts: Components) -> ConversationCommands:
-    """What is done with a conversation by those who know its id."""
+    """Builds the commands that act on a conversation, given its id."""
     return ConversationCommands(
         parts.records,
         parts.conversation_registry,
@@ -261,7 +261,7 @@ def _build_commands(parts: Components) -> ConversationCommands:
 def _create_api(
     config: Config, parts: Components, loaded: LoadedConfig | None, is_stopping: Callable[[], bool]
 ) -> FastAPI:
-    """Returns the FastAPI application: the admin API, health and metrics."""
+    """Creates the FastAPI application with the admin API, health checks and metrics."""
     commands = _build_commands(parts)
     access_policy = _build_access_policy(config)
     settings = AdminSettings(config)
@@ -278,13 +278,16 @@ def _create_api(
 
 
 def _has_provider_key(config: Config) -> bool:
-    """Whether the proxy has a key of its own for a provider, were it for summaries only."""
+    """Returns whether the proxy has a key of its own for a provider, even if only for summaries."""
     upstream = any(config.upstream.get_provider(wire)[1] for wire in WIRES)
     return upstream or any(row.settings.summary.api_key.get_secret_value() for row in config.settings_by_glob)
 
 
 def _build_client_authenticator(config: Config, *, guarded: bool) -> ClientAuthenticator:
-    """Who is let in; where everybody is, no web page of another machine if there is something to guard."""
+    """Builds the check of clients.
+
+    With `guarded`, web pages of other machines are refused even where every other client is let in.
+    """
     server = config.server
     return ClientAuthenticator(
         [key.get_secret_value() for key in server.client_keys],
@@ -295,7 +298,10 @@ def _build_client_authenticator(config: Config, *, guarded: bool) -> ClientAuthe
 
 
 def _build_mcp_endpoint(config: Config, parts: Components, admission: ConcurrencyLimiter) -> ASGIApp:
-    """What answers agents. What a tenant without a key has said is guarded from pages, too."""
+    """Builds the MCP endpoint for agents.
+
+    The endpoint always refuses web pages of other machines, to guard what tenants without a key have said.
+    """
     conversations = TenantConversations(
         _build_commands(parts), parts.conversation_registry, reachable=lambda: parts.records.is_reachable
     )
@@ -311,15 +317,15 @@ def _build_mcp_endpoint(config: Config, parts: Components, admission: Concurrenc
 
 
 class Proxy:
-    """The proxy as an ASGI application, whose configuration may take another's place while it runs.
+    """The proxy as an ASGI application, whose configuration can be replaced while it runs.
 
     Args:
         config: The configuration.
-        parts: What lives as long as the process.
-        loaded: Where the configuration is from, for those who ask; None: nobody knows.
+        parts: The components that live as long as the process.
+        loaded: The origin of the configuration, for the admin API; None if it is unknown.
 
     Attributes:
-        api: The FastAPI application: our own paths, and the compacted endpoints by their usual paths.
+        api: The FastAPI application: our own paths, and the compacted endpoints under their usual paths.
     """
 
     def __init__(self, config: Config, parts: Components, loaded: LoadedConfig | None) -> None:
@@ -335,14 +341,16 @@ class Proxy:
         self._dispatcher = self._build_dispatcher(config, loaded)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer one request with the configuration that is in force now, or run the life cycle."""
+        """Answers one request with the configuration that is in force, or runs the life cycle."""
         return self._dispatcher(scope, receive, send)
 
     def reload(self, loaded: LoadedConfig) -> None:
-        """Answer requests that come from now on with another configuration; see `config.reload.AT_START`.
+        """Puts another configuration in force for the requests that come from now on.
+
+        The keys in `config.reload.AT_START` take effect only when a process starts.
 
         Raises:
-            ConfigError: It names something that is not there. Everything stays as it was.
+            ConfigError: The configuration names something that does not exist. Everything stays as it was.
         """
         config = loaded.config
         check_instructions(config)
@@ -354,7 +362,7 @@ class Proxy:
         self._dispatcher = self._build_dispatcher(config, loaded)
 
     def record_reload(self, *, taken: bool) -> None:
-        """A configuration was read, and taken or refused: let the metrics say so."""
+        """Records in the metrics that a configuration was read, and taken or refused."""
         self._parts.metrics.record_reload(succeeded=taken)
 
     def _open_gates(self, config: Config) -> Mapping[str, SizeGate]:
@@ -365,10 +373,10 @@ class Proxy:
 
     def _build_dispatcher(self, config: Config, loaded: LoadedConfig | None) -> Dispatcher:
         parts, admission = self._parts, self._admission
-        admitted = self._access_policy
+        current_policy = self._access_policy
 
-        def is_ending() -> bool:  # of streams: those who were admitted may not be any more
-            return self._lifespan.is_stopping() or self._access_policy != admitted
+        def is_ending() -> bool:  # ends streams whose readers may no longer be admitted
+            return self._lifespan.is_stopping() or self._access_policy != current_policy
 
         base_path = config.server.base_path
         relay = partial(
@@ -396,14 +404,14 @@ class Proxy:
 
 
 def create_app(config: Config, *, store: Store | None = None, loaded: LoadedConfig | None = None) -> Proxy:
-    """The proxy as an ASGI application; its lifespan opens and closes everything.
+    """Returns the proxy as an ASGI application. Its lifespan opens and closes all components.
 
     Args:
         config: The configuration.
         store: A store to use in place of the configured one.
-        loaded: Where the configuration is from, for those who ask; None: nobody knows.
+        loaded: The origin of the configuration, for the admin API; None if it is unknown.
 
     Raises:
-        ConfigError: The configuration names something that is not there.
+        ConfigError: The configuration names something that does not exist.
     """
     return Proxy(config, Components(config, store), loaded)

@@ -93,11 +93,12 @@ from compaction_proxy.telemetry.usage import UsageStore
 
 SECRET_DEADLINE_S = 1.0
 SECRET_RETRY_S = 1.0
-# A store that was emptied has its secret back, or all have its new one, after this long, in seconds.
+# Seconds between two checks of the shared secret. After this time a store that was emptied has its secret
+# back, or all replicas have the new one.
 SECRET_CHECK_S = 5.0
-# Earlier secrets that are remembered.
+# The most earlier secrets that are remembered.
 MAX_PREVIOUS = 16
-# By any of these the environment says where traces go.
+# Environment variables that can name a collector of traces.
 COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 ReportStoreFailure = Callable[[StoreUnavailableError], None]
@@ -106,13 +107,13 @@ _log = structlog.get_logger()
 
 
 def log_store_failure(error: StoreUnavailableError, suppressed: int = 0) -> None:
-    """Log that the store failed; `suppressed` times since the last line of its kind."""
+    """Logs that the store failed. `suppressed` failures of this kind were not logged since the last line."""
     left_out = {"suppressed": suppressed} if suppressed else {}
     _log.warning(STORE_FAILED, reason=error.reason, error=type(error.__cause__ or error).__name__, **left_out)
 
 
 def open_configured_store(config: Config, store_url: str) -> Store:
-    """The configured store, sealed if there are keys."""
+    """Returns the configured store, which encrypts its records if there are keys."""
     keys = [key.get_secret_value() for key in config.store.encryption_keys]
     if not keys:
         return open_store(store_url)
@@ -125,7 +126,7 @@ def open_configured_store(config: Config, store_url: str) -> Store:
 
 
 def choose_budget(server: ServerSection) -> int:
-    """Returns the bytes of request bodies that this process may hold: as configured, or as memory allows."""
+    """Returns how many bytes of request bodies this process may hold, as configured or as memory allows."""
     if server.max_inflight_bytes is not None:
         return server.max_inflight_bytes
     limits = read_memory_limits()
@@ -133,17 +134,20 @@ def choose_budget(server: ServerSection) -> int:
 
 
 def create_full_text_index() -> TextIndexBuilder:
-    """What ranks what was removed. A SQLite that lacks what that takes is told of, and all else works."""
+    """Returns the full-text index that ranks removed messages. Logs a warning if SQLite lacks FTS5.
+
+    Without FTS5 only this search is missing; everything else works.
+    """
     if not is_fts5_available():
         _log.warning(SEARCH_UNAVAILABLE, reason=FTS5_MISSING)
     return SqliteTextIndexBuilder()
 
 
 def create_tracer(config: Config) -> Tracer | None:
-    """What follows requests, if the configuration or the environment (`OTEL_…`) names a collector.
+    """Returns the tracer if the configuration or the environment (`OTEL_…`) names a collector, else None.
 
     Raises:
-        ConfigError: The configuration names one, and what it takes is not installed.
+        ConfigError: The configuration names a collector, and the packages for tracing are not installed.
     """
     endpoint = config.observability.otlp_endpoint
     off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
@@ -166,12 +170,12 @@ def create_tracer(config: Config) -> Tracer | None:
 class TenantSecret:
     """The key of the digests that tell tenants apart: configured, this installation's, or the shared store's.
 
-    Replicas on one store must have the same. Until the store answers each has its own, and what it keeps
-    meanwhile is found by nobody later: a miss, as with any store that is away. `report` is told of a secret
-    that cannot be used.
+    Replicas on one store must have the same key. Until the store answers, each replica has its own key, and
+    what it stores meanwhile is not found later: a miss, as with any unavailable store. `report` receives the
+    error if a secret cannot be used.
 
     Attributes:
-        value: The key that is in force.
+        current_key: The key that is in force.
     """
 
     def __init__(
@@ -184,7 +188,7 @@ class TenantSecret:
         self._store = None if configured or not is_shared_store(store_url) else store
 
     async def agree_with_store(self) -> bool:
-        """Take the shared store's secret, or offer ours. False if the store has to be asked again."""
+        """Takes over the shared store's secret, or offers ours. Returns False if it has to be asked again."""
         if self._store is None:
             return True
         try:
@@ -193,7 +197,7 @@ class TenantSecret:
             )
         except (StoreUnavailableError, TimeoutError, OSError) as error:
             if isinstance(error, StoreUnavailableError) and error.reason == NO_SECRET:
-                self._report(error)  # of a store that is away the records tell
+                self._report(error)  # the records already report an unavailable store
             return False
         if shared != self.current_key:
             self._previous = [self.current_key, *self._previous][:MAX_PREVIOUS]
@@ -202,22 +206,22 @@ class TenantSecret:
 
     @property
     def accepted_keys(self) -> tuple[bytes, ...]:
-        """The key that is in force, and behind it those that were: configured ones, or of this process."""
+        """The key that is in force, followed by earlier keys: configured ones, or those of this process."""
         return self.current_key, *self._previous
 
     async def poll_store(self) -> None:
-        """Ask until the store has answered, and now and then after that: it may have lost what it had."""
-        while self._store is not None:  # noqa: ASYNC110 - the store is no event of ours
+        """Asks the store until it answers, and regularly after that, because it may lose its content."""
+        while self._store is not None:  # noqa: ASYNC110 - the store offers no event to wait for
             await asyncio.sleep(SECRET_CHECK_S if await self.agree_with_store() else SECRET_RETRY_S)
 
 
-# By name: the library of the one that is not chosen would take 8 MB.
+# Loaded by name, because the library of the engine that is not chosen would take 8 MB.
 ENGINES = {
     "native": "compaction_proxy.gateway.client.engine:NativeEngine",
     "aiohttp": "compaction_proxy.gateway.client.aiohttp_engine:AiohttpEngine",
 }
 
-# How long whoever asks for metrics waits for what was noted to be worked through, in seconds.
+# The longest time, in seconds, that a request for metrics waits until recorded exchanges are processed.
 FLUSH_LIMIT_S = 1.0
 
 
@@ -230,7 +234,7 @@ def _log_tokenizer_failure(line: str) -> None:
 
 
 def create_engine(config: Config) -> HttpEngine:
-    """The configured engine."""
+    """Creates the configured engine."""
     engine: HttpEngine = resolve_name(ENGINES[config.upstream.engine])(proxies=read_environment_proxies())
     return engine
 
@@ -240,13 +244,14 @@ def _get_archive_bounds(config: Config) -> ArchiveBounds:
 
 
 class Components:
-    """Everything that is built once, and opened and closed together.
+    """The components that are built once, and opened and closed together.
 
     Args:
-        config: The configuration; a store URL that is not set means memory.
+        config: The configuration. If it sets no store URL, the store is in memory.
         store: A store to use in place of the configured one.
-        writer: Who writes summaries in place of the models that the configuration names.
-        clock: Monotonic seconds, by which conversations are left alone after a failed summary.
+        writer: Writes summaries in place of the models that the configuration names.
+        clock: Returns monotonic seconds. It measures how long a conversation is left alone after a failed
+            summary.
     """
 
     def __init__(
@@ -301,11 +306,11 @@ class Components:
         self.is_ready = False
 
     def _build_rounds(self, writer: SummaryModel, clock: Callable[[], float]) -> None:
-        """What makes rounds."""
-        summarising = Summarizer(writer, self.message_reader, price=self.pricing.compute_cost)
-        self.metrics.breakers["summary"] = lambda: summarising.has_resting_model
+        """Builds the components that make compactions."""
+        summarizer = Summarizer(writer, self.message_reader, price=self.pricing.compute_cost)
+        self.metrics.breakers["summary"] = lambda: summarizer.has_resting_model
         self.round_builder = RoundBuilder(
-            summarising,
+            summarizer,
             self.records,
             self.checkpoint_index,
             self.history,
@@ -318,18 +323,21 @@ class Components:
         )
 
     def _build_recall(self) -> None:
-        """What finds what was removed, answers models and agents who ask for it, and tells models unasked."""
+        """Builds the components that search removed messages: for models, agents and automatic recall."""
         self.recall = ArchiveSearch(self.records, self.history, self.retention, create_full_text_index())
-        count, searched = partial(self.counter.count, model=""), self.metrics.count_search
+        count, count_search = partial(self.counter.count, model=""), self.metrics.count_search
         self.recall_tool = RecallTool(
-            self.recall, count, is_store_reachable=lambda: self.records.is_reachable, on_search=searched
+            self.recall, count, is_store_reachable=lambda: self.records.is_reachable, on_search=count_search
         )
         self.auto_recall = AutoRecall(
-            self.recall.search, self.message_reader, self.records, count, on_search=searched
+            self.recall.search, self.message_reader, self.records, count, on_search=count_search
         )
 
     def _build_telemetry(self, config: Config, *, quiet: bool) -> None:
-        """What keeps and tells of what happens. Of a rehearsal, nobody's request, nothing is traced."""
+        """Builds the components that record and report what happens.
+
+        `quiet` disables tracing. It is set for a rehearsal, which serves no requests.
+        """
         self.usage = UsageStore(self.records, config.store.ttl_s)
         self.statistics = Statistics(self.records, config.store.ttl_s)
         self.feed = LiveFeed(self.records, config.store.ttl_s)
@@ -349,7 +357,10 @@ class Components:
 
     @asynccontextmanager
     async def run_lifespan(self, _: object) -> AsyncIterator[None]:
-        """The life cycle: ready when the tokenizer is loaded, whatever the store does."""
+        """Opens the components, and closes them at the end.
+
+        The proxy is ready when the tokenizer is loaded, whatever the store does.
+        """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.records.close)
             if self.tracer is not None:
@@ -370,10 +381,10 @@ class Components:
                 self.token_scheduler.run_in_worker(self.counter.warm_up),
             )
             _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
-            asking = asyncio.create_task(self.secret.poll_store())
-            stack.callback(asking.cancel)
-            measuring = asyncio.create_task(self.metrics.refresh_periodically())
-            stack.callback(measuring.cancel)
+            poll_task = asyncio.create_task(self.secret.poll_store())
+            stack.callback(poll_task.cancel)
+            metrics_task = asyncio.create_task(self.metrics.refresh_periodically())
+            stack.callback(metrics_task.cancel)
             stack.push_async_callback(self.compacted_conversations.close)
             await self.compacted_conversations.start()
             self.exchange_log.start()
@@ -388,7 +399,7 @@ class Components:
         self.metrics.count_exchanges(entries)
 
     async def render_metrics(self, accept: str) -> tuple[bytes, str]:
-        """The metrics as `Metrics.written` gives them, with what was noted until now unless it takes long."""
+        """Returns the metrics (`Metrics.render`), with all recorded exchanges unless these take too long."""
         await asyncio.wait((asyncio.create_task(self._flush_exchange_log()),), timeout=FLUSH_LIMIT_S)
         return await self.metrics.render(accept)
 
@@ -397,7 +408,7 @@ class Components:
             await self.exchange_log.flush()
 
     def get_readiness(self) -> Readiness:
-        """Whether requests can be served, and how the store is."""
+        """Returns whether requests can be served, and whether the store is reachable."""
         return Readiness(self.is_ready, "ok" if self.records.is_reachable else "down", __version__)
 
     def _create_job_builder(self, config: Config, *, keeps: bool = True) -> JobBuilder:
@@ -409,7 +420,7 @@ class Components:
         return mint_conversation_id(self.secret.current_key, tenant, prefix)
 
     def create_stateless_compaction(self, config: Config) -> StatelessCompaction:
-        """What compacts without keeping anything."""
+        """Creates the compaction that stores nothing."""
         return StatelessCompaction(
             MemoryStore,
             self.message_reader,
@@ -420,8 +431,8 @@ class Components:
         )
 
     def create_compactor(self, config: Config) -> Compactor:
-        """The use case over these parts."""
-        viewer = RequestLoader(
+        """Creates the compactor over these components."""
+        request_loader = RequestLoader(
             self.message_reader,
             self.records,
             self.checkpoint_index,
@@ -431,8 +442,8 @@ class Components:
             PriceTriggers(self.pricing, self.growth),
             self.conversation_index,
         )
-        replacing = RoundCoordinator(
-            viewer,
+        round_coordinator = RoundCoordinator(
+            request_loader,
             self.inflight_rounds,
             self.round_builder,
             self.message_reader,
@@ -440,10 +451,12 @@ class Components:
             self.effectiveness,
             self._create_job_builder(config),
         )
-        return Compactor(viewer, replacing, self.message_reader, self.model_limits, self.auto_recall)
+        return Compactor(
+            request_loader, round_coordinator, self.message_reader, self.model_limits, self.auto_recall
+        )
 
     def create_feedback(self) -> UsageFeedback:
-        """What learns from answers."""
+        """Creates the component that learns from answers."""
         return UsageFeedback(
             self.model_limits,
             self.usage_baselines,

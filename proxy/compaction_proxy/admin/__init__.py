@@ -1,1 +1,1 @@
-"""The admin API, the pages, health and metrics, and who may use them."""
+"""The admin API, the admin pages, health checks and metrics, and the check of admin keys."""

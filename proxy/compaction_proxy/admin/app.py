@@ -1,4 +1,7 @@
-"""Our own paths: health, the admin API, and an answer in OpenAI's shape for everything else below them."""
+"""The application for the proxy's own paths: health checks, metrics and the admin API.
+
+Unknown paths below them get an error in OpenAI's form.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
@@ -20,11 +23,11 @@ PATH = "/metrics"
 METHODS = ["GET", "HEAD"]
 
 RenderMetrics = Callable[[str], Awaitable[tuple[bytes, str]]]
-"""Gives all metrics in the form that a value of `Accept` prefers, and their content type."""
+"""Renders all metrics in the format that an `Accept` header prefers. Returns them with their content type."""
 
 
 def create_metrics_router(render_metrics: RenderMetrics) -> APIRouter:
-    """The route that answers with metrics."""
+    """Creates the route that serves the metrics."""
     routes = APIRouter()
 
     async def get_metrics(request: Request) -> Response:
@@ -39,7 +42,7 @@ ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
 ROUTERS = (conversations.router, overview.router, events.router, export.router)
 ERROR_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-# What is wrong with a body, where that is the trouble.
+# Messages for bodies that cannot be accepted, by status.
 BODY_MESSAGES = {
     HTTP_400_BAD_REQUEST: "The body cannot be read.",
     HTTP_413_CONTENT_TOO_LARGE: f"The request body is larger than {MAX_BODY_BYTES} bytes.",
@@ -48,12 +51,12 @@ BODY_MESSAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether requests can be served.
+    """State of the server for health checks.
 
     Attributes:
-        ready: False while starting and ending.
-        store: Whether the store answers. Requests flow without it, so it does not decide `get_readiness`.
-        version: Our version.
+        ready: Whether the server accepts requests. False while it starts or stops.
+        store: Whether the store answers. Requests work without the store, so it does not affect readiness.
+        version: Version of the proxy.
     """
 
     ready: bool
@@ -62,7 +65,7 @@ class Readiness:
 
 
 async def _respond_http_error(request: Request, error: Exception) -> Response:
-    """A path of ours that does not exist, or not with this method; or a body that is no text or too large."""
+    """Responds to an unknown path or method, or to a body that is unreadable or too large."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = error.headers if isinstance(error, HTTPException) else None
     unknown = f"{request.method} {request.url.path} is not something this proxy answers"
@@ -81,7 +84,7 @@ def _create_health_router(read_readiness: Callable[[], Readiness]) -> APIRouter:
 
     async def get_readiness(request: Request) -> JSONResponse:
         now = read_readiness()
-        if getattr(request.state, "stopping", False):  # the server was told to end, and says so in the scope
+        if getattr(request.state, "stopping", False):  # the server sets this in the scope when it stops
             return JSONResponse({"status": "stopping", **asdict(replace(now, ready=False))}, 503)
         status = {"status": "ok" if now.ready else "unready", **asdict(now)}
         return JSONResponse(status, 200 if now.ready else 503)
@@ -100,14 +103,14 @@ def create_admin(
     metrics: RenderMetrics | None = None,
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
-    """The application behind our own paths, all of them under `base_path`.
+    """Creates the application for the proxy's own paths, all of them under `base_path`.
 
     Args:
-        readiness: Asked at each health check; must not wait.
+        readiness: Returns the state at each health check; must not block.
         base_path: Empty, or a path that starts with `/` and does not end with it.
-        api: What the admin API needs; None: there is none.
-        metrics: Gives what `/metrics` answers; None: there is nothing.
-        lifespan: Opens and closes what the application needs, where a server runs it by itself.
+        api: Parts of the admin API. None leaves it out.
+        metrics: Renders the response of `/metrics`. None leaves the path out.
+        lifespan: Opens and closes the resources of the application if a server runs it alone.
     """
     app = FastAPI(
         title="compaction-proxy admin",

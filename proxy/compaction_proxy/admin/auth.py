@@ -1,9 +1,10 @@
-"""Checks who may use the admin API and the pages, and bounds the bodies of their requests.
+"""Checks access to the admin API and the admin pages, and limits the bodies of their requests.
 
-With an admin key, whoever shows it; browsers do, as the password of any user. Without one, whoever sits at
-this machine, if the server listens on loopback only. A web page open on this machine does too; so the request
-must be addressed to a name of this machine, or a page could point a name of its own at it (DNS rebinding),
-and a request that a page has made must come from a page of ours.
+With an admin key, every client that presents the key has access. Browsers send it as the password of any
+user. Without a key, only clients on this machine have access, and only if the server listens on loopback. A
+web page that is open on this machine is such a client. Therefore the request must name this machine as its
+host, because a page could point a host name of its own at this machine (DNS rebinding), and a request that a
+page has made must come from the proxy's own pages.
 """
 
 import hmac
@@ -21,30 +22,31 @@ from compaction_proxy.core.errors import RequestRefusedError, format_openai_erro
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.support.net import parse_authority
 
-# The largest is a pin: 2,000 characters, each of them at most 12 bytes where JSON escapes it.
+# The largest body is a pin: 2,000 characters of at most 12 bytes each, if JSON escapes them.
 MAX_BODY_BYTES = 65_536
-# The largest body of all is a form with a pasted transcript. A body of no declared length may be as large.
+# The largest body on any admin path is a form with a pasted transcript. Bodies without a declared length may
+# be as large.
 LARGEST_BYTES = 24 * 1024 * 1024
-# The end of a path that takes a whole conversation, and bounds what it reads by itself.
+# End of the path that takes a whole conversation and limits its body itself.
 REPLAY = "/admin/v1/replay"
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimitMiddleware:
-    """Refuses with 413 to read more than `MAX_BODY_BYTES` of a body below a path. Pure ASGI.
+    """Limits bodies below a path to `MAX_BODY_BYTES`, with a 413 for larger ones. Pure ASGI.
 
-    Starlette has a limit of its own, whose answer cannot be given OpenAI's shape.
+    Starlette has a limit of its own, but its response cannot have OpenAI's form.
 
     Attributes:
-        app: What is behind it; turns an HTTPException into an answer.
-        path: Requests whose path does not begin so are not bounded.
+        app: Wrapped application. It turns an HTTPException into a response.
+        path: Beginning of the limited paths.
     """
 
     app: ASGIApp
     path: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; what is not asked for is not read."""
+        """Handles a request. A body that the application does not read is not read here either."""
         path = scope.get("path", "")
         if not path.startswith(self.path) or path.endswith(REPLAY):
             await self.app(scope, receive, send)
@@ -64,18 +66,18 @@ class BodyLimitMiddleware:
 
 @dataclass(frozen=True, slots=True)
 class BodyBudgetMiddleware:
-    """Counts the bodies of requests in the budget of the process. Pure ASGI.
+    """Counts the bodies of requests against the memory budget of the process. Pure ASGI.
 
     Attributes:
-        app: What is behind it; turns `OverloadedError` into an answer.
-        bodies: The budget.
+        app: Wrapped application. It turns `OverloadedError` into a response.
+        bodies: Memory budget for bodies.
     """
 
     app: ASGIApp
     bodies: BodyBudget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; its body is counted as it is read, until the answer has ended."""
+        """Handles a request. Counts its body while it is read, and releases it after the response."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -99,20 +101,20 @@ class BodyBudgetMiddleware:
 
 BEARER = "Bearer"
 BASIC = "Basic"
-# What a client is asked for, by scheme.
+# Value of `WWW-Authenticate`, by scheme.
 _CHALLENGES = {BEARER: "Bearer", BASIC: 'Basic realm="compaction-proxy", charset="UTF-8"'}
 _PORTS = {"http": 80, "https": 443}
-# Signs that the request has come through another proxy, so that its peer says nothing of who asks.
+# Headers that show that the request came through another proxy. Its peer address is then not the client's.
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """Whom to let in.
+    """Rules for access to the admin API.
 
     Attributes:
-        host: The address that the server listens on, `server.host`.
-        key: The admin key; empty: none.
+        host: Address that the server listens on, `server.host`.
+        key: Admin key; empty without one.
     """
 
     host: str
@@ -124,7 +126,7 @@ def _build_forbidden_error(why: str, code: str) -> RequestRefusedError:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Whether a page of this origin was served by the host that the request is addressed to."""
+    """Returns whether a page of this origin was served by the requested host."""
     scheme, separator, rest = origin.lower().partition("://")
     if not separator or scheme not in _PORTS:
         return False
@@ -133,18 +135,18 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _has_key(key: str, headers: Headers, scheme: str) -> bool:
-    """Whether a request has the key: as a bearer token, or as a password where the scheme is Basic."""
-    named, _, shown = headers.get("authorization", "").partition(" ")
-    given = shown.strip().encode("latin-1")
+    """Returns whether a request has the key, as a bearer token or, if the scheme is Basic, as a password."""
+    named, _, credentials = headers.get("authorization", "").partition(" ")
+    secret = credentials.strip().encode("latin-1")
     if scheme == BASIC and named.lower() == "basic":
-        given = _decode_password(given)
+        secret = _decode_password(secret)
     elif named.lower() != "bearer":
         return False
-    return hmac.compare_digest(given, key.encode())
+    return hmac.compare_digest(secret, key.encode())
 
 
 def _decode_password(credentials: bytes) -> bytes:
-    """The password in Basic credentials, whoever the user is; nothing where there is none."""
+    """Decodes the password in Basic credentials of any user; empty if there is none."""
     try:
         return b64decode(credentials, validate=True).partition(b":")[2]
     except ValueError:
@@ -154,7 +156,7 @@ def _decode_password(credentials: bytes) -> bytes:
 def _check_local_request(
     access: AccessPolicy, scope: Scope, headers: Headers, host: str
 ) -> RequestRefusedError | None:
-    """Why a request without a key is refused; None if it is made at this machine, to this machine."""
+    """Returns why a request without a key is refused; None if it comes from and names this machine."""
     if not is_loopback(access.host):
         return _build_forbidden_error(
             "Set server.admin_key to use this from other machines.", "admin_key_required"
@@ -164,19 +166,19 @@ def _check_local_request(
         return _build_forbidden_error(
             "Without server.admin_key this machine only is answered.", "admin_key_required"
         )
-    named = parse_authority(host.lower())
-    if named is None or not (is_loopback(named[0]) or named[0] == access.host.lower()):
+    requested = parse_authority(host.lower())
+    if requested is None or not (is_loopback(requested[0]) or requested[0] == access.host.lower()):
         return _build_forbidden_error("The Host header names another machine.", "host_not_allowed")
     return None
 
 
 def check_access(access: AccessPolicy, scope: Scope, scheme: str = BEARER) -> RequestRefusedError | None:
-    """Why a request is refused; None if it is not.
+    """Returns why a request is refused, or None if it is allowed.
 
     Args:
-        access: Whom to let in.
-        scope: The request.
-        scheme: How the key may be shown: as a bearer token, or with `BASIC` as a password, too.
+        access: Rules for access.
+        scope: ASGI scope of the request.
+        scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts it as a password.
     """
     headers = Headers(scope=scope)
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
@@ -195,13 +197,13 @@ def check_access(access: AccessPolicy, scope: Scope, scheme: str = BEARER) -> Re
 
 @dataclass(frozen=True, slots=True)
 class AccessMiddleware:
-    """Asks for access before anything of a request is read. Pure ASGI.
+    """Checks access before anything of a request is read. Pure ASGI.
 
     Attributes:
-        app: What is behind it.
-        access: Whom to let in.
-        path: Where access is needed, and below.
-        scheme: How the key is asked for.
+        app: Wrapped application.
+        access: Rules for access.
+        path: Path that needs access, with all paths below it.
+        scheme: Authentication scheme that a 401 response asks for.
     """
 
     app: ASGIApp
@@ -210,7 +212,7 @@ class AccessMiddleware:
     scheme: str = BEARER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or refuse it."""
+        """Passes an allowed request on, or refuses it."""
         guarded = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self.path}/")
         refused = check_access(self.access, scope, self.scheme) if guarded else None
         if refused is None:

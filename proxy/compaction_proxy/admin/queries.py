@@ -1,6 +1,6 @@
-"""What people see who look on: conversations, what was done to them, what that was worth, what happens now.
+"""Queries of the admin API and pages: conversations, compactions, savings, statistics and events.
 
-Everything here reads. Prices may have to be loaded first; that is waited for once in the life of the process.
+All queries only read. The first query may wait for prices to be loaded, once in the life of the process.
 """
 
 import math
@@ -28,11 +28,11 @@ from compaction_proxy.telemetry.statistics import OTHERS, By, Statistics, Statis
 from compaction_proxy.telemetry.totals import Totals
 from compaction_proxy.telemetry.usage import StoredExchange, UsageStore
 
-# Conversations that are looked at where all are wanted, or those that a word is found in.
+# Number of conversations that are read for a search, a sort or an export.
 MAX_LOOKED_AT = 1_000
-# Models that were asked in this time are listed, in seconds.
+# Models that were used within this time are listed, in seconds.
 SEEN_S = 30 * 86_400.0
-# Conversations whose windows tell which ones are in use.
+# Number of conversations that are read to find the context windows in use.
 WINDOWS_OF = 200
 _PLACE_BYTES = 64
 _GLOB = frozenset("*?[")
@@ -41,19 +41,20 @@ Sort = Literal["last", "tokens", "net", "requests"]
 
 
 class ListedConversation(NamedTuple):
-    """A conversation in a list, and what it has used."""
+    """A conversation in a list, with its totals."""
 
     id: str
     totals: Totals
 
 
 class CompactionRecord(NamedTuple):
-    """A round of a conversation.
+    """A compaction of a conversation.
 
     Attributes:
-        event: What is known of it.
-        undone: Whether it is not applied any more.
-        pays_back_after: Requests until it has paid for itself; None: that is not known, or never.
+        event: Event of the compaction.
+        undone: Whether the compaction is no longer applied.
+        pays_back_after: Number of requests until the compaction has paid for itself; None if unknown or
+            never.
     """
 
     event: Event
@@ -62,27 +63,27 @@ class CompactionRecord(NamedTuple):
 
 
 class AccountStatus(NamedTuple):
-    """A conversation's account, and whether it is bypassed."""
+    """Totals of a conversation, and whether compaction is bypassed for it."""
 
     totals: Totals
     bypass: bool
 
 
 class StatisticsReport(NamedTuple):
-    """Statistics: a row for each hour, day, model or key, and the sum of all."""
+    """Statistics: a row for each hour, day, model or key, and their sum."""
 
     rows: tuple[StatisticsRow, ...]
     total: ExchangeCounters
 
 
 class ModelInfo(NamedTuple):
-    """What is known of a model.
+    """Context window and price of a model.
 
     Attributes:
-        model: Its name.
-        window: Largest input, in tokens.
+        model: Name of the model.
+        window: Context window, in tokens.
         window_source: `configured`, `learned`, `table` (by its name), or `default`.
-        price: What it costs; None: that is not known.
+        price: Price of the model; None if it is unknown.
     """
 
     model: str
@@ -93,24 +94,24 @@ class ModelInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConversationQueries:
-    """The use cases, on one event loop.
+    """Answers the queries of the admin API, on one event loop.
 
-    Those about one conversation raise `RequestRefusedError` (404) where it is not known; all of them, but for
-    `follow_feed` and `list_upstream_failures`, `StoreUnavailableError` where the store cannot be reached.
+    Queries about one conversation raise `RequestRefusedError` (404) if it is unknown. All queries except
+    `follow_feed` and `list_upstream_failures` raise `StoreUnavailableError` if the store cannot be reached.
 
     Attributes:
-        records: What is stored.
-        conversation_registry: Know which conversations there are, and whose.
-        usage: Keep what each has used, and its exchanges.
-        history: Knows what has happened to it.
-        details: Know what each round did.
-        directives: Keeps what is asked of it.
-        statistics: Count everything.
-        feed: Tells what happens now.
-        pricing: Knows prices.
-        config: The configuration.
-        origin: Of the upstream.
-        now: Seconds since the epoch.
+        records: The store.
+        conversation_registry: Lists conversations and finds their tenants.
+        usage: Totals and exchanges of conversations.
+        history: Events of conversations.
+        details: Details of compactions.
+        directives: Directives for conversations, such as pins.
+        statistics: Statistics of all exchanges.
+        feed: Live feed of events and exchanges.
+        pricing: Source of prices.
+        config: Configuration.
+        origin: Origin of the upstream.
+        now: Returns the seconds since the epoch.
     """
 
     records: RecordStore
@@ -129,55 +130,55 @@ class ConversationQueries:
     async def list_conversations(
         self, limit: int, *, q: str = "", sort: Sort = "last"
     ) -> list[ListedConversation]:
-        """Conversations with their totals; so many at most.
+        """Returns at most `limit` conversations with their totals.
 
         Args:
-            limit: How many.
-            q: What their id or model holds, in any case; empty: anything.
-            sort: The largest first: the time of the last request, the tokens that the upstream has counted,
-                dollars saved (unknown ones last), or the number of requests.
+            limit: Largest number of conversations.
+            q: Text that the id or the model must contain, in any case; empty for all conversations.
+            sort: Sort key, the largest first: time of the last request, input tokens that the upstream
+                counted, net saving in dollars (unknown ones last), or number of requests.
         """
         plain = sort == "last" and not q
-        found = await self._list_with_totals(limit if plain else MAX_LOOKED_AT)
+        listed = await self._list_with_totals(limit if plain else MAX_LOOKED_AT)
         word = q.casefold()
-        wanted = [each for each in found if word in each.id or word in each.totals.model.casefold()]
-        return sorted(wanted, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
+        matches = [each for each in listed if word in each.id or word in each.totals.model.casefold()]
+        return sorted(matches, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
 
     async def get_account_status(self, conversation: str) -> AccountStatus:
-        """The conversation's account, and whether it is bypassed."""
+        """Returns the totals of a conversation, and whether compaction is bypassed for it."""
         tenant = await self._find_tenant(conversation)
         [totals] = await self.usage.read_totals([(tenant, conversation)])
         return AccountStatus(totals, (await self.directives.get(tenant, conversation)).bypass)
 
     async def list_exchanges(self, conversation: str, limit: int) -> list[StoredExchange]:
-        """Its newest exchanges, oldest first."""
+        """Returns the newest exchanges of a conversation, oldest first."""
         return await self.usage.list_exchanges(await self._find_tenant(conversation), conversation, limit)
 
     async def list_compactions(self, conversation: str) -> list[CompactionRecord]:
-        """Its rounds, oldest first."""
+        """Returns the compactions of a conversation, oldest first."""
         tenant = await self._find_tenant(conversation)
         events = await self.history.list_events(tenant, conversation)
         return await self._build_compactions(tenant, conversation, [e for e in events if e.kind == COMPACTED])
 
     async def get_compaction(self, conversation: str, place: str) -> tuple[CompactionRecord, RoundDetail]:
-        """A round, and what it did.
+        """Returns a compaction with its details.
 
         Args:
-            conversation: The conversation.
-            place: Where its checkpoint is kept (`Event.place`), as hex digits.
+            conversation: Id of the conversation.
+            place: Place of the compaction's checkpoint (`Event.place`), as hex digits.
 
         Raises:
-            RequestRefused: 404, the conversation has no such round.
+            RequestRefusedError: The conversation has no such compaction (404).
         """
         tenant, at = await self._find_tenant(conversation), _parse_checkpoint_id(place)
-        found = await self.details.find_detail(tenant, conversation, at) if at else None
-        if found is None:
+        detail = await self.details.find_detail(tenant, conversation, at) if at else None
+        if detail is None:
             raise RequestRefusedError(404, "There is no such compaction.", "compaction_not_found")
-        [made] = await self._build_compactions(tenant, conversation, [found.event])
-        return made, found
+        [record] = await self._build_compactions(tenant, conversation, [detail.event])
+        return record, detail
 
     async def get_statistics(self, since: float, until: float, by: By) -> StatisticsReport:
-        """What all exchanges of these hours come to; see `Statistics.rows`."""
+        """Returns the sums of all exchanges in a period; see `Statistics.list_rows`."""
         await self._open_store()
         rows = await self.statistics.list_rows(since, until, by)
         total = ExchangeCounters()
@@ -186,25 +187,26 @@ class ConversationQueries:
         return StatisticsReport(tuple(rows), total)
 
     async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
-        """What has happened last, newest first; with `failures` only what went wrong."""
+        """Returns the latest events, newest first. With `failures`, returns only failures."""
         await self._open_store()
         return await self.feed.list_recent_events(limit, failures=failures)
 
     async def list_upstream_failures(self, since: float, until: float) -> tuple[list[UpstreamFailure], bool]:
-        """Failures of upstreams in these hours, and whether the store has answered.
+        """Returns the failures of upstreams in a period, and whether the store has answered.
 
-        The failure that happened last comes first. Without the store the list holds what this process knows.
+        The latest failure comes first. Without the store, the list holds only the failures that this process
+        has counted.
         """
-        unanswered = self.records.failed_reads
-        found = await self.statistics.list_upstream_failures(since, until)
-        return found, self.records.failed_reads == unanswered
+        failed_before = self.records.failed_reads
+        failures = await self.statistics.list_upstream_failures(since, until)
+        return failures, self.records.failed_reads == failed_before
 
     def follow_feed(self, after: str | None) -> AsyncGenerator[FeedItem]:
-        """What happens, as it happens, with what came since the item of that id."""
+        """Yields feed items as they come, after those that are newer than the item with the id `after`."""
         return self.feed.follow(after)
 
     async def list_models(self) -> list[ModelInfo]:
-        """The models that are configured by name, and those that were asked lately; by name."""
+        """Returns the models that are configured by name or were used lately, sorted by name."""
         await self._open_store()
         rows = await self.statistics.list_rows(self.now() - SEEN_S, self.now(), "model")
         seen = {row.label for row in rows} - {"", OTHERS[0]}
@@ -222,7 +224,7 @@ class ConversationQueries:
     async def iter_conversations(
         self,
     ) -> AsyncIterator[tuple[ListedConversation, list[StoredExchange], list[Event]]]:
-        """Conversations, last in use first, with their exchanges and events; read one at a time."""
+        """Yields conversations with their exchanges and events, the last used first. Reads one at a time."""
         for seen in await self._list_recent(MAX_LOOKED_AT):
             [totals] = await self.usage.read_totals([(seen.tenant, seen.id)])
             exchanges = await self.usage.list_exchanges(seen.tenant, seen.id, MAX_LOOKED_AT)
@@ -233,7 +235,7 @@ class ConversationQueries:
             )
 
     async def require_store(self) -> None:
-        """Return if the store can be reached; for what begins an answer before it has asked for anything."""
+        """Raises if the store cannot be reached. For a response that begins before its first query."""
         await self._open_store()
 
     async def _build_compactions(
@@ -248,7 +250,7 @@ class ConversationQueries:
         ]
 
     def _estimate_payback(self, event: Event, totals: Totals) -> float | None:
-        """Requests until the round has paid for itself, where the provider caches what it has read."""
+        """Estimates the number of requests until a compaction has paid for itself."""
         before, after = event.tokens_before, event.tokens_real or event.tokens_after
         if before is None or after is None:
             return None
@@ -281,7 +283,7 @@ class ConversationQueries:
 def build_model_info(
     config: Config, name: str, price: ModelPrice | None, used: int | None = None
 ) -> ModelInfo:
-    """What is known of a model; `used` is the window that a request was last reckoned with."""
+    """Builds the information about a model; `used` is the window of its last request, in tokens."""
     configured, shipped = get_model_settings(config, name).window, find_shipped_window(name)
     if configured is not None:
         return ModelInfo(name, configured, "configured", price)
@@ -291,7 +293,7 @@ def build_model_info(
 
 
 def _get_sort_key(totals: Totals, sort: Sort) -> tuple[float, float]:
-    """What a list is sorted by, and the time of the last request where that is the same."""
+    """Returns the sort key of a conversation, with the time of the last request as a tie-breaker."""
     net = totals.net_usd
     by: dict[Sort, float] = {
         "last": totals.last_at,

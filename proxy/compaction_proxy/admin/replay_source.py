@@ -1,7 +1,7 @@
-"""A conversation put together again from what is kept of it: what rounds took out, and what stayed then.
+"""Rebuilds a conversation from the store: the messages that compactions removed, and those that remained.
 
-Kept is text: of a tool call its name and arguments as a line, of privileged messages and tools nothing. So
-figures about it are near those of the conversation, not the same.
+The store holds only text: a tool call is a line with its name and arguments, and privileged messages and
+tools are missing. Figures about the rebuilt conversation are therefore approximate.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,9 +19,10 @@ _ANSWERING = frozenset({"tool", "function"})
 def create_replay_source(
     commands: ConversationCommands, queries: ConversationQueries
 ) -> Callable[[str], Awaitable[JsonObject]]:
-    """Gives what is kept of a conversation as a request body.
+    """Creates a function that rebuilds a stored conversation as a request body.
 
-    It raises `RequestRefusedError`: it is not known (404), or too little of it is kept (409).
+    That function raises `RequestRefusedError` if the conversation is unknown (404) or too little of it is
+    stored (409).
     """
 
     async def load_conversation(conversation: str) -> JsonObject:
@@ -38,37 +39,37 @@ def create_replay_source(
 
 
 def rebuild_messages(removed: Sequence[RemovedMessage], seen: Sequence[VisibleMessage]) -> list[JsonObject]:
-    """The messages of a conversation up to its last round, as far as they can be told.
+    """Rebuilds the messages of a conversation up to its last compaction, as far as possible.
 
     Args:
-        removed: What its rounds took out; of several with one index the last stands.
-        seen: What the model saw after its last round.
+        removed: Messages that compactions removed. Of several with the same index, the last one counts.
+        seen: Messages that the model saw after the last compaction.
 
     Raises:
-        RequestRefused: Too little of it is kept (409).
+        RequestRefusedError: Too little of the conversation is stored (409).
     """
     placed = {each.index: (each.role, each.text) for each in removed}
     known = {each.id for each in removed}
-    stayed = [(each.role, each.text) for each in seen if each.origin == KEPT and each.id not in known]
-    total = len(placed) + len(stayed)
+    kept = [(each.role, each.text) for each in seen if each.origin == KEPT and each.id not in known]
+    total = len(placed) + len(kept)
     free = [index for index in range(total) if index not in placed]
     if not total or max(placed, default=0) >= total:
         raise RequestRefusedError(
             409, "Too little is kept of this conversation: send its messages instead.", "not_kept"
         )
-    placed |= dict(zip(free, stayed, strict=True))
+    placed |= dict(zip(free, kept, strict=True))
     return _to_wire_messages([placed[index] for index in range(total)])
 
 
 def _to_wire_messages(texts: Sequence[tuple[str, str]]) -> list[JsonObject]:
-    """Messages in the wire's form; calls and their results are paired by place."""
+    """Converts messages to the Chat Completions wire. Pairs calls with their results by position."""
     messages: list[JsonObject] = []
     caller: JsonObject | None = None
     for index, (role, text) in enumerate(texts):
         if role not in _ANSWERING:
             messages.append({"role": role, "content": text})
             caller = messages[-1] if role == "assistant" else None
-        elif caller is None:  # whatever asked for it is not kept as such
+        elif caller is None:  # the call of this result is not stored
             messages.append({"role": "user", "content": text})
         else:
             call = {

@@ -1,1 +1,1 @@
-"""The commands of `compaction-proxy`."""
+"""Holds the commands of `compaction-proxy`."""

@@ -1,6 +1,6 @@
-"""Speaks to the admin API of a running proxy.
+"""Holds the client of a running proxy's admin API.
 
-What answers may be anything, such as another program on the port: its texts are data, and are bounded.
+Another program may answer on the port, so answers are treated as untrusted data and limited in size.
 """
 
 import http.client
@@ -27,7 +27,7 @@ _LISTED = 1_000
 
 
 class AdminRefusedError(ProxyError):
-    """The admin API answered with an error; `status` is its code."""
+    """Reports that the admin API answered with an error. `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -35,17 +35,17 @@ class AdminRefusedError(ProxyError):
 
 
 class AdminUnreachableError(ProxyError):
-    """Nobody answers, or the connection broke."""
+    """Reports that no proxy answers or that the connection broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """A running proxy's admin API.
+    """Calls the admin API of a running proxy.
 
     Attributes:
         url: Base URL of the proxy.
-        key: The admin key; empty: none is shown.
-        unix_socket: Path of the socket that it is reached over; None: by the URL.
+        key: The admin key. If it is empty, requests carry no key.
+        unix_socket: Path of the Unix socket to connect to. None connects to the URL's host and port.
     """
 
     url: str
@@ -53,11 +53,13 @@ class AdminClient:
     unix_socket: str | None = None
 
     def get(self, path: str, **query: object) -> Any:  # noqa: ANN401 - JSON
-        """What stands at a path, below `/admin/v1`; a query's None is left out.
+        """Sends a GET request for a path below `/admin/v1` and returns the JSON answer.
+
+        Query parameters that are None are left out.
 
         Raises:
-            AdminRefused: It answered with an error.
-            Unreachable: It did not answer.
+            AdminRefusedError: The API answered with an error.
+            AdminUnreachableError: The API did not answer.
         """
         return self.send("GET", path, query=query)
 
@@ -68,11 +70,11 @@ class AdminClient:
         body: Mapping[str, object] | None = None,
         query: Mapping[str, object] | None = None,
     ) -> Any:  # noqa: ANN401 - JSON
-        """What is answered to a request, as JSON values.
+        """Sends a request and returns the JSON answer.
 
         Raises:
-            AdminRefused: It answered with an error.
-            Unreachable: It did not answer.
+            AdminRefusedError: The API answered with an error.
+            AdminUnreachableError: The API did not answer.
         """
         try:
             with self._send_request(method, path, body, query or {}, {}, TIMEOUT_S) as answer:
@@ -86,16 +88,16 @@ class AdminClient:
         return _decode_json(self.display_url, answer.status, data)
 
     def stream_lines(self, path: str, headers: Mapping[str, str], silence_s: float) -> Iterator[str]:
-        """The lines of a stream, as they come, without their ends.
+        """Yields the lines of a streamed answer as they arrive, without line ends.
 
         Args:
-            path: Below `/admin/v1`.
-            headers: Beside the usual ones.
-            silence_s: How long nothing may come before the connection is taken for dead.
+            path: Path below `/admin/v1`.
+            headers: Header fields to send besides the usual ones.
+            silence_s: Seconds without data after which the connection counts as dead.
 
         Raises:
-            AdminRefused: It answered with an error.
-            Unreachable: It did not answer, or the stream broke.
+            AdminRefusedError: The API answered with an error.
+            AdminUnreachableError: The API did not answer, or the stream broke.
         """
         try:
             with self._send_request("GET", path, None, {}, headers, silence_s) as answer:
@@ -107,24 +109,26 @@ class AdminClient:
             raise self._build_unreachable_error(error) from None
 
     def find_conversation_id(self, prefix: str) -> str:
-        """The id of the one conversation that begins with what is given.
+        """Returns the id of the only conversation whose id begins with a prefix.
+
+        A prefix as long as a full id is returned unchecked. Otherwise up to 1,000 conversations are searched.
 
         Raises:
-            AdminRefused: None does, or several do.
+            AdminRefusedError: No conversation begins with the prefix, or several do.
         """
         if len(prefix) == _ID_CHARACTERS:
             return prefix
-        listed = read_rows(self.get("/conversations", limit=_LISTED), "conversations")
-        names = {str(row.get("id", "")) for row in listed}
-        found = sorted(name for name in names if name.startswith((prefix, f"c_{prefix}")))
-        if len(found) == 1:
-            return found[0]
-        what = f"{len(found)} conversations begin" if found else "no conversation begins"
-        raise AdminRefusedError(404, f"{what} with {escape_unprintable(prefix)!r}")
+        rows = read_rows(self.get("/conversations", limit=_LISTED), "conversations")
+        names = {str(row.get("id", "")) for row in rows}
+        matches = sorted(name for name in names if name.startswith((prefix, f"c_{prefix}")))
+        if len(matches) == 1:
+            return matches[0]
+        problem = f"{len(matches)} conversations begin" if matches else "no conversation begins"
+        raise AdminRefusedError(404, f"{problem} with {escape_unprintable(prefix)!r}")
 
     @property
     def display_url(self) -> str:
-        """How the proxy is reached, for people."""
+        """The address of the proxy as shown to users."""
         return self.url if self.unix_socket is None else f"unix:{self.unix_socket}"
 
     def _send_request(
@@ -136,22 +140,25 @@ class AdminClient:
         headers: Mapping[str, str],
         timeout_s: float,
     ) -> http.client.HTTPResponse:
-        """The answer, unread. Redirects are answers: the key goes to nobody else."""
+        """Sends a request and returns the response, whose body is still unread.
+
+        Redirects are not followed, so that the key goes to no other server.
+        """
         parts = urlsplit(self.url)
-        line = (
+        connection = (
             create_connection(parts, timeout_s)
             if self.unix_socket is None
             else self._connect_unix_socket(timeout_s)
         )
-        told = {name: value for name, value in query.items() if value is not None}
-        target = f"{parts.path.rstrip('/')}{PATH}{path}{'?' + urlencode(told) if told else ''}"
-        sent = {"accept": "application/json", "connection": "close", **headers}
+        parameters = {name: value for name, value in query.items() if value is not None}
+        target = f"{parts.path.rstrip('/')}{PATH}{path}{'?' + urlencode(parameters) if parameters else ''}"
+        fields = {"accept": "application/json", "connection": "close", **headers}
         if self.key:
-            sent["authorization"] = f"Bearer {self.key}"
+            fields["authorization"] = f"Bearer {self.key}"
         if body is not None:
-            sent["content-type"] = "application/json"
-        line.request(method, target, json.dumps(body) if body is not None else None, sent)
-        return line.getresponse()
+            fields["content-type"] = "application/json"
+        connection.request(method, target, json.dumps(body) if body is not None else None, fields)
+        return connection.getresponse()
 
     def _connect_unix_socket(self, timeout_s: float) -> http.client.HTTPConnection:
         return connect_unix_socket(self.unix_socket or "", timeout_s)
@@ -167,21 +174,23 @@ class AdminClient:
 
 
 def quote_segment(text: str) -> str:
-    """A text as one segment of a path."""
+    """Percent-encodes a text as one segment of a URL path."""
     return quote(text, safe="")
 
 
 def read_rows(answer: object, name: str) -> list[dict[str, Any]]:
-    """The records that an answer lists under a name; what is none is passed over."""
-    listed = answer.get(name) if isinstance(answer, dict) else None
-    return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    """Returns the JSON objects that an answer lists under a name. Values that are not objects are skipped."""
+    values = answer.get(name) if isinstance(answer, dict) else None
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
 
 
 def create_admin_client(url: str | None, key_file: Path | None, config: Path | None = None) -> AdminClient:
-    """The admin API that options name, and what they leave open the environment and the configuration.
+    """Creates a client of the admin API from command-line options.
+
+    The environment and the configuration supply the URL and the key that the options leave out.
 
     Raises:
-        ConfigError: URL, key file or configuration cannot be used.
+        ConfigError: The URL, the key file or the configuration cannot be used.
     """
     key = _read_key(key_file) if key_file else os.environ.get(_KEY)
     if url is not None and (key is not None or not (config or _has_config_source())):
@@ -189,16 +198,16 @@ def create_admin_client(url: str | None, key_file: Path | None, config: Path | N
     from compaction_proxy.config.loader import load_config
 
     server = load_config(config, os.environ).config.server
-    shown = server.admin_key.get_secret_value() if key is None else key
+    admin_key = server.admin_key.get_secret_value() if key is None else key
     if url is not None:
-        return AdminClient(parse_base_url(url), shown)
-    return AdminClient(build_local_url(server), shown, server.unix_socket)
+        return AdminClient(parse_base_url(url), admin_key)
+    return AdminClient(build_local_url(server), admin_key, server.unix_socket)
 
 
 def _has_config_source() -> bool:
-    """Whether there may be a key somewhere, which takes a third of a second to find out."""
-    named = {f"{_KEY}_FILE", "COMPACTION_PROXY_CONFIG"} & os.environ.keys()
-    return bool(named) or Path("config.yaml").exists()
+    """Returns whether a configuration may supply the key. Reading it would take a third of a second."""
+    variables = {f"{_KEY}_FILE", "COMPACTION_PROXY_CONFIG"} & os.environ.keys()
+    return bool(variables) or Path("config.yaml").exists()
 
 
 def _read_key(path: Path) -> str:
@@ -214,10 +223,10 @@ def _read_key(path: Path) -> str:
 
 
 def parse_base_url(url: str) -> str:
-    """A base URL that can be asked, without `/v1`.
+    """Returns the proxy's base URL without a trailing slash and without `/v1`.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The text is no HTTP base URL.
     """
     try:
         parts: SplitResult | None = urlsplit(url)
@@ -238,14 +247,17 @@ def _decode_json(where: str, status: int, data: bytes) -> Any:  # noqa: ANN401 -
 
 
 def _build_refused_error(where: str, status: int, data: bytes) -> AdminRefusedError:
-    """What went wrong, in words; a server's own only where they have our shape."""
+    """Builds the error for a refused request.
+
+    The message quotes the server's text only if the body has the proxy's error format.
+    """
     try:
-        told = json.loads(data)["error"]["message"]
+        text = json.loads(data)["error"]["message"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return AdminRefusedError(
             status, f"{where}: what answers there is no compaction-proxy (status {status})"
         )
-    message = escape_unprintable(told)[:MAX_SHOWN_CHARACTERS]
+    message = escape_unprintable(text)[:MAX_SHOWN_CHARACTERS]
     if status == http.client.UNAUTHORIZED:
         message = f"the admin key is refused; give it with --admin-key-file or {_KEY} ({message})"
     return AdminRefusedError(status, message)

@@ -1,4 +1,4 @@
-"""A proxy beside this process, for as long as this process needs it: it ends with whoever started it."""
+"""Runs a proxy in a child process that ends with the process that started it."""
 
 import os
 from collections.abc import Iterator
@@ -15,26 +15,30 @@ from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.core.errors import ConfigError, ProxyError
 from compaction_proxy.gateway import server
 
-# Start-up reads a vocabulary and opens the store; then something is wrong, in seconds.
+# Seconds for start-up, which reads a vocabulary and opens the store. A proxy that takes longer has failed.
 START_S = 30.0
-# Nobody asks it any more when it is told to end; what it still keeps takes moments, in seconds.
+# Seconds for the proxy to end. No client sends requests by then, and the pending writes take moments.
 END_S = 10.0
 
 _spawn = get_context("spawn")
 
 
 def run_child_proxy(loaded: LoadedConfig, bound: socket, parent: Connection, log: str) -> None:
-    """Be the proxy: the main function of its process, away from the terminal and its signals."""
+    """Runs the proxy as the main function of the child process.
+
+    The process starts a session of its own, so that it gets no signals from the terminal. Its output is
+    appended to `log`.
+    """
     os.setsid()
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
-        os.dup2(written, stream)
+        os.dup2(log_descriptor, stream)
     run_worker(loaded, bound, parent, 1)
 
 
 def localize_config(config: Config) -> Config:
-    """The configuration of a proxy on a free port of this machine, in one process and without TLS."""
-    here = {
+    """Returns the configuration with a free port on loopback, one worker and no TLS."""
+    overrides = {
         "host": "127.0.0.1",
         "port": 0,
         "unix_socket": None,
@@ -42,46 +46,46 @@ def localize_config(config: Config) -> Config:
         "tls_key": None,
         "workers": 1,
     }
-    return config.model_copy(update={"server": config.server.model_copy(update=here)})
+    return config.model_copy(update={"server": config.server.model_copy(update=overrides)})
 
 
 @contextmanager
 def run_background_proxy(loaded: LoadedConfig, log: Path | None) -> Iterator[str]:
-    """Run a proxy in a process of its own; gives its URL once it accepts requests.
+    """Runs a proxy in a child process and yields its URL once it accepts requests.
 
     Args:
-        loaded: The configuration of a proxy that may be running elsewhere, too; address, TLS and workers
-            are replaced.
-        log: Where its log goes; None: nowhere.
+        loaded: The configuration. Address, TLS and workers are replaced, because another proxy may be running
+            with the same configuration.
+        log: File to which the child's output is appended. None discards the output.
 
     Raises:
-        ConfigError: It refuses the configuration.
-        ProxyError: It does not start.
+        ConfigError: The proxy refuses the configuration.
+        ProxyError: The proxy does not start.
     """
-    mine = replace(loaded, config=localize_config(loaded.config))
-    bound = server.listen(mine.config.server.host, mine.config.server.port)
-    ours, theirs = _spawn.Pipe()
-    given = mine, bound, theirs, str(log or os.devnull)
-    process = _spawn.Process(target=run_child_proxy, args=given, daemon=True)
+    local = replace(loaded, config=localize_config(loaded.config))
+    bound = server.listen(local.config.server.host, local.config.server.port)
+    parent_end, child_end = _spawn.Pipe()
+    arguments = local, bound, child_end, str(log or os.devnull)
+    process = _spawn.Process(target=run_child_proxy, args=arguments, daemon=True)
     process.start()
-    theirs.close()
+    child_end.close()
     try:
-        _await_start(ours)
+        _await_start(parent_end)
         yield server.build_base_url(bound, "http")
     finally:
         bound.close()
         with suppress(OSError):
-            ours.send_bytes(STOP)
+            parent_end.send_bytes(STOP)
         process.join(END_S)
         if process.is_alive():
             process.kill()
-        ours.close()
+        parent_end.close()
 
 
 def _await_start(pipe: Connection) -> None:
-    said = b""
+    report = b""
     with suppress(EOFError, OSError):
-        said = pipe.recv_bytes() if pipe.poll(START_S) else b""
-    if said != STARTED:
+        report = pipe.recv_bytes() if pipe.poll(START_S) else b""
+    if report != STARTED:
         text = "the proxy did not start; run `compaction-proxy doctor`"
-        raise ConfigError(said.decode()) if said else ProxyError(text)
+        raise ConfigError(report.decode()) if report else ProxyError(text)

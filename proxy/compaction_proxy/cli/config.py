@@ -1,4 +1,4 @@
-"""`config`: show it, start one, describe it."""
+"""Holds the commands `config show`, `config init` and `config schema`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from compaction_proxy.cli.options import ConfigOption
 config_app = create_group("Look at the configuration.")
 DEFAULT_FILE = Path("config.yaml")
 
-# The few lines that people change. Every key and its meaning: docs/configuration.md.
+# The few keys that users change. docs/configuration.md describes every key.
 STARTER = """\
 # compaction-proxy: what is left out has its default; `compaction-proxy config show` prints everything.
 server:
@@ -47,8 +47,8 @@ def show(
     """Print every key and its value; secrets are masked."""
     from compaction_proxy.cli.listing import format_lines
 
-    found = load_with_warnings(config)
-    for line in format_lines(found, with_origin=origin):
+    loaded = load_with_warnings(config)
+    for line in format_lines(loaded, with_origin=origin):
         print(line)
 
 
@@ -58,8 +58,8 @@ def init(
 ) -> None:
     """Write a configuration with the few lines that people change. What exists is never overwritten."""
     try:
-        with file.open("x", encoding="utf-8") as made:
-            made.write(STARTER)
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(STARTER)
     except FileExistsError:
         exit_with_error(f"{file}: exists already, and is left alone", FAILED)
     except OSError as error:
@@ -74,5 +74,5 @@ def schema() -> None:
 
     from compaction_proxy.config.config import Config
 
-    described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
-    print(json.dumps(described, indent=2))
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+    print(json.dumps(document, indent=2))

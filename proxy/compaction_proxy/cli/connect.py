@@ -1,4 +1,4 @@
-"""`connect`: how a client is pointed at the proxy, printed or written into its configuration file."""
+"""Holds the command `connect`, which prints or writes the settings that point a client at the proxy."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,13 +13,13 @@ from compaction_proxy.cli.options import ConfigOption
 
 
 class ClientGuide(NamedTuple):
-    """A client.
+    """Instructions that point a client at the proxy.
 
     Attributes:
-        title: What people call it.
-        where: What the lines go into.
-        lines: What to write there.
-        note: What else there is to know; empty: nothing.
+        title: Name of the client as users know it.
+        where: Where the lines belong, such as a file or the environment.
+        lines: The lines to write there, with placeholders.
+        remark: Further advice, with placeholders. It may be empty.
     """
 
     title: str
@@ -28,24 +28,24 @@ class ClientGuide(NamedTuple):
     remark: str = ""
 
 
-# Clients ask for at most so much output, in tokens, and for at most this share of a window.
+# Limits of the output that clients ask for: tokens, and share of the context window.
 MAX_OUTPUT_TOKENS = 32_000
 OUTPUT_SHARE = 0.25
 DEFAULT_WINDOW_TOKENS = 128_000
 
 
 class TokenLimits(NamedTuple):
-    """What a client is told of a model, so that it does not compact before the proxy does.
+    """Token limits of a model, set in a client so that it does not compact before the proxy does.
 
     Attributes:
-        window: Tokens that the model takes.
+        window: Size of the context window, in tokens.
     """
 
     window: int = DEFAULT_WINDOW_TOKENS
 
     @property
     def output_tokens(self) -> int:
-        """Most tokens that the client asks for."""
+        """The largest output that the client asks for, in tokens."""
         return min(MAX_OUTPUT_TOKENS, int(self.window * OUTPUT_SHARE))
 
 
@@ -190,14 +190,21 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
 
 
 def fill_placeholders(text: str, url: str, model: str, limits: TokenLimits | None = None) -> str:
-    """The text for a proxy at a base URL with `/v1`, and for a model's limits."""
-    known = limits or TokenLimits()
+    """Returns the text with its placeholders filled in.
+
+    Args:
+        text: Text with placeholders such as `<URL>`.
+        url: Base URL of the proxy, with `/v1`.
+        model: Name of the model.
+        limits: The model's token limits. None uses the defaults.
+    """
+    token_limits = limits or TokenLimits()
     values = {
         "<MODEL>": model,
         "<ROOT>": url.removesuffix("/v1"),
         "<URL>": url,
-        "<WINDOW>": str(known.window),
-        "<OUTPUT>": str(known.output_tokens),
+        "<WINDOW>": str(token_limits.window),
+        "<OUTPUT>": str(token_limits.output_tokens),
     }
     for mark, value in values.items():
         text = text.replace(mark, value)
@@ -211,7 +218,7 @@ if TYPE_CHECKING:
 
 MODEL = "gpt-5.4"
 BACKUP = ".before-compaction-proxy"
-# Larger files are no client's configuration.
+# A larger file is no client's configuration.
 MAX_FILE_BYTES = 1_048_576
 
 
@@ -261,12 +268,12 @@ def _exit_unknown_client(tool: str) -> None:
     from compaction_proxy.cli.output import escape_unprintable
 
     close = get_close_matches(tool, CLIENTS, n=1)
-    meant = f", did you mean {close[0]!r}?" if close else "; `connect --list` names those that are known"
-    exit_with_error(f"{escape_unprintable(tool)!r}: no such client{meant}", BAD_CONFIG)
+    hint = f", did you mean {close[0]!r}?" if close else "; `connect --list` names those that are known"
+    exit_with_error(f"{escape_unprintable(tool)!r}: no such client{hint}", BAD_CONFIG)
 
 
 def _resolve_base_url(url: str | None, config: Path | None) -> str:
-    """The proxy's base URL, with `/v1`."""
+    """Returns the proxy's base URL with `/v1`, from the option or else from the configuration."""
     import os
 
     from compaction_proxy.cli.admin_client import parse_base_url
@@ -286,9 +293,9 @@ def _resolve_base_url(url: str | None, config: Path | None) -> str:
 
 
 def _get_limits(window: int | None, config: Path | None, url: str | None, model: str) -> "TokenLimits":
-    """What clients are told of a model: the window given, else the configured one, else the known one.
+    """Returns a model's token limits from the option, else the configuration, else the known context window.
 
-    What is configured here says nothing of a proxy that `url` names.
+    The local configuration is not used if `url` is given, because that proxy has its own.
     """
     import os
 
@@ -315,7 +322,7 @@ def _print_guide(client: "ClientGuide", url: str, model: str, limits: "TokenLimi
 
 
 def _apply_edit(tool: str, url: str, model: str, file: Path | None, limits_of: "GetTokenLimits") -> None:
-    """Show what changes, keep the old file beside the new one, and put that in place at once."""
+    """Edits the client's file: prints the difference, keeps a backup and replaces the file atomically."""
     from compaction_proxy.cli.client_config import FILES, ClientConfigError
 
     if tool not in FILES:
@@ -325,47 +332,48 @@ def _apply_edit(tool: str, url: str, model: str, file: Path | None, limits_of: "
     path = (file or Path(FILES[tool].path)).expanduser().resolve()
     try:
         before = _read_existing(path).decode("utf-8") if path.exists() else ""
-        made = _edit_text(before, lambda text: FILES[tool].edit(text, url, model, limits_of))
+        new_text = _edit_text(before, lambda text: FILES[tool].edit(text, url, model, limits_of))
     except (ClientConfigError, UnicodeDecodeError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         exit_with_error(f"{path}: left alone: {why}", FAILED)
     except OSError as error:
         exit_with_error(f"{path}: cannot be read: {error.strerror}", FAILED)
-    if made == before:
+    if new_text == before:
         print(f"{path}: is so already")
         return
-    _show_changes(path, before, made)
+    _show_changes(path, before, new_text)
     try:
-        kept = _replace_file(path, made)
+        backup = _replace_file(path, new_text)
     except OSError as error:
         exit_with_error(f"{path}: cannot be written: {error.strerror}", FAILED)
-    print(f"{path}: written{f'; as it was: {kept}' if kept else ''}")
+    print(f"{path}: written{f'; as it was: {backup}' if backup else ''}")
 
 
 def _read_existing(path: Path) -> bytes:
-    """What a file holds.
+    """Returns the content of a file.
 
     Raises:
-        Refused: It is no regular file, which may never end, or too large to be a configuration.
+        ClientConfigError: The file is too large to be a configuration, or no regular file. Reading from
+            something else, such as a pipe, may never end.
     """
     from compaction_proxy.cli.client_config import ClientConfigError
 
     if not path.is_file():
         raise ClientConfigError("it is no regular file")
     with path.open("rb") as file:
-        found = file.read(MAX_FILE_BYTES + 1)
-    if len(found) > MAX_FILE_BYTES:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
         raise ClientConfigError(f"it is larger than {MAX_FILE_BYTES:,} bytes")
-    return found
+    return content
 
 
 def _edit_text(before: str, edit: "Callable[[str], str]") -> str:
-    """The new text, with the line ends of the old one."""
+    """Edits a text and keeps its line ends."""
     if "\r\n" not in before:
         return edit(before)
     plain = before.replace("\r\n", "\n")
-    made = edit(plain)
-    return before if made == plain else made.replace("\n", "\r\n")
+    edited = edit(plain)
+    return before if edited == plain else edited.replace("\n", "\r\n")
 
 
 def _show_changes(path: Path, before: str, made: str) -> None:
@@ -378,7 +386,7 @@ def _show_changes(path: Path, before: str, made: str) -> None:
 
 
 def _replace_file(path: Path, text: str) -> Path | None:
-    """Replace a file at once; gives where the old one is kept, None if there was none."""
+    """Replaces a file atomically and returns the path of the backup, or None if there was no file."""
     import os
     import shutil
     import tempfile
@@ -390,24 +398,24 @@ def _replace_file(path: Path, text: str) -> Path | None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        kept = None
+        backup = None
         if path.exists():
             shutil.copymode(path, name)
-            kept = _back_up_file(path)
+            backup = _back_up_file(path)
         Path(name).replace(path)
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
-    return kept
+    return backup
 
 
 def _back_up_file(path: Path) -> Path:
-    """A copy of a file beside it, under a name that nothing has yet."""
+    """Copies a file to an unused name beside it and returns that path."""
     import shutil
 
     for number in range(1, 1_000):
-        kept = path.with_name(f"{path.name}{BACKUP}{'' if number == 1 else f'-{number}'}")
-        if not kept.exists():
-            shutil.copy2(path, kept)
-            return kept
+        backup = path.with_name(f"{path.name}{BACKUP}{'' if number == 1 else f'-{number}'}")
+        if not backup.exists():
+            shutil.copy2(path, backup)
+            return backup
     raise OSError(0, "too many backups stand beside it")

@@ -1,4 +1,4 @@
-"""How commands end: with which exit code, with one line on stderr, and silently where a pipe closes."""
+"""Defines how commands end: exit codes, one line on stderr, and a silent end if the reader closes a pipe."""
 
 import os
 import sys
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from compaction_proxy.config.environment import ConfigOverride
     from compaction_proxy.config.loader import LoadedConfig
 
-FAILED = 1  # not found, refused, or it did not work
-BAD_CONFIG = 2  # or bad usage, which is what the command line's library says, too
+FAILED = 1  # not found, refused, or any other failure
+BAD_CONFIG = 2  # bad configuration or bad usage; typer exits with 2 for bad usage, too
 INTERRUPTED = 130
 
 
 class CommandGroup(TyperGroup):
-    """Commands, each of which may raise what it likes to end with."""
+    """Command group that turns the exceptions of its commands into exit codes."""
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - the library's context and the command's answer
-        """Run a command.
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's context and the command's result
+        """Runs a command and maps its exceptions to exit codes.
 
-        A reader that has left, as `head` does, is no failure of ours.
+        A reader that closes the pipe early, as `head` does, counts as success.
         """
         try:
             answer = super().invoke(ctx)
@@ -39,14 +39,14 @@ class CommandGroup(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # What is still held back must not be tried again while the interpreter ends.
+            # The interpreter must not write the buffered output to the closed pipe again when it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         return answer
 
 
 def create_group(help_text: str, name: str | None = None) -> typer.Typer:
-    """A group of commands that end as ours do."""
+    """Creates a command group whose commands end through `CommandGroup`."""
     return typer.Typer(
         name=name,
         cls=CommandGroup,
@@ -59,20 +59,20 @@ def create_group(help_text: str, name: str | None = None) -> typer.Typer:
 
 
 def exit_with_error(error: ProxyError | str, code: int) -> NoReturn:
-    """End the process with a line on stderr."""
+    """Prints a line on stderr and ends the command with an exit code."""
     print(error, file=sys.stderr)
     raise typer.Exit(code)
 
 
 def load_with_warnings(path: Path | None, options: "Iterable[ConfigOverride]" = ()) -> "LoadedConfig":
-    """The configuration; its warnings go to stderr.
+    """Loads the configuration and prints its warnings on stderr.
 
     Raises:
-        ConfigError: It cannot be used; a line for each problem.
+        ConfigError: The configuration cannot be used. The message has a line for each problem.
     """
     from compaction_proxy.config.loader import load_config
 
-    found = load_config(path, os.environ, options)
-    for warning in found.warnings:
+    loaded = load_config(path, os.environ, options)
+    for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    return found
+    return loaded

@@ -1,4 +1,4 @@
-"""`forget_client`: deletes what is stored of a tenant, or of one of its conversations."""
+"""Deletes what is stored for a tenant, or for one of its conversations."""
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ProxyError, StoreUnavailableError
@@ -12,15 +12,15 @@ from compaction_proxy.telemetry.event_history import KEPT_ROOT_LINES
 
 
 async def forget_client(config: Config, credential: Headers, session: Headers | None) -> int:
-    """Delete everything stored of who shows this credential, or of one session of theirs; how many records.
+    """Deletes everything stored for a client, or for one of its sessions, and returns the number of records.
 
     Args:
-        config: The configuration of the proxy that stored them.
-        credential: The header fields that the client sends.
-        session: The header field that names its session; None for all of them.
+        config: The configuration of the proxy that stored the records.
+        credential: The header fields with the client's credential.
+        session: The header field that names the session. None deletes all sessions.
 
     Raises:
-        ProxyError: The store cannot be used, or the session's header is none that the proxy looks at.
+        ProxyError: The store cannot be used, or the proxy does not read session ids from that header.
     """
     url = config.store.url or "memory://"
     store = open_configured_store(config, url)
@@ -28,16 +28,16 @@ async def forget_client(config: Config, credential: Headers, session: Headers | 
     try:
         if not await secret.agree_with_store():
             raise ProxyError("the store cannot be reached")
-        where, mode = format_origin(config.upstream.base_url), config.session.tenant
+        origin, mode = format_origin(config.upstream.base_url), config.session.tenant
         tenant_id = derive_tenant(
-            credential, secret.current_key, where, mode, is_client_key=bool(config.server.client_keys)
+            credential, secret.current_key, origin, mode, is_client_key=bool(config.server.client_keys)
         )
         if session is None:
             return await store.delete_prefix(tenant_prefix(tenant_id))
-        named = find_conversation_id(session, config.session.headers, secret.current_key, tenant_id)
-        if named is None:
+        conversation = find_conversation_id(session, config.session.headers, secret.current_key, tenant_id)
+        if conversation is None:
             raise ProxyError("session.headers names no such header, or its value is no session id")
-        return await _delete_conversation(store, tenant_id, named)
+        return await _delete_conversation(store, tenant_id, conversation)
     except StoreUnavailableError as error:
         raise ProxyError(f"the store cannot be used: {error.reason}") from error
     finally:

@@ -1,4 +1,4 @@
-"""`health`: asks a running proxy whether it is ready. It starts every few seconds, so it imports little."""
+"""Checks whether a running proxy is ready. The command starts every few seconds, so it imports little."""
 
 import http.client
 import json
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 TIMEOUT_S = 5
 MAX_ANSWER_BYTES = 4_096
 LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
-REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - recognised, not bound
+REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared only, not bound
 
 
 def build_local_url(server: "ServerSection") -> str:
-    """Where the proxy of this configuration answers on this machine, its base path included.
+    """Returns the URL, with base path, at which the configured proxy answers on this machine.
 
-    One that listens on a Unix socket takes any host's name, and is reached there only.
+    A proxy on a Unix socket can be reached through that socket only, and accepts any host name.
     """
     if server.unix_socket is not None:
         return f"http://localhost{server.base_path}"
@@ -29,7 +29,10 @@ def build_local_url(server: "ServerSection") -> str:
 
 
 def create_connection(url: SplitResult, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
-    """A connection to a base URL. On this machine a certificate is for the names that others use."""
+    """Creates a connection to a base URL.
+
+    On loopback, certificates are not verified, because they are issued for the names that other machines use.
+    """
     host = url.hostname or ""
     if url.scheme != "https":
         return http.client.HTTPConnection(host, url.port, timeout=timeout_s)
@@ -41,46 +44,50 @@ def create_connection(url: SplitResult, timeout_s: float = TIMEOUT_S) -> http.cl
 
 
 def connect_unix_socket(path: str, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
-    """A connection over a Unix socket."""
-    line = http.client.HTTPConnection("localhost", timeout=timeout_s)
-    line.sock = socket.socket(socket.AF_UNIX)
-    line.sock.settimeout(timeout_s)
+    """Connects to a Unix socket.
+
+    Raises:
+        OSError: The socket cannot be connected.
+    """
+    connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(timeout_s)
     try:
-        line.sock.connect(path)
+        connection.sock.connect(path)
     except OSError:
-        line.close()
+        connection.close()
         raise
-    return line
+    return connection
 
 
 def check_ready(url: str, unix_socket: str | None = None) -> tuple[bool, str]:
-    """Whether the proxy at a base URL is ready, and a line that says so.
+    """Returns whether the proxy at a base URL is ready, and a line that reports the result.
 
     Args:
-        url: Its base URL.
-        unix_socket: Path of the socket that it is asked over.
+        url: Base URL of the proxy.
+        unix_socket: Path of the Unix socket to connect to. None connects to the URL's host and port.
     """
-    asked = url if unix_socket is None else f"unix:{unix_socket}"
+    address = url if unix_socket is None else f"unix:{unix_socket}"
     try:
         parts = urlsplit(url)
-        line = create_connection(parts) if unix_socket is None else connect_unix_socket(unix_socket)
-        line.request("GET", f"{parts.path.rstrip('/')}/readyz")
-        status = line.getresponse().status
-        line.close()
+        connection = create_connection(parts) if unix_socket is None else connect_unix_socket(unix_socket)
+        connection.request("GET", f"{parts.path.rstrip('/')}/readyz")
+        status = connection.getresponse().status
+        connection.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return False, f"{asked}: unreachable: {type(error).__name__}"
-    said = "ready" if status == http.client.OK else f"answered {status}"
-    return status == http.client.OK, f"{asked}: {said}"
+        return False, f"{address}: unreachable: {type(error).__name__}"
+    state = "ready" if status == http.client.OK else f"answered {status}"
+    return status == http.client.OK, f"{address}: {state}"
 
 
 def fetch_version(url: str, unix_socket: str | None = None) -> str | None:
-    """The version of the proxy of ours that answers at a base URL; None if none does."""
+    """Returns the version of the compaction-proxy at a base URL, or None if there is none."""
     try:
         parts = urlsplit(url)
-        line = create_connection(parts) if unix_socket is None else connect_unix_socket(unix_socket)
-        line.request("GET", f"{parts.path.rstrip('/')}/readyz", headers={"connection": "close"})
-        with line.getresponse() as answer:
-            told = json.loads(answer.read(MAX_ANSWER_BYTES))
-        return str(told["version"]) if "store" in told else None
+        connection = create_connection(parts) if unix_socket is None else connect_unix_socket(unix_socket)
+        connection.request("GET", f"{parts.path.rstrip('/')}/readyz", headers={"connection": "close"})
+        with connection.getresponse() as answer:
+            fields = json.loads(answer.read(MAX_ANSWER_BYTES))
+        return str(fields["version"]) if "store" in fields else None
     except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
         return None

@@ -1,4 +1,4 @@
-"""`config show`: every key, its value, and where the value comes from."""
+"""Formats the output of `config show`: every key, its value and the origin of the value."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from compaction_proxy.config.loader import LoadedConfig
 
 
 def format_lines(loaded: LoadedConfig, *, with_origin: bool) -> Iterator[str]:
-    """One line a key, `section.key: value` and the origin behind `#`."""
+    """Yields one line per key: `section.key: value`, with the origin behind `#` if it is wanted."""
     for key in iter_keys():
         value = to_plain_value(reduce(getattr, map(str, key.path), loaded.config))
         line = f"{format_key_path(key.path)}: {json.dumps(value, ensure_ascii=False)}"

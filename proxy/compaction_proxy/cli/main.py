@@ -1,4 +1,7 @@
-"""The command line. Each command imports what it needs when it runs: `health` and `--help` must be quick."""
+"""Defines the command line.
+
+Each command imports what it needs when it runs, so that `health` and `--help` are quick.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -40,27 +43,27 @@ def serve(
     from compaction_proxy.config.loader import load_config
     from compaction_proxy.telemetry import logs
 
-    given = (
+    overrides = (
         ConfigOverride("--host", ("server", "host"), host),
         ConfigOverride("--port", ("server", "port"), port),
         ConfigOverride("--upstream", ("upstream", "base_url"), upstream),
         ConfigOverride("--workers", ("server", "workers"), workers),
     )
-    options = [option for option in given if option.value is not None]
-    found = load_with_warnings(config, options)
-    logs.configure_logging(found.config.observability.log_format)
+    options = [option for option in overrides if option.value is not None]
+    loaded = load_with_warnings(config, options)
+    logs.configure_logging(loaded.config.observability.log_format)
     reread = partial(load_config, config, os.environ, options)
-    if found.config.server.workers > 1:
-        run_workers(found, reread, lambda url: announce_start(found.config, url))
+    if loaded.config.server.workers > 1:
+        run_workers(loaded, reread, lambda url: announce_start(loaded.config, url))
     else:
-        run_single_process(found, reread)
+        run_single_process(loaded, reread)
 
 
 @app.command()
 def check(config: ConfigOption = None) -> None:
     """Say whether the configuration can be used."""
-    found = load_with_warnings(config)
-    print(f"ok: {found.path or 'built-in defaults and the environment'}")
+    loaded = load_with_warnings(config)
+    print(f"ok: {loaded.path or 'built-in defaults and the environment'}")
 
 
 @app.command()
@@ -72,10 +75,10 @@ def health(
 
     if url is None:
         server = load_with_warnings(None).config.server
-        ready, what = check_ready(build_local_url(server), server.unix_socket)
+        ready, report = check_ready(build_local_url(server), server.unix_socket)
     else:
-        ready, what = check_ready(url)
-    print(what)
+        ready, report = check_ready(url)
+    print(report)
     raise typer.Exit(0 if ready else 1)
 
 
@@ -90,8 +93,8 @@ def forget(
 
     from compaction_proxy.cli.forget import forget_client
 
-    shown = Path(credential).read_text("utf-8") if Path(credential).is_file() else credential
-    fields = [_parse_header(shown)]
+    header_text = Path(credential).read_text("utf-8") if Path(credential).is_file() else credential
+    fields = [_parse_header(header_text)]
     number = asyncio.run(
         forget_client(
             load_with_warnings(config).config, fields, [_parse_header(session)] if session else None
@@ -101,7 +104,11 @@ def forget(
 
 
 def _parse_header(text: str) -> tuple[bytes, bytes]:
-    """A header field as it would arrive."""
+    """Parses `name: value` into a header field as it arrives from a client.
+
+    Raises:
+        ProxyError: The text has no colon.
+    """
     name, colon, value = text.strip().partition(":")
     if not colon:
         raise ProxyError("a header is written as 'name: value'")

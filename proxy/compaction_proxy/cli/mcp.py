@@ -1,6 +1,6 @@
-"""`mcp`: the tools of a running proxy's `/mcp` for a client that speaks over stdin and stdout.
+"""Holds the command `mcp`, which offers the tools of a running proxy's `/mcp` over stdin and stdout.
 
-Each call is sent on by itself, so that the proxy may be restarted meanwhile.
+Each call is a request of its own, so that the proxy can be restarted in between.
 """
 
 import os
@@ -16,7 +16,7 @@ from compaction_proxy.cli.options import ConfigOption, UrlOption
 if TYPE_CHECKING:
     from compaction_proxy.cli.tool_calls import McpTarget
 
-# Where the client's key is looked for, the first that is set.
+# Environment variables that may hold the client's key. The first one that is set counts.
 KEYS = ("COMPACTION_PROXY_KEY", "OPENAI_API_KEY")
 
 
@@ -52,7 +52,7 @@ def mcp(
 
 
 def _build_credential_header(credential: str | None) -> dict[str, str]:
-    """The credential as a header field; none where there is none."""
+    """Returns the credential as a header field, or no field if there is no credential."""
     if credential is not None:
         return _parse_header(
             Path(credential).read_text("utf-8") if Path(credential).is_file() else credential

@@ -1,4 +1,4 @@
-"""`models`: window and prices of models, and where these figures are from."""
+"""Holds the command `models`, which shows models' context windows and prices, and where they come from."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,25 +35,25 @@ def models(
     from compaction_proxy.providers.window_table import WINDOWS
 
     try:
-        seen = read_rows(create_admin_client(url, key_file, config).get("/models"), "models")
+        proxy_rows = read_rows(create_admin_client(url, key_file, config).get("/models"), "models")
     except AdminUnreachableError:
         if url is not None:
             raise
-        seen = []
-    known = {str(row.get("model")): row for row in seen}
+        proxy_rows = []
+    rows_by_name = {str(row.get("model")): row for row in proxy_rows}
     settings = load_config(config, os.environ).config
-    asked = dict.fromkeys(_list_names(settings, name, all_=all_)) or (WINDOWS if not seen else {})
-    missing = [each for each in asked if each not in known]
-    found = [*seen, *_describe_models(settings, missing)] if missing else seen
-    chosen = [row for row in found if name is None or name.lower() in str(row.get("model", "")).lower()]
+    names = dict.fromkeys(_list_names(settings, name, all_=all_)) or (WINDOWS if not proxy_rows else {})
+    missing = [each for each in names if each not in rows_by_name]
+    rows = [*proxy_rows, *_describe_models(settings, missing)] if missing else proxy_rows
+    selected = [row for row in rows if name is None or name.lower() in str(row.get("model", "")).lower()]
     if as_json:
-        print_json({"models": chosen})
+        print_json({"models": selected})
     else:
-        print_lines(_format_models(chosen, get_terminal_width()))
+        print_lines(_format_models(selected, get_terminal_width()))
 
 
 def _list_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
-    """Names of the models to describe, whether a proxy has seen them or not."""
+    """Yields the names of the models to describe, whether or not a proxy has seen them."""
     from compaction_proxy.providers.window_table import WINDOWS
 
     if name is not None:
@@ -66,7 +66,7 @@ def _list_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[s
 
 
 def _describe_models(config: "Config", names: Iterable[str]) -> list[dict[str, Any]]:
-    """What is known of models without asking anybody, as the admin API has it."""
+    """Describes models without asking a proxy, as rows in the format of the admin API."""
     import asyncio
     from dataclasses import asdict
 
@@ -77,16 +77,16 @@ def _describe_models(config: "Config", names: Iterable[str]) -> list[dict[str, A
     from compaction_proxy.providers.pricing import PriceBook
 
     pricing = PriceBook(config, PriceProcess())
-    where, names = format_origin(config.upstream.base_url), list(names)
-    asyncio.run(pricing.wait_for_prices((name, where) for name in names))
+    upstream_origin, names = format_origin(config.upstream.base_url), list(names)
+    asyncio.run(pricing.wait_for_prices((name, upstream_origin) for name in names))
     return [
-        asdict(schemas.to_model_row(build_model_info(config, name, pricing.get_price(name, where))))
+        asdict(schemas.to_model_row(build_model_info(config, name, pricing.get_price(name, upstream_origin))))
         for name in names
     ]
 
 
 def _format_models(rows: Iterable[dict[str, Any]], most: int | None) -> list[str]:
-    """A line for each model; prices are dollars per million tokens."""
+    """Formats a table with a line for each model. Prices are dollars per million tokens."""
     from compaction_proxy.cli.output import Column, format_count, format_dollars, format_table, get_text
 
     columns = (

@@ -1,4 +1,4 @@
-"""Options that several commands take."""
+"""Holds options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated

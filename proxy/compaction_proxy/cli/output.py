@@ -1,4 +1,4 @@
-"""What commands print: aligned columns, cut to the terminal's width; nothing in them steers a terminal."""
+"""Formats what commands print: aligned columns, cut to the terminal's width, without control characters."""
 
 import json
 import shutil
@@ -18,8 +18,8 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        title: What stands above it.
-        right: Whether it is aligned to the right, as figures are.
+        title: Heading of the column.
+        right: Whether the column is aligned to the right, as figures are.
     """
 
     title: str
@@ -27,50 +27,50 @@ class Column(NamedTuple):
 
 
 def escape_unprintable(text: object) -> str:
-    """A text in one line, whatever a server put into it: what cannot be seen is written as an escape.
+    """Returns the text in one line, with every unprintable character escaped.
 
-    That covers control characters, which steer terminals, characters that turn the direction of writing
-    around, line ends, and halves of surrogate pairs.
+    Such characters are control characters, which can steer a terminal, characters that change the writing
+    direction, line ends, and unpaired surrogates. A server may send any of them.
     """
-    said = str(text)
-    if said.isprintable():
-        return said
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in said)
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
 
 
 def count_cells(text: str) -> int:
-    """How many cells of a terminal a clean text takes."""
+    """Returns how many terminal cells a text without control characters takes."""
     if text.isascii():
         return len(text)
-    wide = sum(unicodedata.east_asian_width(each) in "WF" for each in text)
-    return len(text) + wide - sum(bool(unicodedata.combining(each)) for each in text)
+    wide_count = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide_count - sum(bool(unicodedata.combining(character)) for character in text)
 
 
 def truncate_text(text: str, most: int | None) -> str:
-    """The text in at most so many cells; None: as it is."""
+    """Cuts a text to at most `most` terminal cells. None leaves the text as it is."""
     if most is None or count_cells(text) <= most:
         return text
-    kept, room = [], most - 1
-    for each in text:
-        room -= count_cells(each)
+    characters, room = [], most - 1
+    for character in text:
+        room -= count_cells(character)
         if room < 0:
             break
-        kept.append(each)
-    return "".join(kept) + ELLIPSIS
+        characters.append(character)
+    return "".join(characters) + ELLIPSIS
 
 
 def get_terminal_width() -> int | None:
-    """Cells of a line of the terminal; None where the output goes elsewhere, and is not cut."""
+    """Returns the cells of a terminal line, or None if stdout is no terminal and lines are not cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def format_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], most: int | None) -> list[str]:
-    """A table's lines, its titles first; the texts are made clean.
+    """Formats a table as lines, the titles first. Unprintable characters in cells are escaped.
 
     Args:
-        columns: From left to right.
-        rows: A text for each column.
-        most: Cells of a line; None: it is not cut.
+        columns: The columns from left to right.
+        rows: Rows with a text for each column.
+        most: Cells of a line. None does not cut lines.
     """
     texts = [[each.title for each in columns], *([escape_unprintable(text) for text in row] for row in rows)]
     widths = [max(map(count_cells, column)) for column in zip(*texts, strict=True)]
@@ -79,31 +79,31 @@ def format_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], most:
 
 def _format_row(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> str:
     padded = []
-    for column, text, wanted in zip(columns, row, widths, strict=True):
-        blank = " " * (wanted - count_cells(text))
+    for column, text, width in zip(columns, row, widths, strict=True):
+        blank = " " * (width - count_cells(text))
         padded.append(blank + text if column.right else text + blank)
     return _GAP.join(padded).rstrip()
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print clean lines; what the output's encoding cannot hold is escaped."""
+    """Prints lines that contain no control characters. Escapes what stdout's encoding cannot represent."""
     encoding = sys.stdout.encoding or "ascii"
     for line in lines:
         print(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON, in ASCII."""
+    """Prints a value as JSON, in ASCII."""
     print(json.dumps(value, indent=2))
 
 
 def format_count(value: object) -> str:
-    """A number of things, `12,345`."""
+    """Formats a count, such as `12,345`."""
     return f"{value:,}" if _is_number(value) else UNKNOWN
 
 
 def format_dollars(value: object) -> str:
-    """An amount, `$1.23`; small ones with four digits."""
+    """Formats an amount, such as `$1.23`. Amounts below a dollar get four decimals."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return UNKNOWN
     digits = 2 if abs(value) >= 1 or value == 0 else 4
@@ -111,14 +111,14 @@ def format_dollars(value: object) -> str:
 
 
 def format_percent(part: object, total: object) -> str:
-    """The share of a part in a total, `64 %`."""
+    """Formats a part of a total as a percentage, such as `64 %`."""
     if not (isinstance(part, int | float) and isinstance(total, int | float)) or total <= 0:
         return UNKNOWN
     return f"{part / total:.0%}".replace("%", " %")
 
 
 def format_age(at: object, now: float | None = None) -> str:
-    """How long ago a moment was, in seconds since the epoch: `5 min`."""
+    """Formats how long ago a moment was, such as `5 min`. Moments are seconds since the epoch."""
     if not isinstance(at, int | float):
         return UNKNOWN
     age = max(0.0, (time.time() if now is None else now) - at)
@@ -129,7 +129,7 @@ def format_age(at: object, now: float | None = None) -> str:
 
 
 def format_time(at: object, shape: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """A moment in local time."""
+    """Formats a moment, in seconds since the epoch, in local time."""
     if not isinstance(at, int | float):
         return UNKNOWN
     try:
@@ -139,7 +139,7 @@ def format_time(at: object, shape: str = "%Y-%m-%d %H:%M:%S") -> str:
 
 
 def get_text(row: Mapping[str, object], name: str) -> str:
-    """A field as text; a dash where it is absent or empty."""
+    """Returns a field as text, or a dash if it is absent or empty."""
     value = row.get(name)
     return "-" if value in (None, "") else str(value)
 

@@ -1,4 +1,4 @@
-"""SIGHUP: the configuration is read again, and takes the place of the one in force if it can be used."""
+"""Reloads the configuration on SIGHUP, if the new configuration can be used."""
 
 import asyncio
 import signal
@@ -16,48 +16,57 @@ from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
 if TYPE_CHECKING:
-    from compaction_proxy.app import Proxy  # the parent of workers has no use for it
+    from compaction_proxy.app import Proxy  # the parent of workers does not need it at run time
 
-# What reads the configuration again, from where it was read at the start.
+# Reads the configuration again from its original source.
 ReadConfig = Callable[[], LoadedConfig]
 
 
 def reread_config(read: ReadConfig, running: LoadedConfig) -> LoadedConfig | None:
-    """What to go on with, or None if it cannot be used. The log says what changes, or what is wrong."""
+    """Reads the configuration again and logs what changes.
+
+    Returns:
+        The configuration to run with, or None if it cannot be used. In that case the problems are logged.
+    """
     try:
         _refuse_pipe(running.path)
-        found = read()
-        _refuse_empty(found, running)
+        loaded = read()
+        _refuse_empty(loaded, running)
     except ConfigError as error:
         log_refusal(error)
         return None
-    step = compare_configs(running.config, found.config)
+    change = compare_configs(running.config, loaded.config)
     logs.get_logger(__name__).info(
         log_events.CONFIG_RELOADED,
-        changed=step.changed,
-        waiting_for_restart=step.waiting_for_restart,
-        warnings=found.warnings,
+        changed=change.changed,
+        waiting_for_restart=change.waiting_for_restart,
+        warnings=loaded.warnings,
     )
-    return replace(found, config=step.config)
+    return replace(loaded, config=change.config)
 
 
 def _refuse_pipe(path: Path | None) -> None:
-    """A pipe gives what it holds once: read again it would be empty, so that no key was asked for, or block.
+    """Refuses a configuration that was read from a pipe, such as `--config <(…)`.
+
+    A pipe yields its content once. A second read would block, or find nothing, and without configured keys
+    the proxy would ask no client for a key.
 
     Raises:
-        ConfigError: The configuration is one, such as `--config <(…)`.
+        ConfigError: The path is a pipe.
     """
     if path is not None and path.is_fifo():
         raise ConfigError(f"{path}: a pipe cannot be read again; use a file")
 
 
 def _refuse_empty(found: LoadedConfig, running: LoadedConfig) -> None:
-    """A file that is cut off or gone says nothing, which would take keys, limits and the upstream away.
+    """Refuses a missing or empty file if the running configuration came from a file with content.
 
-    At a start it may: many configure by the environment alone. And so it may here, if it said nothing before.
+    Such a file may have been cut off. It would remove client keys, limits and the upstream. At the start an
+    empty file is accepted, because many users configure by the environment alone. A reload accepts one, too,
+    if the file was empty before.
 
     Raises:
-        ConfigError: What runs was read from a file that said something.
+        ConfigError: The file is gone or empty.
     """
     if running.path is None or running.is_empty:
         return
@@ -68,16 +77,16 @@ def _refuse_empty(found: LoadedConfig, running: LoadedConfig) -> None:
 
 
 def log_refusal(error: ConfigError) -> None:
-    """Log what is wrong with a configuration."""
+    """Logs the problems of a configuration that is refused."""
     logs.get_logger(__name__).error(log_events.CONFIG_NOT_RELOADED, problems=str(error).splitlines())
 
 
 class ConfigReloader:
-    """Has a proxy go on with another configuration.
+    """Applies new configurations to a running proxy.
 
     Args:
         app: The proxy.
-        running: The configuration it has.
+        running: The configuration that the proxy runs with.
     """
 
     def __init__(self, app: "Proxy", running: LoadedConfig) -> None:
@@ -89,14 +98,18 @@ class ConfigReloader:
         self._started = threading.Event()
 
     def start(self, read: ReadConfig | None) -> None:
-        """The proxy runs, in this event loop; on SIGHUP its configuration is read again by `read`, if any."""
+        """Binds to the running event loop, in which the proxy runs.
+
+        Args:
+            read: Reads the configuration again on SIGHUP. None leaves SIGHUP alone.
+        """
         self._loop = asyncio.get_running_loop()
         self._started.set()
         if read is not None and hasattr(signal, "SIGHUP"):
             self._loop.add_signal_handler(signal.SIGHUP, self._schedule_read, read)
 
     def apply_from_thread(self, found: LoadedConfig | None) -> None:
-        """`apply_config` or, without a configuration, `keep_config`, from another thread.
+        """Calls `apply_config`, or `keep_config` if `found` is None, from another thread.
 
         Waits until the proxy runs.
         """
@@ -106,7 +119,7 @@ class ConfigReloader:
             self._loop.call_soon_threadsafe(call)
 
     def apply_config(self, found: LoadedConfig) -> None:
-        """Go on with a configuration that was read."""
+        """Applies a configuration. If the proxy refuses it, logs the problems and keeps the current one."""
         try:
             self._app.reload(found)
         except ConfigError as error:
@@ -117,19 +130,19 @@ class ConfigReloader:
             self._app.record_reload(taken=True)
 
     def keep_config(self) -> None:
-        """Go on as before: what was read could not be used."""
+        """Keeps the current configuration and records the failed reload in the metrics."""
         self._app.record_reload(taken=False)
 
     def _schedule_read(self, read: ReadConfig) -> None:
-        self._again = True  # what is being read may be older than what this signal tells of
+        self._again = True  # a read under way may have begun before the change that this signal reports
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._read_and_apply(read))
 
     async def _read_and_apply(self, read: ReadConfig) -> None:
         while self._again:
             self._again = False
-            found = await asyncio.to_thread(reread_config, read, self._running)
-            if found is None:
+            loaded = await asyncio.to_thread(reread_config, read, self._running)
+            if loaded is None:
                 self.keep_config()
             else:
-                self.apply_config(found)
+                self.apply_config(loaded)

@@ -1,4 +1,4 @@
-"""`replay`: what strategies would do with recorded conversations, without a provider and without a key."""
+"""Holds the command `replay`, which plays recorded conversations through strategies without a provider."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ UNITS = "Costs are in thousand uncached input tokens: no price is known for a mo
 _BAR_CELLS = 24
 
 
-def replay(  # noqa: PLR0913, PLR0917 - one for each option
+def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A request body, or a line for each: JSON.")],
     strategy: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Strategy to play; again for another.")
@@ -46,14 +46,14 @@ def replay(  # noqa: PLR0913, PLR0917 - one for each option
     from compaction_proxy.replay.runner import ReplayOptions
     from compaction_proxy.telemetry import logs
 
-    found = load_with_warnings(config).config
-    names = strategy or [found.compaction.strategy]
+    settings = load_with_warnings(config).config
+    names = strategy or [settings.compaction.strategy]
     for name in names:
         if name not in STRATEGIES:
             exit_with_error(f"--strategy: {name} is none of {', '.join(STRATEGIES)}", BAD_CONFIG)
     logs.configure_logging("console", logging.CRITICAL)
-    wanted = ReplayOptions(model, trigger_tokens, target_tokens, window, every)
-    results = asyncio.run(_play_recordings(found, file, list(dict.fromkeys(names)), wanted))
+    options = ReplayOptions(model, trigger_tokens, target_tokens, window, every)
+    results = asyncio.run(_play_recordings(settings, file, list(dict.fromkeys(names)), options))
     if as_json:
         print_json(_to_fields(results))
     else:
@@ -63,7 +63,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one for each option
 async def _play_recordings(
     config: "Config", file: Path, names: Sequence[str], wanted: "ReplayOptions"
 ) -> "list[list[ReplayResult]]":
-    """The results of each conversation, a list for each."""
+    """Plays each conversation of a file and returns a list of results for each."""
     from functools import partial
 
     from compaction_proxy.cli.replay_worker import open_stage
@@ -75,25 +75,25 @@ async def _play_recordings(
         async with open_stage(config) as stage:
             for recording in read_recordings(file):
                 show = partial(_show_progress, recording.name)
-                played = [
+                conversation_results = [
                     await replay_recording(stage, recording, name, wanted, partial(show, name))
                     for name in names
                 ]
-                results.append(played)
+                results.append(conversation_results)
     finally:
         _clear_progress()
     return results
 
 
 def _show_progress(conversation: str, strategy: str, done: int, total: int) -> None:
-    """Draw how far a conversation has been played, if anybody sees it."""
+    """Draws a progress bar if stderr is a terminal."""
     from compaction_proxy.cli.output import escape_unprintable, truncate_text
 
     if sys.stderr.isatty():
         filled = _BAR_CELLS * done // total
         bar = "#" * filled + "." * (_BAR_CELLS - filled)
-        said = truncate_text(f"[{bar}] {done}/{total} {strategy} {escape_unprintable(conversation)}", 78)
-        print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
+        line = truncate_text(f"[{bar}] {done}/{total} {strategy} {escape_unprintable(conversation)}", 78)
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def _clear_progress() -> None:
@@ -102,7 +102,7 @@ def _clear_progress() -> None:
 
 
 def format_report(results: "Sequence[Sequence[ReplayResult]]", most: int | None) -> Iterator[str]:
-    """A table for each conversation, and one of all of them together."""
+    """Formats a table for each conversation and, if there are several, one for all of them together."""
     for played in results:
         yield from _format_results(played, most)
         yield ""
@@ -115,7 +115,7 @@ def format_report(results: "Sequence[Sequence[ReplayResult]]", most: int | None)
 
 
 def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayResult]":
-    """What the conversations come to, a result for each strategy; nothing for a single one."""
+    """Sums the results of all conversations per strategy. Returns nothing for a single conversation."""
     from compaction_proxy.replay.result import sum_results
 
     several = len(results) > 1
@@ -138,7 +138,7 @@ def _format_results(played: "Sequence[ReplayResult]", most: int | None) -> Itera
 
 
 def _format_uncompacted_row(result: "ReplayResult") -> tuple[str, ...]:
-    """The line of the conversation as it came."""
+    """Formats the row of the conversation as the client sent it, without compaction."""
     from compaction_proxy.cli.output import format_percent
 
     largest = f"{max(each.before for each in result.points):,}" if result.points else ""
@@ -152,7 +152,7 @@ def _format_strategy_row(result: "ReplayResult") -> tuple[str, ...]:
     from compaction_proxy.cli.output import format_percent
 
     bill = result.dollars or result.tokens
-    back = "" if bill.pays_back_after is None else f"{bill.pays_back_after:,} req."
+    payback = "" if bill.pays_back_after is None else f"{bill.pays_back_after:,} req."
     return (
         result.strategy,
         f"{result.trigger:,}" if result.trigger else "",
@@ -167,12 +167,12 @@ def _format_strategy_row(result: "ReplayResult") -> tuple[str, ...]:
         _format_amount(result, lambda bill: bill.compacted),
         _format_amount(result, lambda bill: bill.summaries),
         _format_amount(result, lambda bill: bill.net),
-        back,
+        payback,
     )
 
 
 def _format_amount(result: "ReplayResult", get_amount: "Callable[[ReplayBill], float]") -> str:
-    """An amount in dollars, or in thousand tokens where no price is known."""
+    """Formats an amount in dollars, or in thousand tokens if no price is known."""
     from compaction_proxy.cli.output import format_dollars
 
     return (

@@ -1,7 +1,7 @@
-"""The stage of rehearsals: the proxy's parts over a memory of their own; no model writes summaries.
+"""Builds the components of rehearsals: the proxy's parts over a store in memory. No model writes summaries.
 
-`main` is what plays for a proxy that serves, in a process of its own: it is told what on its standard input,
-a line of JSON and then the conversation, and answers with a JSON object (`replay.jobs`).
+`main` runs in a process of its own and plays a conversation for a proxy that serves (`replay.jobs`). It reads
+a line of JSON and then the conversation from standard input, and prints a JSON object.
 """
 
 import asyncio
@@ -35,18 +35,18 @@ from compaction_proxy.runtime import Components
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry import logs
 
-# Whatever is kept of one conversation at a time, its archive included.
+# Size of the store, which holds one conversation at a time with its archive.
 STORE_BYTES = 128 * 1024 * 1024
-# Whenever the time is asked for, so much of it has gone by: people take minutes where a rehearsal takes none.
+# Each reading of the clock advances it by this much: users take minutes where a rehearsal takes no time.
 PAUSE_S = 60.0
-# The relay comes first.
+# Relaying requests has priority over rehearsals.
 NICENESS = 10
-# A client's request, as far as it says whom to ask for a summary.
+# The parts of a client's request that determine the upstream for summaries.
 _SCOPE: dict[str, Any] = {"raw_path": b"/v1/chat/completions", "query_string": b"", "headers": []}
 
 
 def _isolate_config(config: Config) -> Config:
-    """The configuration with nothing kept and nothing secret, so that every rehearsal goes alike."""
+    """Returns the configuration with an in-memory store and a fixed secret, for reproducible rehearsals."""
     server = ServerSection.model_validate({**dict(config.server), "secret": "rehearsal"})
     return config.model_copy(update={"server": server, "store": StoreSection(url="memory://")})
 
@@ -58,7 +58,7 @@ def _get_summary_routes(
 
 
 def _get_price(pricing: PriceBook, target: str, model: str) -> ModelPrice | None:
-    """What a model costs; of one that the upstream does not have, what it costs by its name alone."""
+    """Returns the price of a model at the upstream, or else the price that its name alone determines."""
     return pricing.get_price(model, target) or pricing.get_price(model, "")
 
 
@@ -68,7 +68,7 @@ async def _load_prices(pricing: PriceBook, target: str, models: Iterable[str]) -
 
 @asynccontextmanager
 async def open_stage(config: Config) -> AsyncIterator[ReplayComponents]:
-    """A stage for rehearsals under a configuration."""
+    """Opens the components for rehearsals under a configuration, and closes them at the end."""
     config = _isolate_config(config)
     counter = TiktokenCounter(lambda _: None)
     writer = ExtractiveSummaryModel(SimulatedProvider(counter))
@@ -110,24 +110,28 @@ async def _play_strategies(
 
 
 def answer_job(job: bytes) -> dict[str, Any]:
-    """What is played, as results or as an error."""
+    """Plays the conversation of a job and returns the results, or an error if it cannot be read.
+
+    Args:
+        job: A line of JSON with `name`, `config`, `strategies` and `wanted`, followed by the conversation.
+    """
     line, _, body = job.partition(b"\n")
-    about = json.loads(line)
+    job_fields = json.loads(line)
     try:
-        recording = parse_recording(json.loads(body), about["name"])
+        recording = parse_recording(json.loads(body), job_fields["name"])
     except (RequestRefusedError, ValueError, RecursionError) as error:
         return {"error": str(error)}
-    config = Config.model_validate_json(json.dumps(about["config"]))
-    strategies = list(dict.fromkeys(about["strategies"]))
+    config = Config.model_validate_json(json.dumps(job_fields["config"]))
+    strategies = list(dict.fromkeys(job_fields["strategies"]))
     return {
         "results": asyncio.run(
-            _play_strategies(config, recording, strategies, ReplayOptions(**about["wanted"]))
+            _play_strategies(config, recording, strategies, ReplayOptions(**job_fields["wanted"]))
         )
     }
 
 
 def main() -> None:
-    """Play what standard input tells, after everything else that the machine has to do."""
+    """Plays the job from standard input and prints the answer. Runs at low priority."""
     os.nice(NICENESS)
     logs.configure_logging("console", logging.CRITICAL)
     print(json.dumps(answer_job(sys.stdin.buffer.read())))

@@ -1,4 +1,4 @@
-"""`run`: one command whose requests go through a proxy, and nothing else on the machine changed."""
+"""Holds the command `run`, which sends the requests of a single command through a proxy."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from compaction_proxy.config.config import Config
     from compaction_proxy.config.loader import LoadedConfig
 
-# Exit codes of shells: not found, no program, and ended by a signal (128 and its number).
+# Exit codes as in shells: not found, not executable, and ended by a signal (128 plus its number).
 NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
-# Where clients look for the base URL of an OpenAI-compatible provider.
+# Environment variables from which clients take the base URL of an OpenAI-compatible provider.
 BASE_URLS = (
-    "OPENAI_BASE_URL",  # OpenAI's libraries, and most of what is built on them
+    "OPENAI_BASE_URL",  # OpenAI's libraries, and most programs built on them
     "OPENAI_API_BASE",  # LiteLLM, aider, LangChain, LlamaIndex
     "OPENAI_API_BASE_URL",  # Open WebUI
     "AIDER_OPENAI_API_BASE",
     "OPENAI_PROXY_URL",  # LobeChat
     "LLM_BASE_URL",  # OpenHands
 )
-# Where clients look for one without the path, which they add.
+# Environment variables for a base URL without `/v1`. Clients add the path themselves.
 ROOTS = (
     "OPENAI_HOST",  # goose
     "ANTHROPIC_BASE_URL",  # Claude Code, and Anthropic's libraries
 )
-# Programs that read their base URL from a file of their own only, and what helps. As of 2026-11.
+# Programs that ignore these variables and read only their own file, with the remedy. As of 2026-11.
 IGNORES_ENVIRONMENT = {
     "codex": "run `compaction-proxy connect codex --apply --url {root}`, "
     "or pass -c 'openai_base_url=\"{url}\"' to it",
@@ -40,9 +40,9 @@ IGNORES_ENVIRONMENT = {
     "cline": "run `cline auth --provider openai --baseurl {url}` with a key and a model",
     "pi": "add a provider with the base URL {url} to ~/.pi/agent/models.json",
 }
-# Of these `connect` knows the file, by the name of the client there.
+# Programs whose file `connect` can edit, with the client's name in `connect`.
 TOOLS = {"codex": "codex", "cn": "continue"}
-# What runs a package without installing it, and packages whose name is not that of their program.
+# Commands that run a package without installing it, and packages whose program has another name.
 RUNNERS = frozenset({"npx", "bunx", "pnpx"})
 PACKAGES = {
     "@openai/codex": "codex",
@@ -50,7 +50,7 @@ PACKAGES = {
     "@mariozechner/pi-coding-agent": "pi",
 }
 KEY = "OPENAI_API_KEY"
-HEADERS = "OPENAI_CUSTOM_HEADERS"  # OpenAI's libraries: a header a line
+HEADERS = "OPENAI_CUSTOM_HEADERS"  # read by OpenAI's libraries; holds one header per line
 SESSION = "x-session-id"
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _SESSION_BYTES = 8
@@ -78,15 +78,18 @@ def run(
         _warn_if_ignored(command, parse_base_url(url))
         raise typer.Exit(_run_command(command, build_environment(os.environ, parse_base_url(url), session)))
     settings = load_with_warnings(config)
-    with _find_or_start_proxy(settings, log) as found:
-        _warn_if_ignored(command, found)
-        environ = build_environment(os.environ, found, session, needs_key=_has_own_key(settings.config))
+    with _find_or_start_proxy(settings, log) as proxy_url:
+        _warn_if_ignored(command, proxy_url)
+        environ = build_environment(os.environ, proxy_url, session, needs_key=_has_own_key(settings.config))
         code = _run_command(command, environ)
     raise typer.Exit(code)
 
 
 def _warn_if_ignored(command: Sequence[str], url: str) -> None:
-    """Say in a line that a command ignores its environment, and what helps, unless it knows the proxy."""
+    """Warns on stderr if the command ignores the base URL in its environment, and names the remedy.
+
+    Prints nothing if the command line or the program's own file already names the proxy.
+    """
     import sys
 
     from compaction_proxy.cli.client_config import FILES
@@ -103,27 +106,29 @@ def _warn_if_ignored(command: Sequence[str], url: str) -> None:
                 return
         except (OSError, UnicodeDecodeError):
             pass
-    told = remedy.format(url=base, root=base.removesuffix("/v1"))
-    print(f"compaction-proxy: {name} ignores the base URL in its environment: {told}", file=sys.stderr)
+    instructions = remedy.format(url=base, root=base.removesuffix("/v1"))
+    print(
+        f"compaction-proxy: {name} ignores the base URL in its environment: {instructions}", file=sys.stderr
+    )
 
 
 def _find_program(command: Sequence[str]) -> str:
-    """The name of the program that a command runs, be it through a package runner."""
+    """Returns the name of the program that a command runs, directly or through a package runner."""
     name = PurePath(command[0]).name if command else ""
     if name in RUNNERS:
         package = next((word for word in command[1:] if not word.startswith("-")), "")
-        name = package[:1] + package[1:].partition("@")[0]  # without its version
+        name = package[:1] + package[1:].partition("@")[0]  # cuts off the version
     return PACKAGES.get(name, name.removesuffix(".cmd").removesuffix(".exe"))
 
 
 def _has_own_key(config: "Config") -> bool:
-    """Whether a client needs no key of its own, and may still refuse to start without one."""
+    """Returns whether the proxy supplies the provider's key, so that clients need no key of their own."""
     return bool(config.upstream.api_key.get_secret_value()) and not config.server.client_keys
 
 
 @contextmanager
 def _find_or_start_proxy(settings: "LoadedConfig", log: Path | None) -> Iterator[str]:
-    """The URL of a proxy that is running as configured, else of one that is started and ends with this."""
+    """Yields the URL of the running proxy, or starts a proxy and ends it when the block ends."""
     import sys
 
     from compaction_proxy.cli.health import build_local_url, fetch_version
@@ -146,38 +151,40 @@ def _find_or_start_proxy(settings: "LoadedConfig", log: Path | None) -> Iterator
 def build_environment(
     environ: Mapping[str, str], url: str, session: str, *, needs_key: bool = False
 ) -> dict[str, str]:
-    """The environment of a command whose requests go to the proxy at `url`.
+    """Builds the environment of a command whose requests go through the proxy.
 
     Args:
-        environ: Ours.
-        url: Base URL of the proxy, with `/v1` or without.
-        session: What tells this run's conversations from others, where its clients can say it.
-        needs_key: Whether a key is made up if there is none, because the proxy has its own.
+        environ: The environment of this process.
+        url: Base URL of the proxy, with or without `/v1`.
+        session: Session id that separates this run's conversations from others. Only OpenAI's libraries send
+            it.
+        needs_key: Whether to set a placeholder if there is no key. Many clients do not start without a key,
+            although the proxy has its own.
     """
     root = url.rstrip("/").removesuffix("/v1")
-    made = {**environ, **dict.fromkeys(BASE_URLS, f"{root}/v1"), **dict.fromkeys(ROOTS, root)}
+    variables = {**environ, **dict.fromkeys(BASE_URLS, f"{root}/v1"), **dict.fromkeys(ROOTS, root)}
     lines = [line for line in environ.get(HEADERS, "").split("\n") if line.strip()]
     if not any(line.partition(":")[0].strip().lower() == SESSION for line in lines):
-        made[HEADERS] = "\n".join([*lines, f"{SESSION}: {session}"])
+        variables[HEADERS] = "\n".join([*lines, f"{SESSION}: {session}"])
     if needs_key and not environ.get(KEY):
-        made[KEY] = "none-needed"
+        variables[KEY] = "none-needed"
     if any(name in environ or name.upper() in environ for name in _PROXIES):
-        made.update(_bypass_proxies(environ))
-    return made
+        variables.update(_bypass_proxies(environ))
+    return variables
 
 
 def _bypass_proxies(environ: Mapping[str, str]) -> dict[str, str]:
-    """What keeps requests to this machine away from the environment's proxies."""
-    standing = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
-    named = [each for each in standing.split(",") if each.strip()]
-    value = ",".join(dict.fromkeys([*named, "127.0.0.1", "localhost"]))
+    """Returns `no_proxy` variables that keep requests to this machine away from HTTP proxies."""
+    current = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    hosts = [host for host in current.split(",") if host.strip()]
+    value = ",".join(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
     return {"no_proxy": value, "NO_PROXY": value}
 
 
 def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command, hand signals on to it, and say how it ended, as shells do.
+    """Runs a command, forwards signals to it and returns its exit code as shells report it.
 
-    A terminal sends its interrupts to all processes in front of it, so those are the command's already.
+    Ctrl-C is not forwarded on a terminal, because the terminal sends SIGINT to the command itself.
     """
     import signal
     import subprocess
@@ -186,7 +193,7 @@ def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     started: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
-    def forward_signal(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a signal handler's
+    def forward_signal(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - signature of a signal handler
         if number == signal.SIGINT and sys.stdin.isatty():
             return
         if started:
@@ -197,7 +204,7 @@ def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, forward_signal)
     try:
-        started.append(subprocess.Popen(list(command), env=dict(environ)))  # noqa: S603 - what the user asked for
+        started.append(subprocess.Popen(list(command), env=dict(environ)))  # noqa: S603 - the user asked for this command
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE

@@ -1,4 +1,4 @@
-"""`savings`: what compaction has saved, in tokens and dollars, after what it has cost."""
+"""Holds the command `savings`, which shows saved tokens and dollars, less the cost of the savings."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,17 +34,17 @@ def savings(
     if as_csv + share + as_json > 1:
         exit_with_error("--csv, --share and --json: one of them", BAD_CONFIG)
     answer = create_admin_client(url, key_file, config).get("/stats", since=since, by=by)
-    found = read_rows(answer, "rows")
+    rows = read_rows(answer, "rows")
     total = answer.get("total") if isinstance(answer, dict) else None
     total = total if isinstance(total, dict) else {}
     if as_json:
         print_json(answer)
     elif as_csv:
-        print_lines(format_csv(found))
+        print_lines(format_csv(rows))
     elif share:
         print_lines(format_receipt(since, total))
     else:
-        print_lines(format_overview(by, found, total, get_terminal_width()))
+        print_lines(format_overview(by, rows, total, get_terminal_width()))
 
 
 def _build_columns(by: str) -> "tuple[Column, ...]":
@@ -57,7 +57,7 @@ def _build_columns(by: str) -> "tuple[Column, ...]":
 def format_overview(
     by: str, rows: list[dict[str, Any]], total: SavingsFields, most: int | None
 ) -> Iterator[str]:
-    """A table with a line for each row, and the total below."""
+    """Formats a table with a line for each row and a line for the total."""
     from compaction_proxy.cli.output import format_table, get_text
 
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]
@@ -87,13 +87,13 @@ def _format_figures(label: str, row: SavingsFields) -> list[str]:
 
 
 def _count_saved_tokens(row: SavingsFields) -> int | None:
-    """Tokens that were not forwarded."""
+    """Returns the number of tokens that were not forwarded, or None if it is unknown."""
     before, after = row.get("tokens_before"), row.get("tokens_after")
     return before - after if isinstance(before, int) and isinstance(after, int) else None
 
 
 def format_receipt(since: str, total: SavingsFields) -> list[str]:
-    """Five lines to show around; they name no model, key or conversation."""
+    """Formats five lines to share. They contain no name of a model, key or conversation."""
     from compaction_proxy.cli.output import escape_unprintable, format_count, format_dollars, format_percent
 
     sent, forwarded = format_count(total.get("tokens_before")), format_count(total.get("tokens_after"))
@@ -116,24 +116,24 @@ def format_receipt(since: str, total: SavingsFields) -> list[str]:
 
 
 def format_csv(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each row and one of titles; of the overhead its quantiles, not the buckets they are from."""
+    """Formats a title line and a line for each row. Overhead is given as quantiles, without its buckets."""
     from compaction_proxy.admin.api.export import format_csv_line
     from compaction_proxy.cli.output import escape_unprintable
 
-    told = [dict(_flatten_row(row)) for row in rows]
-    names = list(dict.fromkeys(name for row in told for name in row))
+    records = [dict(_flatten_row(row)) for row in rows]
+    names = list(dict.fromkeys(name for row in records for name in row))
     lines = (
-        [format_csv_line(names), *(format_csv_line(row.get(name) for name in names) for row in told)]
+        [format_csv_line(names), *(format_csv_line(row.get(name) for name in names) for row in records)]
         if names
         else []
     )
-    return [escape_unprintable(each.removesuffix("\r\n")) for each in lines]
+    return [escape_unprintable(line.removesuffix("\r\n")) for line in lines]
 
 
 def _flatten_row(row: SavingsFields) -> Iterator[tuple[str, str | float | None]]:
-    """The single values of a row; those of a mapping, such as requests by status, as `NAME.KEY`."""
+    """Yields the scalar fields of a row. A nested field, such as requests by status, is named `NAME.KEY`."""
     for name, value in row.items():
         if value is None or isinstance(value, str | int | float):
             yield name, value
         elif isinstance(value, dict):
-            yield from ((f"{name}.{key}", held) for key, held in _flatten_row(value))
+            yield from ((f"{name}.{key}", item) for key, item in _flatten_row(value))

@@ -1,4 +1,4 @@
-"""`serve`: builds the proxy, runs it in the foreground, and says how to reach it."""
+"""Builds the proxy, runs it in the foreground and prints how to reach it. Used by the command `serve`."""
 
 import asyncio
 import gc
@@ -25,18 +25,19 @@ from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
 DEFAULT_WINDOW_TOKENS = 128_000
-# How long load balancers need to see that we are ending, in seconds. Nobody waits for that on loopback.
+# Seconds that load balancers need to notice that the proxy is ending. On loopback there are none, so the
+# proxy does not wait.
 ACCEPT_GRACE_S = 5
-# The process ends this long after the server, in seconds, even if a thread hangs (a name look-up, a disk).
+# Seconds after the server's end at which the process exits, even if a thread hangs (a name look-up, a disk).
 EXIT_S = 2.0
-# A thread that works beside the loop lets it go on after this long, in seconds.
+# Seconds after which a worker thread must let the event loop continue.
 GIVING_WAY_S = 0.001
-# How seldom the collector looks for cycles: it holds everybody up, for 0.1 s where much is remembered. Often
-# among the few newest objects, up to 22,000 of them in 5 ms; among all of them once in 50 million.
+# Thresholds of the garbage collector. A full collection stops all requests, for 0.1 s if much is cached, so
+# it runs once in 50 million allocations. The newest objects are collected often: up to 22,000 in 5 ms.
 COLLECTIONS = (2_000, 10, 2_500)
-# File descriptors that a process takes if it may: a request needs two, and idle clients one each.
+# Limit of open files that a process asks for: a request needs two, an idle client one.
 DESCRIPTORS = 65_536
-# Settings of glibc's allocator by the variables that name them: the parameter of mallopt(3), and its value.
+# Settings of glibc's allocator by environment variable: the parameter of mallopt(3) and its value.
 ALLOCATOR = {
     "MALLOC_ARENA_MAX": (-8, 1),
     "MALLOC_MMAP_THRESHOLD_": (-3, 262_144),
@@ -45,7 +46,7 @@ ALLOCATOR = {
 
 
 def _describe_trigger(config: Config) -> str:
-    """When a model compacts that no entry of `models` names, in words."""
+    """Describes when a conversation is compacted if no entry of `models` matches its model."""
     policy = resolve_policy(get_model_settings(config, ""))
     spending = compute_budget(DEFAULT_WINDOW_TOKENS, policy.reserves, None)
     tokens = compute_min_trigger(policy.trigger, spending)
@@ -56,7 +57,7 @@ def _describe_trigger(config: Config) -> str:
 
 
 def format_banner(config: Config, url: str) -> Iterator[str]:
-    """What a user needs to know at start-up, line by line."""
+    """Yields the lines that tell the user at start-up how the proxy is set up."""
     compaction = config.compaction
     yield f"compaction-proxy listens on {url}"
     yield f"  upstream  {config.upstream.base_url}"
@@ -77,7 +78,7 @@ def format_banner(config: Config, url: str) -> Iterator[str]:
 
 
 def get_drain_timeouts(server: ServerSection) -> serving.DrainTimeouts:
-    """How long a server of this configuration waits when it is told to end."""
+    """Returns how long the server waits for clients when it is told to end."""
     grace_s = server.accept_grace_s
     if grace_s is None:
         grace_s = 0 if is_loopback(server.host) else ACCEPT_GRACE_S
@@ -85,17 +86,17 @@ def get_drain_timeouts(server: ServerSection) -> serving.DrainTimeouts:
 
 
 def get_deadlines(server: ServerSection) -> serving.Deadlines:
-    """How long clients of a server of this configuration may take to send a request."""
+    """Returns how long clients may take to send a request and to read the response."""
     return serving.Deadlines(
         head_s=server.head_timeout_s, body_s=server.body_timeout_s, send_s=server.send_timeout_s
     )
 
 
 def create_tls_context(server: ServerSection) -> ssl.SSLContext | None:
-    """What serves TLS, if a server of this configuration does.
+    """Creates the TLS context, or returns None if the server does not use TLS.
 
     Raises:
-        ConfigError: Certificate and key are of no use.
+        ConfigError: The certificate or the key cannot be used.
     """
     certificate, key = server.tls_certificate, server.tls_key
     if certificate is None or key is None:
@@ -104,15 +105,15 @@ def create_tls_context(server: ServerSection) -> ssl.SSLContext | None:
 
 
 def get_scheme(server: ServerSection) -> str:
-    """What a server of this configuration speaks."""
+    """Returns the URL scheme of the server, `http` or `https`."""
     return "http" if server.tls_certificate is None else "https"
 
 
 def open_listener(server: ServerSection) -> socket.socket:
-    """The listening socket of a server of this configuration.
+    """Opens the listening socket of the server.
 
     Raises:
-        ConfigError: The address cannot be listened on.
+        ConfigError: The server cannot listen on the address.
     """
     if server.unix_socket is not None:
         return serving.listen_on_unix_path(server.unix_socket)
@@ -120,56 +121,55 @@ def open_listener(server: ServerSection) -> socket.socket:
 
 
 def announce_start(config: Config, url: str) -> None:
-    """Say that requests are accepted: to whoever looks on, and in the log."""
+    """Prints the banner and logs that the proxy accepts requests."""
     print("\n".join(format_banner(config, url)), flush=True)
     logs.get_logger(__name__).info(log_events.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
 
 
 def _schedule_exit() -> None:
-    """End the process with 0 if it has not ended by itself soon; standard threads are joined without end."""
+    """Ends the process with 0 after `EXIT_S`. Otherwise a hanging thread would block the exit for ever."""
     timer = threading.Timer(EXIT_S, os._exit, (0,))
     timer.daemon = True
     timer.start()
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit of open files as far as this process may, up to `DESCRIPTORS`; often it is 1,024."""
+    """Raises the limit of open files, which is often 1,024, up to `DESCRIPTORS` or the hard limit."""
     if sys.platform == "win32":
         return
     import resource
 
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def configure_allocator() -> None:
-    """Have glibc keep free memory in one place, and give that of large bodies back to the system.
+    """Configures glibc to use a single arena and to return the memory of large bodies to the system.
 
-    Else each thread has an arena of its own, of 64 MB of address space, and what large bodies took stays with
-    the process. Variables of the environment win. Elsewhere than on glibc nothing happens.
+    By default, each thread has an arena of its own with 64 MB of address space, and memory of large bodies
+    stays with the process. Environment variables take precedence. Without glibc the function does nothing.
     """
-    wanted = {name: value for name, value in ALLOCATOR.items() if name not in os.environ}
-    if not wanted or sys.platform != "linux":
+    settings = {name: value for name, value in ALLOCATOR.items() if name not in os.environ}
+    if not settings or sys.platform != "linux":
         return
     try:
         import ctypes
 
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    except (ImportError, OSError, MemoryError):  # such as where no memory may become executable
+    except (ImportError, OSError, MemoryError):  # for example where executable memory is forbidden
         return
     if mallopt is not None:
-        for parameter, size in wanted.values():
+        for parameter, size in settings.values():
             mallopt(parameter, size)
 
 
 def tune_interpreter() -> None:
-    """Set the interpreter up for a process that does nothing but answer requests from now on.
+    """Tunes the interpreter for a process that only answers requests from now on.
 
-    Threads that read and count beside the loop give way to it soon; and what start-up has made stays until
-    the end, so the collector need not look through it again and again. What requests leave behind is mostly
-    freed without it.
+    Worker threads yield to the event loop sooner. Objects from start-up live until the end, so the garbage
+    collector skips them. Most objects of requests are freed by reference counting.
     """
     sys.setswitchinterval(GIVING_WAY_S)
     gc.collect()
@@ -185,14 +185,14 @@ def _build_server(
     *,
     insistent: bool,
 ) -> tuple[serving.GracefulServer, ConfigReloader]:
-    """The server of this configuration, and what gives the application in it another one."""
-    from compaction_proxy.app import create_app  # the parent of workers has no use for it
+    """Builds the server and the object that applies new configurations to its application."""
+    from compaction_proxy.app import create_app  # the parent of workers does not need it
 
     server = loaded.config.server
-    context, late = create_tls_context(server), get_deadlines(server)
+    context, deadlines = create_tls_context(server), get_deadlines(server)
     app = create_app(loaded.config, loaded=loaded)
     running = serving.build_server(
-        app, timeouts, on_stopping, force_on_second_signal=insistent, deadlines=late, ssl_context=context
+        app, timeouts, on_stopping, force_on_second_signal=insistent, deadlines=deadlines, ssl_context=context
     )
     return running, ConfigReloader(app, loaded)
 
@@ -207,29 +207,29 @@ def serve_proxy(
     on_built: Callable[[serving.GracefulServer, ConfigReloader], None] | None = None,
     reread: ReadConfig | None = None,
 ) -> None:
-    """Run the proxy in this process until it is told to end.
+    """Runs the proxy in this process until it is told to end.
 
     Args:
-        bind: Gives the listening socket, once the application is built.
-        loaded: The configuration, and where it is from.
-        on_started: Called with the socket once requests are accepted.
+        bind: Opens the listening socket. Called once the application is built.
+        loaded: The configuration and its origins.
+        on_started: Called with the socket once the proxy accepts requests.
         on_ending: Called when the proxy begins to end.
-        worker: Number of the worker that this process is; None if it is the only one.
-        on_built: Given the server and what gives it another configuration, to be told by other means too.
-        reread: Reads the configuration again, on SIGHUP; None: the signal is somebody else's.
+        worker: Number of this worker. None means that this is the only process.
+        on_built: Called with the server and its reloader, so that the caller can stop or reload the proxy.
+        reread: Reads the configuration again on SIGHUP. None leaves SIGHUP alone.
 
     Raises:
-        ConfigError: The address cannot be listened on, or the application refuses the configuration.
+        ConfigError: The proxy cannot listen on the address, or the application refuses the configuration.
         ProxyError: The application did not start.
     """
     configure_allocator()
     log = logs.get_logger(__name__)
-    named = {} if worker is None else {"worker": worker}
+    log_fields = {} if worker is None else {"worker": worker}
     timeouts = get_drain_timeouts(loaded.config.server)
 
     def on_stopping(requests: int) -> None:
         limits = {"accept_grace_s": timeouts.accept_s, "drain_s": timeouts.drain_s}
-        log.info(log_events.SERVING_STOPPING, requests=requests, **limits, **named)
+        log.info(log_events.SERVING_STOPPING, requests=requests, **limits, **log_fields)
         if on_ending is not None:
             on_ending()
 
@@ -244,17 +244,17 @@ def serve_proxy(
     bound = bind()
     with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
         runner.run(serving.run_server(running, bound, on_accepting))
-        came = running.drain_report
-        counts = {"finished": came.finished, "dropped": came.dropped, "cut": came.cut}
-        log.info(log_events.SERVING_STOPPED, **counts, **named)
+        report = running.drain_report
+        counts = {"finished": report.finished, "dropped": report.dropped, "cut": report.cut}
+        log.info(log_events.SERVING_STOPPED, **counts, **log_fields)
         _schedule_exit()
 
 
 def run_single_process(loaded: LoadedConfig, reread: ReadConfig) -> None:
-    """Run in this process until SIGINT or SIGTERM; SIGHUP has the configuration read again.
+    """Runs the proxy in this process until SIGINT or SIGTERM. SIGHUP reloads the configuration.
 
     Raises:
-        ConfigError: The address cannot be listened on, or the application refuses the configuration.
+        ConfigError: The proxy cannot listen on the address, or the application refuses the configuration.
         ProxyError: The application did not start.
     """
     config = loaded.config

@@ -1,4 +1,4 @@
-"""What `sessions` and `search` print, from what the admin API answers. Unknown figures are `n/a`, never 0."""
+"""Formats the output of `sessions` and `search` from answers of the admin API. Unknown figures are `n/a`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -44,7 +44,7 @@ _MONEY = (
 
 
 def format_conversations(rows: Iterable[JsonRow], most: int | None) -> list[str]:
-    """A line for each conversation; sizes are tokens of its last exchange."""
+    """Formats a table with a line for each conversation. Sizes are tokens of the last exchange."""
     return format_table(_LISTED, [_format_conversation_row(row) for row in rows], most)
 
 
@@ -65,7 +65,7 @@ def _format_conversation_row(row: JsonRow) -> list[str]:
 
 
 def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], most: int | None) -> Iterator[str]:
-    """A conversation: a line a figure, then its rounds and pins."""
+    """Yields the lines of one conversation: its figures, then its compactions and pins."""
     totals = _get_mapping(record, "totals")
     figures = {
         "id": get_text(record, "id"),
@@ -79,15 +79,15 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], most: int | 
         **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY},
         "asked of it": ", ".join(_describe_directives(record)) or "nothing",
     }
-    wide = max(map(len, figures))
+    width = max(map(len, figures))
     yield from (
-        truncate_text(f"{title:{wide}}  {escape_unprintable(value)}", most)
+        truncate_text(f"{title:{width}}  {escape_unprintable(value)}", most)
         for title, value in figures.items()
     )
-    made = [_format_round_row(row) for row in rounds]
-    if made:
+    round_rows = [_format_round_row(row) for row in rounds]
+    if round_rows:
         yield ""
-        yield from format_table(_ROUNDS, made, most)
+        yield from format_table(_ROUNDS, round_rows, most)
     pins = [each for each in record.get("pins") or () if isinstance(each, dict)]
     if pins:
         yield ""
@@ -95,13 +95,13 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], most: int | 
 
 
 def _format_recalls(totals: JsonRow) -> dict[str, str]:
-    """How often the model has searched what was removed; no line where it never did."""
+    """Returns a line that counts the model's searches in the archive, or no line if there were none."""
     recalls = totals.get("recalls")
     return {"searches by the model": format_count(recalls)} if recalls else {}
 
 
 def _describe_directives(record: JsonRow) -> Iterator[str]:
-    """What people have asked of a conversation."""
+    """Yields the instructions that users have given for a conversation, such as `bypass`."""
     if record.get("compact"):
         yield "compact the next request"
     if record.get("bypass"):
@@ -135,13 +135,19 @@ def _format_turns(value: object) -> str:
 
 
 def format_pins(pins: Iterable[JsonRow], most: int | None) -> list[str]:
-    """A line for each pin, or one that says that there are none."""
+    """Formats a line for each pin, or a line that says that there are none."""
     rows = [[get_text(each, "id"), get_text(each, "text")] for each in pins]
     return format_table(_PINS, rows, most) if rows else ["no pins"]
 
 
 def format_hits(found: Iterable[JsonRow], most: int | None, *, everywhere: bool = False) -> list[str]:
-    """A line for each message that was found; where it was looked for `everywhere`, with its conversation."""
+    """Formats a line for each message found.
+
+    Args:
+        found: The hits.
+        most: Cells of a line. None does not cut lines.
+        everywhere: Whether the search covered all conversations. If so, each line names the conversation.
+    """
     rows = [
         [
             *([get_text(each, "conversation")] if everywhere else []),

@@ -1,4 +1,4 @@
-"""`sessions` and `search`: the conversations of a running proxy, and what can be done with them."""
+"""Holds the commands `sessions` and `search`, which show and steer the conversations of a running proxy."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,12 +19,12 @@ MAX_LISTED = 1_000
 def _resolve_conversation(
     session: str, url: str | None, key_file: Path | None, config: Path | None
 ) -> "tuple[AdminClient, str, str]":
-    """The proxy, the conversation's id, and its path below the admin API."""
+    """Returns the client of the proxy, the conversation's id and its path below the admin API."""
     from compaction_proxy.cli.admin_client import create_admin_client, quote_segment
 
-    asked = create_admin_client(url, key_file, config)
-    name = asked.find_conversation_id(session)
-    return asked, name, f"/conversations/{quote_segment(name)}"
+    client = create_admin_client(url, key_file, config)
+    conversation_id = client.find_conversation_id(session)
+    return client, conversation_id, f"/conversations/{quote_segment(conversation_id)}"
 
 
 @sessions_app.command("list")
@@ -66,13 +66,15 @@ def show(
     from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
     from compaction_proxy.cli.session_texts import format_conversation
 
-    asked, _, path = _resolve_conversation(session, url, key_file, config)
-    seen = asked.get(path)
-    rounds = read_rows(asked.get(f"{path}/compactions"), "compactions")
+    client, _, path = _resolve_conversation(session, url, key_file, config)
+    record = client.get(path)
+    rounds = read_rows(client.get(f"{path}/compactions"), "compactions")
     if as_json:
-        print_json({"conversation": seen, "compactions": rounds})
+        print_json({"conversation": record, "compactions": rounds})
     else:
-        print_lines(format_conversation(seen if isinstance(seen, dict) else {}, rounds, get_terminal_width()))
+        print_lines(
+            format_conversation(record if isinstance(record, dict) else {}, rounds, get_terminal_width())
+        )
 
 
 @sessions_app.command()
@@ -80,8 +82,8 @@ def compact(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
     """Have a conversation's next request compacted."""
-    asked, name, path = _resolve_conversation(session, url, key_file, config)
-    asked.send("POST", f"{path}/compact")
+    client, name, path = _resolve_conversation(session, url, key_file, config)
+    client.send("POST", f"{path}/compact")
     print(f"{name}: its next request is compacted")
 
 
@@ -92,9 +94,9 @@ def undo(
     """Take a conversation's newest round back."""
     from compaction_proxy.cli.output import escape_unprintable
 
-    asked, name, path = _resolve_conversation(session, url, key_file, config)
-    told = asked.send("POST", f"{path}/undo")
-    number = escape_unprintable(told.get("round")) if isinstance(told, dict) else "?"
+    client, name, path = _resolve_conversation(session, url, key_file, config)
+    answer = client.send("POST", f"{path}/undo")
+    number = escape_unprintable(answer.get("round")) if isinstance(answer, dict) else "?"
     print(f"{name}: round {number} is not applied any more")
 
 
@@ -111,10 +113,10 @@ def pin(
     from compaction_proxy.cli.output import get_terminal_width, print_lines
     from compaction_proxy.cli.session_texts import format_pins
 
-    asked, _, path = _resolve_conversation(session, url, key_file, config)
+    client, _, path = _resolve_conversation(session, url, key_file, config)
     print_lines(
         format_pins(
-            read_rows(asked.send("POST", f"{path}/pins", {"text": text}), "pins"), get_terminal_width()
+            read_rows(client.send("POST", f"{path}/pins", {"text": text}), "pins"), get_terminal_width()
         )
     )
 
@@ -132,9 +134,9 @@ def unpin(
     from compaction_proxy.cli.output import get_terminal_width, print_lines
     from compaction_proxy.cli.session_texts import format_pins
 
-    asked, _, path = _resolve_conversation(session, url, key_file, config)
-    left = asked.send("DELETE", f"{path}/pins/{quote_segment(pin_id)}")
-    print_lines(format_pins(read_rows(left, "pins"), get_terminal_width()))
+    client, _, path = _resolve_conversation(session, url, key_file, config)
+    answer = client.send("DELETE", f"{path}/pins/{quote_segment(pin_id)}")
+    print_lines(format_pins(read_rows(answer, "pins"), get_terminal_width()))
 
 
 @sessions_app.command()
@@ -142,8 +144,8 @@ def bypass(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
     """Let a conversation's requests go on as they come, until it is resumed."""
-    asked, name, path = _resolve_conversation(session, url, key_file, config)
-    asked.send("POST", f"{path}/bypass")
+    client, name, path = _resolve_conversation(session, url, key_file, config)
+    client.send("POST", f"{path}/bypass")
     print(f"{name}: its requests go on as they come; `sessions resume {name}` ends that")
 
 
@@ -152,8 +154,8 @@ def resume(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
     """Compact a conversation's requests again."""
-    asked, name, path = _resolve_conversation(session, url, key_file, config)
-    asked.send("POST", f"{path}/resume")
+    client, name, path = _resolve_conversation(session, url, key_file, config)
+    client.send("POST", f"{path}/resume")
     print(f"{name}: its requests are compacted again")
 
 
@@ -170,17 +172,17 @@ def export(
     """Write everything that is kept of a conversation as JSON. It holds the conversation's text."""
     from compaction_proxy.cli.output import print_json
 
-    asked, name, path = _resolve_conversation(session, url, key_file, config)
-    kept = asked.get(f"{path}/export")
+    client, name, path = _resolve_conversation(session, url, key_file, config)
+    record = client.get(f"{path}/export")
     if output is None:
-        print_json(kept)
+        print_json(record)
         return
-    _write_export(output, kept)
+    _write_export(output, record)
     print(f"{name}: written to {output}")
 
 
 def _write_export(path: Path, export: Any) -> None:  # noqa: ANN401 - JSON
-    """Write to a new file that its owner alone may read."""
+    """Writes the export to a new file that only its owner can read."""
     import json
     import os
 
@@ -206,12 +208,12 @@ def delete(
     """Delete everything that is kept of a conversation."""
     from compaction_proxy.cli.output import format_count
 
-    asked, name, path = _resolve_conversation(session, url, key_file, config)
-    what = f"all conversations of the tenant of {name}" if tenant else name
-    if not yes and not typer.confirm(f"Delete what is kept of {what}?"):
+    client, name, path = _resolve_conversation(session, url, key_file, config)
+    target = f"all conversations of the tenant of {name}" if tenant else name
+    if not yes and not typer.confirm(f"Delete what is kept of {target}?"):
         exit_with_error("nothing deleted", FAILED)
-    told = asked.send("DELETE", f"{path}/tenant" if tenant else path)
-    number = told.get("deleted") if isinstance(told, dict) else None
+    answer = client.send("DELETE", f"{path}/tenant" if tenant else path)
+    number = answer.get("deleted") if isinstance(answer, dict) else None
     print(f"{name}: {format_count(number)} records deleted")
 
 
@@ -234,13 +236,13 @@ def search(
     from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
     from compaction_proxy.cli.session_texts import format_hits
 
-    asked, _, path = _resolve_conversation(session, url, key_file, config)
+    client, _, path = _resolve_conversation(session, url, key_file, config)
     query = " ".join(f'"{word}"' if " " in word else word for word in words)
-    answer = asked.get(f"{path}/search", q=query, limit=limit, scope="tenant" if everywhere else None)
+    answer = client.get(f"{path}/search", q=query, limit=limit, scope="tenant" if everywhere else None)
     if as_json:
         print_json(answer)
         return
-    found = read_rows(answer, "hits")
-    print_lines(format_hits(found, get_terminal_width(), everywhere=everywhere))
-    if not found:
+    hits = read_rows(answer, "hits")
+    print_lines(format_hits(hits, get_terminal_width(), everywhere=everywhere))
+    if not hits:
         raise typer.Exit(FAILED)

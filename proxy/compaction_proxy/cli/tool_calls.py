@@ -1,7 +1,7 @@
-"""Calls of tools at a running proxy's `/mcp`, for clients that cannot call it themselves.
+"""Calls the tools of a running proxy at `/mcp` for clients that cannot call it themselves.
 
-What answers may be anything, such as another program on the port. The SDK's own client would not tell what
-the proxy says where it refuses.
+Another program may answer on the port, so answers are treated as untrusted. The SDK's own client is not used,
+because it hides the reason that the proxy gives for a refusal.
 """
 
 import http.client
@@ -20,12 +20,12 @@ MAX_SAID_CHARACTERS = 500
 
 
 class McpTarget(NamedTuple):
-    """The proxy, and who asks it.
+    """The proxy to call, and the header fields that identify the client.
 
     Attributes:
-        url: Its base URL.
-        headers: The client's credential, and what names its conversation.
-        unix_socket: Path of the socket that it is reached over; None: by the URL.
+        url: Base URL of the proxy.
+        headers: The client's credential and the header that names its conversation.
+        unix_socket: Path of the Unix socket to connect to. None connects to the URL's host and port.
     """
 
     url: str
@@ -34,38 +34,43 @@ class McpTarget(NamedTuple):
 
     @property
     def display_url(self) -> str:
-        """How the proxy is reached, for people."""
+        """The address of the proxy as shown to users."""
         return self.url if self.unix_socket is None else f"unix:{self.unix_socket}"
 
 
 def call_tool(target: McpTarget, name: str, arguments: Mapping[str, Any]) -> McpToolResult:
-    """What the proxy answers to a call of a tool; where it cannot be asked, a sentence that says why."""
+    """Calls a tool of the proxy and returns its result. A failed call returns a sentence that says why."""
     try:
         status, data = _post_call(target, name, arguments)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        why = f"The proxy at {target.display_url} does not answer ({type(error).__name__}). Is it running?"
-        return McpToolResult(why, failed=True)
+        text = f"The proxy at {target.display_url} does not answer ({type(error).__name__}). Is it running?"
+        return McpToolResult(text, failed=True)
     try:
-        told = json.loads(data)
-        if status == http.client.OK and "result" in told:
+        answer = json.loads(data)
+        if status == http.client.OK and "result" in answer:
             return McpToolResult(
-                str(told["result"]["content"][0]["text"]), bool(told["result"].get("isError"))
+                str(answer["result"]["content"][0]["text"]), bool(answer["result"].get("isError"))
             )
-        said = str(told["error"]["message"])[:MAX_SAID_CHARACTERS]
+        reason = str(answer["error"]["message"])[:MAX_SAID_CHARACTERS]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        said = f"what answers there is no compaction-proxy (status {status})"
-    return McpToolResult(f"The proxy at {target.display_url} refused: {said}", failed=True)
+        reason = f"what answers there is no compaction-proxy (status {status})"
+    return McpToolResult(f"The proxy at {target.display_url} refused: {reason}", failed=True)
 
 
 def _post_call(target: McpTarget, name: str, arguments: Mapping[str, Any]) -> tuple[int, bytes]:
-    """Status and body of what is answered. Redirects are answers: the key goes to nobody else."""
+    """Sends the call and returns status and body.
+
+    Redirects are not followed, so that the key goes to no other server.
+    """
     parts = urlsplit(target.url)
     socket = target.unix_socket
-    line = create_connection(parts, TIMEOUT_S) if socket is None else connect_unix_socket(socket, TIMEOUT_S)
+    connection = (
+        create_connection(parts, TIMEOUT_S) if socket is None else connect_unix_socket(socket, TIMEOUT_S)
+    )
     call = {"name": name, "arguments": arguments}
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call})
-    sent = {"content-type": "application/json", "accept": "application/json", "connection": "close"}
-    with closing(line):
-        line.request("POST", f"{parts.path.rstrip('/')}/mcp", body, {**target.headers, **sent})
-        answer = line.getresponse()
+    fields = {"content-type": "application/json", "accept": "application/json", "connection": "close"}
+    with closing(connection):
+        connection.request("POST", f"{parts.path.rstrip('/')}/mcp", body, {**target.headers, **fields})
+        answer = connection.getresponse()
         return answer.status, answer.read(MAX_ANSWER_BYTES)

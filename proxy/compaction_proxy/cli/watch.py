@@ -1,4 +1,4 @@
-"""`watch`: what happens in a running proxy, a line each, for as long as somebody looks."""
+"""Holds the command `watch`, which prints a line for each event of a running proxy."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,19 +11,19 @@ from compaction_proxy.cli.options import ConfigOption, KeyOption, UrlOption
 if TYPE_CHECKING:
     from compaction_proxy.cli.admin_client import AdminClient
 
-# The server says something every 15 seconds.
+# Seconds without data after which the connection counts as dead. The server sends a line every 15 seconds.
 SILENCE_S = 45.0
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 MAX_DATA_CHARACTERS = 1_048_576
 
 
 class StreamMessage(NamedTuple):
-    """One message of a stream of events.
+    """One message of an event stream.
 
     Attributes:
-        id: Where to go on from.
-        kind: `compaction`, `exchange`, or `lost`: what came too fast to be told.
-        data: What it says; not decoded.
+        id: Id from which a new stream can continue.
+        kind: `compaction`, `exchange`, or `lost` if messages came too fast and were dropped.
+        data: The content, as undecoded JSON.
     """
 
     id: str
@@ -44,14 +44,14 @@ def watch(
     from compaction_proxy.cli.admin_client import create_admin_client
     from compaction_proxy.cli.output import get_terminal_width, print_lines, truncate_text
 
-    for told in follow_events(create_admin_client(url, key_file, config), _report_retry):
-        fields = _parse_fields(told.data)
-        if failures and not _is_failure(told.kind, fields):
+    for message in follow_events(create_admin_client(url, key_file, config), _report_retry):
+        fields = _parse_fields(message.data)
+        if failures and not _is_failure(message.kind, fields):
             continue
         if as_json:
-            print(json.dumps({"id": told.id, "event": told.kind, "data": fields}))
+            print(json.dumps({"id": message.id, "event": message.kind, "data": fields}))
         else:
-            print_lines([truncate_text(format_line(told.kind, fields), get_terminal_width())])
+            print_lines([truncate_text(format_line(message.kind, fields), get_terminal_width())])
         sys.stdout.flush()
 
 
@@ -61,29 +61,33 @@ def _report_retry(why: str) -> None:
     print(f"{why}; trying again", file=sys.stderr)
 
 
-def follow_events(client: "AdminClient", report: Any) -> Iterator[StreamMessage]:  # noqa: ANN401 - called with a line
-    """Messages without end: a stream that breaks is taken up where it broke.
+def follow_events(client: "AdminClient", report: Any) -> Iterator[StreamMessage]:  # noqa: ANN401 - a function that takes a line
+    """Yields messages without end. A stream that breaks is continued after the last message.
+
+    Args:
+        client: The client of the admin API.
+        report: Called with the reason whenever the connection is lost.
 
     Raises:
-        AdminRefused: The proxy refuses; asking again would not help.
-        Unreachable: The first time nobody answered.
+        AdminRefusedError: The proxy refuses the request. Trying again would not help.
+        AdminUnreachableError: The proxy did not answer the first request.
     """
     import time
 
     from compaction_proxy.cli.admin_client import AdminUnreachableError
 
-    last, pause_s, heard = "", FIRST_PAUSE_S, False
+    last_id, pause_s, has_connected = "", FIRST_PAUSE_S, False
     while True:
-        headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
+        headers = {"accept": "text/event-stream", **({"last-event-id": last_id} if last_id else {})}
         try:
-            for line in _parse_messages(client.stream_lines("/events/stream", headers, SILENCE_S)):
-                heard, pause_s = True, FIRST_PAUSE_S
-                if line is not None:
-                    last = line.id or last
-                    yield line
-            heard = True
+            for message in _parse_messages(client.stream_lines("/events/stream", headers, SILENCE_S)):
+                has_connected, pause_s = True, FIRST_PAUSE_S
+                if message is not None:
+                    last_id = message.id or last_id
+                    yield message
+            has_connected = True
         except AdminUnreachableError as error:
-            if not heard:
+            if not has_connected:
                 raise
             report(str(error))
         time.sleep(pause_s)
@@ -91,25 +95,25 @@ def follow_events(client: "AdminClient", report: Any) -> Iterator[StreamMessage]
 
 
 def _parse_messages(lines: Iterator[str]) -> Iterator[StreamMessage | None]:
-    """The messages in a stream's lines; None for a sign of life."""
-    told: dict[str, str] = {}
+    """Parses the lines of a stream. Yields None for a heartbeat."""
+    fields: dict[str, str] = {}
     for line in lines:
         if line.startswith(":"):
             yield None
         elif line:
             name, _, value = line.partition(":")
-            joined = [told["data"]] if name == "data" and "data" in told else []
-            told[name] = "\n".join([*joined, value.removeprefix(" ")])[:MAX_DATA_CHARACTERS]
+            joined = [fields["data"]] if name == "data" and "data" in fields else []
+            fields[name] = "\n".join([*joined, value.removeprefix(" ")])[:MAX_DATA_CHARACTERS]
         else:
-            if "data" in told:
+            if "data" in fields:
                 yield StreamMessage(
-                    _sanitize_id(told.get("id", "")), told.get("event", "message"), told["data"]
+                    _sanitize_id(fields.get("id", "")), fields.get("event", "message"), fields["data"]
                 )
-            told = {}
+            fields = {}
 
 
 def _sanitize_id(text: str) -> str:
-    """An id that may be sent back in a header's value."""
+    """Returns the id, or an empty text if the id cannot be sent back as a header value."""
     return text if text.isascii() and text.isprintable() else ""
 
 
@@ -131,14 +135,14 @@ def _is_failure(kind: str, fields: Mapping[str, Any]) -> bool:
 
 
 def format_line(kind: str, fields: Mapping[str, Any]) -> str:
-    """An event or an exchange in one line: when, what, whose, how large before and after, and why."""
+    """Formats an event or an exchange as a line: time, kind, conversation, sizes and further details."""
     from compaction_proxy.cli.output import escape_unprintable, format_count, format_time, get_text
 
     if kind == "lost":
         return f"{format_count(fields.get('lost'))} more came too fast to be told"
     what = get_text(fields, "kind") if kind == "compaction" else get_text(fields, "status")
     sizes = f"{format_count(fields.get('tokens_before'))} → {format_count(fields.get('tokens_after'))}"
-    named = [
+    names = [
         escape_unprintable(get_text(fields, name))
         for name in ("conversation", "asked" if kind == "compaction" else "model")
     ]
@@ -146,7 +150,7 @@ def format_line(kind: str, fields: Mapping[str, Any]) -> str:
         format_time(fields.get("at"), "%H:%M:%S"),
         f"{escape_unprintable(kind):10}",
         f"{escape_unprintable(what):11}",
-        *named,
+        *names,
     ]
     if "tokens_before" in fields:
         parts.append(sizes)
@@ -161,7 +165,7 @@ def format_line(kind: str, fields: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-# What else is told where it is known, and what stands before it.
+# Further fields that are shown if they are known, with their labels.
 _EXTRAS = (
     ("strategy", "by"),
     ("round", "round"),

@@ -1,4 +1,4 @@
-"""One of several workers: the process, which obeys its parent, and the place that its parent keeps for it."""
+"""Defines a worker's process, which obeys the parent, and the slot in which the parent tracks the worker."""
 
 import signal
 import sys
@@ -17,15 +17,15 @@ from compaction_proxy.core.errors import ConfigError, ProxyError
 from compaction_proxy.gateway import server
 from compaction_proxy.telemetry import logs
 
-# What a worker says (anything else is why it refuses the configuration), and what it is told. Behind TAKE
-# comes a configuration; REFUSED means that one could not be used.
+# Reports of a worker (any other report is the reason why it refuses the configuration), and orders to a
+# worker. TAKE is followed by a configuration. REFUSED says that a new configuration could not be used.
 STARTED, ENDING = b"started", b"ending"
 STOP, STOP_NOW, TAKE, REFUSED = b"stop", b"now", b"take", b"refused"
 
 
 def _execute_orders(orders: Connection, running: server.GracefulServer, reloading: ConfigReloader) -> None:
-    """Do what the parent says; end when it is gone."""
-    with suppress(EOFError, OSError, RuntimeError):  # the last: the loop has ended
+    """Executes the parent's orders, and stops the server when the parent is gone."""
+    with suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop has ended
         while True:
             order = orders.recv_bytes()
             if order in {TAKE, REFUSED}:
@@ -36,13 +36,13 @@ def _execute_orders(orders: Connection, running: server.GracefulServer, reloadin
 
 
 def run_worker(loaded: LoadedConfig, bound: socket, parent: Connection, number: int) -> None:
-    """Be a worker: the main function of its process. Ends with 0, or 1 if the proxy did not start."""
+    """Runs a worker as the main function of its process. Exits with 1 if the proxy did not start."""
     logs.configure_logging(loaded.config.observability.log_format)
     if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent is told, too, and tells all
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent gets it, too, and orders the reload
 
     def send_report(what: bytes) -> None:
-        with suppress(OSError):  # a parent that is gone
+        with suppress(OSError):  # the parent may be gone
             parent.send_bytes(what)
 
     def start_order_thread(running: server.GracefulServer, reloading: ConfigReloader) -> None:
@@ -67,18 +67,18 @@ def run_worker(loaded: LoadedConfig, bound: socket, parent: Connection, number: 
 
 @dataclass(slots=True)
 class WorkerSlot:
-    """One place among the workers, and the process that fills it.
+    """A slot among the workers, and the process that fills it.
 
     Attributes:
-        number: From 1.
-        bound: Its listening socket; None while nobody can be expected to accept from it.
-        process: None while it waits to be replaced, or has ended for good.
-        pipe: To the process; None if that has closed its end.
+        number: Number of the worker, from 1.
+        bound: The worker's listening socket. None while no process is expected to accept connections from it.
+        process: The worker's process. None while the slot waits for a restart, or after the final end.
+        pipe: Connection to the process. None once the process has closed its end.
         is_up: Whether the process accepts requests.
-        refusal: Why the process refuses the configuration; empty if it does not.
+        refusal: The reason why the process refuses the configuration, or an empty text.
         started_at: When the process was started, in monotonic seconds.
-        deaths: How often it died in a row without having been sound.
-        due_at: When it is to be replaced, in monotonic seconds; None: not.
+        deaths: Number of deaths in a row, without a stable run in between.
+        due_at: When the worker is to be started or restarted, in monotonic seconds. None schedules no start.
     """
 
     number: int
@@ -92,40 +92,43 @@ class WorkerSlot:
     due_at: float | None = None
 
     def send_order(self, order: bytes) -> None:
-        """Send an order; a worker that is gone needs none."""
+        """Sends an order to the worker. Does nothing if the worker is gone."""
         if self.pipe is not None:
             with suppress(OSError):
                 self.pipe.send_bytes(order)
 
     def send_config(self, found: LoadedConfig) -> None:
-        """Have it go on with another configuration."""
+        """Sends a new configuration to the worker. Does nothing if the worker is gone."""
         if self.pipe is not None:
             with suppress(OSError):
                 self.pipe.send_bytes(TAKE)
                 self.pipe.send(found)
 
     def read_reports(self) -> None:
-        """Take in what the process says."""
+        """Reads the worker's reports and updates the slot."""
         try:
             while self.pipe is not None and self.pipe.poll():
-                said = self.pipe.recv_bytes()
-                if said == STARTED:
+                report = self.pipe.recv_bytes()
+                if report == STARTED:
                     self.is_up = True
-                elif said == ENDING:
+                elif report == ENDING:
                     self.close_listener()
                 else:
-                    self.refusal = said.decode()
+                    self.refusal = report.decode()
         except (EOFError, OSError):
             self.close()
 
     def close_listener(self) -> None:
-        """Give up the listening socket, so that the others get the connections until there is a new one."""
+        """Closes the listening socket, so that other workers get its connections until a new one is opened.
+
+        Does nothing if all workers share one socket.
+        """
         if self.bound is not None and server.is_spread(self.bound):
             self.bound.close()
             self.bound = None
 
     def close(self) -> None:
-        """Hang up."""
+        """Closes the pipe to the worker."""
         if self.pipe is not None:
             self.pipe.close()
         self.pipe = None

@@ -1,4 +1,4 @@
-"""The folder in which workers keep their metrics, so that any of them can answer for all."""
+"""Manages the folder in which workers share their metrics, so that any worker can report for all."""
 
 import os
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from tempfile import TemporaryDirectory
 from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
-# Tells workers where it is; the library that counts reads it there, too.
+# Environment variable that names the folder to workers and to the Prometheus library.
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 @contextmanager
 def open_metrics_folder() -> Iterator[None]:
-    """For workers that are started inside: a folder of their own, which nobody else may read.
+    """Creates a private folder for the metrics of the workers that are started inside the block.
 
-    Without a place to write, each worker can answer for itself only, and the log says so.
+    If no folder can be created, each worker reports only its own metrics, and the log says so.
     """
     os.environ.pop(VARIABLE, None)
     try:
@@ -31,7 +31,7 @@ def open_metrics_folder() -> Iterator[None]:
 
 
 def share_worker_metrics(worker: int) -> None:
-    """Keep the metrics of this process where the other workers find them, if there is such a place."""
+    """Keeps the metrics of this process in the shared folder, if there is one."""
     from compaction_proxy.telemetry.metrics import use_shared_folder
 
     folder = os.environ.get(VARIABLE)
@@ -40,7 +40,7 @@ def share_worker_metrics(worker: int) -> None:
 
 
 def drop_worker_metrics(worker: int) -> None:
-    """Drop what was true of a worker only while it lived. For its parent."""
+    """Drops those metrics of an ended worker that were true only while it lived. The parent calls this."""
     from compaction_proxy.telemetry.metrics import forget_worker
 
     folder = os.environ.get(VARIABLE)

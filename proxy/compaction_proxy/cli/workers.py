@@ -1,10 +1,10 @@
-"""`serve --workers N`: proxies on one port, and their parent, who replaces one that dies and ends with them.
+"""Runs `serve --workers N`: several proxies on one port, and a parent that replaces the workers that die.
 
-On Linux each worker has a listening socket of its own, made and held by the parent: the kernel spreads
-connections evenly (one socket for all would give most of a burst to one worker), and those that wait for a
-worker which has just died are taken by the one that follows it. Elsewhere all share one socket. Parent and
-workers talk over a pipe: signals may reach both of them (a terminal, a service manager), and a worker whose
-parent is gone sees the pipe end.
+On Linux the parent opens a listening socket for each worker and keeps it open. The kernel then spreads
+connections evenly, whereas a single socket would give most of a burst to one worker. Connections that wait
+for a worker that has just died go to its successor. On other systems all workers share one socket. Parent
+and workers communicate over a pipe, because a terminal or a service manager may send signals to both. A
+worker whose parent is gone reads the end of the pipe and stops.
 """
 
 import logging
@@ -28,16 +28,16 @@ from compaction_proxy.gateway import server as serving
 from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
-# A worker that dies is replaced after this long, in seconds; twice as long each time it dies again.
+# Seconds until a dead worker is replaced. The pause doubles with each further death, up to the maximum.
 PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
-# One that lived as long as this, in seconds, was sound.
+# Seconds that a worker must live to count as stable.
 SOUND_S = 60.0
-# Workers get this long, in seconds, beyond their own time to end; then they are killed.
+# Seconds until workers are killed: beyond their own time to end, and after an immediate stop.
 STOP_EXTRA_S = 10.0
 STOP_NOW_S = 3.0
 
-# What signals tell the parent; on a system without SIGHUP nothing does.
+# Orders that the signal handler sends to the parent's loop. Systems without SIGHUP have no reload.
 END, RELOAD = b"end", b"reload"
 HANGUP = getattr(signal, "SIGHUP", None)
 
@@ -45,9 +45,9 @@ _spawn = get_context("spawn")
 
 
 def _open_listeners(loaded: LoadedConfig) -> list[socket]:
-    """Listening sockets on one address: one for each worker, or the same for all."""
+    """Opens listening sockets on one address: one for each worker, or a single one for all."""
     server = loaded.config.server
-    first = open_listener(server)  # not shared: another proxy there is an error
+    first = open_listener(server)  # not shared, so that another proxy on the port is an error
     if not serving.is_spread(first):
         return [first] * server.workers
     port = first.getsockname()[1]
@@ -57,16 +57,17 @@ def _open_listeners(loaded: LoadedConfig) -> list[socket]:
 
 @dataclass(slots=True)
 class _WorkerSupervisor:
-    """Starts workers, replaces them, and ends with them.
+    """Starts workers, replaces dead ones and ends when all have ended.
 
     Attributes:
-        loaded: The configuration, and where it is from.
-        reread: Reads it again.
-        port: The port that the workers share; of no meaning if they share a Unix socket.
-        workers: A place for each.
-        failure: Why no worker can be started.
-        started: Whether all have been up at one time.
-        end_by: Told to end, when workers are killed, in monotonic seconds; None: not told.
+        loaded: The configuration and its origins.
+        reread: Reads the configuration again.
+        port: The port that the workers share. Meaningless if they share a Unix socket.
+        workers: A slot for each worker.
+        failure: The error that ends the run because a worker did not start.
+        started: Whether all workers have been up at the same time.
+        end_by: When remaining workers are killed, in monotonic seconds. None while no end was requested.
+        signals: A pipe by which signal handlers wake the loop: the reading end and the writing end.
     """
 
     loaded: LoadedConfig
@@ -79,7 +80,15 @@ class _WorkerSupervisor:
     signals: tuple[Connection, Connection] = field(default_factory=lambda: _spawn.Pipe(duplex=False))
 
     def run(self, started: Callable[[], None]) -> None:
-        """Run until told to end and all have ended; `started` is called if all are up before that."""
+        """Runs until all workers have ended.
+
+        Args:
+            started: Called once all workers are up. Not called if the end is requested before that.
+
+        Raises:
+            ConfigError: A worker refused the configuration at the start.
+            ProxyError: A worker did not start.
+        """
         while self._has_workers():
             self._start_due_workers()
             ready = wait(self._list_waitables(), self._get_timeout_s())
@@ -103,15 +112,15 @@ class _WorkerSupervisor:
             self.stop(now=self.end_by is not None)
 
     def _reload_config(self) -> None:
-        """Read the configuration again; workers that start later have it, too."""
-        found = reread_config(self.reread, self.loaded)
-        if found is not None:
-            self.loaded = found
+        """Reads the configuration again and sends it to the workers. Workers that start later use it, too."""
+        loaded = reread_config(self.reread, self.loaded)
+        if loaded is not None:
+            self.loaded = loaded
         for worker in self.workers:
-            worker.send_config(found) if found is not None else worker.send_order(REFUSED)
+            worker.send_config(loaded) if loaded is not None else worker.send_order(REFUSED)
 
     def stop(self, *, now: bool = False) -> None:
-        """Tell all workers to end; with `now`, at once."""
+        """Orders all workers to end. With `now`, they do not wait for requests under way."""
         waits = get_drain_timeouts(self.loaded.config.server)
         if self.end_by is None:
             running = sum(worker.process is not None for worker in self.workers)
@@ -123,10 +132,10 @@ class _WorkerSupervisor:
             worker.send_order(STOP_NOW if now else STOP)
             worker.due_at = None
             if worker.bound is not None:
-                worker.bound.close()  # the workers decide how long the port stays open
+                worker.bound.close()  # the workers keep the port open for as long as they need it
 
-    def on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's
-        """Wake `run` up, wherever it is."""
+    def on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
+        """Handles a signal: wakes `run` with an order to end or to reload."""
         self.signals[1].send_bytes(END if number != HANGUP else RELOAD)
 
     def _has_workers(self) -> bool:
@@ -150,18 +159,18 @@ class _WorkerSupervisor:
         if worker.bound is None:
             try:
                 worker.bound = serving.listen(self.loaded.config.server.host, self.port, share_port=True)
-            except ConfigError:  # no worker was left, and somebody else took the port
+            except ConfigError:  # no worker was left, and another program took the port
                 worker.due_at = time.monotonic() + MAX_PAUSE_S
                 return
-        worker.pipe, theirs = _spawn.Pipe()
-        given = self.loaded, worker.bound, theirs, worker.number
-        worker.process = _spawn.Process(target=run_worker, args=given, daemon=True)
+        worker.pipe, child_end = _spawn.Pipe()
+        arguments = self.loaded, worker.bound, child_end, worker.number
+        worker.process = _spawn.Process(target=run_worker, args=arguments, daemon=True)
         worker.is_up, worker.refusal, worker.due_at, worker.started_at = False, "", None, time.monotonic()
-        # A process inherits that SIGINT is ignored, and keeps to it until it has a handler of its own.
+        # The new process inherits that SIGINT is ignored, and ignores it until it sets its own handler.
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         worker.process.start()
         signal.signal(signal.SIGINT, previous)
-        theirs.close()
+        child_end.close()
 
     def _record_exit(self, worker: WorkerSlot, process: SpawnProcess) -> None:
         process.join()
@@ -174,18 +183,18 @@ class _WorkerSupervisor:
         elif self.end_by is None:
             self._schedule_restart(worker)
         if self.end_by is None or process.exitcode:
-            again = None if worker.due_at is None else round(worker.due_at - time.monotonic(), 1)
+            restart_in_s = None if worker.due_at is None else round(worker.due_at - time.monotonic(), 1)
             level = logging.WARNING if process.exitcode else logging.INFO
             fields = {"worker": worker.number, "pid": process.pid, "code": process.exitcode}
-            logs.get_logger(__name__).log(level, log_events.WORKER_ENDED, **fields, again_in_s=again)
+            logs.get_logger(__name__).log(level, log_events.WORKER_ENDED, **fields, again_in_s=restart_in_s)
 
     def _schedule_restart(self, worker: WorkerSlot) -> None:
-        """Decide when a worker is replaced."""
+        """Schedules the restart of a worker that died, with a longer pause after each death in a row."""
         drop_worker_metrics(worker.number)
-        sound = worker.is_up and time.monotonic() - worker.started_at >= SOUND_S
-        worker.deaths = 0 if sound else worker.deaths + 1
+        was_stable = worker.is_up and time.monotonic() - worker.started_at >= SOUND_S
+        worker.deaths = 0 if was_stable else worker.deaths + 1
         worker.due_at = time.monotonic() + min(PAUSE_S * 2 ** max(worker.deaths - 1, 0), MAX_PAUSE_S)
-        if not worker.is_up:  # the next may not come up either
+        if not worker.is_up:  # the next process may not start either
             worker.close_listener()
 
     def _kill_overdue(self) -> None:
@@ -196,31 +205,34 @@ class _WorkerSupervisor:
 
 
 def run_workers(loaded: LoadedConfig, reread: ReadConfig, started: Callable[[str], None]) -> None:
-    """Run several proxies on one port until SIGINT or SIGTERM; SIGHUP has the configuration read again.
+    """Runs several proxies on one port until SIGINT or SIGTERM. SIGHUP reloads the configuration.
 
     Args:
-        loaded: The configuration.
-        reread: Reads it again.
-        started: Called with the URL once all of them accept requests.
+        loaded: The configuration and its origins.
+        reread: Reads the configuration again.
+        started: Called with the URL once all workers accept requests.
 
     Raises:
-        ConfigError: The address cannot be listened on, or the configuration is refused.
+        ConfigError: The proxy cannot listen on the address, or the configuration is refused.
         ProxyError: A worker did not start.
     """
     server = loaded.config.server
     if loaded.config.store.url == "memory://":
         raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
-    create_tls_context(server)  # said once, and not by each worker
-    bound = _open_listeners(loaded)
-    url = serving.build_base_url(bound[0], get_scheme(server))  # a worker that ends gives its socket up
-    workers = [WorkerSlot(number, held, due_at=time.monotonic()) for number, held in enumerate(bound, 1)]
-    parent = _WorkerSupervisor(loaded, reread, bound[0].getsockname()[1], workers)
+    create_tls_context(server)  # so that a bad certificate is reported once, not by each worker
+    listeners = _open_listeners(loaded)
+    # The URL is built now, because the sockets close as workers end.
+    url = serving.build_base_url(listeners[0], get_scheme(server))
+    workers = [
+        WorkerSlot(number, listener, due_at=time.monotonic()) for number, listener in enumerate(listeners, 1)
+    ]
+    supervisor = _WorkerSupervisor(loaded, reread, listeners[0].getsockname()[1], workers)
     for number in filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)):
-        signal.signal(number, parent.on_signal)
-    with serving.remove_socket_on_exit(bound[0]), open_metrics_folder():
+        signal.signal(number, supervisor.on_signal)
+    with serving.remove_socket_on_exit(listeners[0]), open_metrics_folder():
         try:
-            parent.run(lambda: started(url))
+            supervisor.run(lambda: started(url))
         finally:
             for worker in workers:
-                worker.close()  # those still there end by themselves
+                worker.close()  # a worker that still runs ends once its pipe is closed
     logs.get_logger(__name__).info(log_events.SERVING_STOPPED, workers=server.workers)

@@ -1,1 +1,1 @@
-"""The use case: a request in, a request that fits out."""
+"""Makes requests fit the context window by compacting their conversations."""

@@ -1,8 +1,9 @@
-"""Auto-recall: what was removed and matches the latest user message is placed right before that message.
+"""Auto-recall: inserts removed messages that match the latest user message right before that message.
 
-What stands there is a message of its own. It is the same for every request of a turn, so that a provider that
-has read one has read the beginning of the next, and it is gone with the turn: clients never see it, no round
-summarises it, no archive holds it. Whatever goes wrong or takes too long, the request goes on without it.
+The inserted text is a message of its own. It is the same for every request of a turn, so that the provider's
+prompt cache holds from one request to the next, and it disappears with the turn. Clients never see it, no
+compaction summarises it, and no archive holds it. If anything goes wrong or takes too long, the request goes
+on without it.
 """
 
 import asyncio
@@ -34,12 +35,12 @@ from compaction_proxy.wires.body import rewrite_messages
 
 # How long a request waits for a search, in seconds.
 DEADLINE_S: Final = 0.15
-# A message that asks for less, in words that tell something, says too little to be searched by.
+# A message with fewer significant words is not searched for.
 LEAST_WORDS: Final = 2
-# Hits that are looked at, and of these placed.
+# Number of hits that are considered, and of hits that are inserted.
 LOOKED_AT: Final = 20
 MOST_HITS: Final = 3
-# Choices that are held, by the bytes that they take.
+# Size of the cache of chosen texts, in bytes.
 HELD_BYTES: Final = 4 * 1024 * 1024
 _CHOICE_BYTES: Final = 600
 HEADING: Final = (
@@ -51,23 +52,23 @@ _log = structlog.get_logger()
 
 
 class SearchFunction(Protocol):
-    """As `ArchiveSearch.search`."""
+    """The signature of `ArchiveSearch.search`."""
 
     def __call__(
         self, tenant: str, conversation: str | None, query: str, limit: int, *, known: AbstractSet[str]
     ) -> Coroutine[Any, Any, list[Hit]]:
-        """The best hits, best first."""
+        """Returns the best hits, best first."""
         ...
 
 
 class _RecallKey(NamedTuple):
-    """What a choice is made for, once.
+    """The key of a chosen text, which is chosen once for each turn.
 
     Attributes:
-        tenant: Whose it is.
-        conversation: Its id.
+        tenant: The tenant of the conversation.
+        conversation: The conversation id.
         prefix: Prefix digest of the latest user message.
-        section: What is configured.
+        section: The configuration of recall.
     """
 
     tenant: str
@@ -77,32 +78,32 @@ class _RecallKey(NamedTuple):
 
 
 def build_query(text: str) -> str:
-    """What to look for, by what a user said; empty if that tells too little.
+    """Builds a search query from a user message; empty if the message says too little.
 
-    A user who quotes something does not ask for messages with that very quotation.
+    Quotation marks are removed, because a user who quotes something does not look for that exact quotation.
     """
     query = text.replace('"', " ").replace("*", " ")
-    wanted = parse_query(query)
-    telling = STOP_WORDS.isdisjoint(wanted.words) and len(wanted.words) >= LEAST_WORDS
-    return query if telling or wanted.codes else ""
+    parsed = parse_query(query)
+    is_specific = STOP_WORDS.isdisjoint(parsed.words) and len(parsed.words) >= LEAST_WORDS
+    return query if is_specific or parsed.codes else ""
 
 
 def build_recall_text(hits: Sequence[Hit], section: RecallSection, count: Count) -> str:
-    """What is placed; empty if nothing matches well enough, or has room."""
+    """Builds the text to insert; empty if no hit scores high enough, or none fits."""
     good = [hit for hit in hits if hit.score >= section.auto_score][:MOST_HITS]
     shown = [QuotedMessage(hit.message_id, hit.role, hit.snippet, hit.turn, hit.round) for hit in good]
     return format_hits(shown, count, section.auto_tokens, HEADING) if shown else ""
 
 
 class AutoRecall:
-    """Places what matches in requests, on one event loop.
+    """Inserts matching removed messages into requests, on one event loop.
 
     Args:
-        search: Finds it.
-        reader: Counts it.
-        records: Say when something is forgotten.
-        count: Tokens of a text of at most some thousand characters.
-        on_search: Told of each search: `auto`, and `found` or `nothing`.
+        search: Searches removed messages.
+        reader: Counts tokens.
+        records: Reports deletions, which clear the cache.
+        count: Counts the tokens of a text of at most a few thousand characters.
+        on_search: Called after each search with the source `auto` and the outcome `found` or `nothing`.
     """
 
     def __init__(
@@ -123,23 +124,32 @@ class AutoRecall:
         records.on_delete_callbacks.append(self._clear_choices)
 
     async def __call__(self, fit: FitResult, ask: FitRequest) -> FitResult:
-        """The fit with what matches the latest user message before it; as it is where nothing does."""
-        put, footing = fit.compacted_messages, fit.usage_basis
+        """Returns the result with a text before the latest user message, or unchanged if nothing matches."""
+        compacted, usage_basis = fit.compacted_messages, fit.usage_basis
         conversation = fit.report.conversation
-        if ask.settings.recall.auto == "none" or put is None or footing is None or conversation is None:
+        if (
+            ask.settings.recall.auto == "none"
+            or compacted is None
+            or usage_basis is None
+            or conversation is None
+        ):
             return fit
         with suppress_and_report(_log_failure):
-            latest = find_latest_user_message(put.body)
-            at = find_latest_user_message(put.messages)
-            if latest is None or at is None or put.messages[at].raw != put.body[latest].raw:
-                return fit  # it has moved into a stand-in
-            turn = _RecallKey(ask.tenant, conversation, footing.prefixes[latest], ask.settings.recall)
-            text = await self._choose_text(turn, put, footing.prefixes, put.body[latest].text)
-            return await self._insert_text(fit, put, ask, at, text) if text else fit
+            latest = find_latest_user_message(compacted.body)
+            insert_index = find_latest_user_message(compacted.messages)
+            if (
+                latest is None
+                or insert_index is None
+                or compacted.messages[insert_index].raw != compacted.body[latest].raw
+            ):
+                return fit  # the message has moved into a replacement
+            turn = _RecallKey(ask.tenant, conversation, usage_basis.prefixes[latest], ask.settings.recall)
+            text = await self._choose_text(turn, compacted, usage_basis.prefixes, compacted.body[latest].text)
+            return await self._insert_text(fit, compacted, ask, insert_index, text) if text else fit
         return fit
 
     async def close(self) -> None:
-        """End what is still under way."""
+        """Cancels the searches that are still running."""
         tasks = list(self._search_tasks)
         for task in tasks:
             task.cancel()
@@ -148,8 +158,8 @@ class AutoRecall:
     async def _choose_text(
         self, turn: _RecallKey, put: CompactedMessages, prefixes: Sequence[bytes], user_text: str
     ) -> str:
-        """What is placed in this turn, chosen once; empty: nothing."""
-        chosen = self._choices  # another's once something is forgotten
+        """Returns the text to insert in this turn, chosen once per turn; empty for none."""
+        chosen = self._choices  # a deletion may replace the cache meanwhile
         text = chosen.get(turn)
         if text is None:
             query = build_query(user_text)
@@ -161,34 +171,35 @@ class AutoRecall:
     async def _find_hits(
         self, turn: _RecallKey, put: CompactedMessages, prefixes: Sequence[bytes], query: str
     ) -> list[Hit]:
-        """Hits among what is not there any more, or shortened; none if that takes too long.
+        """Searches the removed and shortened messages; returns no hits if that takes too long.
 
-        The search itself goes on to its end, because it may be what makes the next one quick.
+        The search itself goes on to its end, because it may make the next one faster.
         """
-        gone = put.checkpoint.removed_indices | put.checkpoint.edited
-        removed = frozenset(format_message_id(prefixes[index]) for index in gone)
-        search = self._search(turn.tenant, turn.conversation, query, LOOKED_AT, known=removed)
+        affected = put.checkpoint.removed_indices | put.checkpoint.edited
+        affected_ids = frozenset(format_message_id(prefixes[index]) for index in affected)
+        search = self._search(turn.tenant, turn.conversation, query, LOOKED_AT, known=affected_ids)
         task = asyncio.create_task(search)
         self._search_tasks.add(task)
         task.add_done_callback(self._finish_search)
         await asyncio.wait([task], timeout=DEADLINE_S)
         hits = task.result() if task.done() and not task.exception() else []
-        found = [hit for hit in hits if hit.message_id in removed]
-        self._on_search("auto", "found" if found else "nothing")
-        return found
+        matching_hits = [hit for hit in hits if hit.message_id in affected_ids]
+        self._on_search("auto", "found" if matching_hits else "nothing")
+        return matching_hits
 
     async def _insert_text(
         self, fit: FitResult, put: CompactedMessages, ask: FitRequest, at: int, text: str
     ) -> FitResult:
-        """The fit with the text before its message at `at`, if it has room."""
-        dialect = ask.body.wire
-        ours = dialect.parse_message(dialect.encode_message(Message(role="user", text=text)))
-        messages = (*put.messages[:at], ours, *put.messages[at:])
+        """Returns the result with the text inserted before the message at index `at`, if it fits."""
+        wire = ask.body.wire
+        recall_message = wire.parse_message(wire.encode_message(Message(role="user", text=text)))
+        messages = (*put.messages[:at], recall_message, *put.messages[at:])
         if ask.settings.alternation == "strict":
             messages = alternate_roles(messages)
-        new = [each for each in messages if not each.tokens]
+        uncounted = [each for each in messages if not each.tokens]
         added = sum(
-            each.tokens for each in await self._reader.add_token_counts(new, build_counting_options(ask))
+            each.tokens
+            for each in await self._reader.add_token_counts(uncounted, build_counting_options(ask))
         )
         size = _estimate_size(fit, added)
         if size is None or size > _compute_limit(fit, ask):
@@ -206,7 +217,8 @@ class AutoRecall:
     def _finish_search(self, task: asyncio.Task[list[Hit]]) -> None:
         self._search_tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, SearchUnavailableError):  # that was said at the start
+        # The start has already reported an unavailable search.
+        if error is not None and not isinstance(error, SearchUnavailableError):
             _log_failure(error)
 
     def _clear_choices(self, _prefix: str) -> None:
@@ -214,7 +226,10 @@ class AutoRecall:
 
 
 def _estimate_size(fit: FitResult, added: int) -> int | None:
-    """The calibrated size with so many counted tokens more; None where it is larger than what came."""
+    """Estimates the calibrated size with `added` more counted tokens.
+
+    Returns None if the request would then be larger than what the client sent.
+    """
     after = fit.report.tokens_after
     if after is None or fit.estimate + added > fit.client_tokens:
         return None
@@ -222,7 +237,7 @@ def _estimate_size(fit: FitResult, added: int) -> int | None:
 
 
 def _compute_limit(fit: FitResult, ask: FitRequest) -> int:
-    """What a request may come to, in calibrated tokens."""
+    """Returns the limit that the request must stay under, in calibrated tokens."""
     window, output = fit.report.window or 0, ask.body.max_output
     return compute_limits(ask.settings, ask.strategy, window, output, ask.trigger_tokens).budget.limit
 

@@ -1,8 +1,8 @@
-"""Where a conversation's checkpoints stand, so that only those are looked up that a request could use.
+"""Lists the ids of a conversation's checkpoints, so that only those are read that a request could use.
 
-The index is a list beside the checkpoints, written at once with each. What this process has seen of it is
-kept: for requests that follow soon, and for when the store is away. In a busy conversation the list is read
-again behind a request, so that none waits for it.
+The index is a list in the store. It is written together with each checkpoint. Each process caches what it has
+read of the list, for requests that follow soon and for times when the store is unavailable. In a busy
+conversation the list is read again in the background, so that no request waits for it.
 """
 
 import math
@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 
 from compaction_proxy.storage.records import ListItem, RecordStore
 
-# Checkpoints of one conversation and its branches that can be found again.
+# Largest number of checkpoints that can be found for one conversation and its branches.
 MAX_KEPT_IDS = 200
 MAX_CONVERSATIONS = 10_000
-# Places that this process keeps of all conversations; each takes about 150 bytes.
+# Largest number of ids in the cache of this process; each takes about 150 bytes.
 MAX_CACHED_IDS = 100_000
-# What was read is used for this long, in seconds.
+# How long a list that was read is used, in seconds.
 FRESH_S = 2.0
-# Once it is this old, a request has it read again behind itself, in seconds.
+# From this age on, in seconds, a request has the list read again in the background.
 AGING_S = 1.0
 
 
 @dataclass(slots=True)
 class _CachedIndex:
-    """What is known of one list: its places, oldest first, and when it was last read."""
+    """The ids in one list, oldest first, and when the list was last read."""
 
     places: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     read_at: float = -math.inf
@@ -34,13 +34,16 @@ class _CachedIndex:
 
     @property
     def checkpoint_ids(self) -> frozenset[bytes]:
-        """The places, made once for all who ask."""
+        """The ids, as a set that is built once for all callers."""
         if self._frozen is None:
             self._frozen = frozenset(self.places)
         return self._frozen
 
     def add_checkpoint_id(self, checkpoint_id: bytes) -> int:
-        """Another place, for which an old one may have to go; by how many there are more now."""
+        """Adds an id, and drops the oldest one if there are too many.
+
+        Returns the number of ids by which the list has grown.
+        """
         if checkpoint_id in self.places:
             return 0
         self.places[checkpoint_id], self._frozen = None, None
@@ -51,11 +54,11 @@ class _CachedIndex:
 
 
 class CheckpointIndex:
-    """The places of checkpoints, by the index's store key (`storage.keys.checkpoints_key`).
+    """The ids of checkpoints, by the store key of their list (`storage.keys.checkpoint_list_key`).
 
     Args:
-        records: Where the lists are.
-        clock: Monotonic seconds.
+        records: Stores the lists.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, records: RecordStore, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,33 +69,33 @@ class CheckpointIndex:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def load_checkpoint_ids(self, key: str) -> frozenset[bytes]:
-        """Places (`core.checkpoint.place`) at which there may be a checkpoint, as the store has them now."""
+        """Reads a list from the store, and returns the ids under which there may be a checkpoint."""
         for line in await self._records.read_tail(key, MAX_KEPT_IDS):
             try:
                 self._record_checkpoint_id(key, bytes.fromhex(line["place"]))
             except (KeyError, TypeError, ValueError):
                 continue
-        seen = self._get_or_create(key)
-        seen.read_at = self._clock()
-        return seen.checkpoint_ids
+        cached = self._get_or_create(key)
+        cached.read_at = self._clock()
+        return cached.checkpoint_ids
 
     def get_cached(self, key: str) -> frozenset[bytes] | None:
-        """The same without waiting, at most two seconds old; None where the store has to be asked."""
-        seen = self._cache.get(key)
-        age_s = math.inf if seen is None else self._clock() - seen.read_at
-        if seen is None or age_s >= FRESH_S:
+        """Returns the cached ids, at most two seconds old; None if the store has to be asked."""
+        cached = self._cache.get(key)
+        age_s = math.inf if cached is None else self._clock() - cached.read_at
+        if cached is None or age_s >= FRESH_S:
             return None
         if age_s >= AGING_S:
             self._records.background_tasks.start_once(key, lambda: self.load_checkpoint_ids(key))
-        return seen.checkpoint_ids
+        return cached.checkpoint_ids
 
     def has_checkpoint(self, key: str, checkpoint_id: bytes) -> bool:
-        """Whether this process has seen a place in the index."""
-        seen = self._cache.get(key)
-        return seen is not None and checkpoint_id in seen.places
+        """Returns whether this process has seen the id in the list."""
+        cached = self._cache.get(key)
+        return cached is not None and checkpoint_id in cached.places
 
     def build_line(self, key: str, checkpoint_id: bytes, ttl_s: float) -> ListItem:
-        """What to commit beside a new checkpoint; it is known here from now on."""
+        """Builds the line to commit with a new checkpoint. The id counts as known from now on."""
         self._record_checkpoint_id(key, checkpoint_id)
         return ListItem(key, {"place": checkpoint_id.hex()}, ttl_s, MAX_KEPT_IDS)
 
@@ -102,11 +105,11 @@ class CheckpointIndex:
             self._drop_cached(next(iter(self._cache)))
 
     def _get_or_create(self, key: str) -> _CachedIndex:
-        seen = self._cache.setdefault(key, _CachedIndex())
+        cached = self._cache.setdefault(key, _CachedIndex())
         self._cache.move_to_end(key)
         if len(self._cache) > MAX_CONVERSATIONS:
             self._drop_cached(next(iter(self._cache)))
-        return seen
+        return cached
 
     def _forget_prefix(self, prefix: str) -> None:
         for key in [key for key in self._cache if key.startswith(prefix)]:

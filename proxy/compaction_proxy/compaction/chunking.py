@@ -1,6 +1,6 @@
-"""Cutting what is to be summarised so that a summary model with a small window can read it.
+"""Splits the messages to summarise so that a summary model with a small context window can read them.
 
-Sizes are in characters as a transcript shows them: the caller knows what a character costs.
+Sizes are characters of the transcript. The caller knows how many tokens a character costs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,9 +9,9 @@ from dataclasses import replace
 from compaction_proxy.core.message import Message, iter_units
 from compaction_proxy.core.strategies import SummaryShape
 
-# No message is shown shorter than this, in characters.
+# Each message is shown with at least this many characters, unless it is shorter.
 SMALLEST_CUT = 40
-# What stands around a message in a transcript, in characters; roughly.
+# Approximate number of characters that a transcript adds around each message.
 ENTRY_CHARACTERS = 24
 
 Group = tuple[Message, ...]
@@ -24,7 +24,7 @@ def _count_characters(message: Message) -> int:
 
 
 def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> int:
-    """Characters that the messages take in a transcript."""
+    """Counts the characters that the messages take in a transcript."""
     return sum(
         min(_count_characters(each), shape.tool_characters if each.answers else shape.message_characters)
         + ENTRY_CHARACTERS
@@ -33,24 +33,24 @@ def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> 
 
 
 def narrow_shape(messages: Sequence[Message], shape: SummaryShape, characters: float) -> SummaryShape:
-    """A shape that shows these messages in at most so many characters, or as few as can be.
+    """Returns a shape that shows these messages in at most `characters`, or in as few as possible.
 
-    What is worth least goes first: the middles of tool results, then those of all other messages.
+    The least valuable text is cut first: the middles of tool results, then the middles of all other messages.
     """
     for field in ("tool_characters", "message_characters"):
-        results = field == "tool_characters"
-        concerned = [each for each in messages if bool(each.answers) is results]
-        others = [each for each in messages if bool(each.answers) is not results]
-        room = characters - count_shown_characters(others, shape) - ENTRY_CHARACTERS * len(concerned)
+        is_for_results = field == "tool_characters"
+        affected = [each for each in messages if bool(each.answers) is is_for_results]
+        others = [each for each in messages if bool(each.answers) is not is_for_results]
+        room = characters - count_shown_characters(others, shape) - ENTRY_CHARACTERS * len(affected)
         size = min(
-            _find_cut_length([_count_characters(each) for each in concerned], room), getattr(shape, field)
+            _find_cut_length([_count_characters(each) for each in affected], room), getattr(shape, field)
         )
         shape = replace(shape, **{field: max(SMALLEST_CUT, size)})
     return shape
 
 
 def _find_cut_length(lengths: Sequence[int], room: float) -> int:
-    """The largest size to which all may be cut so that together they take at most `room`."""
+    """Returns the largest length to which all texts may be cut so that their sum is at most `room`."""
     ordered = sorted(lengths)
     for index, length in enumerate(ordered):
         share = room / (len(ordered) - index)
@@ -63,37 +63,37 @@ def _find_cut_length(lengths: Sequence[int], room: float) -> int:
 def split_into_portions(
     messages: Sequence[Message], shape: SummaryShape, characters: float
 ) -> tuple[Group, ...]:
-    """The messages in consecutive stretches of whole units, each shown in at most so many characters.
+    """Splits the messages into consecutive portions of whole units, each shown in at most `characters`.
 
-    A unit that is larger by itself is a stretch of its own.
+    A unit that is larger on its own becomes a portion of its own.
     """
     return tuple(_iterate_portions(messages, shape, characters))
 
 
 def _iterate_portions(messages: Sequence[Message], shape: SummaryShape, characters: float) -> Iterator[Group]:
-    stretch: list[Message] = []
-    taken = 0
+    portion: list[Message] = []
+    portion_size = 0
     for start, stop in iter_units(messages):
         unit = messages[start:stop]
         size = count_shown_characters(unit, shape)
-        if stretch and taken + size > characters:
-            yield tuple(stretch)
-            stretch, taken = [], 0
-        stretch += unit
-        taken += size
-    if stretch:
-        yield tuple(stretch)
+        if portion and portion_size + size > characters:
+            yield tuple(portion)
+            portion, portion_size = [], 0
+        portion += unit
+        portion_size += size
+    if portion:
+        yield tuple(portion)
 
 
 def split_into_halves(
     groups: Sequence[Group], shape: SummaryShape
 ) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """At least two groups as two rows of about the same size, each of at least one group."""
+    """Splits at least two groups into two sequences of similar size, each with at least one group."""
     half = sum(count_shown_characters(group, shape) for group in groups) / 2
-    stop, taken = 0, 0
+    stop, first_half_size = 0, 0
     while stop < len(groups) - 1 and (
-        stop == 0 or taken + count_shown_characters(groups[stop], shape) <= half
+        stop == 0 or first_half_size + count_shown_characters(groups[stop], shape) <= half
     ):
-        taken += count_shown_characters(groups[stop], shape)
+        first_half_size += count_shown_characters(groups[stop], shape)
         stop += 1
     return tuple(groups[:stop]), tuple(groups[stop:])

@@ -1,7 +1,7 @@
-"""What people do with a conversation that they know by its id: look at it, steer it, search it, forget it.
+"""Implements the commands on a conversation that is known by its id: show, steer, search and delete it.
 
-The proxy need not hold the full history between requests. So what is asked here takes effect with the
-conversation's next request, and the event of that round carries the result.
+The proxy need not hold the full history between requests. So a command takes effect with the next request of
+the conversation, and the event of that compaction reports the result.
 """
 
 import time
@@ -41,13 +41,13 @@ from compaction_proxy.telemetry.totals import Totals, from_fields
 
 @dataclass(frozen=True, slots=True)
 class ConversationOverview:
-    """A conversation as it stands.
+    """The current state of a conversation.
 
     Attributes:
-        totals: What it has used.
-        rounds: The events of its rounds, oldest first.
-        undone: Places, as hex digits, of those that are not applied.
-        directives: What is asked of it.
+        totals: What the conversation has used.
+        rounds: The events of its compactions, oldest first.
+        undone: Ids of the undone checkpoints, as hex digits.
+        directives: What users have asked for.
     """
 
     totals: Totals
@@ -66,21 +66,21 @@ def _require_saved(saved: object) -> None:
 
 
 class ConversationCommands:
-    """The use cases, on one event loop. A conversation belongs to whoever it was last seen with.
+    """The commands on conversations, on one event loop.
 
-    Every method raises `RequestRefusedError` (404) for a conversation that is not known, and
-    `StoreUnavailableError`.
+    A conversation belongs to the tenant with which it was last seen. Every method raises
+    `RequestRefusedError` (404) for an unknown conversation, and `StoreUnavailableError`.
 
     Args:
-        records: What is stored.
-        owners: Know whose a conversation is.
-        history: Knows what has happened to it.
-        directives: Keeps what is asked of it.
-        recall: Searches what was taken out of it.
-        compacted: Lets replicas know whose requests they must read.
-        announce: Told of what was done.
-        on_search: Told of each search: `api`, and `found` or `nothing`.
-        now: Seconds since the epoch.
+        records: Accesses the store.
+        owners: Finds the tenant of a conversation.
+        history: Reads and stores the events of conversations.
+        directives: Stores what users ask for.
+        recall: Searches removed messages.
+        compacted: Tells all replicas which conversations' requests they must read.
+        announce: Receives the events of executed commands.
+        on_search: Called after each search with the source `api` and the outcome `found` or `nothing`.
+        now: Returns seconds since the epoch.
     """
 
     def __init__(  # noqa: PLR0913 - all of them by name
@@ -107,49 +107,49 @@ class ConversationCommands:
         self._now = now
 
     async def get_overview(self, conversation: str) -> ConversationOverview:
-        """The conversation as it stands."""
+        """Returns the current state of the conversation."""
         tenant = await self._find_tenant(conversation)
         [fields] = await self._records.get_many([conversation_key(tenant, conversation)], bypass_cache=True)
         events = await self._history.list_events(tenant, conversation)
-        wishes = await self._directives.get(tenant, conversation)
+        directives = await self._directives.get(tenant, conversation)
         return ConversationOverview(
             totals=from_fields(fields or {}),
             rounds=tuple(event for event in events if event.kind == COMPACTED),
-            undone=frozenset(place.hex() for place in wishes.undone),
-            directives=wishes,
+            undone=frozenset(place.hex() for place in directives.undone),
+            directives=directives,
         )
 
     async def list_events(self, conversation: str) -> list[Event]:
-        """What has happened to it, oldest first."""
+        """Lists the events of the conversation, oldest first."""
         return await self._history.list_events(await self._find_tenant(conversation), conversation)
 
     async def request_compaction(self, conversation: str) -> None:
-        """Have its next request compacted."""
+        """Has the next request of the conversation compacted."""
         tenant = await self._find_tenant(conversation)
         _require_saved(await self._directives.request_compaction(tenant, conversation))
         await self._compacted.add(tenant, conversation)
         await self._record_event(tenant, Event(MARKED, self._now(), conversation))
 
     async def bypass_compaction(self, conversation: str) -> None:
-        """Have its requests go on as they come, from the next one on; what is stored of it stays."""
+        """Has requests forwarded unchanged from the next one on. Stored checkpoints stay."""
         await self._set_bypass(conversation, BYPASSED)
 
     async def resume_compaction(self, conversation: str) -> None:
-        """Have its requests compacted again; what was stored of it is used as before."""
+        """Has the conversation's requests compacted again. Stored checkpoints are used as before."""
         await self._set_bypass(conversation, RESUMED)
 
     async def _set_bypass(self, conversation: str, kind: str) -> None:
         tenant, on = await self._find_tenant(conversation), kind == BYPASSED
-        before = (await self._directives.get(tenant, conversation)).bypass
+        was_on = (await self._directives.get(tenant, conversation)).bypass
         _require_saved(await self._directives.set_bypass(tenant, conversation, on=on))
-        if before is not on:
+        if was_on is not on:
             await self._record_event(tenant, Event(kind, self._now(), conversation))
 
     async def undo_round(self, conversation: str) -> Event:
-        """Take its newest round back; the event of the round that is not applied any more.
+        """Undoes the newest compaction, and returns the event of the compaction that no longer applies.
 
         Raises:
-            RequestRefused: 409, it has none that was not undone before.
+            RequestRefusedError: 409: there is no compaction that was not undone before.
         """
         tenant = await self._find_tenant(conversation)
         undone = set((await self._directives.get(tenant, conversation)).undone)
@@ -168,14 +168,14 @@ class ConversationCommands:
         return event
 
     async def list_pins(self, conversation: str) -> tuple[str, ...]:
-        """Its pins, oldest first."""
+        """Lists the pins of the conversation, oldest first."""
         return (await self._directives.get(await self._find_tenant(conversation), conversation)).pins
 
     async def add_pin(self, conversation: str, text: str) -> tuple[str, ...]:
-        """Pin a text; the pins that it has then.
+        """Pins a text, and returns all pins of the conversation.
 
         Raises:
-            RequestRefused: 422, it is no valid pin; 409, there are 50 already.
+            RequestRefusedError: 422: the text is not a valid pin; 409: there are 50 pins already.
         """
         tenant = await self._find_tenant(conversation)
         pin = parse_pin(text)
@@ -192,10 +192,10 @@ class ConversationCommands:
         return await self.list_pins(conversation)
 
     async def remove_pin(self, conversation: str, name: str) -> None:
-        """Let go of the pin with this id, `p_…`.
+        """Removes the pin with this id, `p_…`.
 
         Raises:
-            RequestRefused: 404, there is none.
+            RequestRefusedError: 404: there is no such pin.
         """
         tenant = await self._find_tenant(conversation)
         pins = (await self._directives.get(tenant, conversation)).pins
@@ -206,20 +206,23 @@ class ConversationCommands:
         await self._record_event(tenant, Event(UNPINNED, self._now(), conversation, reason=name))
 
     async def get_instructions(self, conversation: str) -> Directives:
-        """What its client says of its project (`Directives.instructions`, `Directives.removed`)."""
+        """Returns the directives with the project instructions of the conversation.
+
+        The fields are `Directives.instructions` and `Directives.removed`.
+        """
         return await self._directives.get(await self._find_tenant(conversation), conversation)
 
     async def set_instruction_removed(self, conversation: str, name: str, *, removed: bool = True) -> None:
-        """Leave the instructions with this id, `i_…`, out of requests that are rewritten, or end that.
+        """Leaves the instructions with this id, `i_…`, out of rewritten requests, or includes them again.
 
         Raises:
-            RequestRefused: 404, there are none.
+            RequestRefusedError: 404: there are no such instructions.
         """
         tenant = await self._find_tenant(conversation)
-        known = await self._directives.get(tenant, conversation)
-        if all(each.id != name for each in known.instructions):
+        directives = await self._directives.get(tenant, conversation)
+        if all(each.id != name for each in directives.instructions):
             raise _build_not_found_error("instruction", "instruction_not_found")
-        if (name in known.removed) is removed:
+        if (name in directives.removed) is removed:
             return
         _require_saved(
             await self._directives.set_instruction_removed(tenant, conversation, name, removed=removed)
@@ -230,13 +233,13 @@ class ConversationCommands:
     async def search_archive(
         self, conversation: str, query: str, limit: int, *, everywhere: bool = False
     ) -> list[Hit]:
-        """What rounds have taken out that answers a query best, the best first.
+        """Searches the removed messages, and returns the best hits first.
 
         Args:
-            conversation: Its id.
-            query: As for `ArchiveSearch.search`.
-            limit: Most hits.
-            everywhere: Look in all conversations of the tenant that it belongs to.
+            conversation: The conversation id.
+            query: The query, as for `ArchiveSearch.search`.
+            limit: Largest number of hits.
+            everywhere: Whether to search all conversations of the tenant that owns this one.
         """
         tenant = await self._find_tenant(conversation)
         hits = await self._recall.search(tenant, None if everywhere else conversation, query, limit)
@@ -244,31 +247,30 @@ class ConversationCommands:
         return hits
 
     async def get_archived_message(self, conversation: str, message_id: str) -> RecalledMessage:
-        """A message that rounds have taken out of it, whole.
+        """Returns a removed message in full.
 
         Raises:
-            RequestRefused: 404, there is none with this id.
+            RequestRefusedError: 404: there is no message with this id.
         """
-        found = await self._recall.find_message(
+        message = await self._recall.find_message(
             await self._find_tenant(conversation), conversation, message_id
         )
-        if found is None:
+        if message is None:
             raise _build_not_found_error("message in the archive", "message_not_found")
-        return found
+        return message
 
     async def list_archived_messages(self, conversation: str) -> list[RecalledMessage]:
-        """All messages that its rounds have taken out and that are kept, in their order."""
+        """Lists all removed messages of the conversation that are kept, in their order."""
         return await self._recall.list_removed_messages(await self._find_tenant(conversation), conversation)
 
     async def forget_conversation(self, conversation: str) -> int:
-        """Delete everything that is stored of it, and of branches that begin like it; how many records.
+        """Deletes all records of the conversation and of branches that begin like it; returns their number.
 
-        Requests of this process that are under way write nothing of it afterwards.
+        Requests of this process that are under way write no records of the conversation afterwards.
         """
         tenant = await self._find_tenant(conversation)
-        self._records.deletion_fence.add_deletion(
-            scope_prefix(tenant, conversation)
-        )  # first: no root joins from here on
+        # The fence comes first, so that no new root joins the conversation from here on.
+        self._records.deletion_fence.add_deletion(scope_prefix(tenant, conversation))
         roots = await self._history.list_roots(tenant, conversation, KEPT_ROOT_LINES)
         scopes: list[str | bytes] = [conversation, *roots]
         counts = [await self._records.delete_prefix(scope_prefix(tenant, scope)) for scope in scopes]
@@ -278,10 +280,7 @@ class ConversationCommands:
         return sum(filter(None, counts))
 
     async def forget_tenant(self, conversation: str) -> int:
-        """Delete everything that is stored of whoever it belongs to.
-
-        How many records, as with `forget_conversation`.
-        """
+        """Deletes all records of the tenant that owns the conversation, and returns their number."""
         tenant = await self._find_tenant(conversation)
         count = await self._records.delete_prefix(tenant_prefix(tenant))
         _require_saved(count is not None)
@@ -289,10 +288,10 @@ class ConversationCommands:
         return count or 0
 
     async def _record_event(self, tenant: str, event: Event) -> None:
-        """Note it in the history, and tell of it."""
-        told = replace(event, id=generate_event_id())
-        await self._history.record_event(tenant, told)
-        self._announce(tenant, told)
+        """Stores an event in the history and announces it."""
+        identified_event = replace(event, id=generate_event_id())
+        await self._history.record_event(tenant, identified_event)
+        self._announce(tenant, identified_event)
 
     async def _find_tenant(self, conversation: str) -> str:
         if not await self._records.open():

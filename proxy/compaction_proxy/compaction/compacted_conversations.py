@@ -1,11 +1,11 @@
-"""Which conversations have rounds: their requests are read however small they are, on every replica.
+"""Tracks which conversations have compactions, so that every replica reads even their small requests.
 
-A request under the gate is not read, and nothing is asked of the store for it. So each process holds the set
-of conversations whose small requests need what is stored of them. It loads the set at start and hears of
-changes from the store. A store that tells of none is asked for the newest changes once a second.
+A request under the gate is not read, and the store is not asked about it. So each process holds the set of
+conversations whose small requests need stored checkpoints. The process loads the set at start, and the store
+notifies it of changes. A store that cannot notify is polled for the newest changes once a second.
 
-Each tenant has a list of its own in the store, bounded in lines and in age, and one more list names the
-tenants. So a tenant with many conversations drives out only its own.
+Each tenant has a list of its own in the store, with a limited number and age of lines. One more list names
+the tenants. So a tenant with many conversations displaces only its own.
 """
 
 import asyncio
@@ -29,23 +29,26 @@ from compaction_proxy.storage.resilient import run_with_deadline
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTED_NOT_HEARD
 
-# Conversations that are held of one tenant and in all, and tenants that are listed.
+# Upper limits: conversations of one tenant, conversations of all tenants, and listed tenants.
 MAX_OF_TENANT = 10_000
 MAX_CONVERSATIONS = 50_000
 MAX_TENANTS = 10_000
-# A conversation in use is listed again after this long, in seconds, or after a quarter of what rounds live.
+# A conversation in use is listed again after this many seconds, or after this share of the lifetime of
+# checkpoints if that is sooner.
 LISTED_FOR_S = 86_400.0
 LISTED_SHARE = 0.25
-# Seconds between two looks for changes where the store tells of none, and where it does: some may get lost.
+# Seconds between two polls for changes: if the store sends no notifications, and if it does, as some may get
+# lost.
 POLL_S = 1.0
 CHECK_S = 15.0
-# Changes that are kept for those who look, and that one look takes; after more of them all is loaded anew.
+# Number of changes that are kept, and number that one poll reads. After more changes everything is loaded
+# again.
 KEPT_CHANGES = 100
 LATEST = 16
-# Seconds that the start waits for the set, and between two attempts to be told of changes.
+# Seconds that the start waits for the set, and seconds between two attempts to listen for changes.
 START_LIMIT_S = 5.0
 RETRY_S = 1.0
-# Lists that are read at once.
+# Number of lists that are read at the same time.
 READ_AT_ONCE = 8
 CHANNEL = "compacted"
 # Stands for all conversations of a tenant that have no id.
@@ -56,13 +59,15 @@ _log = structlog.get_logger()
 
 
 class CompactedConversations:
-    """The set, on one event loop. No method raises because of the store.
+    """The set of conversations with compactions, on one event loop.
+
+    No method raises an error because of the store.
 
     Args:
-        records: Where it is kept.
-        ttl_s: Seconds that rounds are kept.
-        now: Seconds since the epoch.
-        clock: Monotonic seconds.
+        records: Stores the set.
+        ttl_s: How long checkpoints are kept, in seconds.
+        now: Returns seconds since the epoch.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -78,36 +83,38 @@ class CompactedConversations:
         self._ttl_s = ttl_s
         self._now = now
         self._clock = clock
-        # By tenant and conversation: when it was last listed, in seconds since the epoch.
+        # Maps tenant and conversation to the time at which it was last listed, in seconds since the epoch.
         self._known: OrderedDict[str, OrderedDict[str, float]] = OrderedDict()
         self._count = 0
-        self._unlisted: set[tuple[str, str]] = set()  # of which the store has no line
-        self._tenants: dict[str, float] = {}  # when this process last listed a tenant
-        self._change = ""  # the last one that is known
+        self._unlisted: set[tuple[str, str]] = set()  # conversations without a line in the store
+        self._tenants: dict[str, float] = {}  # when this process last listed each tenant
+        self._change = ""  # the id of the last change that was read
         self._is_loaded = False
         self._is_listening = False
         self._tasks: list[asyncio.Task[None]] = []
 
     def has_rounds(self, tenant: str, conversation: str | None) -> bool:
-        """Whether a conversation has rounds, as far as this process knows; never waits.
+        """Returns whether a conversation has compactions, as far as this process knows; never waits.
 
-        Without an id: whether any conversation of the tenant without an id has.
+        If `conversation` is None, this is about all conversations of the tenant that have no id.
         """
-        known = self._known.get(tenant)
-        return known is not None and (UNNAMED if conversation is None else conversation) in known
+        conversations = self._known.get(tenant)
+        return (
+            conversations is not None and (UNNAMED if conversation is None else conversation) in conversations
+        )
 
     async def add(self, tenant: str, conversation: str | None, *, is_listed: bool = True) -> None:
-        """Remember that a conversation has rounds, and tell the other processes unless they know.
+        """Remembers that a conversation has compactions, and tells other processes unless they know.
 
         Args:
-            tenant: Whose it is.
-            conversation: Its id; None if it has none.
+            tenant: The tenant of the conversation.
+            conversation: The conversation id; None if it has none.
             is_listed: Whether other processes may need to know.
         """
         name, now = UNNAMED if conversation is None else conversation, self._now()
-        at = self._get_listed_at(tenant, name)
-        if now - at < self._listed_for_s and (tenant, name) not in self._unlisted:
-            self._hold_conversation(tenant, name, at)
+        listed_at = self._get_listed_at(tenant, name)
+        if now - listed_at < self._listed_for_s and (tenant, name) not in self._unlisted:
+            self._hold_conversation(tenant, name, listed_at)
             return
         self._hold_conversation(tenant, name, now)
         self._unlisted.add((tenant, name))
@@ -115,39 +122,39 @@ class CompactedConversations:
             self._unlisted.discard((tenant, name))
 
     async def load(self) -> bool:
-        """Take over what the store knows. Returns whether it has answered."""
-        unanswered = self._records.failed_reads
+        """Loads the set from the store, and returns whether the store has answered."""
+        failed_before = self._records.failed_reads
         changes = await self._records.read_tail(compacted_changes_key(), 1)
         oldest = self._now() - self._ttl_s
         lines = await self._records.read_tail(compacted_tenants_key(), MAX_TENANTS)
         tenants = dict.fromkeys(each for line in lines if isinstance(each := line.get("tenant"), str))
-        places = asyncio.Semaphore(READ_AT_ONCE)
+        read_slots = asyncio.Semaphore(READ_AT_ONCE)
 
         async def load_tenant(tenant: str) -> None:
-            async with places:
+            async with read_slots:
                 for line in await self._records.read_tail(compacted_conversations_key(tenant), MAX_OF_TENANT):
                     self._take_line(tenant, line, oldest)
 
         await asyncio.gather(*map(load_tenant, tenants))
-        self._is_loaded = self._records.is_in_use and self._records.failed_reads == unanswered
+        self._is_loaded = self._records.is_in_use and self._records.failed_reads == failed_before
         if self._is_loaded and changes:
             self._change = _get_change_id(changes[-1])
         return self._is_loaded
 
     async def start(self) -> None:
-        """Load the set, for a few seconds at most, and begin to follow its changes."""
+        """Loads the set, for a few seconds at most, and starts to follow its changes."""
         with suppress_and_report(_log_not_heard):
             await run_with_deadline(START_LIMIT_S, self.load())
         self._tasks = [asyncio.create_task(self._listen_forever()), asyncio.create_task(self._poll_changes())]
 
     async def close(self) -> None:
-        """Follow no more changes."""
+        """Stops following changes."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _write_line(self, tenant: str, name: str, at: float) -> bool:
-        """Write and announce a line. Returns whether the store has it."""
+        """Writes and announces a line, and returns whether the store has it."""
         line = {"conversation": name, "at": at}
         entry = ListItem(compacted_conversations_key(tenant), line, self._ttl_s, MAX_OF_TENANT)
         if not self._records.is_in_use or not await self._records.write([entry]):
@@ -171,8 +178,8 @@ class CompactedConversations:
         return True
 
     def _get_listed_at(self, tenant: str, name: str) -> float:
-        known = self._known.get(tenant)
-        return -math.inf if known is None else known.get(name, -math.inf)
+        conversations = self._known.get(tenant)
+        return -math.inf if conversations is None else conversations.get(name, -math.inf)
 
     def _take_line(self, tenant: str, line: Fields, oldest: float) -> None:
         name, at = line.get("conversation"), parse_number(line.get("at"))
@@ -192,7 +199,7 @@ class CompactedConversations:
             self._evict_oldest(max(self._known, key=lambda each: len(self._known[each])))
 
     def _evict_oldest(self, tenant: str) -> None:
-        """Let go of the conversation of a tenant that was in use longest ago."""
+        """Forgets the least recently used conversation of a tenant."""
         names = self._known[tenant]
         name, _ = names.popitem(last=False)
         self._count -= 1
@@ -208,10 +215,10 @@ class CompactedConversations:
             await asyncio.sleep(RETRY_S)
 
     async def _follow_channel(self) -> None:
-        """Follow what the store tells, until it tells nothing more."""
+        """Follows the notifications of the store until they end."""
         try:
             async for fields in self._records.listen(CHANNEL):
-                if fields is None:  # from here on, or again after a gap
+                if fields is None:  # notifications start, or start again after a gap
                     self._is_listening = True
                     await self.load()
                 else:
@@ -232,7 +239,7 @@ class CompactedConversations:
                     await (self._take_latest_changes() if self._is_loaded else self.load())
 
     async def _take_latest_changes(self) -> None:
-        """Take over the newest changes; everything where there may be more."""
+        """Reads the newest changes. Loads the whole set if changes may have been missed."""
         lines = await self._records.read_tail(compacted_changes_key(), LATEST)
         if len(lines) == LATEST and self._change not in map(_get_change_id, lines):
             await self.load()

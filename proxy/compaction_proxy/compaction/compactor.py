@@ -1,8 +1,8 @@
-"""The use case: a request in, a request that fits out, and never a failure of ours in between.
+"""Makes a request fit its context window, and never lets a fault of the proxy fail the request.
 
-`fit_request` reads and sizes the request, applies what earlier rounds have made of it, makes a round where
-one is due, and goes down the ladder where the result would still not fit. `prepare_round` makes a round ahead
-of need. Whatever goes wrong here, the client's own bytes go on.
+`fit_request` reads and sizes the request, applies earlier compactions, makes a new one if it is due, and goes
+down the ladder if the result still does not fit. `prepare_round` makes a compaction ahead of need. If
+anything goes wrong here, the client's own bytes are forwarded.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -40,24 +40,25 @@ from compaction_proxy.wires.body import clear_output_limits, rewrite_messages, s
 from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.prescan import MentionedNumbers
 
-# How often a request that was refused as too long is sent again, shorter each time.
+# Largest number of times that a request refused as too long is sent again, shorter each time.
 MAX_REFITS = 2
-# Output that is lowered keeps such a share of the window free, for the error of estimates, and at least so
-# many tokens: the first share that leaves enough. An answer has as many beside the least budget of thinking.
+# A lowered output limit keeps one of these shares of the context window free for estimation errors, and at
+# least OUTPUT_MARGIN_TOKENS. The first share that leaves enough output is used. Beside the smallest thinking
+# budget, OUTPUT_MARGIN_TOKENS are left for the answer.
 OUTPUT_MARGIN_SHARES = (0.04, 0.01)
 OUTPUT_MARGIN_TOKENS = 64
-# Where an overflow error names no limit, the request is made this much smaller than what was refused.
+# If an overflow error names no limit, the request is reduced to this share of the refused size.
 UNKNOWN_LIMIT_SHARE = 0.7
-# Where it says what it counted, little is estimated: what matters is cut to this share of the window. After
-# the first refusal what matters is not cut at all where the estimate fits the window: one more refusal shows
-# whether the estimate was right, and costs less than the task.
+# If the error reports the counted size, little has to be estimated: important content is cut to this share of
+# the context window. After the first refusal, important content is not cut at all if the estimate fits the
+# window. A second refusal would show that the estimate was wrong, and it costs less than losing the task.
 REPORTED_SIZE_SHARE = 0.985
-# Why a round that was made is not applied.
+# The reason for not applying a finished compaction: it does not make the request shorter.
 LONGER = "longer"
-# Why a request is bypassed that does not ask for it itself.
+# The reason for bypassing a request that does not itself ask for a bypass.
 BYPASSED_BY_USER = "asked"
 
-# Nothing of a request is changed under these.
+# With these outcomes, the request is not changed.
 _UNTOUCHED = frozenset({CompactionStatus.SHADOW, CompactionStatus.BYPASSED})
 
 _PARTS, _TOKENS = attrgetter("parts"), attrgetter("tokens")
@@ -66,13 +67,13 @@ _log = structlog.get_logger()
 
 
 class FittedMessages(NamedTuple):
-    """What will be forwarded, before it is written.
+    """The messages that will be forwarded, before they are encoded.
 
     Attributes:
-        messages: The list.
-        is_changed: Whether it differs from the client's.
-        fits: Whether it fits, as far as we can tell.
-        is_whole: Whether it is the effective list, and nothing had to be cut from it.
+        messages: The messages.
+        is_changed: Whether the list differs from the client's list.
+        fits: Whether the list fits, according to the estimate.
+        is_whole: Whether the list is the effective list with nothing cut from it.
     """
 
     messages: tuple[Message, ...]
@@ -82,14 +83,15 @@ class FittedMessages(NamedTuple):
 
 
 class Compactor:
-    """Makes requests fit.
+    """Makes requests fit their context window.
 
     Args:
-        loader: Reads requests and finds what is stored of them.
-        coordinator: Has rounds made and put in force.
-        reader: Counts what was cut.
-        model_limits: Learns from the upstream.
-        auto_recall: Places what was removed and matters now in a request that fits.
+        loader: Reads requests and finds what is stored for them.
+        coordinator: Has compactions made and puts them in force.
+        reader: Counts messages after a cut.
+        model_limits: Learns limits from the upstream.
+        auto_recall: Inserts removed messages that are relevant now into a request that fits. None disables
+            auto-recall.
     """
 
     def __init__(
@@ -107,9 +109,10 @@ class Compactor:
         self._auto_recall = auto_recall
 
     async def fit_request(self, ask: FitRequest) -> FitResult:
-        """The request, made to fit; as it came where that was not possible or not needed.
+        """Makes the request fit, and returns it unchanged if that is impossible or unnecessary.
 
-        What it pins is kept by then: the next request may come before this one has been observed.
+        The pins of the request are stored before this method returns, because the next request may arrive
+        before this one has been observed.
         """
         if ask.mode is CompactionMode.BYPASS:
             fit = await self._fit_unchanged(ask)
@@ -121,12 +124,14 @@ class Compactor:
         return fit
 
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
-        """Returns the request with the conversation that its messages continue, if its client names none.
+        """Returns the request with the id of the conversation that it continues, if its client gave no id.
 
-        None if it only stands beside a conversation.
+        Returns None if the request belongs to no conversation, as a title request does.
         """
-        named = ask.conversation is not None or not ask.uses_checkpoints or ask.mode is CompactionMode.BYPASS
-        if not named:
+        needs_no_id = (
+            ask.conversation is not None or not ask.uses_checkpoints or ask.mode is CompactionMode.BYPASS
+        )
+        if not needs_no_id:
             with suppress_and_report(_log_unexpected_error):
                 return await self._loader.find_conversation(ask, has_tools=has_tools)
         return ask
@@ -134,13 +139,14 @@ class Compactor:
     async def refit_after_refusal(
         self, ask: FitRequest, refused: FitResult, overflow: Overflow, refusals: int = 1
     ) -> FitResult | None:
-        """The request made to fit what the upstream has just refused it for; None if it cannot be.
+        """Makes a request fit that the upstream has just refused as too long, or returns None if that fails.
 
-        Learns the limit and the true count that the error names. `refusals` counts this one and those before.
+        Learns the limit and the true token count that the error names. `refusals` counts this refusal and the
+        earlier ones.
         """
-        rows = resolve_policy(ask.settings, ask.strategy).trigger
-        wanted = ask.mode in {CompactionMode.ACTIVE, CompactionMode.FORCE} and has_active_rule(rows)
-        if not wanted or overflow.kind == "bytes" or refused.report.status is CompactionStatus.BYPASSED:
+        rules = resolve_policy(ask.settings, ask.strategy).trigger
+        is_allowed = ask.mode in {CompactionMode.ACTIVE, CompactionMode.FORCE} and has_active_rule(rules)
+        if not is_allowed or overflow.kind == "bytes" or refused.report.status is CompactionStatus.BYPASSED:
             return None
         for tightness in range(refusals, MAX_REFITS + 1):
             fit = await self._fit_or_fail_open(
@@ -151,7 +157,7 @@ class Compactor:
         return None
 
     async def prepare_round(self, ask: FitRequest) -> None:
-        """Begin the work that will soon be needed; to be called once the client has its answer."""
+        """Starts a compaction that will soon be needed. Call it once the client has its answer."""
 
         def log_failure(error: BaseException) -> None:
             _log.warning(COMPACTION_FAILED, conversation=ask.known_conversation, error=type(error).__name__)
@@ -160,7 +166,7 @@ class Compactor:
             await self._coordinator.prepare_round(await self._loader.load_view(ask, fresh=True))
 
     async def _fit_or_fail_open(self, ask: FitRequest, fitting: Awaitable[FitResult]) -> FitResult:
-        """The outcome, or the request as it came if anything at all went wrong."""
+        """Awaits the result, or returns the request unchanged if anything goes wrong."""
         reason = "internal"
 
         def record_failure(error: BaseException) -> None:
@@ -183,21 +189,22 @@ class Compactor:
         if view.directives.bypass:
             return self._build_bypassed_result(view)
         due, uncapped = _find_due_reason(view), None
-        if due is not None or self._coordinator.has_huge_results(
-            view
-        ):  # another replica may have done it already
+        # Another replica may have made the compaction already, so the stored state is loaded again.
+        if due is not None or self._coordinator.has_huge_results(view):
             view = await self._loader.refresh_view(view)
             if ask.mode is not CompactionMode.SHADOW:
-                before, view = view, await self._coordinator.cap_huge_results(view)
-                uncapped = None if view is before else before.estimate_tokens(before.effective)
+                uncapped_view, view = view, await self._coordinator.cap_huge_results(view)
+                uncapped = (
+                    None if view is uncapped_view else uncapped_view.estimate_tokens(uncapped_view.effective)
+                )
             due = _find_due_reason(view)
         if ask.mode is CompactionMode.SHADOW:
-            settled = FittedMessages(view.messages, is_changed=False, fits=True)
-            return self._build_result(view, settled, CompactionStatus.SHADOW, due)
+            fitted = FittedMessages(view.messages, is_changed=False, fits=True)
+            return self._build_result(view, fitted, CompactionStatus.SHADOW, due)
         return await self._compact_if_due(view, due, uncapped=uncapped)
 
     async def _fit_unchanged(self, ask: FitRequest) -> FitResult:
-        """The request as it came. It is counted only where its answer may raise a learned limit."""
+        """Returns the request unchanged. It is counted only if its answer may raise a learned limit."""
         estimate = 0
 
         def log_failure(error: BaseException) -> None:
@@ -212,25 +219,25 @@ class Compactor:
         )
 
     def _build_bypassed_result(self, view: RequestView) -> FitResult:
-        """The request as it came, because people want it so."""
-        bare = view.with_checkpoint(None)
-        settled = FittedMessages(bare.messages, is_changed=False, fits=True)
-        return self._build_result(bare, settled, CompactionStatus.BYPASSED, BYPASSED_BY_USER)
+        """Returns the request unchanged because a user has asked to bypass compaction."""
+        uncompacted = view.with_checkpoint(None)
+        fitted = FittedMessages(uncompacted.messages, is_changed=False, fits=True)
+        return self._build_result(uncompacted, fitted, CompactionStatus.BYPASSED, BYPASSED_BY_USER)
 
     async def _fit_refused_request(
         self, ask: FitRequest, refused: FitResult, overflow: Overflow, refusals: int
     ) -> FitResult:
         limit, adds_output = await self._learn_from_refusal(ask, refused, overflow, refusals)
         window = min(filter(None, (limit, ask.settings.window)))
-        narrower = replace(ask, settings=replace(ask.settings, window=window))
-        view = await self._loader.load_view(narrower, refusals=0 if adds_output else refusals, fresh=True)
+        narrowed_ask = replace(ask, settings=replace(ask.settings, window=window))
+        view = await self._loader.load_view(narrowed_ask, refusals=0 if adds_output else refusals, fresh=True)
         if view.directives.bypass:
             return self._build_bypassed_result(view)
         view = _apply_reported_size(view, refused.estimate, overflow, None if adds_output else refusals)
         fits_alone = adds_output and view.estimate_tokens(view.effective) <= view.budget.prompt_limit
-        if fits_alone:  # nothing may be cut from it
-            taken = max(view.budget.input_limit, view.estimate_upper_bound(view.effective))
-            view = replace(view, budget=replace(view.budget, input_limit=taken))
+        if fits_alone:  # the prompt alone fits, so nothing may be cut from it
+            input_limit = max(view.budget.input_limit, view.estimate_upper_bound(view.effective))
+            view = replace(view, budget=replace(view.budget, input_limit=input_limit))
         due = (
             view.find_due_reason()
             if view.budget.sum_limit is not None and ask.can_lower_output
@@ -241,15 +248,18 @@ class Compactor:
     async def _learn_from_refusal(
         self, ask: FitRequest, refused: FitResult, overflow: Overflow, refusals: int
     ) -> tuple[int, bool]:
-        """Learn from a refusal.
+        """Learns from a refusal, and returns the limit that the request must now fit.
 
-        Returns the window that the request must fit, and whether only its sum with the output asked for did
-        not fit. An error that does not say so may mean it, which is supposed once, and never remembered.
-        Errors may echo the request. So a number that stands in it is not remembered, unless it only limits
-        the output there: clients ask for as much output as the window has. The refused size is, instead.
+        Also returns whether only the sum of the prompt and the requested output was too large. An error that
+        does not say so may still mean the sum. That is assumed after the first refusal only, and never
+        remembered.
+
+        An error may echo the request, so a number that also occurs in the request is not remembered; the
+        refused size is remembered instead. Output limits in the request are ignored for this check, because
+        clients ask for as much output as the context window has.
         """
         estimate = refused.estimate
-        if not estimate:  # it had passed the gate uncounted
+        if not estimate:  # the request passed the size gate uncounted
             view = await self._loader.load_view(ask)
             estimate = view.count_tokens(view.messages)
         echoed = MentionedNumbers(clear_output_limits(ask.body.raw, ask.body.wire))
@@ -258,28 +268,29 @@ class Compactor:
                 ask.tenant, ask.origin, ask.model, estimate, overflow.used
             )
         learned = await self._model_limits.get(ask.tenant, ask.origin, ask.model)
-        is_told = overflow.limit is not None and overflow.limit not in echoed
-        if not is_told and overflow.kind == "context" and overflow.is_sized:
+        is_reliable = overflow.limit is not None and overflow.limit not in echoed
+        if not is_reliable and overflow.kind == "context" and overflow.is_sized:
             size_bytes = len(refused.raw)
             await self._model_limits.learn_refused(ask.tenant, ask.origin, ask.model, estimate, size_bytes)
         if overflow.limit is None:
             return int(learned.calibration.predict_tokens(estimate) * UNKNOWN_LIMIT_SHARE), False
-        if is_told and overflow.kind != "tpm":
+        if is_reliable and overflow.kind != "tpm":
             await self._model_limits.learn_window(ask.tenant, ask.origin, ask.model, overflow.limit)
         if overflow.kind == "context_output":
             await self._model_limits.learn_adds_output(ask.tenant, ask.origin, ask.model)
             return overflow.limit, True
-        asked = ask.body.max_output or 0
+        output_tokens = ask.body.max_output or 0
         return overflow.limit, refusals == 1 and _can_be_output_overflow(
-            overflow, learned.calibration, estimate, asked
+            overflow, learned.calibration, estimate, output_tokens
         )
 
     async def _compact_if_due(
         self, view: RequestView, due: str | None, *, uncapped: int | None = None
     ) -> FitResult:
-        """The request with a round made if one is due, and brought under the limit.
+        """Makes a compaction if one is due, and brings the request under the limit.
 
-        `uncapped` is its size before results were shortened for this very request; None: none were.
+        `uncapped` is the size of the request in tokens before tool results were capped for it; None if none
+        were.
         """
         status = (
             CompactionStatus.APPLIED
@@ -297,19 +308,19 @@ class Compactor:
             except SummaryError as failed:
                 reason = failed.reason
                 status = status if reason in QUIET_REASONS else CompactionStatus.FAILED_OPEN
-        settled = await self._choose_messages(view)
+        fitted = await self._choose_messages(view)
         if (
-            settled.is_changed
-            and not settled.is_whole
+            fitted.is_changed
+            and not fitted.is_whole
             and status in {CompactionStatus.NONE, CompactionStatus.FAILED_OPEN}
         ):
             status = CompactionStatus.APPLIED
-        if not settled.is_changed and status in {CompactionStatus.APPLIED, CompactionStatus.REUSED}:
+        if not fitted.is_changed and status in {CompactionStatus.APPLIED, CompactionStatus.REUSED}:
             status, reason = (
                 CompactionStatus.NONE,
                 reason if status is CompactionStatus.REUSED else reason or LONGER,
             )
-        if not settled.fits and view.is_automatic:
+        if not fitted.fits and view.is_automatic:
             status = CompactionStatus.OVER_LIMIT
         ahead = (
             due is None
@@ -319,13 +330,13 @@ class Compactor:
         )
         if ahead and status is CompactionStatus.NONE:
             status = CompactionStatus.SCHEDULED
-        return self._build_result(view, settled, status, reason, tokens_due=tokens_due, ahead=ahead)
+        return self._build_result(view, fitted, status, reason, tokens_due=tokens_due, ahead=ahead)
 
     async def _choose_messages(self, view: RequestView) -> FittedMessages:
-        """The list to forward: as it is if it may be, else repaired, and cut until it fits."""
-        over = view.is_automatic and view.exceeds_window(view.effective)
-        replaced = view.checkpoint is not None and bool(view.checkpoint.spans)
-        if not replaced and not over:
+        """Returns the list to forward: the client's own if possible, else repaired and cut as needed."""
+        is_too_long = view.is_automatic and view.exceeds_window(view.effective)
+        is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)
+        if not is_compacted and not is_too_long:
             return FittedMessages(view.messages, is_changed=False, fits=True)
         messages = (
             view.effective
@@ -337,21 +348,21 @@ class Compactor:
             messages = alternate_roles(messages)
         if not all(map(_TOKENS, messages)):
             messages = await fill_token_counts(messages, view, self._reader)
-        whole = True
-        if over:
+        is_whole = True
+        if is_too_long:
             shorter = await cut_to_fit(messages, view, self._reader)
-            if not view.is_too_large(shorter):  # else nothing is won by what was cut
-                messages, whole = shorter, False
-        useless = whole and not replaced  # repair alone does not make it fit
+            if not view.is_too_large(shorter):  # a cut list that is still too large is useless
+                messages, is_whole = shorter, False
+        is_useless = is_whole and not is_compacted  # repair alone does not make the request fit
         if (
-            useless
+            is_useless
             or _are_same_messages(messages, view.messages)
             or view.count_tokens(messages) > view.count_tokens(view.messages)
         ):
             messages = view.messages
-        changed = messages is not view.messages
+        is_changed = messages is not view.messages
         return FittedMessages(
-            messages, changed, fits=not view.is_too_large(messages), is_whole=whole and changed
+            messages, is_changed, fits=not view.is_too_large(messages), is_whole=is_whole and is_changed
         )
 
     def _build_result(
@@ -388,30 +399,39 @@ class Compactor:
             checkpoint_id=view.checkpoint_id.hex(),
             max_output=max_output,
         )
-        footing = view.build_usage_basis() if fitted.is_whole else None
-        guessed = any(map(_PARTS, fitted.messages)) if fitted.is_changed else view.has_guessed_tokens
-        listed = view.count_tokens(view.messages)
-        put = None
+        usage_basis = view.build_usage_basis() if fitted.is_whole else None
+        has_guessed_tokens = (
+            any(map(_PARTS, fitted.messages)) if fitted.is_changed else view.has_guessed_tokens
+        )
+        client_tokens = view.count_tokens(view.messages)
+        compacted = None
         if view.checkpoint is not None and fitted.is_changed and fitted.is_whole:
-            put = CompactedMessages(fitted.messages, view.body, view.checkpoint)
+            compacted = CompactedMessages(fitted.messages, view.body, view.checkpoint)
         return FitResult(
-            raw, view.count_tokens(fitted.messages), report, footing, guessed, ahead, listed, put
+            raw,
+            view.count_tokens(fitted.messages),
+            report,
+            usage_basis,
+            has_guessed_tokens,
+            ahead,
+            client_tokens,
+            compacted,
         )
 
 
 def _are_same_messages(messages: Sequence[Message], sent: Sequence[Message]) -> bool:
-    """Whether a list holds the very messages that the client sent."""
+    """Returns whether a list holds the same message objects that the client sent."""
     return len(messages) == len(sent) and all(map(is_, messages, sent))
 
 
 def _log_unexpected_error(error: BaseException) -> None:
-    """Leave what is wrong with a request to `fit_request`, which reports it."""
+    """Logs any error except a `CompactionError`, which `fit_request` will meet again and report."""
     if not isinstance(error, CompactionError):
         _log.error(COMPACTION_FAILED, exc_info=error)
 
 
 def _find_due_reason(view: RequestView) -> str | None:
-    """What makes a round due now, asked for or not; None if nothing does."""
+    """Returns why a compaction is due now, requested or automatic; None if none is due."""
     forced = view.request.mode is CompactionMode.FORCE or view.directives.compact
     return "force" if forced else view.find_due_reason()
 
@@ -419,29 +439,35 @@ def _find_due_reason(view: RequestView) -> str | None:
 def _apply_reported_size(
     view: RequestView, estimate: int, overflow: Overflow, refusals: int | None
 ) -> RequestView:
-    """The view with what the upstream has counted of the request that it refused, if it said so.
+    """Returns the view with the size that the upstream reported for the request that it refused.
 
-    Where it named a limit only, the prompt was larger than that: so many `refusals` show by how much less it
-    may be. None says that the prompt alone fits.
+    If the error names only a limit, the prompt was larger than that limit, and `refusals` decides how far
+    below the limit the next attempt must be. `refusals` is None if the prompt alone fits. Without usable
+    numbers the view is returned unchanged.
     """
     if overflow.kind not in {"context", "context_output"}:
         return view
-    used, told = overflow.used, int(REPORTED_SIZE_SHARE * view.budget.prompt_limit)
-    most, goal = max(view.max_prompt_tokens, told), view.budget.prompt_limit if refusals == 1 else told
+    used, reported_goal = overflow.used, int(REPORTED_SIZE_SHARE * view.budget.prompt_limit)
+    max_tokens, goal = (
+        max(view.max_prompt_tokens, reported_goal),
+        view.budget.prompt_limit if refusals == 1 else reported_goal,
+    )
     estimate = estimate or view.count_tokens(view.messages)
     if used is None and overflow.limit is not None and refusals is not None:
-        used, most = overflow.limit + 1, int(overflow.limit * TIGHT_SHARE**refusals)
-        goal = most
+        used, max_tokens = overflow.limit + 1, int(overflow.limit * TIGHT_SHARE**refusals)
+        goal = max_tokens
     elif used is None:
         return view
     anchor = build_baseline(view.prefixes, view.baseline_key, estimate, used)
     return (
-        view if anchor is None else replace(view, anchor=anchor, max_prompt_tokens=most, cut_goal_tokens=goal)
+        view
+        if anchor is None
+        else replace(view, anchor=anchor, max_prompt_tokens=max_tokens, cut_goal_tokens=goal)
     )
 
 
 def _can_be_output_overflow(overflow: Overflow, calibration: Calibration, estimate: int, asked: int) -> bool:
-    """Whether the upstream may have refused only the sum of the prompt and the `asked` tokens of output."""
+    """Returns whether the upstream may have refused only the sum of the prompt and `asked` output tokens."""
     if overflow.kind != "context" or overflow.limit is None or overflow.used is not None:
         return False
     return (
@@ -452,21 +478,21 @@ def _can_be_output_overflow(overflow: Overflow, calibration: Calibration, estima
 
 
 def _lower_output(view: RequestView, raw: bytes, messages: Sequence[Message]) -> tuple[bytes, int | None]:
-    """Returns the body asking for as much output as the upstream will take beside the prompt.
+    """Lowers the requested output to what the upstream accepts beside the prompt.
 
-    With it the tokens of output that it asks for now; None where it is unchanged.
+    Returns the body and its new output limit in tokens; None as the limit if the body is unchanged.
     """
-    most, asked = view.budget.sum_limit, view.request.body.max_output
-    if most is None or asked is None or not (view.is_automatic and view.request.can_lower_output):
+    sum_limit, asked = view.budget.sum_limit, view.request.body.max_output
+    if sum_limit is None or asked is None or not (view.is_automatic and view.request.can_lower_output):
         return raw, None
     window = view.budget.window
-    left = window - max(view.estimate_upper_bound(messages), view.estimate_tokens(messages))
-    choices = [left - max(int(share * window), OUTPUT_MARGIN_TOKENS) for share in OUTPUT_MARGIN_SHARES]
-    if not view.is_too_large(messages):  # with all that is asked for it is refused for sure
+    free_tokens = window - max(view.estimate_upper_bound(messages), view.estimate_tokens(messages))
+    choices = [free_tokens - max(int(share * window), OUTPUT_MARGIN_TOKENS) for share in OUTPUT_MARGIN_SHARES]
+    if not view.is_too_large(messages):  # with the full output limit, the upstream would refuse the request
         choices += [
             LEAST_OUTPUT_TOKENS,
             LEAST_OUTPUT_TOKENS + OUTPUT_MARGIN_TOKENS,
-        ]  # thinking needs the latter
+        ]  # thinking needs the second value
     for tokens in choices:
         if LEAST_OUTPUT_TOKENS <= tokens < asked:
             lowered = set_output_limit(raw, view.request.body.wire, tokens)

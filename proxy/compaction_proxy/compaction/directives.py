@@ -1,10 +1,10 @@
-"""What people have asked of a conversation: texts to keep, a round now, rounds to take back, or no rounds.
+"""Stores what users ask for in a conversation: pins, a compaction now, undone compactions, or a bypass.
 
-The wishes of a conversation are one small record. Requests look at it, so what was read is used for a moment
-without asking again; another replica's wish is noticed when that moment is over. In a busy conversation it is
-read again behind a request before that, so that none waits for it. Changes take turns: each
-reads what is there, and nobody else may change it meanwhile. Where the store is away, this process uses what
-it was told last.
+The directives of a conversation are one small record. Requests use a cached copy of it for a moment;
+directives from another replica are noticed when that moment is over. In a busy conversation the record is
+read again in the background before that, so that no request waits for it. Changes take turns: each one reads
+the record, and no other may change it meanwhile. While the store is unavailable, this process uses the copy
+that it read last.
 """
 
 import asyncio
@@ -28,17 +28,20 @@ from compaction_proxy.storage.store import Lease
 
 MAX_PINS = 50
 MAX_PIN_CHARACTERS = 2_000
-# Instructions of a project that are listed for one conversation, and that can be removed; the newest stay.
+# Largest number of project instructions that are listed for one conversation, and that can be removed. The
+# newest stay.
 MAX_INSTRUCTIONS = 64
-# Rounds of one conversation that can be undone; the oldest are forgotten, as nothing builds on them.
+# Largest number of undone compactions of one conversation. The oldest are forgotten, as nothing builds on
+# them.
 MAX_UNDONE = 100
 CHECKPOINT_ID_BYTES = 64
-# What was read is used for this long, in seconds.
+# How long a record that was read is used, in seconds.
 FRESH_S = 2.0
-# Once it is this old, a request has it read again behind itself, in seconds.
+# From this age on, in seconds, a request has the record read again in the background.
 AGING_S = 1.0
 MAX_CONVERSATIONS = 10_000
-# A change is two calls of the store; who has not given its turn back after this long has died, in seconds.
+# How long a lease lasts, in seconds. A change takes only two calls of the store, so a process that holds the
+# lease for longer has died.
 LEASE_S = 1.0
 POLL_S = 0.02
 _PIN_DIGITS = 12
@@ -47,12 +50,12 @@ _UNFIT_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 class NotedInstruction(NamedTuple):
-    """Instructions of a project that a conversation holds: `core.message.Instruction`, and its size.
+    """Project instructions that a conversation holds (`core.message.Instruction`), and their size.
 
     Attributes:
         client: The program that sends them.
         kind: `instructions`, `memory` or `environment`.
-        path: Which of that kind.
+        path: Tells instructions of the same kind apart, such as a file path.
         tokens: Counted tokens of the newest version.
     """
 
@@ -63,22 +66,23 @@ class NotedInstruction(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Its name, `i_…`."""
+        """The id of the instructions, `i_…`."""
         return compute_instruction_id(Instruction(self.client, self.kind, self.path))
 
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """What is asked of a conversation.
+    """The directives that users have given for a conversation.
 
     Attributes:
-        compact: Its next request is to be compacted, as with `x-compaction: force`.
-        pins: Texts that no round may lose, oldest first.
-        undone: Places (`core.checkpoint.place`) of the rounds that are not to be applied, oldest first.
-        suppressed: No round is to be made by itself, unless the request would not fit otherwise.
-        bypass: Its requests go on as they come, whatever is stored of it and whether they fit or not.
-        instructions: Instructions of the project that it holds, oldest first: what can be removed.
-        removed: Ids of those that are left out of requests that are rewritten.
+        compact: Whether the next request is to be compacted, as with `x-compaction: force`.
+        pins: Texts that no compaction may lose, oldest first.
+        undone: Ids of the checkpoints (`core.checkpoint_ids`) that must not be applied, oldest first.
+        suppressed: Whether no automatic compaction may be made, unless the request would not fit otherwise.
+        bypass: Whether requests are forwarded unchanged, whatever is stored and whether they fit or not.
+        instructions: The project instructions that the conversation holds and that can be removed, oldest
+            first.
+        removed: Ids of the project instructions that are left out of rewritten requests.
     """
 
     compact: bool = False
@@ -95,14 +99,14 @@ _NEVER_READ = (-math.inf, NO_DIRECTIVES)
 
 
 def parse_pin(text: str) -> str | None:
-    """The text as it is pinned, stripped: one line of 1 to 2,000 characters. None if it is none."""
+    """Returns the stripped text if it is a valid pin, a single line of 1 to 2,000 characters; else None."""
     pin = text.strip()
     fits = 1 <= len(pin) <= MAX_PIN_CHARACTERS
     return pin if fits and not any(unicodedata.category(each) in _UNFIT_CATEGORIES for each in pin) else None
 
 
 def build_pin_id(text: str) -> str:
-    """The name of a pin, `p_…`."""
+    """Builds the id of a pin, `p_…`."""
     return "p_" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_PIN_DIGITS]
 
 
@@ -119,7 +123,7 @@ def _to_fields(wishes: Directives) -> dict[str, Any]:
 
 
 def _from_fields(fields: Fields | None) -> Directives:
-    """The wishes in a record; what cannot be read of it is not wished."""
+    """Reads directives from a record. Unreadable values count as not set."""
     data = fields or {}
     return Directives(
         compact=data.get("compact") is True,
@@ -135,7 +139,7 @@ def _from_fields(fields: Fields | None) -> Directives:
 
 
 def _parse_instructions(value: object) -> Iterator[NotedInstruction]:
-    """The instructions in a record, without those that cannot be read."""
+    """Yields the readable instructions in a record."""
     for row in value if isinstance(value, list | tuple) else ():
         match row:
             case [str(client), str(kind), str(path), int(tokens)]:
@@ -155,9 +159,9 @@ def _parse_checkpoint_id(digits: str) -> bytes | None:
 
 
 def _add_pin(wishes: Directives, text: str) -> Directives:
-    """With another pin, if there is room."""
-    known = text in wishes.pins or len(wishes.pins) >= MAX_PINS
-    return wishes if known else replace(wishes, pins=(*wishes.pins, text))
+    """Returns the directives with another pin, if there is room for it."""
+    is_refused = text in wishes.pins or len(wishes.pins) >= MAX_PINS
+    return wishes if is_refused else replace(wishes, pins=(*wishes.pins, text))
 
 
 def _remove_pin(wishes: Directives, text: str) -> Directives:
@@ -186,12 +190,12 @@ def _clear_compaction_request(wishes: Directives, checkpoint_id: bytes | None) -
 
 
 class DirectiveStore:
-    """Keeps wishes, on one event loop. No method raises because of the store.
+    """Stores directives, on one event loop. No method raises an error because of the store.
 
     Args:
-        records: Where they are kept.
-        ttl_s: Seconds that they are kept after they were last changed, or a round was made.
-        clock: Monotonic seconds.
+        records: Accesses the store.
+        ttl_s: How long directives are kept after the last change or compaction, in seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -205,31 +209,31 @@ class DirectiveStore:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def get(self, tenant: str, conversation: str) -> Directives:
-        """What is asked of a conversation, at most two seconds ago."""
-        held = self.get_cached(tenant, conversation)
-        return await self._read_record(directives_key(tenant, conversation)) if held is None else held
+        """Returns the directives of a conversation, at most two seconds old."""
+        cached = self.get_cached(tenant, conversation)
+        return await self._read_record(directives_key(tenant, conversation)) if cached is None else cached
 
     def get_cached(self, tenant: str, conversation: str) -> Directives | None:
-        """The same without waiting; None where the store has to be asked."""
+        """Returns the cached directives without waiting; None if the store has to be asked."""
         key = directives_key(tenant, conversation)
-        read_at, wishes = self._cache.get(key, _NEVER_READ)
+        read_at, directives = self._cache.get(key, _NEVER_READ)
         age_s = self._clock() - read_at
         if age_s >= FRESH_S:
             return None
         if age_s >= AGING_S:
             self._records.background_tasks.start_once(key, lambda: self._read_record(key))
-        return wishes
+        return directives
 
     def is_compaction_requested(self, tenant: str, conversation: str) -> bool:
-        """Whether this process has been told that the next request is to be compacted; never waits."""
-        _, wishes = self._cache.get(directives_key(tenant, conversation), _NEVER_READ)
-        return wishes.compact
+        """Returns whether this process knows that the next request is to be compacted; never waits."""
+        _, directives = self._cache.get(directives_key(tenant, conversation), _NEVER_READ)
+        return directives.compact
 
     async def add_pin(self, tenant: str, conversation: str, text: str) -> bool:
-        """Keep a text in every round from now on.
+        """Keeps a text in every compaction from now on.
 
-        Whether it is kept: it is a valid pin, there is room for it, and the store has it. What is pinned
-        already costs nothing.
+        Returns whether the pin is kept: the text is valid, there is room for it, and the store has it. Adding
+        an existing pin writes nothing.
         """
         pin = parse_pin(text)
         if pin is None:
@@ -240,14 +244,14 @@ class DirectiveStore:
         return saved and pin in wishes.pins
 
     async def remove_pin(self, tenant: str, conversation: str, text: str) -> bool:
-        """Let go of a pinned text. Whether the store has it."""
+        """Removes a pin, and returns whether the store has the change."""
         _, saved = await self._update_record(tenant, conversation, lambda known: _remove_pin(known, text))
         return saved
 
     async def record_instructions(
         self, tenant: str, conversation: str, instructions: Iterable[NotedInstruction]
     ) -> None:
-        """Keep which instructions of a project a conversation holds; costs nothing where that is known."""
+        """Records which project instructions a conversation holds. Writes nothing if they are known."""
         instructions = tuple(instructions)
         known = await self.get(tenant, conversation)
         if _add_instructions(known, instructions) != known:
@@ -258,27 +262,32 @@ class DirectiveStore:
     async def set_instruction_removed(
         self, tenant: str, conversation: str, name: str, *, removed: bool = True
     ) -> bool:
-        """Leave instructions out from now on, or end that. Whether the store has it."""
+        """Leaves instructions out from now on, or includes them again.
+
+        Returns whether the store has the change.
+        """
         _, saved = await self._update_record(
             tenant, conversation, lambda known: _set_instruction_removed(known, name, removed=removed)
         )
         return saved
 
     async def request_compaction(self, tenant: str, conversation: str) -> bool:
-        """Have the next request compacted. Whether the store has it."""
+        """Has the next request compacted, and returns whether the store has the change."""
         _, saved = await self._update_record(tenant, conversation, lambda known: replace(known, compact=True))
         return saved
 
     async def clear_compaction_request(
         self, tenant: str, conversation: str, checkpoint_id: bytes | None = None
     ) -> bool:
-        """End the mark and the suppression: there was a round, or nothing to take. Whether the store has it.
+        """Ends the request for a compaction, and the suppression of automatic compactions.
 
-        `checkpoint_id` is that of the round. It may have been undone before, and holds again. Pins and
-        tombstones are kept for as long as the round is.
+        This is for use when a compaction was made, or there was nothing to remove.
+
+        Returns whether the store has the change. `checkpoint_id` is that of the new checkpoint, which holds
+        again even if it was undone before. Pins and undone ids are kept for as long as the checkpoint is.
         """
-        wishes = await self.get(tenant, conversation)
-        if wishes == NO_DIRECTIVES:
+        directives = await self.get(tenant, conversation)
+        if directives == NO_DIRECTIVES:
             return True
         _, saved = await self._update_record(
             tenant,
@@ -289,14 +298,17 @@ class DirectiveStore:
         return saved
 
     async def undo_round(self, tenant: str, conversation: str, checkpoint_id: bytes) -> bool:
-        """Have the round at this place not applied, and no other made by itself. Whether the store has it."""
+        """Undoes the compaction with this checkpoint, and suppresses automatic compaction.
+
+        Returns whether the store has the change.
+        """
         _, saved = await self._update_record(
             tenant, conversation, lambda known: _add_undone_round(known, checkpoint_id)
         )
         return saved
 
     async def set_bypass(self, tenant: str, conversation: str, *, on: bool) -> bool:
-        """Have its requests go on as they come, or end that. Whether the store has it."""
+        """Has requests forwarded unchanged, or ends that; returns whether the store has the change."""
         _, saved = await self._update_record(tenant, conversation, lambda known: replace(known, bypass=on))
         return saved
 
@@ -323,19 +335,25 @@ class DirectiveStore:
         *,
         renew: bool = False,
     ) -> tuple[Directives, bool]:
-        """The wishes after a change, and whether the store has them; with `renew` they are kept anyway."""
+        """Returns the directives after a change, and whether the store has them.
+
+        With `renew` the record is written even if it is unchanged, so that it is kept longer.
+        """
         key = directives_key(tenant, conversation)
         async with self._lock_record(key):
-            known = await self._read_record(key)
-            wishes = change(known)
-            if wishes == known and not renew:
-                return wishes, self._records.is_in_use
-            saved = await self._records.overwrite(key, _to_fields(wishes), ttl_s=self._ttl_s)
-            return self._cache_directives(key, wishes), saved
+            current = await self._read_record(key)
+            changed = change(current)
+            if changed == current and not renew:
+                return changed, self._records.is_in_use
+            saved = await self._records.overwrite(key, _to_fields(changed), ttl_s=self._ttl_s)
+            return self._cache_directives(key, changed), saved
 
     @asynccontextmanager
     async def _lock_record(self, key: str) -> AsyncIterator[None]:
-        """Nobody else changes the record meanwhile; where no store lends a lease, nobody in this process."""
+        """Prevents other changes of the record inside the block.
+
+        If the store grants no lease, only changes in this process are prevented.
+        """
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             lease = await self._acquire_lease(lease_key(key))

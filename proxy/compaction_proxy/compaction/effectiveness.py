@@ -1,8 +1,9 @@
-"""Whether rounds do any good, by what providers count: two that do not, and the conversation is left alone.
+"""Judges by the provider's counts whether compactions save tokens, and pauses those that do not.
 
-What a tokenizer says is an estimate, and what is compacted may be small beside what is not: a loop of rounds
-that win nothing costs a summary call each, and breaks the provider's prompt cache every time. A round that
-fails because of its messages would cost its processor time again with every further message.
+A tokenizer only estimates, and the removable part of a request may be small. A loop of compactions that save
+nothing costs a summary call each time, and breaks the provider's prompt cache every time. After two
+ineffective compactions, the conversation is left alone. A compaction that fails because of its messages would
+cost its processor time again with every further message.
 """
 
 import time
@@ -10,14 +11,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-# A round that saves less than this share of what rounds can remove has done no good. The provider counts.
+# A compaction is ineffective if it saves less than this share of the removable tokens, by the provider's
+# count.
 LEAST_SAVING = 0.15
 INEFFECTIVE_ROUNDS = 2
-# A conversation is tried again once it has grown by this share, or after so many seconds.
+# A paused conversation is tried again once it has grown by this share, or after so many seconds.
 RETRY_GROWTH = 0.20
 PAUSE_S = 600.0
-# After a round that could not be made less growth may make one possible; and less still where the request no
-# longer fits otherwise.
+# A failed compaction is tried again after less growth, and after still less if the request no longer fits
+# otherwise.
 FAILURE_GROWTH = 0.05
 URGENT_GROWTH = 0.02
 MAX_CONVERSATIONS = 10_000
@@ -25,7 +27,7 @@ MAX_CONVERSATIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _RoundEffect:
-    """What is known of one conversation: ineffective rounds in a row, and when the last was."""
+    """The ineffective compactions in a row of one conversation, and when the last one was judged."""
 
     baseline_key: bytes = b""
     ineffective: int = 0
@@ -35,14 +37,14 @@ class _RoundEffect:
 
 @dataclass(frozen=True, slots=True)
 class _RoundFailure:
-    """A round that could not be made of a conversation's messages.
+    """A compaction that failed because of its messages.
 
     Attributes:
         length: Number of the messages.
-        prefix: Prefix digest of the last of them.
-        window: Of the model, in tokens; how large a round may be follows from it.
+        prefix: Prefix digest of the last message.
+        window: Context window of the model, in tokens. It limits the size of a compaction.
         tokens: Counted tokens of the request.
-        at: When it failed.
+        at: When the compaction failed, in monotonic seconds.
     """
 
     length: int
@@ -53,10 +55,10 @@ class _RoundFailure:
 
 
 class RoundEffectiveness:
-    """Judges rounds, on one event loop.
+    """Judges the effect of compactions, on one event loop.
 
     Args:
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,44 +69,47 @@ class RoundEffectiveness:
     def record_round(
         self, thread: str, baseline_key: bytes, *, before: int, after: int, fixed: int = 0
     ) -> None:
-        """A request was answered for which a round had been made.
+        """Records the effect of a compaction, once the compacted request has been answered.
 
         Args:
-            thread: The conversation (`view.thread`).
-            baseline_key: What tells the round apart from others; each is judged once.
-            before: Tokens that the request would have had.
+            thread: Key of the conversation (`request_view.format_strategy_thread`).
+            baseline_key: Tells this compaction apart from others; each is judged once.
+            before: Tokens that the request would have had without the compaction.
             after: Tokens that the provider counted.
-            fixed: Tokens of both that no round removes.
+            fixed: Tokens of the request that no compaction removes.
         """
-        known = self._known.pop(thread, _RoundEffect())
-        if known.baseline_key != baseline_key:
-            useless = before - after < LEAST_SAVING * max(0, before - fixed)
-            known = replace(
-                known,
+        effect = self._known.pop(thread, _RoundEffect())
+        if effect.baseline_key != baseline_key:
+            is_ineffective = before - after < LEAST_SAVING * max(0, before - fixed)
+            effect = replace(
+                effect,
                 baseline_key=baseline_key,
-                ineffective=known.ineffective + 1 if useless else 0,
+                ineffective=effect.ineffective + 1 if is_ineffective else 0,
                 tokens=after,
                 at=self._clock(),
             )
-        self._known[thread] = known
+        self._known[thread] = effect
         if len(self._known) > MAX_CONVERSATIONS:
             self._known.popitem(last=False)
 
     def is_paused(self, thread: str, tokens: int) -> bool:
-        """Whether another round of a request of this size would do no good either."""
-        known = self._known.get(thread)
+        """Returns whether compactions of this conversation are paused at this request size."""
+        effect = self._known.get(thread)
         return (
-            known is not None and known.ineffective >= INEFFECTIVE_ROUNDS and self._is_resting(known, tokens)
+            effect is not None
+            and effect.ineffective >= INEFFECTIVE_ROUNDS
+            and self._is_resting(effect, tokens)
         )
 
     def record_failure(self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int) -> None:
-        """Takes note of a round that failed for a reason that follows from its messages.
+        """Records a compaction that failed because of its messages.
 
         Args:
-            thread: The conversation (`view.thread`).
+            thread: Key of the conversation (`request_view.format_strategy_thread`).
             prefixes: Prefix digests of its messages.
-            window: Of the model, in tokens.
-            tokens: Counted tokens of the request: calibration must not look like growth.
+            window: Context window of the model, in tokens.
+            tokens: Counted tokens of the request. They are not calibrated, as a new calibration must not look
+                like growth.
         """
         self._failures.pop(thread, None)
         self._failures[thread] = _RoundFailure(len(prefixes), prefixes[-1], window, tokens, self._clock())
@@ -114,17 +119,17 @@ class RoundEffectiveness:
     def is_failing(
         self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int, urgent: bool
     ) -> bool:
-        """Returns whether a round of this request would fail as the last one did; arguments as above.
+        """Returns whether a compaction of this request would fail as the last one did.
 
-        True where the request begins with the messages of a round that failed, until it has grown by
-        `FAILURE_GROWTH`, by `URGENT_GROWTH` if it is `urgent`, or `PAUSE_S` have passed. Another
-        conversation of the same thread is not held back.
+        The arguments are those of `record_failure`. The result is True if the request begins with the
+        messages of a failed compaction, until it has grown by `FAILURE_GROWTH`, by `URGENT_GROWTH` if it is
+        `urgent`, or `PAUSE_S` have passed. Another conversation of the same thread is not held back.
         """
-        known = self._failures.get(thread)
-        if known is None or known.window != window or len(prefixes) < known.length:
+        failure = self._failures.get(thread)
+        if failure is None or failure.window != window or len(prefixes) < failure.length:
             return False
         growth = URGENT_GROWTH if urgent else FAILURE_GROWTH
-        return prefixes[known.length - 1] == known.prefix and self._is_resting(known, tokens, growth)
+        return prefixes[failure.length - 1] == failure.prefix and self._is_resting(failure, tokens, growth)
 
     def _is_resting(
         self, known: _RoundEffect | _RoundFailure, tokens: int, growth: float = RETRY_GROWTH

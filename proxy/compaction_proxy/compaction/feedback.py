@@ -1,4 +1,4 @@
-"""Learning from an answer, once the client has it: true sizes, and whether a round did any good."""
+"""Learns from the usage in answers: the true sizes of requests, and whether a compaction was effective."""
 
 import time
 from collections.abc import Callable
@@ -18,16 +18,16 @@ from compaction_proxy.wires.wire import TokenUsage
 
 
 class UsageFeedback:
-    """Takes note of answered requests.
+    """Records the usage of answered requests.
 
     Args:
-        model_limits: What is known of models.
-        anchors: What was counted of conversations.
-        effectiveness: Whether rounds do any good.
-        history: What happened to conversations.
-        growth: How they grow; None: nobody wants to know.
-        announce: Told of what was counted.
-        now: Seconds since the epoch, for events.
+        model_limits: Learns the limits of models.
+        anchors: Stores what providers counted of conversations.
+        effectiveness: Judges whether compactions are effective.
+        history: Stores the events of conversations.
+        growth: Tracks how conversations grow. None disables tracking.
+        announce: Receives the event that reports the true size.
+        now: Returns seconds since the epoch, for events.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class UsageFeedback:
         self._now = now
 
     async def learn_from_answer(self, ask: FitRequest, fit: FitResult, usage: TokenUsage | None) -> None:
-        """Take note of one answered request; `usage` is None if the upstream has told none."""
+        """Learns from one answered request. `usage` is None if the upstream reported none."""
         if not fit.estimate:
             return
         if usage is None:
             await self._model_limits.learn_accepted(ask.tenant, ask.origin, ask.model, fit.estimate)
             return
-        footing = fit.usage_basis
+        usage_basis = fit.usage_basis
         answer = AnsweredRequest(
             estimate=fit.estimate,
             prompt=usage.prompt_tokens,
@@ -69,31 +69,37 @@ class UsageFeedback:
             ask.origin,
             ask.model,
             answer,
-            thread=footing.root if footing else ask.known_conversation,
+            thread=usage_basis.root if usage_basis else ask.known_conversation,
             find_mentioned_numbers=lambda: MentionedNumbers(ask.body.raw),
             is_window_configured=ask.settings.window is not None,
         )
-        if footing is not None and not truncated:
-            anchor = build_baseline(footing.prefixes, footing.baseline_key, fit.estimate, usage.prompt_tokens)
+        if usage_basis is not None and not truncated:
+            anchor = build_baseline(
+                usage_basis.prefixes, usage_basis.baseline_key, fit.estimate, usage.prompt_tokens
+            )
             if anchor is not None:
-                self._anchors.record_baseline(ask.tenant, footing.root, anchor)
+                self._anchors.record_baseline(ask.tenant, usage_basis.root, anchor)
             if self._growth is not None:
                 self._growth.record_request(ask, fit, usage)
         if fit.report.status is CompactionStatus.APPLIED:
             await self._record_round_effect(ask, fit, usage.prompt_tokens)
 
     async def _record_round_effect(self, ask: FitRequest, fit: FitResult, actual_tokens: int) -> None:
-        """The first answer after a round: what it has come to, as the provider counts."""
-        report, footing = fit.report, fit.usage_basis
-        if footing is not None and report.tokens_after:
+        """Records the actual size of the first request after a compaction, as the provider counted it."""
+        report, usage_basis = fit.report, fit.usage_basis
+        if usage_basis is not None and report.tokens_after:
             self._model_limits.record_drift(
                 ask.tenant, ask.origin, ask.model, report.tokens_after, actual_tokens
             )
-        if footing is not None and report.tokens_before is not None:
-            whose = format_strategy_thread(ask, footing.root, report.strategy or "")
+        if usage_basis is not None and report.tokens_before is not None:
+            thread = format_strategy_thread(ask, usage_basis.root, report.strategy or "")
             before = report.tokens_without_round or report.tokens_before
             self._effectiveness.record_round(
-                whose, footing.baseline_key, before=before, after=actual_tokens, fixed=footing.fixed_tokens
+                thread,
+                usage_basis.baseline_key,
+                before=before,
+                after=actual_tokens,
+                fixed=usage_basis.fixed_tokens,
             )
         if report.conversation is None:
             return

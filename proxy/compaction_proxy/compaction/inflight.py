@@ -1,8 +1,8 @@
-"""Rounds under way: one summary call per prefix, whoever asks.
+"""Runs compactions, with one summary call per prefix however many requests wait for it.
 
-Requests that need the same round share it. A summary whose client has left is finished and saved all the
-same, so that its price is not lost (`on_disconnect: finish`). After a failure the conversation is left alone
-for a while: a summary model that hangs must not cost every request its patience.
+Requests that need the same compaction share it. If a client has left, its summary is still finished and
+saved, so that its price is not lost (`on_disconnect: finish`). After a failure the conversation rests for a
+while, because a summary model that hangs must not use up the patience of every request.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from compaction_proxy.support.log_events import ROUND_CRASHED
 from compaction_proxy.telemetry.event_bus import EventListener, ignore_event
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# After a failed summary the conversation is not tried again for this long, in seconds.
+# How long a conversation rests after a failed summary, in seconds.
 FAILURE_REST_S = 30.0
 MAX_RESTING = 10_000
 
@@ -28,14 +28,14 @@ _log = structlog.get_logger()
 
 
 class InflightRounds:
-    """Has rounds made, each once.
+    """Runs compactions, each of them once.
 
     Args:
-        builder: Makes one.
-        history: Is told of failures.
-        announce: Told of them, too.
-        clock: Monotonic seconds.
-        now: Seconds since the epoch, for events.
+        builder: Makes a compaction.
+        history: Stores failure events.
+        announce: Receives failure events, too.
+        clock: Returns monotonic seconds.
+        now: Returns seconds since the epoch, for events.
     """
 
     def __init__(
@@ -59,24 +59,24 @@ class InflightRounds:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a round is under way."""
+        """Whether a compaction is running."""
         return bool(self._running)
 
     @property
     def waiting_count(self) -> int:
-        """How many requests wait for one."""
+        """Number of requests that wait for a compaction."""
         return sum(self._waiting_counts.values())
 
     async def make_round(self, job: RoundJob, wait_s: float, *, finish: bool) -> Checkpoint:
-        """The round, made now or by whoever is at it already.
+        """Makes the compaction, or waits for the task that is already making it.
 
         Args:
-            job: What to make.
-            wait_s: Seconds that the caller waits; the round goes on without it.
-            finish: Whether the round goes on when every caller has been cancelled.
+            job: The compaction to make.
+            wait_s: How long the caller waits, in seconds. The compaction goes on afterwards.
+            finish: Whether the compaction goes on when every caller has been cancelled.
 
         Raises:
-            SummaryFailed: No round; the reason says why.
+            SummaryError: There is no checkpoint; the reason says why.
         """
         task = self._find_or_start_task(job)
         self._waiting_counts[job.key] = self._waiting_counts.get(job.key, 0) + 1
@@ -95,18 +95,18 @@ class InflightRounds:
         return _get_round(task)
 
     def begin_round(self, job: RoundJob) -> None:
-        """Have the round made while nobody waits."""
+        """Starts the compaction without waiting for it, unless its conversation rests."""
         if not self.find_rest_reason(job):
             self._find_or_start_task(job)
 
     def list_pending_jobs(self, tenant: str, root: bytes, strategy: str) -> list[RoundJob]:
-        """The jobs with a summary that are under way under a root and a strategy."""
+        """Lists the running jobs with a summary request for this root and strategy."""
         running = (each for each, _ in self._running.values() if each.summary_request is not None)
         scope = (tenant, root, strategy)
         return [each for each in running if (each.tenant, each.root, each.policy.name) == scope]
 
     def find_rest_reason(self, job: RoundJob) -> str | None:
-        """Why no summary is asked for in this conversation just now; None if one may be."""
+        """Returns why this conversation requests no summary at the moment; None if it may request one."""
         until, reason = self._resting.get(job.strategy_thread, (0.0, ""))
         if until > self._clock():
             return reason
@@ -114,12 +114,12 @@ class InflightRounds:
         return None
 
     async def close(self) -> None:
-        """End what is under way; what a round that fails then still has to tell is told."""
+        """Cancels running compactions, and waits until the events of failed ones are stored."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # a round that failed just now has begun to tell of it by then
+        await asyncio.sleep(0)  # lets a compaction that failed just now start storing its event
         await asyncio.gather(*self._event_tasks, return_exceptions=True)
 
     def _find_or_start_task(self, job: RoundJob) -> asyncio.Task[Checkpoint]:
@@ -130,12 +130,15 @@ class InflightRounds:
         return self._start_task(job)
 
     def _compute_wait_s(self, job: RoundJob, wait_s: float) -> float:
-        """How long to wait: not at all for a model that has lately taken longer than that anyway."""
+        """Computes how long to wait, in seconds.
+
+        The wait is 0 if the strategy limits it and the model has recently taken longer than that.
+        """
         expected = (
             self._builder.summarizer.estimate_call_s(job.summary_request) if job.summary_request else None
         )
-        waits = job.policy.max_block_s is None or expected is None or expected <= wait_s
-        return wait_s if waits else 0.0
+        is_worth_waiting = job.policy.max_block_s is None or expected is None or expected <= wait_s
+        return wait_s if is_worth_waiting else 0.0
 
     def _start_task(self, job: RoundJob) -> asyncio.Task[Checkpoint]:
         task = asyncio.create_task(self._builder.make_round(job, lambda: job.key in self._waiting_counts))
@@ -159,16 +162,18 @@ class InflightRounds:
             _log.error(ROUND_CRASHED, conversation=job.conversation, exc_info=failed)
         event = build_failed_event(job, reason, self._builder.summarizer.price, at=self._now())
         self._announce(job.tenant, event)
-        telling = asyncio.create_task(self._history.record_event(job.tenant, event))
-        self._event_tasks.add(telling)
-        telling.add_done_callback(self._event_tasks.discard)
+        event_task = asyncio.create_task(self._history.record_event(job.tenant, event))
+        self._event_tasks.add(event_task)
+        event_task.add_done_callback(self._event_tasks.discard)
 
 
 def _get_round(task: asyncio.Task[Checkpoint]) -> Checkpoint:
-    """What a round that has ended gave; a fault of ours counts as no summary, so that the ladder goes on.
+    """Returns the checkpoint of a task that has ended.
+
+    A fault of the proxy counts as a missing summary, so that the ladder goes on.
 
     Raises:
-        SummaryFailed: There is none.
+        SummaryError: The task made no checkpoint.
     """
     if task.cancelled():
         raise SummaryError("cancelled")

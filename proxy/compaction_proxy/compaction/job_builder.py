@@ -1,4 +1,4 @@
-"""From a draft to a job: everything that making a round needs, and what to ask the summary model."""
+"""Builds jobs from drafts: everything that a compaction needs, with the request for the summary model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from compaction_proxy.recall.offer import should_offer_tool
 from compaction_proxy.storage.keys import checkpoint_keys
 from compaction_proxy.support.offload import run_in_worker
 
-# One call can read what takes this share of the summary model's window.
+# One call can read text that takes up to this share of the summary model's window.
 READ_SHARE = 0.7
 
 
@@ -32,10 +32,12 @@ class JobBuilder:
     """Turns drafts into jobs.
 
     Args:
-        build_instructions: System prompt of the summary call for a model's settings and a strategy.
-        mint_conversation: A conversation's id, for a tenant and a prefix digest, where the client gave none.
-        ttl_s: Seconds that checkpoints are kept.
-        has_archive: Whether what rounds take out can be searched afterwards.
+        build_instructions: Builds the system prompt of the summary call for a model's settings and a
+            strategy.
+        mint_conversation: Builds a conversation id from a tenant and a prefix digest, if the client gave
+            none.
+        ttl_s: How long checkpoints are kept, in seconds.
+        has_archive: Whether removed messages can be searched afterwards.
     """
 
     def __init__(
@@ -52,24 +54,24 @@ class JobBuilder:
         self._has_archive = has_archive
 
     async def build_job(self, view: RequestView, draft: RoundDraft, due: str) -> RoundJob:
-        """Everything that making the round needs; `view.root` is there."""
+        """Builds the job of a compaction in a worker. `view.root` must be set."""
         return await run_in_worker(partial(self._build_job, view, draft, due))
 
     def _build_job(self, view: RequestView, draft: RoundDraft, due: str) -> RoundJob:
         ask, plan = view.request, draft.plan
         root = view.root or b""
-        last = view.prefixes[plan.length - 1]
+        last_prefix = view.prefixes[plan.length - 1]
         exact = compute_exact_digest(view.body[: plan.length])
-        place = predict_checkpoint_id(plan, view.checkpoint, view.prefixes, exact, extract=False)
-        [key] = checkpoint_keys(ask.tenant, root, view.policy.name, [place])
+        checkpoint_id = predict_checkpoint_id(plan, view.checkpoint, view.prefixes, exact, extract=False)
+        [key] = checkpoint_keys(ask.tenant, root, view.policy.name, [checkpoint_id])
         job = RoundJob(
             plan=plan,
             policy=view.policy,
             key=key,
-            checkpoint_id=place,
+            checkpoint_id=checkpoint_id,
             root=root,
             tenant=ask.tenant,
-            conversation=view.conversation_id or self._mint_conversation(ask.tenant, last),
+            conversation=view.conversation_id or self._mint_conversation(ask.tenant, last_prefix),
             strategy_thread=view.strategy_thread,
             messages=view.body,
             prefixes=view.prefixes,
@@ -100,12 +102,12 @@ class JobBuilder:
         return replace(job, summary_request=self._build_summary_request(view, job)) if plan.groups else job
 
     def _build_summary_request(self, view: RequestView, job: RoundJob) -> SummaryRequest | None:
-        """What to ask the summary model; None where there is nobody to ask."""
+        """Builds the request for the summary model; None if there is no route or no summary is wanted."""
         shape, settings = view.policy.summary, view.request.settings
         routes = tuple(_with_known_window(each, view) for each in view.request.summary_routes)
         if shape is None or not routes:
             return None
-        said = job.user_messages
+        user_messages = job.user_messages
         groups, earlier = job.groups, _list_earlier_summaries(view, job)
         if _is_rewritten(view, job) and not _fits_one_call(groups, shape, routes[0], view.calibration_ratio):
             groups, earlier = _exclude_recorded_messages(job)
@@ -120,7 +122,7 @@ class JobBuilder:
             groups=groups,
             task=format_task(job),
             earlier=earlier,
-            language=detect_language(each.text for each in said),
+            language=detect_language(each.text for each in user_messages),
             tokens=job.summary_tokens,
             routes=routes,
             counting_options=view.counting_options,
@@ -128,40 +130,43 @@ class JobBuilder:
             tenant=view.request.tenant,
             calls_per_hour=settings.summary.calls_per_hour,
             deadline_s=settings.summary.timeout_s,
-            user_messages=said,
+            user_messages=user_messages,
             aligned=aligned,
             states=job.frontier.states,
         )
 
 
 def _is_searchable(ask: FitRequest) -> bool:
-    """Whether the model will be offered the tool that finds what is removed, as far as it can be known now.
+    """Returns whether the model will be offered the search tool for removed messages, as far as known now.
 
-    What is written of it stands for good; a later request may yet bring no tools, or ask for several answers.
+    Text that mentions the tool stays for good, but a later request may bring no tools, or ask for several
+    answers.
     """
     tool = ask.body.wire.search_tool
     if ask.settings.recall.tool == "none" or tool is None:
         return False
     try:
-        found = tool.inspect_tools(ask.body.raw, TOOL_NAME)
+        inspection = tool.inspect_tools(ask.body.raw, TOOL_NAME)
     except UnreadableBodyError:
         return False
-    has_tools = found.has_tools
-    return found.can_add_tool and should_offer_tool(
+    has_tools = inspection.has_tools
+    return inspection.can_add_tool and should_offer_tool(
         ask.settings, compacted=True, has_tools=has_tools, model=ask.model
     )
 
 
 def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
-    """The route with what is known of its window, where it asks the conversation's own model."""
-    known = view.budget.window
+    """Returns the route with the known context window, if it uses the conversation's own model."""
+    window = view.budget.window
     return (
-        replace(route, window=known) if route.model == view.request.model and known < route.window else route
+        replace(route, window=window)
+        if route.model == view.request.model and window < route.window
+        else route
     )
 
 
 def _is_rewritten(view: RequestView, job: RoundJob) -> bool:
-    """Whether the round writes a chain of records anew."""
+    """Returns whether the compaction writes a chain of records anew."""
     return view.policy.earlier == "freeze" and not job.plan.frozen
 
 
@@ -171,23 +176,25 @@ def _fits_one_call(groups: Sequence[Group], shape: SummaryShape, route: SummaryR
 
 
 def _exclude_recorded_messages(job: RoundJob) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """What is to be summarised without what the chain covers already, and the chain's texts for that."""
+    """Returns the groups without the messages that the chain covers already, and the texts of the chain."""
     covered = job.previous_checkpoint.removed_indices if job.previous_checkpoint else frozenset[int]()
     records = list_chain_records(job.previous_checkpoint) if job.previous_checkpoint else ()
-    late = tuple(
+    new_groups = tuple(
         tuple(message for index, message in zip(indices, messages, strict=True) if index not in covered)
         for indices, messages in zip(job.plan.groups, job.groups, strict=True)
     )
-    return late, tuple(each.text for each in records)
+    return new_groups, tuple(each.text for each in records)
 
 
 def _list_earlier_summaries(view: RequestView, job: RoundJob) -> tuple[str, ...]:
-    """Texts of earlier rounds that the model reads.
+    """Returns the texts of earlier compactions that the model reads.
 
-    Rounds that stay where they are it does not need. A chain that is written anew is made of the originals
-    if one call can read them.
+    The model does not read records that stay in place. A chain that is written anew is made from the original
+    messages if one call can read them.
     """
-    unread = _is_rewritten(view, job) or view.policy.earlier == "leave"
+    is_unread = _is_rewritten(view, job) or view.policy.earlier == "leave"
     return (
-        () if unread or view.checkpoint is None or not view.checkpoint.summary else (view.checkpoint.summary,)
+        ()
+        if is_unread or view.checkpoint is None or not view.checkpoint.summary
+        else (view.checkpoint.summary,)
     )

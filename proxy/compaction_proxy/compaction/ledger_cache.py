@@ -1,7 +1,7 @@
-"""What messages say and show, worked out once for each.
+"""Caches what messages state and show, so that each message is read only once.
 
-Both follow from a message alone, and clients send the whole history with every request: a further round reads
-only what has come since the last one.
+Both follow from the message alone, and clients send the whole history with every request. A further
+compaction reads only the messages that are new since the last one.
 """
 
 from collections import OrderedDict
@@ -15,9 +15,9 @@ from compaction_proxy.core.ledger.frontier import Frontier, ReplyReading, read_f
 from compaction_proxy.core.ledger.statements import Statement, read_statements
 from compaction_proxy.core.message import Message, MessageToolCall
 
-# Of texts, and of messages, so many characters are remembered; what they say and show takes about as much.
+# Size of each cache, in characters of the texts or messages. The cached results take about as much again.
 MAX_HELD_CHARACTERS = 6_000_000
-# What remembering one takes beside its own characters; nearly all, where they are short.
+# Size of a cache entry beside its own characters. For short texts this is nearly all of it.
 RECORD_CHARACTERS = 300
 
 _Known = TypeVar("_Known")
@@ -25,7 +25,7 @@ _Asked = TypeVar("_Asked", bound=Hashable)
 
 
 class _BoundedMemo(Generic[_Asked, _Known]):
-    """Answers of a function, those that were not asked for longest forgotten first."""
+    """Caches the results of a function, and forgets the least recently used ones first."""
 
     def __init__(self, work_out: Callable[[_Asked], _Known], max_held: int) -> None:
         self._compute = work_out
@@ -34,15 +34,15 @@ class _BoundedMemo(Generic[_Asked, _Known]):
         self._size = 0
 
     def __call__(self, asked: _Asked, characters: int) -> _Known:
-        if (found := self._held.get(asked)) is not None:
+        if (entry := self._held.get(asked)) is not None:
             self._held.move_to_end(asked)
-            return found[0]
-        known, size = self._compute(asked), characters + RECORD_CHARACTERS
-        self._held[asked] = known, size
+            return entry[0]
+        result, size = self._compute(asked), characters + RECORD_CHARACTERS
+        self._held[asked] = result, size
         self._size += size
         while self._size > self._max_held:
             self._size -= self._held.popitem(last=False)[1][1]
-        return known
+        return result
 
 
 _Content = tuple[str, str, tuple[MessageToolCall, ...], tuple[str, ...]]
@@ -58,11 +58,11 @@ def _read_call(asked: tuple[MessageToolCall, str | None]) -> Action:
 
 
 class _CachedStatements(NamedTuple):
-    """What is known of a list that is remembered.
+    """The cache entry of a list of messages.
 
     Attributes:
-        size: What it takes, in characters.
-        since: The list that it grew from, if that is remembered too.
+        size: Size of the entry, in characters.
+        since: The shorter list that this list extends, if that is cached, too.
     """
 
     size: int
@@ -70,10 +70,10 @@ class _CachedStatements(NamedTuple):
 
 
 class LedgerCache:
-    """Remembers what users' texts state and what other messages show; to be asked in one thread at a time.
+    """Caches what user messages state and what other messages show. Use it in one thread at a time.
 
     Args:
-        max_held: Size of each memory, in characters and `RECORD_CHARACTERS` for each text.
+        max_held: Size of each cache, in characters. Each entry counts `RECORD_CHARACTERS` more.
     """
 
     def __init__(self, max_held: int = MAX_HELD_CHARACTERS) -> None:
@@ -85,29 +85,30 @@ class LedgerCache:
         self._max_held = max_held
 
     def get_statements(self, text: str) -> tuple[Statement, ...]:
-        """What a user's text states (`core.ledger.statements`)."""
+        """Returns the statements in a user's text (`core.ledger.statements`)."""
         return self._statements(text, len(text))
 
     def get_active_statements(self, messages: Sequence[Message]) -> ActiveStatements:
-        """What holds of what users say in a list (`core.ledger.active`); of a grown one, what is new is read.
+        """Returns the user statements in a list that still hold (`core.ledger.active`).
 
-        The last two lists of each conversation are remembered, so that an edited message costs no more.
+        If the list extends a cached list, only its new messages are read. The last two lists of each
+        conversation are cached, so that an edited message costs no more than a new one.
         """
         texts = list_user_texts(messages)
-        begun = (each for each in self._active_statements if each.is_prefix_of(texts))
-        before = max(begun, key=len, default=None)
-        made = ActiveStatements(messages, self.get_statements, before)
-        self._store_active_statements(made, before)
-        return made
+        shorter_lists = (each for each in self._active_statements if each.is_prefix_of(texts))
+        longest = max(shorter_lists, key=len, default=None)
+        statements = ActiveStatements(messages, self.get_statements, longest)
+        self._store_active_statements(statements, longest)
+        return statements
 
     def _store_active_statements(self, made: ActiveStatements, before: ActiveStatements | None) -> None:
         since = None
         if before is not None:
-            known = self._active_statements.pop(before)
+            entry = self._active_statements.pop(before)
             if len(before) < len(made):
-                if known.since is not None:
-                    self._active_statements.pop(known.since, None)
-                self._active_statements[before], since = _CachedStatements(known.size, None), before
+                if entry.since is not None:
+                    self._active_statements.pop(entry.since, None)
+                self._active_statements[before], since = _CachedStatements(entry.size, None), before
         self._active_statements[made] = _CachedStatements(
             made.character_count + RECORD_CHARACTERS * made.statement_count, since
         )
@@ -118,7 +119,7 @@ class LedgerCache:
             self._active_statements.popitem(last=False)
 
     def get_frontier(self, messages: Sequence[Message]) -> Frontier:
-        """Where a conversation stands (`core.ledger.frontier`); of a grown one, only new texts are read."""
+        """Returns where a conversation stands (`core.ledger.frontier`). Only new texts are read."""
         return read_frontier(messages, self.get_statements, self._get_action, self._get_reply)
 
     def _get_action(self, call: MessageToolCall, result: str | None) -> Action:
@@ -128,6 +129,6 @@ class LedgerCache:
         return self._replies(text, len(text))
 
     def get_shown_facts(self, message: Message) -> tuple[MessageFact, ...]:
-        """What a message of a tool or of the assistant shows (`core.ledger.facts`)."""
+        """Returns the facts that a message of a tool or of the assistant shows (`core.ledger.facts`)."""
         characters = len(message.text) + sum(len(call.arguments) for call in message.calls)
         return self._shown_facts((message.role, message.text, message.calls, message.answers), characters)

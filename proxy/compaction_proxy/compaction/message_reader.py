@@ -1,7 +1,7 @@
-"""From the bytes of messages to counted core records, each message decoded and counted once.
+"""Turns the bytes of messages into counted core messages, and decodes and counts each message only once.
 
-Clients send their whole history with every request, so nearly all of it is known from the request before:
-a message is recognised by its bytes, which its record keeps anyway.
+Clients send their whole history with every request, so nearly all messages are known from the previous
+request. A message is recognised by its bytes, which its record keeps anyway.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from compaction_proxy.wires.project_instructions import (
 )
 from compaction_proxy.wires.wire import UncountedMessage, Wire
 
-# A lot is about this many bytes.
+# Approximate size of a chunk, in bytes. The event loop may run other tasks between two chunks.
 AT_ONCE_BYTES = 128 * 1024
-# So many items are looked at together first: most requests bring one or two.
+# Up to this many items are first tried as a single chunk, because most requests bring one or two.
 FEW_ITEMS = 8
 
 _Item = TypeVar("_Item")
@@ -44,7 +44,10 @@ _Item = TypeVar("_Item")
 def chunk_by_bytes(
     items: Sequence[_Item], size: Callable[[_Item], int]
 ) -> Iterable[tuple[int, Sequence[_Item]]]:
-    """The items a few at a time, each lot with the index of its first item; others may come between."""
+    """Splits items into chunks of about `AT_ONCE_BYTES`, so that other tasks may run between them.
+
+    Each chunk comes with the index of its first item.
+    """
     if len(items) <= 1 or (len(items) <= FEW_ITEMS and sum(map(size, items)) <= AT_ONCE_BYTES):
         return ((0, items),)
     return _iterate_chunks(items, size)
@@ -62,19 +65,20 @@ def _iterate_chunks(
     yield start, items[start:]
 
 
-# Known messages are held up to this many bytes, decoded text and record included.
+# Size of the cache of messages in bytes, with their decoded texts and records.
 MAX_HELD_BYTES = 16 * 1024 * 1024
-# Known lists likewise. Their messages are mostly the known ones, and weighed once for each list.
+# Size of the cache of lists, in bytes. Lists mostly hold cached messages, but each list counts them again.
 MAX_LISTED_BYTES = 32 * 1024 * 1024
-# Sizes of definitions are held for this many characters of them.
+# Size of the cache of definitions' token counts, in characters of the definitions.
 MAX_DEFINED = 4 * 1024 * 1024
-# What holding a message takes beside its own bytes, in a list, and by itself (where its text comes on top).
+# Memory in bytes that a message takes beside its own bytes: within a list, and by itself, where the size of
+# its text is added.
 RECORD_BYTES, HOLDING_BYTES = 450, 600
-# What a list takes for each of its messages.
+# Memory in bytes that a list takes for each of its messages.
 PLACE_BYTES = 100
-# A small message counts as so many bytes more where it is decoded: that takes as long.
+# Decoding a small message takes as long as this many additional bytes.
 DECODED_BYTES = 1_024
-# Large messages that are decoded beside the loop at once.
+# Number of large messages that are decoded in threads at the same time.
 WORKERS = 2
 
 _PARTS = attrgetter("parts")
@@ -83,11 +87,11 @@ _Made = TypeVar("_Made")
 
 
 class CountingOptions(NamedTuple):
-    """How the tokens of one request are counted.
+    """Options for counting the tokens of one request.
 
     Attributes:
-        model: The model whose vocabulary counts.
-        rule: `tiktoken` or `characters`.
+        model: The model whose vocabulary is used.
+        rule: The counting rule, `tiktoken` or `characters`.
         wire: The wire of the messages.
     """
 
@@ -96,15 +100,15 @@ class CountingOptions(NamedTuple):
     wire: Wire
 
 
-class MessageList(NamedTuple):  # made for each request: a dataclass costs four times as much
-    """What a client's list holds.
+class MessageList(NamedTuple):  # created for each request: a dataclass costs four times as much
+    """The messages of a client's list.
 
     Attributes:
         messages: All messages, counted.
-        body: Those that a round may take: neither privileged nor instructions of a project.
+        body: The messages that are not fixed: neither privileged nor project instructions.
         prefixes: Prefix digests of `body`.
-        tokens: Sum over `decode_messages`, before calibration.
-        has_guessed_tokens: Whether any holds parts that are no text, whose tokens are not counted but
+        tokens: Tokens of all messages, before calibration.
+        has_guessed_tokens: Whether any message holds parts that are not text, whose tokens can only be
             guessed.
     """
 
@@ -119,7 +123,7 @@ EMPTY_LIST = MessageList((), (), (), 0, has_guessed_tokens=False)
 
 
 class _CachedList(NamedTuple):
-    """A list that was read, what it takes in bytes, and the mark of the list that it grew from, or none."""
+    """A list that was read, its size in bytes, and the mark of the list that it extends, if any."""
 
     message_list: MessageList
     size: int
@@ -127,12 +131,12 @@ class _CachedList(NamedTuple):
 
 
 class MessageReader:
-    """Reads messages, remembering the ones it has read.
+    """Reads messages and caches those that it has read.
 
     Args:
-        countings: What counts, by the name of the rule.
-        max_held_bytes: Size of the memory, in bytes as they are taken.
-        max_listed_bytes: The same for whole lists, of which each conversation has two at most.
+        countings: The token counters, by the name of their rule.
+        max_held_bytes: Size of the cache of messages, in bytes of memory.
+        max_listed_bytes: Size of the cache of lists, in bytes. Each conversation has at most two lists in it.
     """
 
     def __init__(
@@ -150,39 +154,41 @@ class MessageReader:
     async def read_request(
         self, body: RequestBody, options: CountingOptions, client: str = ""
     ) -> MessageList:
-        """The list of a request, counted and digested; of one that has grown, only what is new is touched.
+        """Reads, counts and digests the messages of a request.
+
+        If the list extends a cached list, only the new messages are processed.
 
         Args:
-            body: The request.
-            options: How it is counted.
-            client: The name of the client that sends it, if that is known without the messages.
+            body: The body of the request.
+            options: How tokens are counted.
+            client: The name of the client, if it is known from anything but the messages.
 
         Raises:
-            Unreadable: One of its messages is none.
+            UnreadableBodyError: A message cannot be read.
         """
         if not body.mark:
             return (await self._extend_list(EMPTY_LIST, body.messages, options, client))[0]
         key = (body.mark, options, client)
-        known = self._lists.get(key)
-        if known is not None:
-            return known.message_list
+        cached = self._lists.get(key)
+        if cached is not None:
+            return cached.message_list
         base = self._lists.get((body.previous_mark, options, client)) if body.previous_mark else None
         if base and _has_open_turn(base.message_list.messages, client):
             base = None
         raws = body.new_pieces if base else body.messages
-        listed, size = await self._extend_list(
+        message_list, size = await self._extend_list(
             base.message_list if base else EMPTY_LIST, raws, options, client
         )
         if base and base.since:
             self._lists.remove((base.since, options, client))
         size += base.size if base else 0
-        self._lists.put(key, _CachedList(listed, size, body.previous_mark if base else b""), size)
-        return listed
+        self._lists.put(key, _CachedList(message_list, size, body.previous_mark if base else b""), size)
+        return message_list
 
     async def _extend_list(
         self, base: MessageList, raws: Sequence[bytes], options: CountingOptions, client: str
     ) -> tuple[MessageList, int]:
-        """A list with more messages behind it, and the bytes that these take."""
+        """Appends messages to a list. Also returns the bytes of memory that they take."""
         new = await self.decode_messages(raws, options)
         client = find_client_by_messages(base.messages or new) or client
         if client:
@@ -190,73 +196,73 @@ class MessageReader:
         plain: list[Message] = []
         prefixes = [base.prefixes[-1] if base.prefixes else options.wire.digest_seed]
         tokens, guessed = base.tokens, base.has_guessed_tokens
-        for start, lot in chunk_by_bytes(new, _estimate_held_bytes):
+        for start, chunk in chunk_by_bytes(new, _estimate_held_bytes):
             if start:
                 await asyncio.sleep(0)
-            those = [each for each in lot if not each.is_fixed]
-            plain += those
-            prefixes += compute_prefix_digests(those, prefixes[-1])
-            tokens += sum([each.tokens for each in lot])
-            guessed = guessed or any(map(_PARTS, lot))
+            removable = [each for each in chunk if not each.is_fixed]
+            plain += removable
+            prefixes += compute_prefix_digests(removable, prefixes[-1])
+            tokens += sum([each.tokens for each in chunk])
+            guessed = guessed or any(map(_PARTS, chunk))
         body, digests = base.body + tuple(plain), base.prefixes + tuple(prefixes[1:])
-        listed = MessageList(base.messages + new, body, digests, tokens, guessed)
-        return listed, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + PLACE_BYTES)
+        message_list = MessageList(base.messages + new, body, digests, tokens, guessed)
+        return message_list, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + PLACE_BYTES)
 
     async def _split_instructions(
         self, base: Sequence[Message], new: Sequence[Message], options: CountingOptions, client: str
     ) -> tuple[Message, ...]:
-        """The new messages with a known client's instructions as messages of their own, marked as such."""
-        made: list[Message] = []
+        """Makes a known client's instructions messages of their own, and marks them as instructions."""
+        messages: list[Message] = []
         for record, parts in divide_each(base, new, client):
             if not parts:
-                made.append(record)
+                messages.append(record)
                 continue
             source = SourceMessage(record.raw, len(parts)) if len(parts) > 1 else None
             records = await self.decode_messages([raw for raw, _ in parts], options)
-            made += [
+            messages += [
                 replace(each, instruction=instruction, source=source)
                 for each, (_, instruction) in zip(records, parts, strict=True)
             ]
         return (
-            unmark_pasted(made)
-            if len(made) != len(new) or any(each.instruction for each in made)
+            unmark_pasted(messages)
+            if len(messages) != len(new) or any(each.instruction for each in messages)
             else tuple(new)
         )
 
     async def decode_messages(self, raws: Sequence[bytes], options: CountingOptions) -> tuple[Message, ...]:
-        """The records of these messages, counted.
+        """Decodes and counts messages.
 
         Raises:
-            Unreadable: One of them is no message.
+            UnreadableBodyError: One of them is not a message.
         """
-        found: list[Message | None] = []
+        cached_messages: list[Message | None] = []
         missing: list[bytes] = []
-        for start, lot in chunk_by_bytes(raws, _estimate_held_bytes):
+        for start, chunk in chunk_by_bytes(raws, _estimate_held_bytes):
             if start:
                 await asyncio.sleep(0)
-            held = [self._messages.get((raw, options)) for raw in lot]
-            missing += [raw for raw, known in zip(lot, held, strict=True) if known is None]
-            found += held
+            cached_chunk = [self._messages.get((raw, options)) for raw in chunk]
+            missing += [raw for raw, known in zip(chunk, cached_chunk, strict=True) if known is None]
+            cached_messages += cached_chunk
         new = iter(await self._decode_missing(missing, options) if missing else ())
         records: list[Message] = []
-        for start, lot_found in chunk_by_bytes(found, _get_place_bytes):
+        for start, known_chunk in chunk_by_bytes(cached_messages, _get_place_bytes):
             if start:
                 await asyncio.sleep(0)
-            records += [known or self._cache_message(next(new), options) for known in lot_found]
+            records += [known or self._cache_message(next(new), options) for known in known_chunk]
         return tuple(records)
 
     async def _decode_missing(self, raws: Sequence[bytes], options: CountingOptions) -> list[Message]:
-        """The records of messages that are not known."""
-        read: list[UncountedMessage] = []
-        weighed = options.wire.parse_uncounted
-        for start, lot in chunk_by_bytes(raws, _estimate_decode_bytes):
+        """Decodes and counts messages that are not cached."""
+        uncounted: list[UncountedMessage] = []
+        parse = options.wire.parse_uncounted
+        for start, chunk in chunk_by_bytes(raws, _estimate_decode_bytes):
             if start:
                 await asyncio.sleep(0)
-            if _is_large(lot[0]):
-                read.append(await self._run_in_thread(weighed, lot[0], options.model))
+            if _is_large(chunk[0]):
+                uncounted.append(await self._run_in_thread(parse, chunk[0], options.model))
             else:
-                read += [weighed(raw, options.model) for raw in lot]
-        return await self._build_counted_messages(read, options)
+                uncounted += [parse(raw, options.model) for raw in chunk]
+        return await self._build_counted_messages(uncounted, options)
 
     def _cache_message(self, record: Message, options: CountingOptions) -> Message:
         size = len(record.raw) + max(len(record.raw), getsizeof(record.text)) + HOLDING_BYTES
@@ -264,12 +270,12 @@ class MessageReader:
         return record
 
     async def add_token_counts(self, records: Sequence[Message], options: CountingOptions) -> list[Message]:
-        """The records with their tokens."""
-        weighed = [
+        """Returns the messages with their token counts."""
+        uncounted = [
             UncountedMessage(each, each.digest, await self._count_part_tokens(each, options))
             for each in records
         ]
-        return await self._build_counted_messages(weighed, options)
+        return await self._build_counted_messages(uncounted, options)
 
     async def _count_part_tokens(self, record: Message, options: CountingOptions) -> int:
         if not (record.parts or record.signed):
@@ -282,56 +288,56 @@ class MessageReader:
     async def _build_counted_messages(
         self, uncounted: Sequence[UncountedMessage], options: CountingOptions
     ) -> list[Message]:
-        """Records with their digests and tokens."""
+        """Returns the messages with their digests and token counts."""
         rule = RULES[options.rule]
         texts: list[str] = []
-        numbers: list[int] = []
-        for start, lot in chunk_by_bytes(uncounted, _estimate_weighed_bytes):
+        text_counts: list[int] = []
+        for start, chunk in chunk_by_bytes(uncounted, _estimate_weighed_bytes):
             if start:
                 await asyncio.sleep(0)
-            for each in lot:
-                own = list_countable_texts(each.record, rule)
-                texts += own
-                numbers.append(len(own))
+            for each in chunk:
+                own_texts = list_countable_texts(each.record, rule)
+                texts += own_texts
+                text_counts.append(len(own_texts))
         counts = iter(await self._count_texts(texts, options))
-        pairs = iter(numbers)
-        made: list[Message] = []
-        for start, lot in chunk_by_bytes(uncounted, _estimate_weighed_bytes):
+        remaining_text_counts = iter(text_counts)
+        messages: list[Message] = []
+        for start, chunk in chunk_by_bytes(uncounted, _estimate_weighed_bytes):
             if start:
                 await asyncio.sleep(0)
-            for record, digest, parts in lot:
-                size = sum_message_tokens(record, islice(counts, next(pairs)), rule, parts)
-                made.append(record.with_digest_and_tokens(digest, size))
-        return made
+            for record, digest, parts in chunk:
+                size = sum_message_tokens(record, islice(counts, next(remaining_text_counts)), rule, parts)
+                messages.append(record.with_digest_and_tokens(digest, size))
+        return messages
 
     async def _run_in_thread(self, work: Callable[[bytes, str], _Made], raw: bytes, model: str) -> _Made:
-        """What a thread makes of a large message, a few at a time."""
+        """Runs `work` on a large message in a thread, for at most `WORKERS` messages at a time."""
         async with self._worker_slots:
             return await asyncio.to_thread(work, raw, model)
 
     async def count_overhead(self, definitions: Sequence[str], options: CountingOptions) -> int:
-        """Tokens of a request beside its messages: definitions and the reply's primer."""
+        """Counts the tokens of a request beside its messages: its definitions and the primer of the reply."""
         key = (tuple(definitions), options)
-        known = self._overheads.get(key)
-        if known is None:
+        tokens = self._overheads.get(key)
+        if tokens is None:
             counts = await self._count_texts(
                 [await _format_definition(each) for each in definitions], options
             )
-            known = sum(counts) + RULES[options.rule].reply
-            self._overheads.put(key, known, RECORD_BYTES + sum(map(len, definitions)))
-        return known
+            tokens = sum(counts) + RULES[options.rule].reply
+            self._overheads.put(key, tokens, RECORD_BYTES + sum(map(len, definitions)))
+        return tokens
 
     async def _count_texts(self, texts: Sequence[str], options: CountingOptions) -> list[int]:
         return await self._schedulers[options.rule].count(texts, options.model) if texts else []
 
     def close(self) -> None:
-        """Let go of the threads that count."""
+        """Closes the token counters and their threads."""
         for counting in self._schedulers.values():
             counting.close()
 
 
 def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
-    """Whether what follows a list decides what instructions in its last turn are."""
+    """Returns whether later messages may change which instructions are recognised in the list's last turn."""
     client = find_client_by_messages(messages) or client
     if not client:
         return False
@@ -360,14 +366,14 @@ def _get_place_bytes(_: object) -> int:
 
 
 async def _format_definition(text: str) -> str:
-    """What is counted of a definition; of a large one beside the loop."""
+    """Returns the text of a definition as it is counted. A large definition is minified in a thread."""
     if len(text) <= AT_ONCE_BYTES // 4:
         return minify_definition(text)
     return await asyncio.to_thread(_format_definitions, text)
 
 
 def _format_definitions(text: str) -> str:
-    """The same of one element after another, so that no step takes long."""
+    """Minifies the elements of a large definition one by one, so that no step takes long."""
     try:
         parts = split_elements(text.encode())
     except (UnreadableBodyError, RecursionError, UnicodeEncodeError):
@@ -376,5 +382,8 @@ def _format_definitions(text: str) -> str:
 
 
 def _is_large(raw: bytes) -> bool:
-    """Whether a message is a lot by itself, and read beside the loop: each step of that blocks it briefly."""
+    """Returns whether a message exceeds a chunk and must be read in a thread.
+
+    Even there, each step blocks the event loop briefly.
+    """
     return len(raw) > AT_ONCE_BYTES

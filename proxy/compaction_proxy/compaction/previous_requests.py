@@ -1,7 +1,6 @@
-"""The requests that came before, so that clients are known that move messages (`core.mover`).
+"""Remembers the ends of previous requests to recognise clients that move messages (`core.mover`).
 
-They are known to the process that has seen them and to no other. After a restart nothing is known of a
-client until its second request.
+The memory belongs to one process. After a restart, nothing is known of a client until its second request.
 """
 
 from collections.abc import Sequence
@@ -14,16 +13,16 @@ from compaction_proxy.core.mover import RequestEnd, build_request_end, find_movi
 from compaction_proxy.support.lru import LruCache
 
 MAX_HELD_BYTES = 4 * 1024 * 1024
-# What holding the end of a request takes for each of its prefixes.
+# Memory in bytes that the end of a request takes for each of its prefixes.
 PREFIX_BYTES = 400
 
 
 class _RequestBeginning(NamedTuple):
-    """A request that begins in a certain way.
+    """The end of a request, remembered under a prefix of that request.
 
     Attributes:
-        end: Its last messages.
-        length: Number of messages that it begins with.
+        end: The last messages of the request.
+        length: Number of messages in the prefix.
     """
 
     end: RequestEnd
@@ -31,10 +30,10 @@ class _RequestBeginning(NamedTuple):
 
 
 class PreviousRequests:
-    """Remembers the ends of requests by what stood before them, on one event loop.
+    """Remembers the ends of requests by the prefixes before them, on one event loop.
 
     Args:
-        max_held_bytes: Size of the memory.
+        max_held_bytes: Size of the memory, in bytes.
     """
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
@@ -43,20 +42,20 @@ class PreviousRequests:
     def count_moving_messages(
         self, scope: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
     ) -> int:
-        """Returns how many of its last messages the client of a request moves, and remembers the request.
+        """Returns how many of the last messages the client of a request moves, and remembers the request.
 
         Args:
-            scope: Whose request it is, and of which conversation if the client names it.
-            messages: Its non-privileged messages.
-            prefixes: Their prefix digests.
-            seed: What the prefix digests of its wire begin with.
+            scope: Tenant of the request, and its conversation if the client names it.
+            messages: The messages of the request that are not fixed.
+            prefixes: Prefix digests of these messages.
+            seed: The digest with which prefix digests of this wire begin.
         """
         if not messages:
             return 0
-        before, files = self._find_longest_prefix(scope, prefixes), find_files_message(messages)
-        moving_from = len(messages) if files is None else files
-        if before is not None and is_followed(before.end, messages, before.length):
-            moving_from = min(moving_from, find_moving_start(messages, before.end, before.length))
+        previous, files_index = self._find_longest_prefix(scope, prefixes), find_files_message(messages)
+        moving_from = len(messages) if files_index is None else files_index
+        if previous is not None and is_followed(previous.end, messages, previous.length):
+            moving_from = min(moving_from, find_moving_start(messages, previous.end, previous.length))
         end = build_request_end(messages, moving_from)
         for length in range(max(1, end.start), end.message_count + 1):
             self._put_beginning(scope, prefixes[length - 1], _RequestBeginning(end, length))
@@ -67,11 +66,11 @@ class PreviousRequests:
         return len(messages) - moving_from
 
     def _find_longest_prefix(self, scope: str, prefixes: Sequence[bytes]) -> _RequestBeginning | None:
-        """The request with the longest common prefix; of several the last."""
+        """Returns the request with the longest common prefix; the latest if there are several."""
         for prefix in reversed(prefixes):
-            found = self._beginnings.get((scope, prefix))
-            if found is not None:
-                return found
+            beginning = self._beginnings.get((scope, prefix))
+            if beginning is not None:
+                return beginning
         return None
 
     def _put_beginning(self, scope: str, prefix: bytes, beginning: _RequestBeginning) -> None:

@@ -1,4 +1,4 @@
-"""What the fields of a trigger that are about money come to for one request, and why."""
+"""Computes the token thresholds of triggers that depend on prices."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -21,20 +21,22 @@ from compaction_proxy.core.trigger import UNKNOWN_PRICE_THRESHOLDS, PriceThresho
 from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.wires.wire import TokenUsage
 
-# Fewer requests that continue one another say too little.
+# Fewer requests that continue one another are not enough for statistics.
 LEAST_STEPS = 3
-# Means are over about as many requests as this.
+# Number of requests over which the means are taken, approximately.
 MEAN_REQUESTS = 16
 MAX_CONVERSATIONS = 4_096
 
 
 class GrowthStats(NamedTuple):
-    """What the requests of a conversation have in common.
+    """Statistics about the requests of a conversation.
 
     Attributes:
-        growth: Tokens that a request has more than the one before, on average.
-        cached_share: How much of what was forwarded before is found cached, 0..1, on average.
-        tokens_after_round: Tokens of the request for which the last round was made; None if none was.
+        growth: Mean number of tokens by which a request exceeds the previous one.
+        cached_share: Share of the previously forwarded tokens that the provider reads from its cache, 0..1,
+            on average.
+        tokens_after_round: Tokens of the last request for which a compaction was made, as the provider
+            counted them; None if none was made.
     """
 
     growth: float
@@ -44,17 +46,17 @@ class GrowthStats(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _ConversationGrowth:
-    """What is known of one conversation: its last request, and means over all.
+    """The last request of a conversation, and means over its requests.
 
     Attributes:
-        before: Tokens of the client's list.
-        forwarded: Tokens of what was forwarded, as the provider counted them.
-        baseline_key: What the forwarded list stood on.
-        tokens_after_round: Tokens that the last round left.
-        steps: Requests that continued the one before.
-        growth: Mean of what they had more.
-        reads: Requests whose beginning the provider had read before.
-        cached_share: Mean of how much of that was cached.
+        before: Tokens of the client's list in the last request.
+        forwarded: Tokens of the last forwarded request, as the provider counted them.
+        baseline_key: Identifies the checkpoint and model of the last request (`UsageBasis.baseline_key`).
+        tokens_after_round: Tokens that the last compaction left.
+        steps: Number of requests that continued the previous one.
+        growth: Mean number of tokens that such a request added.
+        reads: Number of requests whose beginning the provider had read before.
+        cached_share: Mean share of that beginning that was cached.
     """
 
     before: int = 0
@@ -68,67 +70,73 @@ class _ConversationGrowth:
 
 
 class GrowthTracker:
-    """Takes note of answered requests, on one event loop."""
+    """Tracks how conversations grow, from their answered requests, on one event loop."""
 
     def __init__(self) -> None:
         self._growth_by_thread: OrderedDict[str, _ConversationGrowth] = OrderedDict()
 
     def record_request(self, ask: FitRequest, fit: FitResult, usage: TokenUsage) -> None:
-        """Take note of a request that was answered. One that was not read says nothing."""
-        footing, before = fit.usage_basis, fit.report.tokens_before
-        if footing is None or before is None:
+        """Records a request that was answered. A request that was not read is ignored."""
+        usage_basis, before = fit.usage_basis, fit.report.tokens_before
+        if usage_basis is None or before is None:
             return
-        key = format_strategy_thread(ask, footing.root, ask.strategy or ask.settings.compaction.strategy)
-        last = self._growth_by_thread.pop(key, _ConversationGrowth())
-        seen = _add_cache_read(_add_growth(last, before), footing.baseline_key, usage)
-        applied = fit.report.status is CompactionStatus.APPLIED
+        key = format_strategy_thread(ask, usage_basis.root, ask.strategy or ask.settings.compaction.strategy)
+        previous = self._growth_by_thread.pop(key, _ConversationGrowth())
+        current = _add_cache_read(_add_growth(previous, before), usage_basis.baseline_key, usage)
+        is_compacted = fit.report.status is CompactionStatus.APPLIED
         self._growth_by_thread[key] = replace(
-            seen, tokens_after_round=usage.prompt_tokens if applied else last.tokens_after_round
+            current, tokens_after_round=usage.prompt_tokens if is_compacted else previous.tokens_after_round
         )
         if len(self._growth_by_thread) > MAX_CONVERSATIONS:
             self._growth_by_thread.popitem(last=False)
 
     def get_stats(self, key: str) -> GrowthStats | None:
-        """The pace of a conversation (`view.thread`); None where too little is known."""
-        seen = self._growth_by_thread.get(key)
-        if seen is None or seen.steps < LEAST_STEPS or not seen.reads:
+        """Returns the statistics of a conversation; None if too little is known.
+
+        `key` is the result of `format_strategy_thread`.
+        """
+        growth = self._growth_by_thread.get(key)
+        if growth is None or growth.steps < LEAST_STEPS or not growth.reads:
             return None
-        return GrowthStats(seen.growth, seen.cached_share, seen.tokens_after_round)
+        return GrowthStats(growth.growth, growth.cached_share, growth.tokens_after_round)
 
 
 def _update_mean(before: float, number: int, value: float) -> float:
-    """A mean over so many values, the new one among them; older ones fade."""
+    """Returns the mean of `number` values after adding a new one; the weight of older values fades."""
     return before + (value - before) / min(number, MEAN_REQUESTS)
 
 
 def _add_growth(last: _ConversationGrowth, before: int) -> _ConversationGrowth:
-    more = before - last.before
-    if not last.before or more <= 0:  # the first one, or one that begins elsewhere
+    added_tokens = before - last.before
+    if not last.before or added_tokens <= 0:  # the first request, or one that does not continue the last
         return replace(last, before=before)
     steps = last.steps + 1
-    return replace(last, before=before, steps=steps, growth=_update_mean(last.growth, steps, more))
+    return replace(last, before=before, steps=steps, growth=_update_mean(last.growth, steps, added_tokens))
 
 
 def _add_cache_read(last: _ConversationGrowth, standing: bytes, usage: TokenUsage) -> _ConversationGrowth:
-    seen = replace(last, forwarded=usage.prompt_tokens, baseline_key=standing)
-    same = standing == last.baseline_key and usage.prompt_tokens >= last.forwarded >= LEAST_CACHED_TOKENS
-    if not same:
-        return seen
+    current = replace(last, forwarded=usage.prompt_tokens, baseline_key=standing)
+    is_comparable = (
+        standing == last.baseline_key and usage.prompt_tokens >= last.forwarded >= LEAST_CACHED_TOKENS
+    )
+    if not is_comparable:
+        return current
     reads, share = last.reads + 1, min(1.0, usage.cached_tokens / last.forwarded)
-    return replace(seen, reads=reads, cached_share=_update_mean(last.cached_share, reads, share))
+    return replace(current, reads=reads, cached_share=_update_mean(last.cached_share, reads, share))
 
 
-# What a round leaves of T where the strategy does not say, until one has shown it.
+# The share of T that a compaction is assumed to leave if the strategy does not say and no compaction has been
+# observed yet.
 USUAL_TARGET = ScaledLimit(None, 0.40)
 NO_BASIS: Mapping[str, float] = {}
 
 
 class PriceTriggerSizes(NamedTuple):
-    """What a trigger's fields about money come to.
+    """The token thresholds of triggers that depend on prices.
 
     Attributes:
-        aims: The sizes.
-        basis: The numbers that they follow from, each with its name.
+        aims: The thresholds.
+        basis: The named numbers from which the thresholds were computed.
     """
 
     aims: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
@@ -139,11 +147,11 @@ NO_PRICE_TRIGGERS = PriceTriggerSizes()
 
 
 class PriceTriggers:
-    """Works it out from prices and from what the process has seen of the conversation.
+    """Computes price-dependent thresholds from prices and from the observed growth of the conversation.
 
     Args:
-        pricing: Knows prices.
-        growth: Knows how conversations grow.
+        pricing: Looks up prices.
+        growth: Provides the growth statistics of conversations.
     """
 
     def __init__(self, pricing: PriceBook, growth: GrowthTracker) -> None:
@@ -151,13 +159,13 @@ class PriceTriggers:
         self._growth = growth
 
     def resolve_sizes(self, ask: FitRequest, policy: Policy, thread: str, fixed: int) -> PriceTriggerSizes:
-        """What the policy's rows come to for a request.
+        """Computes the thresholds of the policy's trigger rules for a request.
 
         Args:
             ask: The request.
-            policy: Its strategy.
-            thread: The conversation (`view.thread`).
-            fixed: Tokens at its beginning that no round changes.
+            policy: The strategy of the request.
+            thread: Key of the conversation (`format_strategy_thread`).
+            fixed: Tokens at the beginning of the request that no compaction changes.
         """
         price = self._pricing.get_price(ask.model, ask.origin)
         if price is None:
@@ -166,21 +174,24 @@ class PriceTriggers:
         tier = price.surcharge_tokens if any(row.price_tier for row in rows) else None
         basis = {} if tier is None else {"surcharge": float(tier)}
         row = next((row for row in rows if row.cost_optimal), None)
-        pace = self._growth.get_stats(thread) if row else None
-        if row is None or pace is None:
+        stats = self._growth.get_stats(thread) if row else None
+        if row is None or stats is None:
             return PriceTriggerSizes(PriceThresholds(tier=tier), basis)
-        best = _find_optimal_trigger(price, pace, policy, row, fixed, self._find_summary_price(ask))
-        if best is None:
+        optimum = _find_optimal_trigger(price, stats, policy, row, fixed, self._find_summary_price(ask))
+        if optimum is None:
             return PriceTriggerSizes(PriceThresholds(tier=tier), basis)
-        return PriceTriggerSizes(PriceThresholds(tier, best.trigger), {**basis, **best.basis})
+        return PriceTriggerSizes(PriceThresholds(tier, optimum.trigger), {**basis, **optimum.basis})
 
     def _find_summary_price(self, ask: FitRequest) -> ModelPrice | None:
-        """What the summary model costs; as much as the request's own where that is not known."""
+        """Returns the price of the summary model, or of the request's own model if that is unknown.
+
+        Returns None if there is no summary model.
+        """
         route = next(iter(ask.summary_routes), None)
         if route is None:
             return None
-        known = self._pricing.get_price(route.model, str(parse_origin(route.url)))
-        return known or self._pricing.get_price(ask.model, ask.origin)
+        price = self._pricing.get_price(route.model, str(parse_origin(route.url)))
+        return price or self._pricing.get_price(ask.model, ask.origin)
 
 
 def _find_optimal_trigger(
@@ -191,7 +202,7 @@ def _find_optimal_trigger(
     fixed: int,
     summary: ModelPrice | None,
 ) -> OptimalTrigger | None:
-    """The optimum for what the strategy wants to leave, else for what the last round has left."""
+    """Computes the cheapest trigger for the strategy's target, else for what the last compaction left."""
     rework = REWORK_TOKENS if row.rework_tokens is None else row.rework_tokens
     target = policy.target or (None if pace.tokens_after_round else USUAL_TARGET)
     growing = GrowthProfile(

@@ -1,4 +1,4 @@
-"""The system prompt of summary calls: the strategy's prompt file, or the user's, and what the user adds."""
+"""Builds the system prompt of summary calls from the prompt file and the configured instructions."""
 
 from functools import lru_cache
 from importlib.resources import files
@@ -29,26 +29,32 @@ def _load_prompt(prompt_file: str | None, built_in: str) -> str:
 
 
 def build_instructions(settings: ModelSettings, policy: Policy) -> str:
-    """The system prompt, the same for every call with these settings. A file is read once.
+    """Returns the system prompt, which is the same for every call with these settings.
+
+    A prompt file is read only once.
 
     Raises:
         ConfigError: The prompt file cannot be read.
     """
     if policy.summary is None:
         return ""
-    row = getattr(settings.compaction.strategies, policy.name)
-    named = row.prompt_file or settings.summary.prompt_file
-    text = _load_prompt(named, policy.summary.prompt).replace("{tokens}", str(policy.summary.tokens))
-    own = settings.summary.instructions if row.instructions is None else row.instructions
-    added = own.strip()
-    return f"{text.rstrip()}\n\n{added}\n" if added else text
+    strategy_settings = getattr(settings.compaction.strategies, policy.name)
+    prompt_file = strategy_settings.prompt_file or settings.summary.prompt_file
+    text = _load_prompt(prompt_file, policy.summary.prompt).replace("{tokens}", str(policy.summary.tokens))
+    instructions = (
+        settings.summary.instructions
+        if strategy_settings.instructions is None
+        else strategy_settings.instructions
+    )
+    extra = instructions.strip()
+    return f"{text.rstrip()}\n\n{extra}\n" if extra else text
 
 
 def check_instructions(config: Config) -> None:
-    """Read every prompt file that the configuration names.
+    """Reads every prompt file that the configuration names.
 
     Raises:
-        ConfigError: One of them cannot be read.
+        ConfigError: A prompt file cannot be read.
     """
     for model in ("", *config.models):
         settings = get_model_settings(config, model)

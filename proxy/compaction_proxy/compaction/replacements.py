@@ -1,4 +1,4 @@
-"""From a plan and the texts of a round to the messages that stand in for what is replaced, counted."""
+"""Builds and counts the messages that replace the spans of a plan."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.core.summary.prompt import NO_TASK, find_task_message
 from compaction_proxy.support.offload import run_in_worker
 
-# What the notice of what is missing and the frame of a message take, in tokens.
+# Tokens for the notice of what is missing and for the frame of a message.
 NOTICE_TOKENS = 30
 LEDGER_OPENING = (
     "[Carried over from the earlier conversation: what the user said stands word for word and holds unless a "
@@ -27,12 +27,12 @@ LEDGER_CLOSING = "[End of what was carried over; the conversation goes on below]
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What stands in for one span.
+    """The messages that replace one span.
 
     Attributes:
         span: The span.
-        messages: What stands in for it, counted.
-        is_edited: Whether it is the message itself, shortened.
+        messages: The messages in its place, counted.
+        is_edited: Whether the replacement is the original message, shortened.
     """
 
     span: Span
@@ -43,27 +43,31 @@ class Replacement:
 async def build_replacements(
     job: RoundJob, texts: Sequence[str], reader: MessageReader
 ) -> tuple[Replacement, ...]:
-    """What stands in for each span of the job's plan.
+    """Builds the replacement of each span of the job's plan.
 
-    A run whose summary is no shorter, or empty, stays as it is.
+    A run whose summary is empty or no shorter than the run is not replaced.
     """
     pieces = list(zip(job.plan.spans, job.plan.fills, strict=True))
-    made = await run_in_worker(lambda: [tuple(_build_messages(job, fill, texts)) for _, fill in pieces])
-    new = [each for put in made for each in put if not each.tokens]
-    sized = await reader.add_token_counts(new, job.counting_options)
-    counted = {id(each): whole for each, whole in zip(new, sized, strict=True)}
-    puts = []
-    for (span, fill), put in zip(pieces, made, strict=True):
-        ready = tuple(counted.get(id(each), each) for each in put)
+    messages_by_span = await run_in_worker(
+        lambda: [tuple(_build_messages(job, fill, texts)) for _, fill in pieces]
+    )
+    uncounted = [each for messages in messages_by_span for each in messages if not each.tokens]
+    counted_messages = await reader.add_token_counts(uncounted, job.counting_options)
+    counted = {
+        id(each): counted_message for each, counted_message in zip(uncounted, counted_messages, strict=True)
+    }
+    replacements = []
+    for (span, fill), messages in zip(pieces, messages_by_span, strict=True):
+        counted_replacement = tuple(counted.get(id(each), each) for each in messages)
         is_run = job.policy.takes == "runs" and fill.kind == "text"
-        if not is_run or (texts[fill.at] and _is_smaller(job, fill, ready)):
-            puts.append(Replacement(span, ready, is_edited=_is_edit(job, span, fill)))
-    return tuple(puts)
+        if not is_run or (texts[fill.at] and _is_smaller(job, fill, counted_replacement)):
+            replacements.append(Replacement(span, counted_replacement, is_edited=_is_edit(job, span, fill)))
+    return tuple(replacements)
 
 
 def _is_edit(job: RoundJob, span: Span, fill: ReplacementKind) -> bool:
-    known = job.previous_checkpoint.edited if job.previous_checkpoint else frozenset()
-    return fill.kind in {"mask", "cap"} or (fill.kind == "before" and span.start in known)
+    edited = job.previous_checkpoint.edited if job.previous_checkpoint else frozenset()
+    return fill.kind in {"mask", "cap"} or (fill.kind == "before" and span.start in edited)
 
 
 def _is_smaller(job: RoundJob, fill: ReplacementKind, put: Sequence[Message]) -> bool:
@@ -72,7 +76,7 @@ def _is_smaller(job: RoundJob, fill: ReplacementKind, put: Sequence[Message]) ->
 
 
 def _build_messages(job: RoundJob, fill: ReplacementKind, texts: Sequence[str]) -> Iterator[Message]:
-    """What stands in for one span; a message of ours has no tokens yet."""
+    """Yields the messages that replace one span. New messages have no token count yet."""
     if fill.kind == "before" and job.previous_checkpoint is not None:
         yield from job.previous_checkpoint.stand_ins[fill.at]
     elif fill.kind == "text":
@@ -86,19 +90,19 @@ def _build_messages(job: RoundJob, fill: ReplacementKind, texts: Sequence[str]) 
 
 
 def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
-    """A group's text with what is said once: what people have pinned, and how to get at the originals.
+    """Adds to a group's text the pins and the search hint, each of which is given only once.
 
-    A ledger holds pins already. The largest group has most room for the rest: a text that is no shorter than
-    what it stands for is not used.
+    The pins go into the first group, unless a ledger holds them. The search hint goes into the largest group,
+    which has the most room: a text that is no shorter than the messages it replaces is not used.
     """
     pins = job.pins if group == 0 and not job.ledger else ()
-    pinned = ["", PINNED, *(f"- {pin}" for pin in pins)] if pins else []
-    told = ["", SEARCH_HINT] if _should_add_search_hint(job, group) else []
-    return "\n".join([text, *pinned, *told])
+    pin_lines = ["", PINNED, *(f"- {pin}" for pin in pins)] if pins else []
+    hint_lines = ["", SEARCH_HINT] if _should_add_search_hint(job, group) else []
+    return "\n".join([text, *pin_lines, *hint_lines])
 
 
 def _should_add_search_hint(job: RoundJob, group: int) -> bool:
-    """Whether the text of a group says how to get at what was removed."""
+    """Returns whether the text of a group says how to find the removed messages."""
     if not job.is_searchable or _has_search_hint(job):
         return False
     sizes = [sum(job.messages[index].tokens for index in each) for each in job.plan.groups]
@@ -106,63 +110,66 @@ def _should_add_search_hint(job: RoundJob, group: int) -> bool:
 
 
 def _has_search_hint(job: RoundJob) -> bool:
-    """Whether a stand-in that stays says already how to get at what was removed."""
+    """Returns whether a replacement that stays already says how to find the removed messages."""
     before = job.previous_checkpoint.stand_ins if job.previous_checkpoint else ()
-    stay = (before[fill.at] for fill in job.plan.fills if fill.kind == "before")
-    return any(SEARCH_HINT in each.text for put in stay for each in put)
+    staying = (before[fill.at] for fill in job.plan.fills if fill.kind == "before")
+    return any(SEARCH_HINT in each.text for put in staying for each in put)
 
 
 def _build_summary_message(job: RoundJob, text: str) -> Message:
-    """The stand-in of a summary; the latest user message moves into it where the strategy says so."""
+    """Builds the replacement that holds a summary.
+
+    The latest user message moves into it if the strategy says so.
+    """
     carried = None if job.plan.carried is None else job.messages[job.plan.carried]
-    written = format_replacement_text(
+    content = format_replacement_text(
         job.policy.frame,
         job.plan.round,
         text,
         task=_quote_task(job),
         request=carried.text if carried else "",
     )
-    ours = Message(role=job.policy.stand_in_role, text=written)
+    message = Message(role=job.policy.stand_in_role, text=content)
     return (
-        job.counting_options.wire.attach_parts(ours, carried)
+        job.counting_options.wire.attach_parts(message, carried)
         if carried and carried.parts
-        else _round_trip_message(job, ours)
+        else _round_trip_message(job, message)
     )
 
 
 def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
-    """The chain as it was, the new record, and the ledger with what has been left out."""
+    """Yields the earlier records of the chain, the new record, and a message with the ledger."""
     if job.previous_checkpoint is not None:
         yield from list_chain_records(job.previous_checkpoint)[: job.plan.frozen]
     if text:
-        written = format_replacement_text(job.policy.frame, job.plan.round, text)
-        yield _round_trip_message(job, Message(role=job.policy.stand_in_role, text=written))
-    told = SEARCH_HINT if job.is_searchable else ""
-    parts = [LEDGER_OPENING, job.ledger, _format_left_out(job), told, LEDGER_CLOSING]
+        content = format_replacement_text(job.policy.frame, job.plan.round, text)
+        yield _round_trip_message(job, Message(role=job.policy.stand_in_role, text=content))
+    hint = SEARCH_HINT if job.is_searchable else ""
+    parts = [LEDGER_OPENING, job.ledger, _format_left_out(job), hint, LEDGER_CLOSING]
     yield _round_trip_message(job, Message(role="user", text="\n".join(filter(None, parts))))
 
 
 def _format_left_out(job: RoundJob) -> str:
-    """One line on what is no longer there."""
-    gone = job.plan.removed_indices
-    results = sum(1 for index in gone if job.messages[index].answers)
-    first, last = (format_message_id(job.prefixes[index]) for index in (gone[0], gone[-1]))
-    return f"[{len(gone)} messages left out, {results} of them tool results: {first} to {last}]"
+    """Formats one line that counts the messages that were left out."""
+    removed = job.plan.removed_indices
+    results = sum(1 for index in removed if job.messages[index].answers)
+    first, last = (format_message_id(job.prefixes[index]) for index in (removed[0], removed[-1]))
+    return f"[{len(removed)} messages left out, {results} of them tool results: {first} to {last}]"
 
 
 def _quote_task(job: RoundJob) -> str:
-    """The task as a stand-in quotes it; empty where it still stands in the conversation itself."""
+    """Returns the task for a replacement to quote; empty if the task itself is still in the conversation."""
     task = find_task_message(job.messages)
     if task is None:
         return NO_TASK
-    gone = set(job.plan.removed_indices) | (
+    removed = set(job.plan.removed_indices) | (
         set(job.previous_checkpoint.removed_indices) if job.previous_checkpoint else set()
     )
-    return format_task(job) if any(job.messages[index] is task for index in gone) else ""
+    return format_task(job) if any(job.messages[index] is task for index in removed) else ""
 
 
 def format_task(job: RoundJob) -> str:
-    """The task, verbatim up to the strategy's size."""
+    """Returns the task, verbatim up to the strategy's size and as an excerpt beyond it."""
     task = find_task_message(job.messages)
     if task is None or not task.text:
         return NO_TASK
@@ -181,17 +188,17 @@ def _mask_result(job: RoundJob, index: int) -> Message:
 
 
 def _cap_message(job: RoundJob, index: int) -> Message:
-    """A huge message with its head and tail."""
-    whole = job.messages[index]
+    """Shortens a huge message to its head and tail."""
+    message = job.messages[index]
     layout = job.policy.layout
-    limit = job.policy.task_tokens if not whole.answers or layout is None else layout.cap
-    share = max(1, limit.compute_tokens(job.trigger) - NOTICE_TOKENS) / max(1, whole.tokens)
+    limit = job.policy.task_tokens if not message.answers or layout is None else layout.cap
+    share = max(1, limit.compute_tokens(job.trigger) - NOTICE_TOKENS) / max(1, message.tokens)
     return job.counting_options.wire.shorten_message(
-        whole, min(1.0, share), format_message_id(job.prefixes[index])
+        message, min(1.0, share), format_message_id(job.prefixes[index])
     )
 
 
 def _round_trip_message(job: RoundJob, ours: Message) -> Message:
-    """A message of ours as it will be read when it comes back."""
-    dialect = job.counting_options.wire
-    return dialect.parse_message(dialect.encode_message(ours))
+    """Encodes and parses a new message, so that it equals the message that is read when it comes back."""
+    wire = job.counting_options.wire
+    return wire.parse_message(wire.encode_message(ours))

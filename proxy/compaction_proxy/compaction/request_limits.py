@@ -1,4 +1,4 @@
-"""What holds for a request whatever its messages are: strategy, what it may spend, when rounds are due."""
+"""Computes the limits of a request that do not depend on its messages: strategy, budget and triggers."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,11 +21,11 @@ from compaction_proxy.core.trigger import (
 
 @lru_cache(maxsize=512)
 def resolve_policy(settings: ModelSettings, strategy: str | None = None) -> Policy:
-    """A strategy's row with what the configuration changes of it.
+    """Returns a strategy with the changes that the configuration makes to it.
 
     Args:
-        settings: What is configured for the model; compared by identity.
-        strategy: Name of the row that a request asked for; None: the configured one.
+        settings: The configuration for the model; compared by identity.
+        strategy: Name of the strategy that a request asked for. None selects the configured strategy.
 
     Raises:
         KeyError: There is no strategy of that name.
@@ -34,16 +34,17 @@ def resolve_policy(settings: ModelSettings, strategy: str | None = None) -> Poli
 
 
 class RequestLimits(NamedTuple):
-    """What holds for a request whatever its messages are; sizes are calibrated tokens.
+    """The limits of a request that do not depend on its messages; sizes are calibrated tokens.
 
     Attributes:
         policy: The strategy.
-        budget: What may be spent.
-        rows: Trigger rows in force; the client may lower the trigger, never raise it.
-        is_automatic: Whether anything may be done that was not asked for.
-        uses_gains: Whether it matters what the conversation has gained.
-        lowest_trigger: The fewest tokens at which a row can fire; None if none can.
-        marks: Where things happen.
+        budget: The token budget.
+        rows: The trigger rules in force. The client may lower the trigger, but not raise it.
+        is_automatic: Whether anything may be done without being asked for.
+        uses_gains: Whether a trigger depends on the messages, turns or iterations gained since the last
+            compaction.
+        lowest_trigger: The fewest tokens at which a trigger rule can fire; None if none can.
+        marks: The sizes at which work starts (`core.trigger.TriggerMarks`).
     """
 
     policy: Policy
@@ -57,7 +58,7 @@ class RequestLimits(NamedTuple):
 
 @lru_cache(maxsize=1_024)
 def has_price_trigger(settings: ModelSettings, strategy: str | None) -> bool:
-    """Whether it matters for the trigger what the model costs.
+    """Returns whether a trigger depends on the prices of the model.
 
     The arguments are those of `compute_limits`.
     """
@@ -75,31 +76,31 @@ def compute_limits(
     *,
     adds_output: bool = False,
 ) -> RequestLimits:
-    """The terms of requests that are alike in all of this; they follow from nothing else.
+    """Computes the limits of a request. They depend on these arguments only, so the result is cached.
 
     Args:
-        settings: What is configured for the model; compared by identity.
-        strategy: Name of the row that the request asked for; None: the configured one.
-        window: Of the model, in tokens, as it is known now.
-        max_output: The largest output asked for, in tokens; None if the request does not say.
+        settings: The configuration for the model; compared by identity.
+        strategy: Name of the strategy that the request asked for. None selects the configured strategy.
+        window: The currently known context window of the model, in tokens.
+        max_output: The largest output that the request asks for, in tokens; None if it does not say.
         trigger: A lower trigger that the client asked for, in tokens.
-        aims: What the trigger's fields about money come to.
-        adds_output: Whether the upstream counts the output asked for, too.
+        aims: The token thresholds of triggers that depend on prices.
+        adds_output: Whether the upstream adds the requested output to the prompt.
 
     Raises:
         KeyError: There is no strategy of that name.
     """
     policy = resolve_policy(settings, strategy)
-    spent = compute_budget(window, policy.reserves, max_output, adds_output=adds_output)
+    budget = compute_budget(window, policy.reserves, max_output, adds_output=adds_output)
     rows = set_price_thresholds(policy.trigger, aims)
-    if trigger is not None and trigger < (compute_min_trigger(rows, spent) or 0):
+    if trigger is not None and trigger < (compute_min_trigger(rows, budget) or 0):
         rows = (TriggerRule(tokens=trigger), *rows)
     return RequestLimits(
         policy=policy,
-        budget=spent,
+        budget=budget,
         rows=rows,
         is_automatic=has_active_rule(rows),
         uses_gains=any(row.depends_on_counts for row in rows),
-        lowest_trigger=compute_min_trigger(rows, spent),
-        marks=compute_trigger_marks(rows, spent, policy.soft_share, policy.hard_percent),
+        lowest_trigger=compute_min_trigger(rows, budget),
+        marks=compute_trigger_marks(rows, budget, policy.soft_share, policy.hard_percent),
     )

@@ -1,4 +1,4 @@
-"""Taking views: a request is read, sized, and matched with what is stored of its conversation."""
+"""Loads requests: reads and sizes their messages and finds what is stored for their conversations."""
 
 import asyncio
 from collections import OrderedDict
@@ -39,21 +39,21 @@ from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.support.lru import LruCache
 from compaction_proxy.wires.project_instructions import find_client_by_members
 
-# After each overflow the request is made to fit in this share of its limit: the estimate was wrong.
+# After each overflow error, the request must fit this share of its limit, because the estimate was wrong.
 TIGHT_SHARE = 0.85
-# Up to this share of the window nothing that matters is cut, by the number of refusals so far. Estimates are
-# wrong by about a percent; a refusal mostly tells the count.
+# Requests up to this share of the context window keep all important content. The index is the number of
+# refusals so far. Estimates are wrong by about one percent. A refusal usually names the counted size.
 DOUBT_SHARES = (0.99, 1.02, 0.95, 0.85)
-# The share before the upstream has reported what it counts.
+# The share that applies until the upstream has reported a token count.
 UNSURE_SHARE = 1.02
-# Shortened instructions of projects are held up to this many bytes.
+# Size of the cache of shortened project instructions, in bytes.
 MAX_SHORT_BYTES = 1024 * 1024
-# Checkpoints that are held as they were read from their records.
+# Largest number of parsed checkpoints in the cache.
 MAX_CHECKPOINTS = 1_000
 
 
 class _CheckpointQuery(NamedTuple):
-    """A request for which something may be stored: what `RequestView` says of it."""
+    """A search for what is stored for a request; the fields are those of `RequestView`."""
 
     ask: FitRequest
     strategy: str
@@ -63,7 +63,7 @@ class _CheckpointQuery(NamedTuple):
 
 
 class _StoredState(NamedTuple):
-    """What is stored for a request: what `RequestView` says of it."""
+    """The stored state for a request; the fields are those of `RequestView`."""
 
     checkpoint: Checkpoint | None = None
     checkpoint_id: bytes = b""
@@ -72,7 +72,7 @@ class _StoredState(NamedTuple):
 
 
 class RequestLoader:
-    """Takes views of requests."""
+    """Builds request views from requests and stored state."""
 
     def __init__(
         self,
@@ -100,91 +100,101 @@ class RequestLoader:
         )
 
     async def load_view(self, ask: FitRequest, *, refusals: int = 0, fresh: bool = False) -> RequestView:
-        """The request as it stands, after so many overflow errors.
+        """Returns the view of a request, with smaller limits after each of its `refusals` by the upstream.
 
-        What other replicas have made of the conversation may be two seconds old, unless it is to be `fresh`.
+        Checkpoints and directives from other replicas may be two seconds old, unless `fresh` is set.
 
         Raises:
-            Unreadable: A message is none.
+            UnreadableBodyError: A message cannot be read.
         """
-        gauge = build_counting_options(ask)
+        options = build_counting_options(ask)
         client = find_client_by_members(ask.body.prompt_members) or ask.client
-        listed = await self._reader.read_request(ask.body, gauge, client)
-        overhead = await self._reader.count_overhead(ask.body.prompt_members, gauge)
+        message_list = await self._reader.read_request(ask.body, options, client)
+        overhead = await self._reader.count_overhead(ask.body.prompt_members, options)
         learned = await self._model_limits.get(ask.tenant, ask.origin, ask.model)
         window = learned.get_effective_window(ask.model, ask.settings.window)
-        root = resolve_root(ask, listed.prefixes)
-        aims, basis = self._resolve_price_triggers(ask, root, listed, learned.calibration, overhead)
-        output, lower = ask.body.max_output, ask.trigger_tokens
-        terms = compute_limits(
-            ask.settings, ask.strategy, window, output, lower, aims, adds_output=learned.adds_output
+        root = resolve_root(ask, message_list.prefixes)
+        price_thresholds, basis = self._resolve_price_triggers(
+            ask, root, message_list, learned.calibration, overhead
         )
-        spent = terms.budget
+        output, trigger_tokens = ask.body.max_output, ask.trigger_tokens
+        limits = compute_limits(
+            ask.settings,
+            ask.strategy,
+            window,
+            output,
+            trigger_tokens,
+            price_thresholds,
+            adds_output=learned.adds_output,
+        )
+        budget = limits.budget
         if refusals:
-            tight = TIGHT_SHARE**refusals
-            limit, input_limit = int(spent.limit * tight), int(spent.input_limit * tight)
-            spent = replace(spent, limit=limit, input_limit=input_limit)
-        sought = _CheckpointQuery(ask, terms.policy.name, root, listed.body, listed.prefixes)
-        matched = await self._find_stored_state(sought, fresh=fresh)
-        is_sure = refusals or learned.calibration.observations
-        share = DOUBT_SHARES[refusals] if is_sure else UNSURE_SHARE
-        moving = 0
+            shrink_factor = TIGHT_SHARE**refusals
+            limit, input_limit = int(budget.limit * shrink_factor), int(budget.input_limit * shrink_factor)
+            budget = replace(budget, limit=limit, input_limit=input_limit)
+        query = _CheckpointQuery(ask, limits.policy.name, root, message_list.body, message_list.prefixes)
+        stored = await self._find_stored_state(query, fresh=fresh)
+        is_calibrated = refusals or learned.calibration.observations
+        share = DOUBT_SHARES[refusals] if is_calibrated else UNSURE_SHARE
+        moving_count = 0
         if ask.uses_checkpoints:
-            seed = gauge.wire.digest_seed
-            moving = self._previous.count_moving_messages(
-                _format_scope(ask), listed.body, listed.prefixes, seed
+            seed = options.wire.digest_seed
+            moving_count = self._previous.count_moving_messages(
+                _format_scope(ask), message_list.body, message_list.prefixes, seed
             )
         shorter = await self._shorten_instructions(
-            listed.messages, spent.input_limit, matched.directives.removed, gauge
+            message_list.messages, budget.input_limit, stored.directives.removed, options
         )
-        await self._record_instructions(ask, matched.checkpoint, listed.messages)
+        await self._record_instructions(ask, stored.checkpoint, message_list.messages)
         return RequestView(
             request=ask,
-            limits=terms,
+            limits=limits,
             root=root,
-            messages=listed.messages,
-            body=listed.body,
-            prefixes=listed.prefixes,
-            tokens=listed.tokens,
+            messages=message_list.messages,
+            body=message_list.body,
+            prefixes=message_list.prefixes,
+            tokens=message_list.tokens,
             overhead=overhead,
-            has_guessed_tokens=listed.has_guessed_tokens,
+            has_guessed_tokens=message_list.has_guessed_tokens,
             calibration=learned.calibration,
-            budget=spent,
-            max_prompt_tokens=int(spent.prompt_limit * share),
-            checkpoint=matched.checkpoint,
-            effective=apply_checkpoint(matched.checkpoint, listed.messages, shorter),
-            checkpoint_id=matched.checkpoint_id,
-            anchor=matched.anchor,
-            directives=matched.directives,
+            budget=budget,
+            max_prompt_tokens=int(budget.prompt_limit * share),
+            checkpoint=stored.checkpoint,
+            effective=apply_checkpoint(stored.checkpoint, message_list.messages, shorter),
+            checkpoint_id=stored.checkpoint_id,
+            anchor=stored.anchor,
+            directives=stored.directives,
             drift=self._model_limits.get_drift(ask.tenant, ask.origin, ask.model),
             basis=basis,
-            moving_count=moving,
+            moving_count=moving_count,
             shortened_instructions=shorter,
         )
 
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
-        """Returns the request with the conversation that its messages continue; None if it is beside one.
+        """Returns the request with the id of the conversation that it continues, if one is found.
+
+        Returns None if the request belongs to no conversation, as a title request does.
 
         Raises:
-            Unreadable: A message is none.
+            UnreadableBodyError: A message cannot be read.
         """
         client = find_client_by_members(ask.body.prompt_members) or ask.client
-        listed = await self._reader.read_request(ask.body, build_counting_options(ask), client)
-        if self._conversations is None or not listed.body:
+        message_list = await self._reader.read_request(ask.body, build_counting_options(ask), client)
+        if self._conversations is None or not message_list.body:
             return ask
 
         async def find_recorded_conversation() -> str | None:
-            earlier = (await self.load_view(ask)).checkpoint
-            return earlier.conversation if earlier else None
+            checkpoint = (await self.load_view(ask)).checkpoint
+            return checkpoint.conversation if checkpoint else None
 
-        found = await self._conversations.find_conversation(
+        conversation = await self._conversations.find_conversation(
             ask.tenant,
-            listed.body,
-            listed.prefixes,
+            message_list.body,
+            message_list.prefixes,
             has_tools=has_tools,
             find_recorded_conversation=find_recorded_conversation,
         )
-        return replace(ask, continued_conversation=found) if found else None
+        return replace(ask, continued_conversation=conversation) if conversation else None
 
     def _resolve_price_triggers(
         self,
@@ -194,18 +204,20 @@ class RequestLoader:
         calibration: Calibration,
         overhead: int,
     ) -> PriceTriggerSizes:
-        """What the trigger comes to where it is about money: few are."""
+        """Computes the token thresholds of triggers that depend on prices. Few triggers do."""
         if self._price_triggers is None or not has_price_trigger(ask.settings, ask.strategy):
             return NO_PRICE_TRIGGERS
         policy = resolve_policy(ask.settings, ask.strategy)
-        fixed = message_list.tokens - sum(each.tokens for each in message_list.body) + overhead
-        whose = format_strategy_thread(ask, root or b"", policy.name)
-        return self._price_triggers.resolve_sizes(ask, policy, whose, calibration.predict_tokens(fixed))
+        fixed_tokens = message_list.tokens - sum(each.tokens for each in message_list.body) + overhead
+        thread = format_strategy_thread(ask, root or b"", policy.name)
+        return self._price_triggers.resolve_sizes(
+            ask, policy, thread, calibration.predict_tokens(fixed_tokens)
+        )
 
     async def _shorten_instructions(
         self, messages: Sequence[Message], limit: int, removed: Collection[str], options: CountingOptions
     ) -> dict[int, Message | None]:
-        """What instructions of the project become in a list that is rewritten (`RequestView.shorter`)."""
+        """Returns what replaces project instructions in a rewritten list, by message index."""
         if not any(each.instruction for each in messages):
             return {}
         allowed = allocate_instruction_tokens(messages, compute_instruction_budget(limit), removed)
@@ -216,121 +228,130 @@ class RequestLoader:
     async def _shorten_instruction(
         self, record: Message, tokens: int, options: CountingOptions
     ) -> Message | None:
-        """Head and tail of an instruction, in about so many tokens; None for 0."""
+        """Returns the head and tail of an instruction in about `tokens` tokens; None if `tokens` is 0."""
         if not tokens or record.instruction is None:
             return None
         key = (record.digest, tokens, options)
-        held = self._short_instructions.get(key)
-        if held is None:
+        short = self._short_instructions.get(key)
+        if short is None:
             share = max(0, CUT_MARGIN * tokens - NOTICE_TOKENS) / max(1, record.tokens)
             handle = record.instruction.path or record.instruction.kind
-            made = options.wire.shorten_message(record, share, handle)
-            [held] = await self._reader.add_token_counts([made], options)
-            self._short_instructions.put(key, held, len(held.raw) + len(held.text))
-        return replace(held, instruction=record.instruction, source=None)
+            uncounted = options.wire.shorten_message(record, share, handle)
+            [short] = await self._reader.add_token_counts([uncounted], options)
+            self._short_instructions.put(key, short, len(short.raw) + len(short.text))
+        return replace(short, instruction=record.instruction, source=None)
 
     async def _record_instructions(
         self, ask: FitRequest, checkpoint: Checkpoint | None, messages: Sequence[Message]
     ) -> None:
-        """Keep which instructions the conversation holds, for people to see."""
+        """Records which project instructions the conversation holds, so that users can list them."""
         conversation = ask.known_conversation or (checkpoint.conversation if checkpoint else None)
-        found = {each.instruction: each.tokens for each in messages if each.instruction is not None}
-        if conversation is not None and found:
-            noted = [NotedInstruction(*instruction, tokens) for instruction, tokens in found.items()]
+        tokens_by_instruction = {
+            each.instruction: each.tokens for each in messages if each.instruction is not None
+        }
+        if conversation is not None and tokens_by_instruction:
+            noted = [
+                NotedInstruction(*instruction, tokens)
+                for instruction, tokens in tokens_by_instruction.items()
+            ]
             await self._directives.record_instructions(ask.tenant, conversation, noted)
 
     async def refresh_view(self, view: RequestView) -> RequestView:
-        """The view with what other replicas have made of the conversation by now."""
-        matched = await self._find_stored_state(_build_query(view), fresh=True)
+        """Returns the view with the latest checkpoints and directives from all replicas."""
+        stored = await self._find_stored_state(_build_query(view), fresh=True)
         return replace(
             view,
-            checkpoint=matched.checkpoint,
-            effective=apply_checkpoint(matched.checkpoint, view.messages, view.shortened_instructions),
-            checkpoint_id=matched.checkpoint_id,
-            anchor=matched.anchor,
-            directives=matched.directives,
+            checkpoint=stored.checkpoint,
+            effective=apply_checkpoint(stored.checkpoint, view.messages, view.shortened_instructions),
+            checkpoint_id=stored.checkpoint_id,
+            anchor=stored.anchor,
+            directives=stored.directives,
             has_new_round=False,
         )
 
     async def store_pins(self, ask: FitRequest, conversation: str | None) -> None:
-        """Keep what the request pins, so that whatever comes after it finds that."""
+        """Stores the pins of a request, so that later requests find them."""
         if conversation is not None:
             for text in ask.pins:
                 await self._directives.add_pin(ask.tenant, conversation, text)
 
     async def find_staged_checkpoint(self, view: RequestView, *, late: bool = False) -> Checkpoint | None:
-        """The deepest checkpoint that was made ahead of need and stands for this request.
+        """Returns the deepest staged checkpoint that matches this request, or None.
 
-        One that leads further than what is in force; or, if `late`, one that covers just the same.
+        The checkpoint must cover more messages than the one in force; if `late`, exactly as many.
         """
         root = view.root
         if root is None:
             return None
-        places = await self._index.load_checkpoint_ids(
+        checkpoint_ids = await self._index.load_checkpoint_ids(
             staged_checkpoints_key(view.request.tenant, root, view.policy.name)
         )
-        found = await self._find_deepest_checkpoint(
-            _build_query(view), root, places.difference(view.directives.undone)
+        checkpoint = await self._find_deepest_checkpoint(
+            _build_query(view), root, checkpoint_ids.difference(view.directives.undone)
         )
-        done = view.checkpoint.length if view.checkpoint else 0
-        fitting = found is not None and (found.length == done if late else found.length > done)
-        return found if fitting else None
+        covered_count = view.checkpoint.length if view.checkpoint else 0
+        is_usable = checkpoint is not None and (
+            checkpoint.length == covered_count if late else checkpoint.length > covered_count
+        )
+        return checkpoint if is_usable else None
 
     async def _find_stored_state(self, sought: _CheckpointQuery, *, fresh: bool) -> _StoredState:
-        """What is stored of a request's conversation, and stands for it."""
+        """Finds the checkpoint, anchor and directives that apply to a request."""
         ask, root = sought.ask, sought.root
         if root is None:
             return _StoredState()
-        places, wishes = await self._load_index_and_directives(sought, root, fresh=fresh)
-        checkpoint = await self._find_deepest_checkpoint(sought, root, places)
+        checkpoint_ids, directives = await self._load_index_and_directives(sought, root, fresh=fresh)
+        checkpoint = await self._find_deepest_checkpoint(sought, root, checkpoint_ids)
         if ask.known_conversation is None and checkpoint is not None:
-            wishes = await self._directives.get(ask.tenant, checkpoint.conversation)
-        if checkpoint is not None and wishes.undone:
-            checkpoint = await self._find_deepest_checkpoint(sought, root, places.difference(wishes.undone))
-        place = compute_checkpoint_id(checkpoint, sought.prefixes)
-        standing = build_baseline_key(ask.origin, ask.model, place)
-        anchor = self._anchors.peek_deepest(ask.tenant, root, sought.prefixes, standing)
-        return _StoredState(checkpoint, place, anchor, wishes)
+            directives = await self._directives.get(ask.tenant, checkpoint.conversation)
+        if checkpoint is not None and directives.undone:
+            checkpoint = await self._find_deepest_checkpoint(
+                sought, root, checkpoint_ids.difference(directives.undone)
+            )
+        checkpoint_id = compute_checkpoint_id(checkpoint, sought.prefixes)
+        baseline_key = build_baseline_key(ask.origin, ask.model, checkpoint_id)
+        anchor = self._anchors.peek_deepest(ask.tenant, root, sought.prefixes, baseline_key)
+        return _StoredState(checkpoint, checkpoint_id, anchor, directives)
 
     async def _load_index_and_directives(
         self, sought: _CheckpointQuery, root: bytes, *, fresh: bool
     ) -> tuple[frozenset[bytes], Directives]:
-        """Where there may be checkpoints, and what is asked of the conversation.
+        """Returns the ids of possible checkpoints and the directives of the conversation.
 
-        The store is asked for all that is missing at once.
+        If anything is not cached, everything is loaded from the store at the same time.
         """
         tenant, conversation = sought.ask.tenant, sought.ask.known_conversation
         key = checkpoint_list_key(tenant, root, sought.strategy)
-        places = None if fresh else self._index.get_cached(key)
-        wishes = self._directives.get_cached(tenant, conversation) if conversation else NO_DIRECTIVES
-        if places is not None and wishes is not None and self._anchors.is_loaded(tenant, root):
-            return places, wishes
-        found, asked, _ = await asyncio.gather(
+        checkpoint_ids = None if fresh else self._index.get_cached(key)
+        directives = self._directives.get_cached(tenant, conversation) if conversation else NO_DIRECTIVES
+        if checkpoint_ids is not None and directives is not None and self._anchors.is_loaded(tenant, root):
+            return checkpoint_ids, directives
+        loaded_ids, loaded_directives, _ = await asyncio.gather(
             self._index.load_checkpoint_ids(key),
             self._directives.get(tenant, conversation) if conversation else _get_no_directives(),
             self._anchors.load_root(tenant, root),
         )
-        return found, asked
+        return loaded_ids, loaded_directives
 
     async def _find_deepest_checkpoint(
         self, sought: _CheckpointQuery, root: bytes, places: Collection[bytes]
     ) -> Checkpoint | None:
-        """The deepest checkpoint at these places that stands for the request."""
+        """Returns the deepest checkpoint with one of these ids that matches the request."""
         if not places:
             return None
-        ours = set(sought.prefixes)
-        candidates = sorted(each for each in places if get_prefix_digest(each) in ours)
+        request_prefixes = set(sought.prefixes)
+        candidates = sorted(each for each in places if get_prefix_digest(each) in request_prefixes)
         if not candidates:
             return None
         keys = checkpoint_keys(sought.ask.tenant, root, sought.strategy, candidates)
-        found = await self._records.get_many(keys)
-        read = [
-            self._parse_checkpoint(key, fields) for key, fields in zip(keys, found, strict=True) if fields
+        records = await self._records.get_many(keys)
+        checkpoints = [
+            self._parse_checkpoint(key, fields) for key, fields in zip(keys, records, strict=True) if fields
         ]
-        return find_deepest_checkpoint(read, sought.body, sought.ask.conversation)
+        return find_deepest_checkpoint(checkpoints, sought.body, sought.ask.conversation)
 
     def _parse_checkpoint(self, key: str, fields: Fields) -> Checkpoint | None:
-        """The checkpoint in a record, read once for as long as the process holds the record."""
+        """Returns the checkpoint in a record. The result is cached for the very same record object."""
         held = self._parsed_checkpoints.get(key)
         if held is None or held[0] is not fields:
             held = self._parsed_checkpoints[key] = (fields, from_fields(fields))
@@ -341,7 +362,7 @@ class RequestLoader:
 
 
 def _format_scope(ask: FitRequest) -> str:
-    """What requests have in common that may follow one another."""
+    """Formats the key that is shared by requests that may follow one another."""
     return f"{ask.tenant}/{ask.conversation or ''}"
 
 

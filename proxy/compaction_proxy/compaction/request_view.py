@@ -1,4 +1,4 @@
-"""One request as it stands: read, digested, matched with what is stored of it, and sized."""
+"""Describes one request with the checkpoint, directives and size estimates that apply to it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,46 +27,47 @@ from compaction_proxy.providers.usage_baseline import (
 from compaction_proxy.storage.keys import conversation_root
 from compaction_proxy.support.cached import cached_attribute
 
-# What no round removes leaves nothing worth a round where it passes this share of T.
+# If tokens that no compaction removes exceed this share of T, a compaction is not worth its cost.
 FLOOR_SHARE = 0.80
 
 _tokens: Callable[[Message], int] = attrgetter("tokens")
 
 
-@dataclass(frozen=True)  # no slots: what follows from the fields is worked out when asked for, and once
+@dataclass(frozen=True)  # no slots: cached attributes are stored in `__dict__`
 class RequestView:
-    """A request as it stands. Sizes are counted tokens unless they are said to be calibrated.
+    """A request with everything that is known about it. Sizes are counted tokens unless called calibrated.
 
     Attributes:
         request: The request.
-        limits: What holds for it whatever its messages are.
-        root: The conversation's root; None if it is too short to be remembered, or must not be.
+        limits: The limits that do not depend on the messages.
+        root: Root digest of the conversation; None if the conversation is too short to be stored, or must not
+            be.
         messages: The client's list.
-        body: Those that are not fixed (`core.message`).
-        prefixes: Their prefix digests.
+        body: The messages of the list that are not fixed (`core.message`).
+        prefixes: Prefix digests of `body`.
         tokens: Tokens of the client's list.
-        overhead: Tokens beside the messages.
-        has_guessed_tokens: Whether a message holds images and the like, which we may price too high.
-        calibration: What the upstream's count is to ours.
-        budget: What may be spent, calibrated.
-        max_prompt_tokens: What could be taken at best, calibrated: nothing is kept free for the error of
-            estimates.
-        cut_goal_tokens: What is cut to where that does not fit: less than `max_prompt_tokens` after a
-            refusal; 0: as much.
+        overhead: Tokens beside the messages, such as tool definitions.
+        has_guessed_tokens: Whether a message holds parts such as images, whose tokens may be overestimated.
+        calibration: Converts counted tokens to the upstream's count.
+        budget: The token budget, calibrated.
+        max_prompt_tokens: The largest prompt that may still be accepted, calibrated, without a margin for the
+            error of estimates.
         checkpoint: The checkpoint in force.
-        effective: The list with the checkpoint applied.
-        checkpoint_id: Where the checkpoint is kept (`core.checkpoint.place`); empty for none.
-        anchor: The real size of the request before.
-        directives: What people have asked of the conversation.
-        drift: How much of its estimated size a request has once a round was made for it, learned.
-        has_new_round: Whether such a round is in force, which the request before did not have.
-        basis: The numbers that T follows from where it is about money, each with its name.
-        expected_growth: What will have come by the time a round of it is put in force, calibrated.
-        moving_count: How many of the last messages of `body` the client moves; 0 also where a round must take
-            them.
-        shortened_instructions: What instructions of the project become in a list that is rewritten, by index
-            in `messages`;
-            None: they are left out. Those that stay whole are not in it.
+        effective: The effective list: the client's list with the checkpoint applied.
+        cut_goal_tokens: Calibrated size to which a request is cut that exceeds `max_prompt_tokens`. After a
+            refusal it may be smaller than `max_prompt_tokens`. 0 means `max_prompt_tokens`.
+        checkpoint_id: Id of the checkpoint (`core.checkpoint_ids`); empty if there is none.
+        anchor: The provider's count of the previous request.
+        directives: What users have asked for in this conversation.
+        drift: Learned ratio of the actual to the estimated size of a request that was just compacted.
+        has_new_round: Whether a compaction is in force that was not in force for the previous request.
+        basis: The named numbers from which T was computed, if T depends on prices.
+        expected_growth: Calibrated tokens by which the request will have grown when its compaction is put in
+            force.
+        moving_count: How many of the last messages of `body` the client moves. It is 0 if a compaction must
+            cover them, too.
+        shortened_instructions: What replaces project instructions in a rewritten list, by index in
+            `messages`. None leaves an instruction out. Instructions that stay whole are not listed.
     """
 
     request: FitRequest
@@ -96,22 +97,22 @@ class RequestView:
 
     @property
     def counting_options(self) -> CountingOptions:
-        """How this request is counted."""
+        """Options for counting the tokens of this request."""
         return build_counting_options(self.request)
 
     @property
     def policy(self) -> Policy:
-        """The strategy that holds."""
+        """The strategy of this request."""
         return self.limits.policy
 
     @property
     def is_automatic(self) -> bool:
-        """Whether anything may be done that was not asked for."""
+        """Whether anything may be done without being asked for."""
         return self.limits.is_automatic
 
     @cached_attribute
     def marks(self) -> TriggerMarks:
-        """Where things happen, calibrated."""
+        """The sizes at which work starts, in calibrated tokens."""
         policy = self.policy
         if not self._calibrated_fixed_tokens:
             return self.limits.marks
@@ -125,7 +126,10 @@ class RequestView:
 
     @cached_attribute
     def _calibrated_fixed_tokens(self) -> int:
-        """Calibrated tokens that percentages of usable are not about: what no round removes."""
+        """Calibrated tokens that no compaction removes, to be left out of percentages of usable.
+
+        It is 0 for strategies without a layout or without a percentage trigger.
+        """
         percent = self.policy.layout is not None and any(row.percent for row in self.limits.rows)
         return (
             int(self.fixed_tokens / self._counted_per_calibrated)
@@ -135,49 +139,54 @@ class RequestView:
 
     @property
     def baseline_key(self) -> bytes:
-        """What makes the sizes of two requests comparable (`providers.usage_baseline.place_of`)."""
+        """Key shared by requests whose token counts can be compared (`build_baseline_key`)."""
         return build_baseline_key(self.request.origin, self.request.model, self.checkpoint_id)
 
     @property
     def strategy_thread(self) -> str:
-        """What tells conversations that begin alike apart, as far as their clients name them."""
+        """Key that tells apart conversations that begin alike, as far as their clients name them."""
         return format_strategy_thread(self.request, self.root or b"", self.policy.name)
 
     @property
     def conversation_id(self) -> str | None:
-        """The id that the client or the messages gave, else the one that the stored rounds carry along."""
+        """The conversation id from the client or its messages, else from the checkpoint; None if unknown."""
         return self.request.known_conversation or (self.checkpoint.conversation if self.checkpoint else None)
 
     @cached_attribute
     def fixed_tokens(self) -> int:
-        """Counted tokens of what no round removes, whatever the client moves."""
-        whole = self.tokens - sum(map(_tokens, self.body))
-        less = sum(
+        """Counted tokens that no compaction removes, not counting messages that the client moves."""
+        fixed_message_tokens = self.tokens - sum(map(_tokens, self.body))
+        saved_tokens = sum(
             self.messages[k].tokens - (put.tokens if put is not None else 0)
             for k, put in self.shortened_instructions.items()
         )
-        return whole - less + self.overhead + sum(self.body[index].tokens for index in self._staying_indices)
+        return (
+            fixed_message_tokens
+            - saved_tokens
+            + self.overhead
+            + sum(self.body[index].tokens for index in self._staying_indices)
+        )
 
     @cached_attribute
     def _staying_indices(self) -> frozenset[int]:
-        """Indices of the latest user message and of the task."""
+        """Indices of the latest user message and, if the strategy keeps it, of the task."""
         latest = find_latest_user_message(self.body)
         task = find_task_index(self.body) if self.policy.keep.task else None
         return frozenset(index for index in (latest, task) if index is not None)
 
     @property
     def _moving_indices(self) -> frozenset[int]:
-        """Indices of what the client moves."""
+        """Indices of the messages that the client moves."""
         return frozenset(range(len(self.body) - self.moving_count, len(self.body)))
 
     @cached_attribute
     def _moving_tokens(self) -> int:
-        """Counted tokens of what the client moves beside what `fixed_tokens` counts."""
+        """Counted tokens of the messages that the client moves, without those in `fixed_tokens`."""
         return sum(self.body[index].tokens for index in self._moving_indices - self._staying_indices)
 
     @cached_attribute
     def plan_constraints(self) -> PlanConstraints:
-        """How large things are for the planner: counted, because the messages are."""
+        """The sizes that the planner works with. They are counted tokens, because message sizes are, too."""
         target = self.policy.target.compute_tokens(self.marks.trigger) if self.policy.target else None
         return PlanConstraints(
             trigger=self.trigger_tokens,
@@ -191,7 +200,7 @@ class RequestView:
 
     @property
     def trigger_tokens(self) -> int:
-        """T, counted."""
+        """The trigger T, in counted tokens."""
         return int(self.marks.trigger * self._counted_per_calibrated)
 
     @property
@@ -200,11 +209,11 @@ class RequestView:
 
     @property
     def calibration_ratio(self) -> float:
-        """Calibrated tokens for each counted one."""
+        """Calibrated tokens per counted token."""
         return self.estimate_tokens(self.effective) / max(1, self.count_tokens(self.effective))
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of a request with these messages."""
+        """Counts the tokens of a request with these messages."""
         if messages is self.messages:
             return self.tokens + self.overhead
         return self._effective_tokens if messages is self.effective else self._sum_tokens(messages)
@@ -217,7 +226,10 @@ class RequestView:
         return sum(map(_tokens, messages)) + self.overhead
 
     def estimate_tokens(self, messages: Sequence[Message]) -> int:
-        """The same, calibrated; where the request before is known, by what this one has more or less."""
+        """Estimates the calibrated tokens of a request with these messages.
+
+        If the size of the previous request is known, only the difference from it is estimated.
+        """
         return self._effective_estimate if messages is self.effective else self._estimate_tokens(messages)
 
     @cached_attribute
@@ -232,7 +244,7 @@ class RequestView:
         return int(size * self.drift) if self.has_new_round and messages is not self.messages else size
 
     def estimate_upper_bound(self, messages: Sequence[Message]) -> int:
-        """The same, with a margin for the error of estimates."""
+        """Estimates the calibrated tokens of a request, with a margin for the error of estimates."""
         return self._effective_bound if messages is self.effective else self._estimate_upper_bound(messages)
 
     @cached_attribute
@@ -248,58 +260,58 @@ class RequestView:
         )
 
     def exceeds_limit(self, messages: Sequence[Message]) -> bool:
-        """Whether a request with these messages may leave too little room for its answer, or not fit."""
+        """Whether a request with these messages may not fit, or leave too little room for its answer."""
         return self.estimate_upper_bound(messages) > self.budget.limit
 
     def exceeds_window(self, messages: Sequence[Message]) -> bool:
-        """Whether a request with these messages may not fit, even if it leaves no room for its answer."""
+        """Returns whether a request with these messages may not fit even without room for its answer."""
         return self.estimate_upper_bound(messages) > self.budget.input_limit
 
     def leaves_too_little_output(self) -> bool:
-        """Whether the upstream will refuse the request for the output it asks for, and a round may help."""
-        most = self.budget.round_limit
+        """Returns whether the upstream will refuse the requested output, and a compaction can help."""
+        round_limit = self.budget.round_limit
         return (
-            most is not None
-            and self.fixed_tokens <= most < self.estimate_tokens(self.effective)
+            round_limit is not None
+            and self.fixed_tokens <= round_limit < self.estimate_tokens(self.effective)
             and not self.is_held_back
         )
 
     def is_too_large(self, messages: Sequence[Message]) -> bool:
-        """Whether a request with these messages will not fit, as far as we can tell."""
+        """Returns whether a request with these messages will not fit, according to the estimate."""
         return self.estimate_tokens(messages) > max(self.budget.input_limit, self.max_prompt_tokens)
 
     @property
     def is_held_back(self) -> bool:
-        """Whether nothing is to be done by itself, because a round was undone; not for ever (hard mark)."""
+        """Whether no automatic compaction is made because one was undone. The hard mark ends this."""
         return self.directives.suppressed and self.estimate_tokens(self.effective) < self.marks.hard
 
     @property
     def is_irreducible(self) -> bool:
-        """Whether there is hardly anything but what no round removes."""
+        """Whether the request holds hardly anything that a compaction could remove."""
         return max(self.fixed_tokens, self.plan_constraints.fixed) > FLOOR_SHARE * self.trigger_tokens
 
     def find_due_reason(self) -> str | None:
-        """What makes a round due now, or None."""
+        """Returns why a compaction is due now; None if none is due."""
         if self.is_automatic and self.exceeds_limit(self.effective):
             return "limit"
         if self.is_automatic and self.leaves_too_little_output():
             return "output"
-        terms, size = self.limits, self.estimate_tokens(self.effective)
-        if terms.lowest_trigger is None or size < terms.lowest_trigger or self.is_held_back:
+        limits, size = self.limits, self.estimate_tokens(self.effective)
+        if limits.lowest_trigger is None or size < limits.lowest_trigger or self.is_held_back:
             return None
-        more = count_growth(self.body, self.checkpoint) if terms.uses_gains else NO_GROWTH
-        row = find_reached_rule(terms.rows, size, more, self.budget, self._calibrated_fixed_tokens)
-        if row is None:
+        growth = count_growth(self.body, self.checkpoint) if limits.uses_gains else NO_GROWTH
+        rule = find_reached_rule(limits.rows, size, growth, self.budget, self._calibrated_fixed_tokens)
+        if rule is None:
             return None
-        return ",".join(row.named_fields)
+        return ",".join(rule.named_fields)
 
     def should_prepare_round(self) -> bool:
-        """Whether it is time to work ahead of need."""
+        """Returns whether a compaction should be made ahead of need."""
         mark = self.marks.soft
         return mark is not None and not self.is_held_back and self.estimate_tokens(self.effective) >= mark
 
     def build_usage_basis(self) -> UsageBasis | None:
-        """What the effective list stands on."""
+        """Returns what identifies the effective list when its usage is reported; None without a root."""
         if self.root is None:
             return None
         return UsageBasis(
@@ -307,13 +319,13 @@ class RequestView:
         )
 
     def with_expected_growth(self) -> Self:
-        """Returns the view for a round that is put in force only when the request has grown to T."""
+        """Returns the view for a compaction that is put in force only when the request has grown to T."""
         return replace(
             self, expected_growth=max(0, self.marks.trigger - self.estimate_tokens(self.effective))
         )
 
     def with_checkpoint(self, checkpoint: Checkpoint | None) -> Self:
-        """The view with another checkpoint in force, or with none."""
+        """Returns the view with another checkpoint in force, or with none."""
         return replace(
             self,
             checkpoint=checkpoint,
@@ -326,7 +338,10 @@ class RequestView:
 def apply_checkpoint(
     checkpoint: Checkpoint | None, messages: tuple[Message, ...], shorter: Mapping[int, Message | None]
 ) -> tuple[Message, ...]:
-    """The client's list with a checkpoint applied, and instructions of the project as they are to be then."""
+    """Returns the client's list with the checkpoint applied and project instructions shortened.
+
+    Without a checkpoint the list is returned unchanged.
+    """
     if checkpoint is None:
         return messages
     return build_effective_list(
@@ -337,23 +352,23 @@ def apply_checkpoint(
 def replace_messages(
     messages: tuple[Message, ...], shorter: Mapping[int, Message | None]
 ) -> tuple[Message, ...]:
-    """A list with some messages replaced, or left out where they become None."""
+    """Returns the list with some messages replaced by index. None as a replacement leaves the message out."""
     if not shorter:
         return messages
-    put = (shorter.get(k, each) for k, each in enumerate(messages))
-    return tuple(each for each in put if each is not None)
+    replaced = (shorter.get(k, each) for k, each in enumerate(messages))
+    return tuple(each for each in replaced if each is not None)
 
 
 def resolve_root(ask: FitRequest, prefixes: Sequence[bytes]) -> bytes | None:
-    """The root of a request's conversation; None if it is too short to be remembered, or must not be."""
+    """Returns the root of the conversation; None if it is too short to be stored, or must not be."""
     return conversation_root(prefixes) if ask.uses_checkpoints else None
 
 
 def format_strategy_thread(ask: FitRequest, root: bytes, strategy: str) -> str:
-    """What happened in one conversation under one strategy is known by this, and by nothing less."""
+    """Formats the key under which the history of one conversation with one strategy is kept."""
     return "/".join((ask.tenant, root.hex(), strategy, ask.known_conversation or ""))
 
 
 def build_counting_options(ask: FitRequest) -> CountingOptions:
-    """How a request is counted."""
+    """Builds the options for counting the tokens of a request."""
     return CountingOptions(ask.model, ask.settings.compaction.counter, ask.body.wire)

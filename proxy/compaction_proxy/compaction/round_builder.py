@@ -1,4 +1,4 @@
-"""Making one round: its texts, its checkpoint, and what is saved of it, all at once."""
+"""Makes one compaction: its texts, its checkpoint, and its records, which are saved together."""
 
 import asyncio
 import time
@@ -55,7 +55,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _RoundTexts:
-    """What a round says, and who wrote it."""
+    """The texts of a compaction, and who wrote them."""
 
     texts: tuple[str, ...]
     writer: str
@@ -63,13 +63,13 @@ class _RoundTexts:
 
 @dataclass(frozen=True, slots=True)
 class _RoundRecords:
-    """What is kept of a round beside its checkpoint.
+    """The records that are saved together with a checkpoint.
 
     Attributes:
-        made: The round.
-        facts: Which facts of what it replaced are still seen.
-        archive: What it took out; None: nothing.
-        detail: What making it took.
+        made: The compaction, as the archive describes it.
+        facts: How many facts of the replaced messages the model still sees.
+        archive: The removed and shortened messages; None if there are none.
+        detail: Record with the prompts of the summary calls and the messages that the model then sees.
     """
 
     made: ArchivedRound
@@ -79,25 +79,25 @@ class _RoundRecords:
 
     @property
     def committed_items(self) -> tuple[RecordItem | ListItem, ...]:
-        """What is committed."""
+        """The items that are committed."""
         return (*self.archive.items, self.archive.line, self.detail) if self.archive else (self.detail,)
 
 
 class RoundBuilder:
-    """Makes rounds.
+    """Makes compactions and installs checkpoints.
 
     Args:
-        summarizer: Who writes summaries.
-        records: Where checkpoints are kept.
-        index: Where they are found again.
-        history: Where a conversation's roots are noted.
-        reader: What counts.
-        holdings: Know what is archived; None: nothing of it is listed, or let go of.
-        announce: Told of rounds that were made, and put in force.
+        summarizer: Writes summaries.
+        records: Stores checkpoints.
+        index: Lists the ids of checkpoints.
+        history: Stores the events and roots of conversations.
+        reader: Counts tokens.
+        holdings: Tracks what is archived, so that old archives can be deleted. None disables this.
+        announce: Receives the events of compactions that were made or put in force.
 
     Attributes:
-        summarizer: Who writes summaries.
-        gleanings: What messages say and show.
+        summarizer: Writes summaries.
+        ledger_cache: Reads statements and facts from messages.
     """
 
     def __init__(
@@ -121,30 +121,31 @@ class RoundBuilder:
         self._reader = reader
 
     async def make_round(self, job: RoundJob, is_awaited: Callable[[], bool]) -> Checkpoint:
-        """The round: another replica's if one is there or being made, else ours.
+        """Makes the compaction, or returns the checkpoint that another replica has made.
 
         Args:
-            job: What to make.
-            is_awaited: Says whether a request waits for it, so that it is in force as soon as it is made.
+            job: The compaction to make.
+            is_awaited: Returns whether a request waits for the compaction, so that it is in force once it is
+                made.
 
         Raises:
-            SummaryFailed: There is no summary, or one that makes nothing shorter.
+            SummaryError: There is no summary, or it makes nothing shorter.
         """
         started = time.monotonic()
         made: Checkpoint | None = None
         while True:
             async with wait_for_lease_or_record(self._records, job.key) as current:
-                known = from_fields(current.record) if current.record else None
-                if known is not None:
-                    return known
+                existing = from_fields(current.record) if current.record else None
+                if existing is not None:
+                    return existing
                 if made is None:
                     made = await self._make_checkpoint(job)
                 seconds = time.monotonic() - started
-                kept = await self._save_round(
+                saved = await self._save_round(
                     job, made, current.lease, seconds=seconds, is_awaited=is_awaited
                 )
-            if kept is not None:  # else the lease was lost, and a successor is at it
-                return kept
+            if saved is not None:  # otherwise the lease was lost, and a successor has it
+                return saved
 
     async def install_checkpoint(
         self,
@@ -156,14 +157,15 @@ class RoundBuilder:
         ttl_s: float,
         build_event: Callable[[float], Event] | None = None,
     ) -> None:
-        """Put a checkpoint that was made ahead of need in force, for every replica.
+        """Puts a checkpoint that was made ahead of need in force, for every replica.
 
-        `build_event` gives the event of that for the time it is, in seconds since the epoch; None where the
-        round was told of as one in force already.
+        `build_event` builds the event that reports this, for a time in seconds since the epoch. It is None if
+        the compaction was already reported as in force.
         """
         [key] = checkpoint_keys(tenant, root, checkpoint.strategy, [checkpoint_id])
         listed = checkpoint_list_key(tenant, root, checkpoint.strategy)
-        if self._index.has_checkpoint(listed, checkpoint_id):  # somebody else in this process is at it
+        # Another request in this process is installing the checkpoint, or has installed it.
+        if self._index.has_checkpoint(listed, checkpoint_id):
             return
         line = self._index.build_line(listed, checkpoint_id, ttl_s)
         await self._records.save_if_absent(key, to_fields(checkpoint), ttl_s=ttl_s)
@@ -174,7 +176,7 @@ class RoundBuilder:
             self._announce(tenant, event)
 
     async def _write_texts(self, job: RoundJob) -> _RoundTexts:
-        """The texts of the round's groups."""
+        """Writes the texts of the plan's groups."""
         _log.info(
             COMPACTION_STARTED,
             conversation=job.conversation,
@@ -192,15 +194,15 @@ class RoundBuilder:
             raise SummaryError("no-summary-model")
         try:
             async with asyncio.timeout(job.timeout_s):
-                written = await self.summarizer.write_summary(job.summary_request)
+                summary = await self.summarizer.write_summary(job.summary_request)
         except TimeoutError:
             raise SummaryError("timeout") from None
-        return _RoundTexts(written.texts, written.model)
+        return _RoundTexts(summary.texts, summary.model)
 
     async def _make_checkpoint(self, job: RoundJob) -> Checkpoint:
-        said = await self._write_texts(job)
-        puts = await build_replacements(job, said.texts, self._reader)
-        return await run_in_worker(partial(_build_checkpoint, job, said, puts))
+        texts = await self._write_texts(job)
+        replacements = await build_replacements(job, texts.texts, self._reader)
+        return await run_in_worker(partial(_build_checkpoint, job, texts, replacements))
 
     async def _save_round(
         self,
@@ -211,41 +213,57 @@ class RoundBuilder:
         seconds: float,
         is_awaited: Callable[[], bool],
     ) -> Checkpoint | None:
-        """The checkpoint that all use from now on; None if the lease was lost and nothing was written."""
+        """Saves the checkpoint with its records and event, and announces the event.
+
+        Returns the checkpoint that every replica uses from now on; None if the lease was lost and nothing was
+        written.
+        """
         await self._history.record_root(job.tenant, job.conversation, job.root)
         at = time.time()
-        account = await run_in_worker(partial(self._build_records, job, made, at))
+        round_records = await run_in_worker(partial(self._build_records, job, made, at))
         price = self.summarizer.price
         outcome = APPLIED if is_awaited() else SCHEDULED
-        event = build_created_event(job, made, account.facts, price, at=at, seconds=seconds, outcome=outcome)
-        listed = (staged_checkpoints_key if job.is_staged else checkpoint_list_key)(
+        event = build_created_event(
+            job, made, round_records.facts, price, at=at, seconds=seconds, outcome=outcome
+        )
+        list_key = (staged_checkpoints_key if job.is_staged else checkpoint_list_key)(
             job.tenant, job.root, made.strategy
         )
-        told = build_round_line(job.tenant, job.root, event, job.ttl_s)
-        also = [told, self._index.build_line(listed, job.checkpoint_id, job.ttl_s), *account.committed_items]
-        ours = to_fields(made)
-        fields = await self._records.save_if_absent(job.key, ours, ttl_s=job.ttl_s, also=also, lease=lease)
-        if fields == ours and not self._records.deletion_fence.is_deleted(job.key):
+        event_line = build_round_line(job.tenant, job.root, event, job.ttl_s)
+        other_items = [
+            event_line,
+            self._index.build_line(list_key, job.checkpoint_id, job.ttl_s),
+            *round_records.committed_items,
+        ]
+        own_fields = to_fields(made)
+        fields = await self._records.save_if_absent(
+            job.key, own_fields, ttl_s=job.ttl_s, also=other_items, lease=lease
+        )
+        if fields == own_fields and not self._records.deletion_fence.is_deleted(job.key):
             self._announce(job.tenant, event)
-            if self._retention is not None and account.archive is not None:
+            if self._retention is not None and round_records.archive is not None:
                 await self._retention.add_archive(
-                    job.tenant, ArchiveRef(job.root, account.made), account.archive
+                    job.tenant, ArchiveRef(job.root, round_records.made), round_records.archive
                 )
         return None if fields is None else from_fields(fields) or made
 
     def _build_records(self, job: RoundJob, made: Checkpoint, at: float) -> _RoundRecords:
-        """What this round took out or shortened, what that took, and what the model sees then."""
-        about = ArchivedRound(job.conversation, made.strategy, job.checkpoint_id, made.round, at)
+        """Builds the records of a compaction: the archived messages, the retained facts and the detail."""
+        archived_round = ArchivedRound(job.conversation, made.strategy, job.checkpoint_id, made.round, at)
         originals = _list_originals(job)
-        archive = build_archive(job.tenant, job.root, about, originals, job.ttl_s) if originals else None
+        archive = (
+            build_archive(job.tenant, job.root, archived_round, originals, job.ttl_s) if originals else None
+        )
         prompts = tuple(job.summary_request.usage.prompts) if job.summary_request else ()
-        seen = tuple(list_messages_after_round(job, made))
-        detail = build_detail_item(job.tenant, job.root, about, prompts, seen, job.ttl_s)
-        return _RoundRecords(about, find_retained_facts(job, seen, self.ledger_cache), archive, detail)
+        visible = tuple(list_messages_after_round(job, made))
+        detail = build_detail_item(job.tenant, job.root, archived_round, prompts, visible, job.ttl_s)
+        return _RoundRecords(
+            archived_round, find_retained_facts(job, visible, self.ledger_cache), archive, detail
+        )
 
 
 def _list_originals(job: RoundJob) -> list[OriginalMessage]:
-    """What the round takes out or shortens, to be archived."""
+    """Lists the messages that the compaction removes or shortens, as they are archived."""
     turns = list(accumulate(int(each.role == "user") for each in job.messages))
     return [
         OriginalMessage(k, format_message_id(job.prefixes[k]), turns[k], job.messages[k])
@@ -254,10 +272,10 @@ def _list_originals(job: RoundJob) -> list[OriginalMessage]:
 
 
 def _build_checkpoint(job: RoundJob, said: _RoundTexts, puts: tuple[Replacement, ...]) -> Checkpoint:
-    """The round as it will be kept.
+    """Builds the checkpoint of a compaction.
 
     Raises:
-        SummaryFailed: It has lost a rule, or makes nothing shorter.
+        SummaryError: The texts have lost a rule, or make nothing shorter.
     """
     if not has_every_rule("\n".join(each.text for put in puts for each in put.messages), job.rules):
         raise SummaryError("rules-lost")
@@ -266,7 +284,7 @@ def _build_checkpoint(job: RoundJob, said: _RoundTexts, puts: tuple[Replacement,
         raise SummaryError("longer")
     plan = job.plan
     spans = tuple(put.span for put in puts)
-    chained = any(fill.kind == "records" for fill in plan.fills)
+    is_chain = any(fill.kind == "records" for fill in plan.fills)
     earlier = job.previous_checkpoint.rounds if job.previous_checkpoint else ()
     return Checkpoint(
         strategy=job.policy.name,
@@ -284,28 +302,28 @@ def _build_checkpoint(job: RoundJob, said: _RoundTexts, puts: tuple[Replacement,
         tokens_after=job.tokens_before - int((before - after) * job.calibration_ratio),
         listed=len(job.messages),
         carried=plan.carried,
-        rounds=(*earlier[: plan.frozen], *((plan.length,) if chained and said.texts else ())),
+        rounds=(*earlier[: plan.frozen], *((plan.length,) if is_chain and said.texts else ())),
         writer=said.writer,
         edited=frozenset(put.span.start for put in puts if put.is_edited),
     )
 
 
 def _count_forwarded_tokens(job: RoundJob, puts: tuple[Replacement, ...]) -> int:
-    """Counted tokens of the conversation's messages as they will be forwarded."""
+    """Counts the tokens of the conversation's messages as forwarded after the compaction."""
     covered = {index for put in puts for index in range(*put.span)}
-    whole = sum(each.tokens for index, each in enumerate(job.messages) if index not in covered)
-    return whole + sum(each.tokens for put in puts for each in put.messages)
+    unchanged_tokens = sum(each.tokens for index, each in enumerate(job.messages) if index not in covered)
+    return unchanged_tokens + sum(each.tokens for put in puts for each in put.messages)
 
 
 def _extract_texts(job: RoundJob) -> tuple[str, ...]:
-    """The texts of the round's groups without a model, and with the ledger where no record holds it."""
+    """Writes an extract for each group. The first one begins with the ledger if no record holds it."""
     characters = int(max(1, job.summary_tokens) * SUMMARY_CHARACTERS)
-    share = characters // max(1, len(job.plan.groups))
-    made = []
+    characters_per_group = characters // max(1, len(job.plan.groups))
+    extracts = []
     for group, messages in zip(job.plan.groups, job.groups, strict=True):
         names = {k: format_message_id(job.prefixes[index]) for k, index in enumerate(group)}
-        made.append(build_extractive_summary(messages, share, names.__getitem__))
-    chained = any(fill.kind == "records" for fill in job.plan.fills)
-    if job.ledger and not chained and made:
-        made[0] = f"{job.ledger}\n\n{made[0]}"
-    return tuple(made)
+        extracts.append(build_extractive_summary(messages, characters_per_group, names.__getitem__))
+    is_chain = any(fill.kind == "records" for fill in job.plan.fills)
+    if job.ledger and not is_chain and extracts:
+        extracts[0] = f"{job.ledger}\n\n{extracts[0]}"
+    return tuple(extracts)

@@ -1,7 +1,7 @@
-"""Replacing what a conversation has grown by: having a round made, or a ready one put in force.
+"""Provides the compaction that a request needs: makes one, or installs one that was made ahead of need.
 
-A summary is waited for no longer than a client can bear. Where none comes, `anchored` takes a text without a
-model; a seed's strategy leaves the request as it came, unless it would not fit.
+A request waits for a summary no longer than its client can bear. If no summary comes, `anchored` uses an
+extract. The other strategies leave the request unchanged unless it would not fit.
 """
 
 from dataclasses import replace
@@ -29,37 +29,40 @@ from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import find_latest_user_message
 from compaction_proxy.storage.keys import checkpoint_keys
 
-# A waiting client gives at most this share of its patience to a summary.
+# A request waits for a summary for at most this share of its client's patience.
 PATIENCE_SHARE = 0.25
-# A round that is ready is put in force if it brings what rounds can remove down to this share of it.
+# A staged checkpoint suffices if it brings the removable part of the request down to this share of what T
+# leaves beside the fixed part.
 READY_SHARE = 0.75
-# Longest wait for a round that asks no model, in seconds: it may wait for the lease of a dead replica.
+# Longest wait for a compaction without a model, in seconds. It may have to wait for the lease of a dead
+# replica.
 PLAIN_ROUND_WAIT_S = 30.0
 NOTHING_TO_TAKE = "nothing-to-take"
-# Nearly all of the request is what no round removes.
+# No compaction can remove any significant part of the request.
 IRREDUCIBLE = "irreducible"
-# Rounds have done no good lately.
+# Recent compactions have been ineffective.
 PAUSED = "paused"
-# Why a round fails that would fail again, since its messages are the cause.
+# Failures that would recur, because the messages cause them.
 LASTING_FAILURES = frozenset({"longer", "rules-lost"})
-# Reasons for leaving a request as it is that are no failures.
+# Reasons for leaving a request unchanged that are not failures.
 QUIET_REASONS = frozenset({NOTHING_TO_TAKE, IRREDUCIBLE, PAUSED})
-# What must be done whatever it wins. Only `force` asks a summary model where that is little.
+# A compaction for these reasons is made however little it saves. Only `force` asks a summary model if the
+# saving is small.
 FORCED_REASONS = frozenset({"force", "overflow", "limit"})
-# What is tried even where it has just failed.
+# A compaction for these reasons is tried even if the last one has just failed.
 INSISTENT_REASONS = frozenset({"force", "overflow"})
 
 
 class RoundCoordinator:
-    """Has rounds made for requests, and puts them in force.
+    """Has compactions made for requests and puts them in force.
 
     Args:
-        loader: Finds rounds that were made ahead of need.
-        rounds: Has rounds made.
-        builder: Puts ready rounds in force.
-        reader: What counts.
-        directives: Is told that a round was made.
-        effectiveness: Knows where rounds do no good.
+        loader: Finds staged checkpoints.
+        rounds: Runs compactions.
+        builder: Installs staged checkpoints.
+        reader: Counts tokens.
+        directives: Stores what users have asked for.
+        effectiveness: Knows where compactions are ineffective.
         job_builder: Turns drafts into jobs.
     """
 
@@ -85,25 +88,25 @@ class RoundCoordinator:
 
     @staticmethod
     def has_huge_results(view: RequestView) -> bool:
-        """Whether there are huge new results to be shortened."""
+        """Returns whether the request holds huge new tool results that must be capped."""
         return plan_result_caps(view) is not None
 
     async def cap_huge_results(self, view: RequestView) -> RequestView:
-        """The view with huge new results shortened, for good."""
+        """Returns the view with huge new tool results capped, for this and all later requests."""
         plan = plan_result_caps(view)
         if plan is None or view.root is None:
             return view
         job = await self._job_builder.build_job(view, RoundDraft(plan, 0), "huge")
         try:
             return view.with_checkpoint(await self._rounds.make_round(job, PLAIN_ROUND_WAIT_S, finish=True))
-        except SummaryError:  # it would be no shorter
+        except SummaryError:  # the capped list would be no shorter
             return view
 
     async def apply_new_round(self, view: RequestView, due: str) -> tuple[RequestView, str | None]:
-        """The view with a new round in force; if no model wrote its summary, why.
+        """Returns the view with a new compaction in force, and why no model wrote its summary, if none did.
 
         Raises:
-            SummaryFailed: There is nothing to take, or no summary.
+            SummaryError: There is nothing to remove, or there is no summary.
         """
         ask = view.request
         try:
@@ -113,16 +116,17 @@ class RoundCoordinator:
                 await self._directives.clear_compaction_request(ask.tenant, view.conversation_id)
             raise
         if view.directives != NO_DIRECTIVES:
-            named = view.conversation_id or checkpoint.conversation
+            conversation = view.conversation_id or checkpoint.conversation
             await self._directives.clear_compaction_request(
-                ask.tenant, named, compute_checkpoint_id(checkpoint, view.prefixes)
+                ask.tenant, conversation, compute_checkpoint_id(checkpoint, view.prefixes)
             )
         return view.with_checkpoint(checkpoint), reason
 
     async def prepare_round(self, view: RequestView) -> None:
-        """Begin a round that will soon be due, unless there is one or nothing would be won.
+        """Starts a compaction that will soon be due, unless one exists or nothing would be saved.
 
-        Requests that come meanwhile begin no second one. It would replace nearly the same for the same price.
+        Requests that come meanwhile start no second compaction, which would replace nearly the same messages
+        at the same price.
         """
         if view.root is None or not view.request.summary_routes or view.strategy_thread in self._preparing:
             return
@@ -133,7 +137,7 @@ class RoundCoordinator:
             self._preparing.discard(view.strategy_thread)
 
     async def _begin_round(self, view: RequestView) -> None:
-        # First what is under way, then what is ready: a round that ends in between is seen as ready.
+        # Check running compactions before staged ones, so that one that ends in between is found as staged.
         if any(
             each.strategy_thread == view.strategy_thread or _can_serve(each, view)
             for each in self._list_pending_jobs(view)
@@ -150,9 +154,8 @@ class RoundCoordinator:
         if draft is None or not draft.plan.groups:  # masks need no preparation
             return
         job = await self._job_builder.build_job(view, draft, AHEAD_REASON)
-        if not any(
-            _can_serve(each, view) for each in self._list_pending_jobs(view)
-        ):  # begun by a request meanwhile
+        # A request may have started this compaction meanwhile.
+        if not any(_can_serve(each, view) for each in self._list_pending_jobs(view)):
             self._rounds.begin_round(job)
 
     def _list_pending_jobs(self, view: RequestView) -> list[RoundJob]:
@@ -168,10 +171,10 @@ class RoundCoordinator:
         )
 
     async def _make_plain_round(self, view: RequestView, job: RoundJob) -> Checkpoint:
-        """Returns the round of a job that asks no model; takes note where it cannot be made.
+        """Makes a compaction without a model, and records a failure that would recur.
 
         Raises:
-            SummaryFailed: It cannot be made.
+            SummaryError: The compaction cannot be made.
         """
         try:
             return await self._rounds.make_round(job, PLAIN_ROUND_WAIT_S, finish=True)
@@ -184,7 +187,7 @@ class RoundCoordinator:
             raise
 
     async def _find_or_make_round(self, view: RequestView, due: str) -> tuple[Checkpoint, str | None]:
-        """A round that is ready, or one made now."""
+        """Returns a staged or new checkpoint, and why no model wrote its summary, if none did."""
         if view.root is None:
             raise SummaryError(NOTHING_TO_TAKE)
         if due not in FORCED_REASONS and self._is_paused(view):
@@ -193,41 +196,53 @@ class RoundCoordinator:
         if ready is not None and _is_sufficient(ready, view):
             return await self._install_checkpoint(view, ready.checkpoint, due), None
         try:
-            made, reason = await self._make_round(ready or await self._apply_late_summary(view), due)
+            checkpoint, reason = await self._make_round(ready or await self._apply_late_summary(view), due)
         except SummaryError:
             if ready is None:
                 raise
             return await self._install_checkpoint(view, ready.checkpoint, due), None
-        if made == view.checkpoint:  # what is left are runs whose summaries would be no shorter
+        if checkpoint == view.checkpoint:  # the summaries of the remaining runs would be no shorter
             raise SummaryError(NOTHING_TO_TAKE)
-        return made, reason
+        return checkpoint, reason
 
     async def _apply_staged_round(self, view: RequestView) -> RequestView | None:
-        """The view with a round that was made ahead of need; a further one may have to build on it."""
+        """Returns the view with a staged checkpoint applied, or None.
+
+        A further compaction may have to build on that checkpoint.
+        """
         staged = await self._loader.find_staged_checkpoint(view)
         return view.with_checkpoint(_merge_edits(staged, view.checkpoint)) if staged else None
 
     async def _install_checkpoint(
         self, view: RequestView, checkpoint: Checkpoint | None, due: str | None = None
     ) -> Checkpoint:
-        """The checkpoint, put in force for every replica; `due` is what made one that was ready due."""
+        """Installs the checkpoint for every replica and returns it.
+
+        `due` is the reason to be reported for a checkpoint made ahead of need. None reports nothing.
+
+        Raises:
+            SummaryError: The checkpoint is None.
+        """
         if checkpoint is None:
             raise SummaryError(NOTHING_TO_TAKE)
-        place = compute_checkpoint_id(checkpoint, view.prefixes)
+        checkpoint_id = compute_checkpoint_id(checkpoint, view.prefixes)
         await self._builder.install_checkpoint(
             checkpoint,
             tenant=view.request.tenant,
             root=view.root or b"",
-            checkpoint_id=place,
+            checkpoint_id=checkpoint_id,
             ttl_s=self._job_builder.ttl_s,
-            build_event=None if due is None else partial(build_installed_event, view, checkpoint, place, due),
+            build_event=None
+            if due is None
+            else partial(build_installed_event, view, checkpoint, checkpoint_id, due),
         )
         return checkpoint
 
     async def _apply_late_summary(self, view: RequestView) -> RequestView:
-        """The view with the summary that came too late, where a text without a model took its place.
+        """Returns the view with a summary that came too late, if an extract has taken its place.
 
-        A round breaks the provider's prompt cache anyway, so now it costs nothing.
+        A new compaction breaks the provider's prompt cache anyway, so using the summary costs nothing extra
+        now.
         """
         if view.checkpoint is None or view.checkpoint.writer != EXTRACT:
             return view
@@ -235,7 +250,7 @@ class RoundCoordinator:
         return view.with_checkpoint(_merge_edits(late, view.checkpoint)) if late else view
 
     async def _make_round(self, view: RequestView, due: str) -> tuple[Checkpoint, str | None]:
-        """A round made now: with the summary if it comes in time, else without, and why."""
+        """Makes a compaction now. Also returns why no model wrote its summary, if none did."""
         if due not in INSISTENT_REASONS and self._is_failing(view, urgent=due in FORCED_REASONS):
             raise SummaryError(PAUSED)
         draft = await self._planner.draft_round(view, allow_small=due in FORCED_REASONS)
@@ -245,27 +260,28 @@ class RoundCoordinator:
         if not job.plan.groups:
             return await self._make_plain_round(view, job), None
         if due != "force":
-            joined = self._find_shared_job(view, job)
-            late = (
-                await self._apply_staged_round(view) if joined is job else None
-            )  # it may have ended meanwhile
-            if late is not None and _is_sufficient(late, view):
-                return await self._install_checkpoint(view, late.checkpoint, due), None
-            job = joined
+            shared_job = self._find_shared_job(view, job)
+            # A running compaction may have ended meanwhile, and be staged now.
+            staged = await self._apply_staged_round(view) if shared_job is job else None
+            if staged is not None and _is_sufficient(staged, view):
+                return await self._install_checkpoint(view, staged.checkpoint, due), None
+            job = shared_job
         try:
-            made = await self._make_summarized_round(view, job, self._find_skip_reason(view, draft, due))
+            checkpoint = await self._make_summarized_round(
+                view, job, self._find_skip_reason(view, draft, due)
+            )
         except SummaryError as failed:
             if view.policy.layout is None and not view.exceeds_limit(view.effective):
                 raise
             return await self._make_extractive_round(view, job, failed), failed.reason
         return (
-            await self._install_checkpoint(view, _merge_edits(made, view.checkpoint))
+            await self._install_checkpoint(view, _merge_edits(checkpoint, view.checkpoint))
             if job.is_staged
-            else made
+            else checkpoint
         ), None
 
     def _find_skip_reason(self, view: RequestView, draft: RoundDraft, due: str) -> str | None:
-        """Why no summary model is asked; None if one is."""
+        """Returns why no summary model is asked; None if one is asked."""
         if due == "force":
             return None
         if self._is_paused(view):
@@ -275,10 +291,10 @@ class RoundCoordinator:
     async def _make_summarized_round(
         self, view: RequestView, job: RoundJob, skip_reason: str | None
     ) -> Checkpoint:
-        """The round with a summary.
+        """Makes the compaction with a summary.
 
         Raises:
-            SummaryFailed: There is none, or it does not come in time.
+            SummaryError: There is no summary, or it does not come in time.
         """
         if skip_reason is not None or job.summary_request is None:
             raise SummaryError(skip_reason or "no-summary-model")
@@ -286,7 +302,7 @@ class RoundCoordinator:
         return await self._rounds.make_round(job, self._compute_wait_s(view), finish=finish)
 
     def _find_shared_job(self, view: RequestView, job: RoundJob) -> RoundJob:
-        """The job that is under way for this conversation already, if it serves this one; else the job."""
+        """Returns a running job that serves this request, too; else the given job."""
         return next(
             (each for each in self._list_pending_jobs(view) if each.is_staged and _can_serve(each, view)), job
         )
@@ -294,46 +310,56 @@ class RoundCoordinator:
     async def _make_extractive_round(
         self, view: RequestView, job: RoundJob, failed: SummaryError
     ) -> Checkpoint:
-        """The round with a text that no model wrote, and with what the user said."""
+        """Makes the compaction with an extract and the ledger in place of the summary."""
         if not job.ledger:
-            gone = frozenset(job.plan.removed_indices)
-            text, rules = await build_ledger_text(view, gone, self._ledger_cache)
+            removed = frozenset(job.plan.removed_indices)
+            text, rules = await build_ledger_text(view, removed, self._ledger_cache)
             job = replace(job, ledger=text, rules=rules)
         exact = compute_exact_digest(job.messages[: job.plan.length])
-        place = predict_checkpoint_id(job.plan, job.previous_checkpoint, job.prefixes, exact, extract=True)
-        [key] = checkpoint_keys(job.tenant, job.root, job.policy.name, [place])
-        plain = replace(job.without_model(key, place), reason=f"{job.reason},{failed.reason}")
+        checkpoint_id = predict_checkpoint_id(
+            job.plan, job.previous_checkpoint, job.prefixes, exact, extract=True
+        )
+        [key] = checkpoint_keys(job.tenant, job.root, job.policy.name, [checkpoint_id])
+        extractive_job = replace(
+            job.without_model(key, checkpoint_id), reason=f"{job.reason},{failed.reason}"
+        )
         try:
-            made = await self._make_plain_round(view, plain)
+            checkpoint = await self._make_plain_round(view, extractive_job)
         except SummaryError as longer:
             raise SummaryError(NOTHING_TO_TAKE if longer.reason == "longer" else longer.reason) from longer
-        edited = _merge_edits(made, view.checkpoint)
-        return made if edited is made else await self._install_checkpoint(view, edited)
+        edited = _merge_edits(checkpoint, view.checkpoint)
+        return checkpoint if edited is checkpoint else await self._install_checkpoint(view, edited)
 
     def _compute_wait_s(self, view: RequestView) -> float:
-        """Seconds that a request waits for a summary."""
+        """Computes how long a request waits for a summary, in seconds."""
         settings, patience_s = view.request.settings, view.request.patience_s
-        most_s = view.policy.max_block_s
-        wait_s = settings.summary.timeout_s if most_s is None else most_s
+        max_block_s = view.policy.max_block_s
+        wait_s = settings.summary.timeout_s if max_block_s is None else max_block_s
         return wait_s if patience_s is None else min(wait_s, patience_s * PATIENCE_SHARE)
 
 
 def _is_sufficient(ready: RequestView, view: RequestView) -> bool:
-    """Whether a round that was made ahead of need brings the request down far enough."""
+    """Returns whether a staged checkpoint brings the request down far enough."""
     fixed = min(view.marks.trigger, int(view.fixed_tokens * view.calibration_ratio))
     return ready.estimate_tokens(ready.effective) <= fixed + READY_SHARE * (view.marks.trigger - fixed)
 
 
 def _can_serve(pending: RoundJob, view: RequestView) -> bool:
-    """Whether a round that is being made leads further for this request, and will stand for it."""
+    """Whether a running compaction will match this request and cover more than the checkpoint does."""
     length = pending.plan.length
-    done = view.checkpoint.length if view.checkpoint else 0
-    same = [each.digest for each in view.body[:length]] == [each.digest for each in pending.messages[:length]]
-    return done < length and same and find_latest_user_message(view.body) not in pending.plan.removed_indices
+    covered_count = view.checkpoint.length if view.checkpoint else 0
+    is_same_prefix = [each.digest for each in view.body[:length]] == [
+        each.digest for each in pending.messages[:length]
+    ]
+    return (
+        covered_count < length
+        and is_same_prefix
+        and find_latest_user_message(view.body) not in pending.plan.removed_indices
+    )
 
 
 def _merge_edits(ready: Checkpoint, earlier: Checkpoint | None) -> Checkpoint:
-    """A ready round with what has been shortened since it was begun."""
+    """Adds to a ready checkpoint the masks and caps that were made after it was started."""
     later = (
         []
         if earlier is None

@@ -1,4 +1,4 @@
-"""What is told of a round: its event, whatever became of it, and what the model sees once it is made."""
+"""Builds the events that report compactions, and lists the messages that the model sees after one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from compaction_proxy.recall.round_detail import KEPT, STAND_IN, VisibleMessage
 from compaction_proxy.telemetry.event_bus import generate_event_id
 from compaction_proxy.telemetry.logs import REQUEST
 
-# How a round ended: a request goes on with it, or waits for one that will.
+# The outcome of a compaction: a request uses it now, or it waits for a later request.
 APPLIED, SCHEDULED = "applied", "scheduled"
 
 Facts = Mapping[str, tuple[int, int]]
@@ -34,8 +34,8 @@ def build_created_event(
     seconds: float,
     outcome: str,
 ) -> Event:
-    """A round was made."""
-    taken = job.affected_indices
+    """Builds the event that reports a compaction that was made."""
+    affected = job.affected_indices
     return Event(
         COMPACTED,
         at,
@@ -45,8 +45,8 @@ def build_created_event(
         outcome=outcome,
         model=made.writer,
         tokens_after=made.tokens_after,
-        messages=len(taken),
-        message_ids=tuple(format_message_id(job.prefixes[index]) for index in taken[:MAX_MESSAGE_IDS]),
+        messages=len(affected),
+        message_ids=tuple(format_message_id(job.prefixes[index]) for index in affected[:MAX_MESSAGE_IDS]),
         seconds=round(seconds, 3),
         facts=facts,
         summary=made.summary,
@@ -54,14 +54,14 @@ def build_created_event(
 
 
 def build_failed_event(job: RoundJob, reason: str, price: PriceLookup, *, at: float) -> Event:
-    """A round was due and was not made; its calls cost what they cost."""
+    """Builds the event that reports a compaction that was due but failed, with the cost of its calls."""
     return Event(FAILED, at, **_build_common_fields(job, price), reason=reason)
 
 
 def build_installed_event(
     view: RequestView, ready: Checkpoint, checkpoint_id: bytes, due: str, at: float
 ) -> Event:
-    """A round that was made ahead of need is in force, since a request was in need of it."""
+    """Builds the event that reports that a checkpoint made ahead of need is now in force."""
     installed = view.with_checkpoint(ready)
     return Event(
         INSTALLED,
@@ -85,9 +85,9 @@ def build_installed_event(
 
 
 def _build_common_fields(job: RoundJob, price: PriceLookup) -> dict[str, Any]:
-    """What is told of every round."""
-    spent = job.summary_request.usage if job.summary_request else SummaryUsage()
-    told = {
+    """Builds the event fields that created and failed compactions share."""
+    usage = job.summary_request.usage if job.summary_request else SummaryUsage()
+    fields = {
         "conversation": job.conversation,
         "id": generate_event_id(),
         "request": REQUEST.get(""),
@@ -100,7 +100,7 @@ def _build_common_fields(job: RoundJob, price: PriceLookup) -> dict[str, Any]:
         "basis": job.basis,
         "listed": job.client_message_count,
     }
-    return {**told, **_build_cost_fields(spent, price)} if spent.calls else told
+    return {**fields, **_build_cost_fields(usage, price)} if usage.calls else fields
 
 
 def _build_cost_fields(spent: SummaryUsage, price: PriceLookup) -> dict[str, Any]:
@@ -114,31 +114,33 @@ def _build_cost_fields(spent: SummaryUsage, price: PriceLookup) -> dict[str, Any
 
 
 def find_retained_facts(job: RoundJob, seen: Sequence[VisibleMessage], ledger_cache: LedgerCache) -> Facts:
-    """Which facts of the replaced messages the model still sees (`core.summary.retention`)."""
-    taken = job.affected_indices
-    if not taken:
+    """Counts which facts of the replaced messages the model still sees (`core.summary.retention`)."""
+    affected = job.affected_indices
+    if not affected:
         return {}
-    removed = [job.messages[index] for index in taken]
-    standing = ledger_cache.get_active_statements(job.messages).list_covered(frozenset(taken))
-    rules = [flatten_text(spoken.said.text) for _, spoken in standing if spoken.kind is StatementKind.RULE]
-    stand_ins_first = sorted(seen, key=lambda each: each.origin == KEPT)
+    removed = [job.messages[index] for index in affected]
+    statements = ledger_cache.get_active_statements(job.messages).list_covered(frozenset(affected))
+    rules = [flatten_text(spoken.said.text) for _, spoken in statements if spoken.kind is StatementKind.RULE]
+    replacements_first = sorted(seen, key=lambda each: each.origin == KEPT)
     return count_retained_facts(
-        removed, [each.text for each in stand_ins_first], rules, ledger_cache.get_shown_facts
+        removed, [each.text for each in replacements_first], rules, ledger_cache.get_shown_facts
     )
 
 
 def list_messages_after_round(job: RoundJob, made: Checkpoint) -> Iterator[VisibleMessage]:
-    """The conversation's messages as they are forwarded with a round, the privileged ones left out."""
-    put_at = {span.start: (span, put) for span, put in made.span_replacements}
+    """Yields the forwarded messages after the compaction, without the fixed ones."""
+    replacements = {span.start: (span, replaced) for span, replaced in made.span_replacements}
     index = 0
     while index < len(job.messages):
-        name = format_message_id(job.prefixes[index])
-        if index in put_at:
-            span, put = put_at[index]
-            own = name if index in made.edited else ""
-            yield from (VisibleMessage(each.role, format_message_text(each), STAND_IN, own) for each in put)
+        message_id = format_message_id(job.prefixes[index])
+        if index in replacements:
+            span, replaced = replacements[index]
+            own_id = message_id if index in made.edited else ""
+            yield from (
+                VisibleMessage(each.role, format_message_text(each), STAND_IN, own_id) for each in replaced
+            )
             index = span.stop
         else:
             message = job.messages[index]
-            yield VisibleMessage(message.role, format_message_text(message), KEPT, name)
+            yield VisibleMessage(message.role, format_message_text(message), KEPT, message_id)
             index += 1

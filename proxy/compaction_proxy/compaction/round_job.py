@@ -1,4 +1,4 @@
-"""One round to be made, and everything that making it needs."""
+"""The description of one compaction that is to be made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,48 +14,49 @@ from compaction_proxy.core.planner import RoundPlan
 from compaction_proxy.core.strategies import Policy
 from compaction_proxy.support.cached import cached_attribute
 
-# The reason of a round that no request needs yet.
+# The reason of a compaction that is made before any request needs it.
 AHEAD_REASON = "soft"
 
 
-@dataclass(frozen=True)  # no slots: what follows from the fields is worked out when asked for, and once
+@dataclass(frozen=True)  # no slots: cached attributes are stored in `__dict__`
 class RoundJob:
-    """One round to be made.
+    """A compaction to be made, with everything that is needed to make it.
 
     Attributes:
-        plan: What to take.
-        policy: How.
-        key: Store key of the checkpoint to be.
-        checkpoint_id: Its place (`core.checkpoint.place`), 64 bytes.
-        root: The conversation's root (`storage.keys.root_of`).
-        tenant: Whose it is.
-        conversation: In which conversation.
-        strategy_thread: What tells conversations of a root and strategies apart, named by their clients or
-            not.
-        messages: The client's non-privileged messages.
-        prefixes: Their prefix digests.
-        previous_checkpoint: The round before.
-        ledger: What the user said and what was observed, for a chain of records.
-        rules: What the ledger must hold in any case.
-        outdated_statements: What the user said and no longer holds, by index of the message.
-        pins: What people want to be kept word for word.
-        model: The model that the conversation asks.
+        plan: The spans to replace.
+        policy: The strategy.
+        key: Store key of the checkpoint that will be written.
+        checkpoint_id: Id of that checkpoint (`core.checkpoint_ids`), 64 bytes.
+        root: Root digest of the conversation (`storage.keys.conversation_root`).
+        tenant: The tenant that owns the conversation.
+        conversation: The conversation id.
+        strategy_thread: Key of the tenant, root, strategy and conversation id, if known
+            (`request_view.format_strategy_thread`).
+        messages: The client's messages that are not fixed.
+        prefixes: Prefix digests of `messages`.
+        previous_checkpoint: The checkpoint in force before this compaction.
+        ledger: Ledger text for a chain of records: what the user said and what was observed.
+        rules: Rules that the ledger must contain.
+        outdated_statements: User statements that no longer hold, by message index.
+        pins: Texts that are to be kept word for word.
+        model: The model that the conversation uses.
         summary_tokens: Size of the summary, in tokens.
-        summary_request: What to ask the summary model; None where nothing is asked.
-        is_extractive: Whether a text without a model stands for the summary.
-        is_staged: Whether the round is made ahead of need, and no request is given it before it is due.
+        summary_request: The request for the summary model; None if no model is asked.
+        is_extractive: Whether an extract, written without a model, takes the place of the summary.
+        is_staged: Whether the checkpoint is stored as staged, so that no request uses it before it is
+            installed.
         counting_options: How tokens are counted.
-        calibration_ratio: Calibrated tokens for each counted one.
-        trigger: T, in counted tokens.
-        calibrated_trigger: T, calibrated; None where no round is made by itself.
-        window: Of the conversation's model, in tokens.
-        client_message_count: Messages that the client sent, privileged ones included.
-        tokens_before: Calibrated size of the request.
-        reason: What made it due.
-        timeout_s: Seconds for the whole round.
-        ttl_s: Seconds that the checkpoint is kept.
-        basis: The numbers that T follows from where it is about money, each with its name.
-        is_searchable: Whether the model will be offered the tool that finds what the round takes out.
+        calibration_ratio: Calibrated tokens per counted token.
+        trigger: The trigger T, in counted tokens.
+        calibrated_trigger: The trigger T, in calibrated tokens; None if no compaction starts automatically.
+        window: Context window of the conversation's model, in tokens.
+        client_message_count: Number of messages that the client sent, privileged ones included.
+        tokens_before: Size of the request, in calibrated tokens.
+        reason: Why the compaction is due.
+        timeout_s: Time limit for the whole compaction, in seconds.
+        ttl_s: How long the checkpoint is kept, in seconds.
+        basis: The named numbers from which T was computed, if T depends on prices.
+        is_searchable: Whether the model will be offered the tool that searches the removed messages.
         frontier: Where the conversation stands, for a chain of records; else empty.
     """
 
@@ -95,19 +96,21 @@ class RoundJob:
 
     @property
     def is_ahead_of_need(self) -> bool:
-        """Whether the round is begun before any request needs it."""
+        """Whether the compaction starts before any request needs it."""
         return self.reason == AHEAD_REASON
 
     @property
     def groups(self) -> tuple[tuple[Message, ...], ...]:
-        """What is summarised, group by group, without what no longer holds."""
+        """The messages to summarise, group by group, without outdated statements."""
         return tuple(tuple(self._drop_outdated(index) for index in group) for group in self.plan.groups)
 
     @property
     def user_messages(self) -> tuple[Message, ...]:
-        """What users have said and still holds."""
-        users = (k for k, each in enumerate(self.messages) if each.role == "user" and not each.answers)
-        return tuple(self._drop_outdated(index) for index in users)
+        """All user messages, without outdated statements."""
+        indices = (
+            k for k, message in enumerate(self.messages) if message.role == "user" and not message.answers
+        )
+        return tuple(self._drop_outdated(index) for index in indices)
 
     def _drop_outdated(self, index: int) -> Message:
         text = self.messages[index].text
@@ -121,7 +124,7 @@ class RoundJob:
 
     @cached_attribute
     def affected_indices(self) -> tuple[int, ...]:
-        """Indices of what this round takes out or shortens for the first time, in order."""
+        """Indices of the messages that this compaction newly removes or shortens, in order."""
         known = (
             self.previous_checkpoint.removed_indices | self.previous_checkpoint.edited
             if self.previous_checkpoint
@@ -132,26 +135,28 @@ class RoundJob:
 
     @cached_attribute
     def calls_by_result(self) -> Mapping[int, MessageToolCall]:
-        """The call that each tool result answers, by the result's index."""
+        """The tool call that each tool result answers, by the index of the result."""
         return find_answered_calls(self.messages)
 
     @property
     def forwarded_tokens(self) -> int:
-        """Counted tokens of the conversation's messages as they would be forwarded without this round."""
-        gone = self.previous_checkpoint.removed_indices if self.previous_checkpoint else frozenset()
-        edits = self.previous_checkpoint.edited_messages if self.previous_checkpoint else {}
-        put = sum(
+        """Counted tokens of the conversation's messages as forwarded without this compaction."""
+        removed = self.previous_checkpoint.removed_indices if self.previous_checkpoint else frozenset()
+        edited = self.previous_checkpoint.edited_messages if self.previous_checkpoint else {}
+        replaced_tokens = sum(
             each.tokens
             for _, messages in (
                 self.previous_checkpoint.span_replacements if self.previous_checkpoint else ()
             )
             for each in messages
         )
-        whole = sum(each.tokens for k, each in enumerate(self.messages) if k not in gone and k not in edits)
-        return whole + put
+        unchanged_tokens = sum(
+            each.tokens for k, each in enumerate(self.messages) if k not in removed and k not in edited
+        )
+        return unchanged_tokens + replaced_tokens
 
     def without_model(self, key: str, place: bytes) -> Self:
-        """The same round without a model."""
+        """Returns the same job with an extract instead of a model's summary."""
         return replace(
             self, summary_request=None, is_extractive=True, is_staged=False, key=key, checkpoint_id=place
         )

@@ -1,4 +1,4 @@
-"""What a round of a request shall be: the plan, and the text that goes with it and needs no model."""
+"""Drafts compactions: their plans, and the texts that need no model."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -28,36 +28,38 @@ from compaction_proxy.core.planner import (
 from compaction_proxy.core.strategies import LAYOUT, ScaledLimit
 from compaction_proxy.support.offload import run_in_worker
 
-# What the opening and closing lines of records take.
+# Tokens that the opening and closing lines of records take.
 FRAME_TOKENS = 120
-# A summary is asked to take no more than this share of T, whatever is removed.
+# A summary is asked to take at most this share of T, however much is removed.
 SUMMARY_SHARE = 0.06
-# What cannot shrink by this share of T is not worth a summary.
+# A compaction that cannot remove this share of T is not worth a summary.
 LEAST_SHARE = 0.10
 CHARACTERS_A_TOKEN = 3.5
-# A ledger yields to the tail's floor down to so many tokens, or to this share of its limit if that is more.
+# To leave room for the smallest tail, the ledger shrinks to LEDGER_TOKENS, or to LEDGER_SHARE of its limit if
+# that is more.
 LEDGER_TOKENS = 2_000
 LEDGER_SHARE = 0.4
-# It yields further where all together would take more than this share of what T leaves beside the fixed part.
+# The ledger shrinks further if ledger, records, summary and tail together would exceed this share of the
+# tokens that T leaves beside the fixed part.
 FILLED_SHARE = 0.8
-# It never yields below this share of its limit.
+# The ledger never shrinks below this share of its limit.
 LEAST_LEDGER_SHARE = 0.1
-# Beside a scarce room, masks suffice that bring what rounds can remove down to this share of it.
+# If the target leaves little room beside the fixed part, masks alone suffice once the removable messages take
+# this share of what T leaves beside the fixed part.
 MASKED_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class RoundDraft:
-    """A round to be made.
+    """A draft of a compaction.
 
     Attributes:
-        plan: What is replaced.
-        summary_tokens: Size of the summary, in tokens; 0 where there is none.
-        is_worth_it: Whether enough can be won to be worth a summary.
-        ledger: What the user said and what was observed, for a chain of records; else empty.
-        rules: What the ledger must hold in any case.
-        outdated_statements: What the user said and no longer holds, by index of the message: no model shall
-            see it.
+        plan: The spans to replace.
+        summary_tokens: Size of the summary, in tokens; 0 if there is none.
+        is_worth_it: Whether enough tokens can be saved to be worth a summary.
+        ledger: Ledger text for a chain of records: what the user said and what was observed; else empty.
+        rules: Rules that the ledger must contain.
+        outdated_statements: User statements that no longer hold, by message index. No model shall see them.
         frontier: Where the conversation stands, for a chain of records; else empty.
     """
 
@@ -73,15 +75,15 @@ class RoundDraft:
 async def draft_round(
     view: RequestView, reader: MessageReader, ledger_cache: LedgerCache, *, allow_small: bool = False
 ) -> RoundDraft | None:
-    """The round that the strategy would make of the request now, or None if there is nothing to take.
+    """Drafts the compaction that the strategy would make now; returns None if there is nothing to remove.
 
-    What the client moves stays out of it, unless the request would not fit then.
+    Messages that the client moves are left out of it, unless the request would not fit otherwise.
 
     Args:
         view: The request.
-        reader: What counts.
-        ledger_cache: What messages say and show.
-        allow_small: Whether a round is wanted even where little can be won.
+        reader: Counts tokens.
+        ledger_cache: Reads statements and facts from messages.
+        allow_small: Whether a compaction is wanted even if it saves little.
     """
     draft = await _draft_once(view, reader, ledger_cache, allow_small=allow_small)
     if not view.moving_count or not view.exceeds_window(view.effective) or (draft and _can_fit(view, draft)):
@@ -90,34 +92,36 @@ async def draft_round(
 
 
 def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
-    """Whether a request will fit once the round is made, as far as its texts can be foreseen."""
+    """Returns whether the request will fit after the compaction, as far as its texts can be predicted."""
     forwarded = list_forwarded_sizes(view.body, view.checkpoint)
     edited = {fill.at for fill in draft.plan.fills if fill.kind in {"mask", "cap"}}
-    won = sum(forwarded[index] - MASK_TOKENS for index in edited)
-    won += sum(forwarded[index] for index in draft.plan.fresh_indices) - draft.summary_tokens - FRAME_TOKENS
-    won -= int(len(draft.ledger) / CHARACTERS_A_TOKEN)
-    return (view.plan_constraints.size - won) * view.calibration_ratio <= view.budget.input_limit
+    saved_tokens = sum(forwarded[index] - MASK_TOKENS for index in edited)
+    saved_tokens += (
+        sum(forwarded[index] for index in draft.plan.fresh_indices) - draft.summary_tokens - FRAME_TOKENS
+    )
+    saved_tokens -= int(len(draft.ledger) / CHARACTERS_A_TOKEN)
+    return (view.plan_constraints.size - saved_tokens) * view.calibration_ratio <= view.budget.input_limit
 
 
 async def _draft_once(
     view: RequestView, reader: MessageReader, ledger_cache: LedgerCache, *, allow_small: bool
 ) -> RoundDraft | None:
-    """The same, with what the client moves left out of it in any case."""
-    room = view.plan_constraints
+    """Drafts a compaction that leaves out the messages that the client moves."""
+    constraints = view.plan_constraints
     if view.policy.layout is None:
-        return await run_in_worker(partial(_draft_plain, view, room))
-    masked = await run_in_worker(partial(_draft_masks, view, room))
-    if masked is not None:
-        return masked
-    held = await run_in_worker(partial(_collect_content, view, room, ledger_cache))
-    told = await _count_text_tokens(held.words.text, view, reader)
+        return await run_in_worker(partial(_draft_plain, view, constraints))
+    mask_draft = await run_in_worker(partial(_draft_masks, view, constraints))
+    if mask_draft is not None:
+        return mask_draft
+    content = await run_in_worker(partial(_collect_content, view, constraints, ledger_cache))
+    ledger_tokens = await _count_text_tokens(content.words.text, view, reader)
     return await run_in_worker(
-        partial(_draft_chain_record, view, held, told, ledger_cache, allow_small=allow_small)
+        partial(_draft_chain_record, view, content, ledger_tokens, ledger_cache, allow_small=allow_small)
     )
 
 
 def plan_result_caps(view: RequestView) -> RoundPlan | None:
-    """What to shorten before a round: huge results of the newest unit that no round can make room for."""
+    """Plans to cap huge new tool results that no compaction can make room for; None if there are none."""
     layout = view.policy.layout
     results = _find_newest_results(view.body)
     if layout is None or not results or not view.is_automatic or view.is_held_back:
@@ -129,35 +133,41 @@ def plan_result_caps(view: RequestView) -> RoundPlan | None:
     )
     if (view.fixed_tokens + sum(forwarded[index] for index in results)) * ratio <= usable:
         return None
-    known = view.checkpoint.edited if view.checkpoint else frozenset()
-    least = max(layout.cap.compute_tokens(view.trigger_tokens), usable * layout.huge_share / max(ratio, 0.01))
-    edits = [index for index in results if index not in known and forwarded[index] > least]
-    return add_edits(build_unchanged_plan(view.checkpoint), dict.fromkeys(edits, "cap")) if edits else None
+    previously_edited = view.checkpoint.edited if view.checkpoint else frozenset()
+    threshold = max(
+        layout.cap.compute_tokens(view.trigger_tokens), usable * layout.huge_share / max(ratio, 0.01)
+    )
+    indices = [index for index in results if index not in previously_edited and forwarded[index] > threshold]
+    return (
+        add_edits(build_unchanged_plan(view.checkpoint), dict.fromkeys(indices, "cap")) if indices else None
+    )
 
 
 def _find_newest_results(messages: Sequence[Message]) -> range:
-    """Indices of the results in the last unit."""
+    """Returns the indices of the tool results in the last unit."""
     start = len(messages)
     while start and messages[start - 1].answers:
         start -= 1
-    called = start > 0 and bool(messages[start - 1].calls)
-    return range(start if called else max(start, len(messages) - 1), len(messages))
+    has_call = start > 0 and bool(messages[start - 1].calls)
+    return range(start if has_call else max(start, len(messages) - 1), len(messages))
 
 
 def _draft_plain(view: RequestView, room: PlanConstraints) -> RoundDraft | None:
-    """One plan, and nothing beside it."""
-    asked = _compute_summary_tokens(view, 0)
-    made = plan_round(view.body, view.effective, view.policy, view.checkpoint, replace(room, records=asked))
-    return RoundDraft(made, asked, _is_worth_it(view, made, 0, room)) if made else None
+    """Drafts a compaction without masks and without a ledger."""
+    summary_tokens = _compute_summary_tokens(view, 0)
+    plan = plan_round(
+        view.body, view.effective, view.policy, view.checkpoint, replace(room, records=summary_tokens)
+    )
+    return RoundDraft(plan, summary_tokens, _is_worth_it(view, plan, 0, room)) if plan else None
 
 
 class _RecordContent(NamedTuple):
-    """What a further record of a chain would have to hold beside its summary.
+    """The content of a further record of a chain, beside its summary.
 
     Attributes:
-        room: With whether the chain must be written anew.
-        covered: What is taken if there is room for what is carried over.
-        standing: What users have said and still holds.
+        room: Sizes for the planner, and whether the chain must be written anew.
+        covered: Indices of the messages that are removed if the text that is carried over fits.
+        standing: User statements that still hold.
         frontier: Where the conversation stands.
         words: The ledger.
     """
@@ -170,7 +180,7 @@ class _RecordContent(NamedTuple):
 
 
 def _draft_masks(view: RequestView, room: PlanConstraints) -> RoundDraft | None:
-    """Masks, if they suffice."""
+    """Drafts a compaction that only masks tool results; returns None if masks do not suffice."""
     stop = find_tail_start(view.body, view.effective, view.policy, view.checkpoint, room, at_least=True)
     masks = _choose_masks(view, room, stop)
     return (
@@ -181,16 +191,16 @@ def _draft_masks(view: RequestView, room: PlanConstraints) -> RoundDraft | None:
 
 
 def _collect_content(view: RequestView, room: PlanConstraints, ledger_cache: LedgerCache) -> _RecordContent:
-    """What would be carried over."""
+    """Collects the ledger and everything else that a further record would carry over."""
     stop = find_tail_start(view.body, view.effective, view.policy, view.checkpoint, room)
-    stay = {find_latest_user_message(view.body), find_task_index(view.body)}
-    covered = frozenset(index for index in range(stop) if index not in stay)
-    standing = ledger_cache.get_active_statements(view.body)
-    said = " ".join(each.text for each in _list_chain_records(view)).casefold()
-    anew = any(value in said for value in standing.superseded.values)
+    staying = {find_latest_user_message(view.body), find_task_index(view.body)}
+    covered = frozenset(index for index in range(stop) if index not in staying)
+    statements = ledger_cache.get_active_statements(view.body)
+    recorded_text = " ".join(each.text for each in _list_chain_records(view)).casefold()
+    must_rewrite = any(value in recorded_text for value in statements.superseded.values)
     frontier = ledger_cache.get_frontier(view.body)
-    words = _build_ledger_text(view, covered, standing, frontier, ledger_cache)
-    return _RecordContent(replace(room, anew=anew), covered, standing, frontier, words)
+    ledger = _build_ledger_text(view, covered, statements, frontier, ledger_cache)
+    return _RecordContent(replace(room, anew=must_rewrite), covered, statements, frontier, ledger)
 
 
 def _draft_chain_record(
@@ -201,46 +211,57 @@ def _draft_chain_record(
     *,
     allow_small: bool,
 ) -> RoundDraft | None:
-    """A further record of the chain, where what is carried over takes so many tokens."""
+    """Drafts a further record of the chain, given the size of the ledger."""
     room, covered, words = content.room, content.covered, content.words
-    kept = sum(each.tokens for each in _list_chain_records(view))
-    asked = _compute_summary_tokens(view, sum(view.body[index].tokens for index in covered) - kept)
-    records = ledger_tokens + asked + FRAME_TOKENS + kept
-    made = plan_round(view.body, view.effective, view.policy, view.checkpoint, replace(room, records=records))
-    if made is None:
+    chain_tokens = sum(each.tokens for each in _list_chain_records(view))
+    summary_tokens = _compute_summary_tokens(
+        view, sum(view.body[index].tokens for index in covered) - chain_tokens
+    )
+    record_tokens = ledger_tokens + summary_tokens + FRAME_TOKENS + chain_tokens
+    plan = plan_round(
+        view.body, view.effective, view.policy, view.checkpoint, replace(room, records=record_tokens)
+    )
+    if plan is None:
         return None
-    pays = _is_worth_it(view, made, asked, room)
-    if not (allow_small or pays):
+    is_worth_it = _is_worth_it(view, plan, summary_tokens, room)
+    if not (allow_small or is_worth_it):
         return None
-    gone = frozenset(made.removed_indices)
-    if covered != gone:  # what was carried over took more or less than there was room for
-        words = _build_ledger_text(view, gone, content.standing, content.frontier, ledger_cache)
+    removed = frozenset(plan.removed_indices)
+    # If the plan removes other messages than expected, the ledger is built again.
+    if covered != removed:
+        words = _build_ledger_text(view, removed, content.standing, content.frontier, ledger_cache)
     outdated = content.standing.superseded.texts
-    return RoundDraft(_cap_long_task(view, made, room), asked, pays, *words, outdated, content.frontier)
+    return RoundDraft(
+        _cap_long_task(view, plan, room), summary_tokens, is_worth_it, *words, outdated, content.frontier
+    )
 
 
 def _list_chain_records(view: RequestView) -> tuple[Message, ...]:
-    """The records of the chain so far."""
+    """Lists the records of the chain so far."""
     return list_chain_records(view.checkpoint) if view.checkpoint else ()
 
 
 def _compute_summary_tokens(view: RequestView, removed: int) -> int:
-    """Size of the summary to ask for, in tokens."""
+    """Computes the size of the summary to ask for, in tokens."""
     shape = view.policy.summary
     if shape is None:
         return 0
-    asked = shape.compute_target_tokens(max(0, removed))
-    return min(asked, int(SUMMARY_SHARE * view.plan_constraints.trigger)) if shape.share else asked
+    summary_tokens = shape.compute_target_tokens(max(0, removed))
+    return (
+        min(summary_tokens, int(SUMMARY_SHARE * view.plan_constraints.trigger))
+        if shape.share
+        else summary_tokens
+    )
 
 
 def _choose_masks(view: RequestView, room: PlanConstraints, stop: int) -> list[int]:
-    """The tool results to mask, if that alone brings the request down to its target; else none."""
+    """Chooses the tool results to mask if masks alone bring the request down to its target, else none."""
     forwarded = list_forwarded_sizes(view.body, view.checkpoint)
-    known = view.checkpoint.edited if view.checkpoint else frozenset()
+    previously_edited = view.checkpoint.edited if view.checkpoint else frozenset()
     candidates = [
         index
         for index in _list_old_results(view, stop)
-        if index not in known and forwarded[index] > 2 * MASK_TOKENS
+        if index not in previously_edited and forwarded[index] > 2 * MASK_TOKENS
     ]
     if room.target is None:
         return []
@@ -257,33 +278,36 @@ def _choose_masks(view: RequestView, room: PlanConstraints, stop: int) -> list[i
 
 
 def _list_old_results(view: RequestView, stop: int) -> list[int]:
-    """Tool results before the tail that are still there, without the newest that always stay."""
-    gone = view.checkpoint.removed_indices if view.checkpoint else frozenset()
-    results = [index for index, each in enumerate(view.body) if each.answers and index not in gone]
+    """Lists the tool results before the tail that are still present, except the newest that always stay."""
+    removed = view.checkpoint.removed_indices if view.checkpoint else frozenset()
+    results = [index for index, each in enumerate(view.body) if each.answers and index not in removed]
     newest = view.policy.keep.tool_results
     return [index for index in (results[:-newest] if newest else results) if index < stop]
 
 
 def _is_worth_it(view: RequestView, made: RoundPlan, summary_tokens: int, room: PlanConstraints) -> bool:
-    """Whether what can be removed is worth a round: enough of it, and more than what takes its place."""
+    """Returns whether the compaction saves enough tokens, less those of the summary, to be worth it."""
     forwarded = list_forwarded_sizes(view.body, view.checkpoint)
-    won = sum(forwarded[index] for index in made.fresh_indices) - summary_tokens
-    return won >= LEAST_SHARE * room.trigger
+    saved_tokens = sum(forwarded[index] for index in made.fresh_indices) - summary_tokens
+    return saved_tokens >= LEAST_SHARE * room.trigger
 
 
 def _cap_long_task(view: RequestView, made: RoundPlan, room: PlanConstraints) -> RoundPlan:
-    """The plan with a task that is too long shortened, unless it is the latest user message too."""
+    """Adds a cap to the plan if the task is too long and may be shortened.
+
+    The task stays whole if it is also the latest user message, is edited already, or is moved by the client.
+    """
     task = find_task_index(view.body)
-    known = view.checkpoint.edited if view.checkpoint else frozenset()
-    moves = task is not None and task >= len(view.body) - view.moving_count
-    if task is None or task == find_latest_user_message(view.body) or task in known or moves:
+    edited = view.checkpoint.edited if view.checkpoint else frozenset()
+    is_moved = task is not None and task >= len(view.body) - view.moving_count
+    if task is None or task == find_latest_user_message(view.body) or task in edited or is_moved:
         return made
     too_long = view.body[task].tokens > view.policy.task_tokens.compute_tokens(room.trigger)
     return add_edits(made, {task: "cap"}) if too_long else made
 
 
 class LedgerText(NamedTuple):
-    """A ledger as text, and the rules that it must hold."""
+    """A ledger as text, and the rules that it must contain."""
 
     text: str
     rules: tuple[str, ...]
@@ -292,20 +316,23 @@ class LedgerText(NamedTuple):
 async def build_ledger_text(
     view: RequestView, covered: Collection[int], ledger_cache: LedgerCache
 ) -> LedgerText:
-    """The ledger of what is covered, within the budget of `anchored`: every strategy falls back on it."""
+    """Builds the ledger for the covered messages, with the size limit of `anchored` if the strategy has none.
+
+    Every strategy falls back on this ledger if no summary can be had.
+    """
 
     def build_text() -> LedgerText:
-        standing, frontier = (
+        statements, frontier = (
             ledger_cache.get_active_statements(view.body),
             ledger_cache.get_frontier(view.body),
         )
-        return _build_ledger_text(view, covered, standing, frontier, ledger_cache)
+        return _build_ledger_text(view, covered, statements, frontier, ledger_cache)
 
     return await run_in_worker(build_text)
 
 
 def merge_pins(view: RequestView) -> tuple[str, ...]:
-    """What people want to be kept word for word."""
+    """Returns the texts that users and the request want to be kept word for word."""
     return tuple(dict.fromkeys((*view.directives.pins, *view.request.pins)))
 
 
@@ -317,31 +344,36 @@ def _build_ledger_text(
     ledger_cache: LedgerCache,
 ) -> LedgerText:
     layout = view.policy.layout or LAYOUT
-    gone = frozenset(covered) | (view.checkpoint.removed_indices if view.checkpoint else frozenset())
+    removed = frozenset(covered) | (view.checkpoint.removed_indices if view.checkpoint else frozenset())
     characters = int(_compute_ledger_tokens(view, layout.ledger) * CHARACTERS_A_TOKEN)
-    found = build_ledger(
+    ledger = build_ledger(
         view.body,
-        gone,
+        removed,
         lambda index: format_message_id(view.prefixes[index]),
         merge_pins(view),
         active=standing,
         frontier=frontier,
         fact_reader=ledger_cache.get_shown_facts,
     )
-    return LedgerText(render_ledger(found, characters), list_rules(found))
+    return LedgerText(render_ledger(ledger, characters), list_rules(ledger))
 
 
 def _compute_ledger_tokens(view: RequestView, limit: ScaledLimit) -> int:
-    """Tokens that the ledger may take: its limit, as far as it need not yield to the tail's floor."""
+    """Returns the tokens that the ledger may take: its limit, or less to leave the tail its smallest size."""
     room, tail = view.plan_constraints, view.policy.keep.tail
-    most = limit.compute_tokens(room.trigger)
+    max_tokens = limit.compute_tokens(room.trigger)
     if room.target is None or tail is None:
-        return most
-    others = sum(each.tokens for each in _list_chain_records(view))
-    others += int(SUMMARY_SHARE * room.trigger) + tail.compute_tokens(room.free_tokens)
-    usual = min(max(LEDGER_TOKENS, int(LEDGER_SHARE * most)), int(FILLED_SHARE * room.free_tokens) - others)
-    left = max(room.target - room.fixed - others, usual, int(LEAST_LEDGER_SHARE * most))
-    return min(most, left)
+        return max_tokens
+    other_tokens = sum(each.tokens for each in _list_chain_records(view))
+    other_tokens += int(SUMMARY_SHARE * room.trigger) + tail.compute_tokens(room.free_tokens)
+    reduced_tokens = min(
+        max(LEDGER_TOKENS, int(LEDGER_SHARE * max_tokens)),
+        int(FILLED_SHARE * room.free_tokens) - other_tokens,
+    )
+    available_tokens = max(
+        room.target - room.fixed - other_tokens, reduced_tokens, int(LEAST_LEDGER_SHARE * max_tokens)
+    )
+    return min(max_tokens, available_tokens)
 
 
 async def _count_text_tokens(text: str, view: RequestView, reader: MessageReader) -> int:
@@ -352,11 +384,11 @@ async def _count_text_tokens(text: str, view: RequestView, reader: MessageReader
 
 
 class RoundPlanner:
-    """Works out rounds, each once at a time.
+    """Drafts compactions. Identical drafts that are requested at the same time share one task.
 
     Args:
-        reader: What counts.
-        ledger_cache: What messages say and show.
+        reader: Counts tokens.
+        ledger_cache: Reads statements and facts from messages.
     """
 
     def __init__(self, reader: MessageReader, ledger_cache: LedgerCache) -> None:
@@ -365,16 +397,16 @@ class RoundPlanner:
         self._running: dict[asyncio.Task[RoundDraft | None], tuple[object, ...]] = {}
 
     async def draft_round(self, view: RequestView, *, allow_small: bool = False) -> RoundDraft | None:
-        """The round that the strategy would make of the request now, or None if there is nothing to take.
+        """Drafts the compaction that the strategy would make now; returns None if there is nothing to remove.
 
         Args:
             view: The request.
-            allow_small: Whether a round is wanted even where little can be won.
+            allow_small: Whether a compaction is wanted even if it saves little.
         """
-        asked = _build_key(view, allow_small=allow_small)
-        same = (task for task, of in self._running.items() if of == asked)
-        task = next(same, None) or self._start_task(view, asked, allow_small=allow_small)
-        return await asyncio.shield(task)  # whoever leaves takes nothing from the others
+        key = _build_key(view, allow_small=allow_small)
+        matching_tasks = (task for task, running_key in self._running.items() if running_key == key)
+        task = next(matching_tasks, None) or self._start_task(view, key, allow_small=allow_small)
+        return await asyncio.shield(task)  # a cancelled caller leaves the task to the others
 
     def _start_task(
         self, view: RequestView, key: tuple[object, ...], *, allow_small: bool
@@ -387,14 +419,14 @@ class RoundPlanner:
         def finish_task(task: asyncio.Task[RoundDraft | None]) -> None:
             del self._running[task]
             if not task.cancelled():
-                task.exception()  # all who asked may have left: then nobody else looks at it
+                task.exception()  # retrieve the exception, as all callers may have left
 
         task.add_done_callback(finish_task)
         return task
 
 
 def _build_key(view: RequestView, *, allow_small: bool) -> tuple[object, ...]:
-    """Everything that a draft depends on."""
+    """Builds a key from everything that a draft depends on."""
     return (
         view.request.tenant,
         tuple(each.digest for each in view.messages),

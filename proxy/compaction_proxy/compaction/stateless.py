@@ -1,4 +1,4 @@
-"""Compaction aside from everything that is kept: the same use case, over a store that ends with the block."""
+"""Compacts without keeping anything: runs the compactor over a temporary store in memory."""
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable
@@ -31,17 +31,17 @@ from compaction_proxy.storage.store import Store
 from compaction_proxy.telemetry.event_bus import EventBus
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# What is kept aside ends with its block; nothing of it expires before, in seconds.
+# The temporary store is deleted at the end of the block. Its records do not expire before that, in seconds.
 SCRATCH_TTL_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScratchCompactor:
-    """A compactor and what it has made, for as long as the block runs.
+    """A temporary compactor and its history, which exist as long as the block runs.
 
     Attributes:
-        compactor: The use case.
-        history: What has happened; nobody else hears of it.
+        compactor: The compactor.
+        history: The events of its compactions, stored only as long as the block runs.
     """
 
     compactor: Compactor
@@ -53,12 +53,12 @@ class StatelessCompaction:
     """Compacts without keeping anything: no checkpoint, event, archive or total outlives the block.
 
     Attributes:
-        create_store: Makes an empty store, in memory.
-        reader: Reads and counts, as for requests.
-        model_limits: Knows windows and ratios; is asked only.
-        summarizer: Who writes summaries; knows which models fail, and what a tenant may still spend.
+        create_store: Creates an empty store in memory.
+        reader: Reads and counts messages, as for requests.
+        model_limits: Provides windows and ratios. It learns nothing here.
+        summarizer: Writes summaries; knows which models fail, and what a tenant may still spend.
         job_builder: Turns drafts into jobs.
-        event_bus: Tells those who count what summaries cost; they are told of no conversation's round.
+        event_bus: Announces events to the listeners that count the cost of summaries, and to no others.
     """
 
     create_store: Callable[[], Store]
@@ -70,37 +70,40 @@ class StatelessCompaction:
 
     @asynccontextmanager
     async def open_compactor(self) -> AsyncIterator[ScratchCompactor]:
-        """A compactor over an empty store. What it has begun ends with the block."""
+        """Creates a compactor over an empty store. Everything that it starts ends with the block."""
         async with AsyncExitStack() as stack:
             records = RecordStore(self.create_store(), _ignore_error)
             stack.push_async_callback(records.close)
             index, history = CheckpointIndex(records), EventHistory(records, SCRATCH_TTL_S)
-            wishing = DirectiveStore(records, SCRATCH_TTL_S)
-            making = RoundBuilder(
+            directives = DirectiveStore(records, SCRATCH_TTL_S)
+            builder = RoundBuilder(
                 self.summarizer, records, index, history, self.reader, announce=self.event_bus
             )
-            rounds = InflightRounds(making, history, announce=self.event_bus)
+            rounds = InflightRounds(builder, history, announce=self.event_bus)
             stack.push_async_callback(rounds.close)
-            viewer = RequestLoader(
-                self.reader, records, index, self.model_limits, UsageBaselineStore(records), wishing
+            loader = RequestLoader(
+                self.reader, records, index, self.model_limits, UsageBaselineStore(records), directives
             )
-            replacing = RoundCoordinator(
-                viewer, rounds, making, self.reader, wishing, RoundEffectiveness(), self.job_builder
+            coordinator = RoundCoordinator(
+                loader, rounds, builder, self.reader, directives, RoundEffectiveness(), self.job_builder
             )
-            yield ScratchCompactor(Compactor(viewer, replacing, self.reader, self.model_limits), history)
+            yield ScratchCompactor(Compactor(loader, coordinator, self.reader, self.model_limits), history)
 
 
 def _ignore_error(_: object) -> None:
-    """A store in memory fails only where a record is too large for it; the round is used all the same."""
+    """Ignores an error of the store.
+
+    A store in memory fails only if a record is too large for it, and the compaction is used all the same.
+    """
 
 
 class ShortenResult(NamedTuple):
-    """What came of a list that was to be shortened.
+    """The result of shortening a list of messages.
 
     Attributes:
         fit: The request with the shorter list.
-        first: What the strategy made of it; the same where it was not cut any further.
-        model: Who wrote the summary; None if no model did.
+        first: The result of the strategy; the same as `fit` if the list was not cut any further.
+        model: The model that wrote the summary; None if no model did.
     """
 
     fit: FitResult
@@ -111,21 +114,21 @@ class ShortenResult(NamedTuple):
 async def shorten_messages(
     compaction: StatelessCompaction, ask: FitRequest, target: int | None
 ) -> ShortenResult:
-    """What the strategy makes of the list; without a model where none wrote, or it is too long still.
+    """Compacts a list, and cuts it without a model if no summary was written or it is still too long.
 
     Args:
-        compaction: Compacts.
-        ask: The request, to be compacted by force.
-        target: What it must come under, in tokens; None: it need not.
+        compaction: Provides the temporary compactor.
+        ask: The request. Its mode forces a compaction.
+        target: Size that the list must not exceed, in tokens; None for no target.
 
     Raises:
-        Unreadable: A message is none.
-        Crashed: A fault of ours, which the log tells of.
+        UnreadableBodyError: A message cannot be read.
+        InternalError: A fault of the proxy, which is logged.
     """
-    async with compaction.open_compactor() as apart:
-        if target is not None and (whole := await _fit_under_target(apart.compactor, ask, target)):
-            return ShortenResult(whole, whole, None)
-        first = await apart.compactor.fit_request(ask)
+    async with compaction.open_compactor() as scratch:
+        if target is not None and (unchanged := await _fit_under_target(scratch.compactor, ask, target)):
+            return ShortenResult(unchanged, unchanged, None)
+        first = await scratch.compactor.fit_request(ask)
         report = first.report
         if report.tokens_before is None or report.tokens_after is None:
             raise (
@@ -133,31 +136,31 @@ async def shorten_messages(
                 if report.reason == "internal"
                 else UnreadableBodyError(report.reason or "unreadable")
             )
-        failed = report.status is CompactionStatus.FAILED_OPEN
-        most = report.tokens_before - 1 if failed else report.tokens_after
-        limit, fit = min(most, target or most), first
+        has_failed = report.status is CompactionStatus.FAILED_OPEN
+        max_tokens = report.tokens_before - 1 if has_failed else report.tokens_after
+        limit, fit = min(max_tokens, target or max_tokens), first
         if limit < report.tokens_after:
             window = min(find_window_for_limit(limit, ask), report.window or limit)
             settings = replace(ask.settings, window=window)
-            fit = await apart.compactor.fit_request(
+            fit = await scratch.compactor.fit_request(
                 replace(ask, settings=settings, resolve_summary_routes=_get_no_routes)
             )
         return ShortenResult(
-            fit, first, await _find_summary_model(apart.history, ask.tenant, report.conversation)
+            fit, first, await _find_summary_model(scratch.history, ask.tenant, report.conversation)
         )
 
 
 async def _fit_under_target(compactor: Compactor, ask: FitRequest, target: int) -> FitResult | None:
-    """The list as it came, if it is under its target as it is."""
-    seen = await compactor.fit_request(replace(ask, mode=CompactionMode.SHADOW))
-    size = seen.report.tokens_before
+    """Returns the list unchanged if it does not exceed its target; else None."""
+    shadow = await compactor.fit_request(replace(ask, mode=CompactionMode.SHADOW))
+    size = shadow.report.tokens_before
     if size is None or size > target:
         return None
-    return replace(seen, report=seen.report._replace(status=CompactionStatus.NONE, reason=None))
+    return replace(shadow, report=shadow.report._replace(status=CompactionStatus.NONE, reason=None))
 
 
 def find_window_for_limit(limit: int, ask: FitRequest) -> int:
-    """The largest window, in tokens, in which a request must fit `limit` tokens."""
+    """Returns the largest context window, in tokens, in which a request must fit `limit` tokens."""
     reserves = resolve_policy(ask.settings, ask.strategy).reserves
     windows = range(2 * limit + 4)  # an input limit is at least three quarters of its window
     return bisect_right(windows, limit, lo=1, key=lambda w: compute_budget(w, reserves, None).input_limit) - 1

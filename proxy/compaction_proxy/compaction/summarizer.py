@@ -1,9 +1,9 @@
-"""Asking for summaries: whom, in which form, in how many pieces, and what of the answers may be used.
+"""Requests summaries: chooses the model, the form and the number of calls, and checks the answers.
 
-A brief is answered in the aligned form, where it is wanted and fits, else from a transcript. A transcript
-that the summary model cannot read at once is read in portions, and one more call makes one text of theirs.
+A summary request uses the aligned form if that is wanted and fits, else a transcript. A transcript that the
+summary model cannot read at once is read in portions, and one more call merges the texts of the portions.
 Runs whose texts cannot be told apart get a call each. An answer that was cut at its output limit is used up
-to its last whole line where it reaches the last section; else one more call asks for half the size.
+to its last whole line if it reaches the last section. Otherwise one more call asks for half the size.
 """
 
 import asyncio
@@ -54,27 +54,28 @@ from compaction_proxy.support.offload import run_in_worker
 
 __all__ = ["AlignedConversation", "Summarizer", "Summary", "SummaryRequest", "SummaryRoute", "SummaryUsage"]
 
-# After a call that was too long, this share of the summary model's window is filled: the count was wrong.
+# After a call that was too long, calls fill this share of the summary model's window, because the count was
+# wrong.
 OVERFLOW_SHARE = 0.7
-# What is cut to fit aims at this share of the room: what a character costs differs from place to place.
+# Text that is cut to fit aims at this share of the room, because the tokens per character vary.
 CAREFUL_SHARE = 0.9
-# An answer with more characters for each token allowed than this is not what was asked for.
+# An answer with more characters per allowed token than this is not what was asked for.
 MAX_CHARACTERS_A_TOKEN = 32
 MAX_PORTIONS = 12
 PORTIONS_AT_ONCE = 2
 LEAST_PORTION_TOKENS = 150
-# The least that is asked of a call for one run.
+# The smallest size that a call for a single run asks for, in tokens.
 LEAST_RUN_TOKENS = 60
 NARROWINGS = 6
-# Failures of an aligned call which a transcript may not share.
+# Failures of an aligned call that a transcript may avoid.
 _OF_THE_FORM = frozenset({"overflow", "http-400", "http-413", "http-422"})
 
 
 class CheckedAnswer(NamedTuple):
-    """What may be used of an answer.
+    """The usable texts of an answer.
 
     Attributes:
-        texts: One for each group; empty where the answer does not have the form that was asked for.
+        texts: One text for each group; empty if the answer does not have the required form.
         is_partial: Whether the answer was cut before its last section, or holds nothing whole.
     """
 
@@ -83,15 +84,15 @@ class CheckedAnswer(NamedTuple):
 
 
 class Summarizer:
-    """Gets summaries written. One for a process: it remembers which models fail, and how long they take.
+    """Has summaries written. One instance serves a process, and remembers which models fail or are slow.
 
     Args:
-        model: Who writes.
-        reader: What counts.
-        price: What calls cost.
-        clock: Monotonic seconds.
-        sleep: Waits for so many seconds.
-        jitter: A random number, 0..1.
+        model: Sends the calls to summary models.
+        reader: Counts tokens.
+        price: Returns what a call costs.
+        clock: Returns monotonic seconds.
+        sleep: Waits for a number of seconds.
+        jitter: Returns a random number, 0..1.
     """
 
     def __init__(
@@ -111,40 +112,40 @@ class Summarizer:
 
     @property
     def has_resting_model(self) -> bool:
-        """Whether any model is being left alone right now."""
+        """Whether any summary model is currently left alone after failures."""
         return self._client.has_resting_model
 
     async def write_summary(self, brief: SummaryRequest) -> Summary:
-        """The texts that a brief asks for. The deadline is the caller's.
+        """Writes the texts that a summary request asks for. The caller sets the deadline.
 
         Raises:
-            SummaryFailed: There are none that may be used. Beside the reasons of the model, of validation and
-                of verification: `no-model`, `summary-window` (it is too small for this), `breaker-open`,
-                `budget`.
+            SummaryError: There are no usable texts. Beside the reasons of the model, of validation and of
+                verification, the reason may be `no-model`, `summary-window` (the model's window is too
+                small), `breaker-open` or `budget`.
         """
         for route in brief.routes:
-            self.price(route.model, route.url, 0, 0, 0)  # prices may have to be looked up first
-        found, model = await self._summarize_via_routes(brief)
+            self.price(route.model, route.url, 0, 0, 0)  # start the lookup of prices early
+        texts, model = await self._summarize_via_routes(brief)
         if brief.shape.verified:
-            found = await run_in_worker(partial(_verify_texts, brief, found))
-        return Summary(found, model, brief.usage)
+            texts = await run_in_worker(partial(_verify_texts, brief, texts))
+        return Summary(texts, model, brief.usage)
 
     def estimate_call_s(self, brief: SummaryRequest) -> float | None:
-        """How long a call to the first model asked may be expected to take; None if it is not known."""
+        """Estimates how long a call to the first model takes, in seconds; None if that is unknown."""
         if not brief.routes:
             return None
         route = brief.routes[0]
         return self._client.latency.estimate_call_s(SummaryEndpoint(brief.tenant, route.url, route.model))
 
     async def _summarize_via_routes(self, brief: SummaryRequest) -> tuple[tuple[str, ...], str]:
-        """The texts, and who wrote them."""
+        """Returns the texts and the name of the model that wrote them."""
         if not brief.routes:
             raise SummaryError("no-model")
-        own = brief.routes[0]
-        if brief.aligned is not None and brief.aligned.body.model in {"", own.model}:
-            found = await self._summarize_via_conversation(brief, brief.aligned, own)
-            if found:
-                return found, own.model
+        first_route = brief.routes[0]
+        if brief.aligned is not None and brief.aligned.body.model in {"", first_route.model}:
+            texts = await self._summarize_via_conversation(brief, brief.aligned, first_route)
+            if texts:
+                return texts, first_route.model
         for route in brief.routes[:-1]:
             try:
                 return await self._summarize_via_transcript(brief, route), route.model
@@ -156,23 +157,23 @@ class Summarizer:
     async def _summarize_via_conversation(
         self, brief: SummaryRequest, aligned: AlignedConversation, route: SummaryRoute
     ) -> tuple[str, ...]:
-        """The texts, written by the conversation's own model behind the conversation itself.
+        """Writes the texts with the conversation's own model, with the prompt behind the conversation itself.
 
-        Empty where the call does not fit, the provider refuses its form, or several texts cannot be told
-        apart.
+        Returns no texts if the call does not fit, if the provider refuses its form, or if several texts
+        cannot be told apart.
         """
         conversation = ContinuedConversation(aligned.body.raw, aligned.messages)
         groups = len(brief.groups)
         prompt = partial(build_aligned_prompt, brief.instructions, language=brief.language, groups=groups)
-        asked = prompt(tokens=brief.tokens)
-        most = brief.shape.compute_max_tokens(brief.tokens)
-        new = [each for each in aligned.messages if not each.tokens]
+        prompt_text = prompt(tokens=brief.tokens)
+        max_tokens = brief.shape.compute_max_tokens(brief.tokens)
+        uncounted = [each for each in aligned.messages if not each.tokens]
         size = sum(each.tokens for each in aligned.messages)
-        size += await self._count_tokens(brief, *new, Message(role="user", text=asked))
+        size += await self._count_tokens(brief, *uncounted, Message(role="user", text=prompt_text))
         size += await self._reader.count_overhead(aligned.body.prompt_members, brief.counting_options)
         tokens = (
             int(size * brief.calibration_ratio)
-            + most
+            + max_tokens
             + route.wire.call_format.get_thinking_allowance(route.model, conversation)
         )
         if tokens > route.window:
@@ -182,17 +183,17 @@ class Summarizer:
             headers=route.headers,
             model=route.model,
             system="",
-            prompt=asked,
-            max_tokens=most,
+            prompt=prompt_text,
+            max_tokens=max_tokens,
             temperature=brief.shape.temperature,
             wire=route.wire.name,
             conversation=conversation,
         )
-        read = partial(self._check_answer, brief, brief.tokens, groups, cut=brief.shape.cut)
+        response_parser = partial(self._check_answer, brief, brief.tokens, groups, cut=brief.shape.cut)
 
         async def ask_for_size(size_tokens: int) -> CheckedAnswer:
             sized = replace(call, prompt=prompt(tokens=size_tokens))
-            return await self._client.call_model(sized, brief.account, read, tokens=tokens)
+            return await self._client.call_model(sized, brief.account, response_parser, tokens=tokens)
 
         with self._client.admit_calls(brief.account, route.url, route.model):
             try:
@@ -205,29 +206,29 @@ class Summarizer:
     async def _ask_until_complete(
         self, brief: SummaryRequest, ask: Callable[[int], Awaitable[CheckedAnswer]], tokens: int, count: int
     ) -> tuple[str, ...]:
-        """Returns one text for each group; asks once more, in half the size, where an answer was cut.
+        """Returns one text for each group; asks once more, for half the size, if an answer was cut.
 
-        What the first answer holds is used where the second one fails, and at once where the deadline leaves
-        no time for a second one.
+        The first answer is used if the second call fails. It is also used at once if the deadline leaves no
+        time for a second call.
 
         Args:
-            brief: What is wanted.
-            ask: Asks for a size, in tokens.
-            tokens: The size to ask for at first.
-            count: How many texts are wanted.
+            brief: The summary request.
+            ask: Sends a call that asks for a size in tokens.
+            tokens: The size to ask for first.
+            count: Number of texts that are wanted.
 
         Returns:
-            The texts; empty where there are several and they cannot be told apart.
+            The texts; empty if several are wanted and they cannot be told apart.
 
         Raises:
-            SummaryFailed: `truncated`; both answers were cut, and hold too little. `garbage`; a single text
+            SummaryError: `truncated`: both answers were cut and hold too little. `garbage`: a single text
                 lacks most of its sections.
         """
         started = self._clock()
         answer = await ask(tokens)
-        took_s = self._clock() - started
-        late = bool(answer.texts) and 0 < brief.deadline_s < 2 * took_s
-        if answer.is_partial and not late:
+        duration_s = self._clock() - started
+        is_late = bool(answer.texts) and 0 < brief.deadline_s < 2 * duration_s
+        if answer.is_partial and not is_late:
             answer = await self._ask_for_half(answer, ask, tokens)
         if not answer.texts and count == 1:
             raise SummaryError("garbage")
@@ -236,10 +237,10 @@ class Summarizer:
     async def _ask_for_half(
         self, first: CheckedAnswer, ask: Callable[[int], Awaitable[CheckedAnswer]], tokens: int
     ) -> CheckedAnswer:
-        """Returns the answer to a second call, or the first one where that one is no better.
+        """Returns the answer to a second call, or the first answer if the second is no better.
 
         Raises:
-            SummaryFailed: Neither can be used.
+            SummaryError: Neither answer can be used.
         """
         try:
             second = await ask(max(1, tokens // 2))
@@ -252,7 +253,7 @@ class Summarizer:
         return second if second.texts else first
 
     async def _summarize_via_transcript(self, brief: SummaryRequest, route: SummaryRoute) -> tuple[str, ...]:
-        """The texts by one model; if a call is too long for it, once more in a smaller window."""
+        """Writes the texts with one model; if a call is too long, tries once more in a smaller window."""
         with self._client.admit_calls(brief.account, route.url, route.model):
             try:
                 return await self._summarize_groups(
@@ -269,12 +270,12 @@ class Summarizer:
     async def _summarize_groups(
         self, model_call: ModelCall, groups: tuple[Group, ...], shape: SummaryShape
     ) -> tuple[str, ...]:
-        """A text for each group: by one call if the model can read them at once."""
-        asked = await model_call.build_prompt(groups, shape)
-        size = await self._count_call_tokens(model_call, asked)
+        """Returns a text for each group, from a single call if the model can read all groups at once."""
+        prompt_text = await model_call.build_prompt(groups, shape)
+        size = await self._count_call_tokens(model_call, prompt_text)
         if size <= model_call.max_input_tokens:
-            together = await self._call_model(model_call, groups, shape, asked, size, cut=shape.cut)
-            return together or await self._summarize_one_by_one(model_call, groups, shape)
+            texts = await self._call_model(model_call, groups, shape, prompt_text, size, cut=shape.cut)
+            return texts or await self._summarize_one_by_one(model_call, groups, shape)
         messages = tuple(each for group in groups for each in group)
         characters = await run_in_worker(
             partial(count_shown_characters, messages, shape)
@@ -282,34 +283,37 @@ class Summarizer:
         shape = await run_in_worker(partial(narrow_shape, messages, shape, MAX_PORTIONS * characters))
         if len(groups) == 1:
             return (await self._split_and_merge(model_call, groups[0], shape, characters),)
-        found: list[str] = []
+        group_texts: list[str] = []
         for half in split_into_halves(groups, shape):
             share = sum(count_shown_characters(each, shape) for each in half) / count_shown_characters(
                 messages, shape
             )
             part = replace(model_call, tokens=max(1, int(model_call.tokens * share)))
-            found += await self._summarize_groups(part, half, shape)
-        return tuple(found)
+            group_texts += await self._summarize_groups(part, half, shape)
+        return tuple(group_texts)
 
     async def _summarize_one_by_one(
         self, model_call: ModelCall, groups: tuple[Group, ...], shape: SummaryShape
     ) -> tuple[str, ...]:
-        """A text for each group by a call of its own, earliest first; empty for those that are too many."""
+        """Writes each group's text with a call of its own, earliest first.
+
+        Only the first `MAX_PORTIONS` groups get a call. The others get an empty text.
+        """
         sizes = [count_shown_characters(each, shape) for each in groups]
         first = groups[:MAX_PORTIONS]
-        found: list[str] = []
+        texts: list[str] = []
         for start in range(0, len(first), PORTIONS_AT_ONCE):
             stop = start + PORTIONS_AT_ONCE
-            some = zip(first[start:stop], sizes[start:stop], strict=True)
+            batch = zip(first[start:stop], sizes[start:stop], strict=True)
             parts = [
                 (
                     replace(model_call, tokens=max(LEAST_RUN_TOKENS, model_call.tokens * size // sum(sizes))),
                     each,
                 )
-                for each, size in some
+                for each, size in batch
             ]
-            found += await _gather_texts(self._summarize_group(part, each, shape) for part, each in parts)
-        return (*found, *[""] * (len(groups) - len(found)))
+            texts += await _gather_texts(self._summarize_group(part, each, shape) for part, each in parts)
+        return (*texts, *[""] * (len(groups) - len(texts)))
 
     async def _summarize_group(self, model_call: ModelCall, group: Group, shape: SummaryShape) -> str:
         [text] = await self._summarize_groups(model_call, (group,), shape)
@@ -318,9 +322,10 @@ class Summarizer:
     async def _split_and_merge(
         self, model_call: ModelCall, group: Group, shape: SummaryShape, characters: float
     ) -> str:
-        """One text for a group that is too large to be read at once."""
+        """Returns one text for a group that is too large to be read at once."""
         cut = await run_in_worker(partial(split_into_portions, group, shape, characters))
-        if len(cut) > MAX_PORTIONS:  # edges of units waste room
+        # The edges of units waste room.
+        if len(cut) > MAX_PORTIONS:
             shape = await run_in_worker(partial(narrow_shape, group, shape, MAX_PORTIONS * characters / 2))
             cut = await run_in_worker(partial(split_into_portions, group, shape, characters))
         if len(cut) > MAX_PORTIONS:
@@ -347,22 +352,22 @@ class Summarizer:
     async def _shrink_until_fits(
         self, model_call: ModelCall, group: Group, shape: SummaryShape, *, cut: bool
     ) -> str:
-        """One text by one call, whatever of the messages must be left out for it."""
+        """Returns one text from one call, and leaves out as much of the messages as needed."""
         for _ in range(NARROWINGS):
-            asked = await model_call.build_prompt((group,), shape)
-            size = await self._count_call_tokens(model_call, asked)
+            prompt_text = await model_call.build_prompt((group,), shape)
+            size = await self._count_call_tokens(model_call, prompt_text)
             if size <= model_call.max_input_tokens:
-                [text] = await self._call_model(model_call, (group,), shape, asked, size, cut=cut)
+                [text] = await self._call_model(model_call, (group,), shape, prompt_text, size, cut=cut)
                 return text
             share = await self._compute_fitting_share(model_call, size)
             shape = await run_in_worker(partial(_narrow_shape_to_share, group, shape, share))
         raise SummaryError("summary-window")
 
     async def _compute_fitting_share(self, model_call: ModelCall, size: int) -> float:
-        """Which share of what a prompt of this size shows would fit.
+        """Computes which share of the messages that a prompt of this size shows would fit.
 
         Raises:
-            SummaryFailed: `summary-window`; there is no room beside what is the same in every call.
+            SummaryError: `summary-window`: the parts that are the same in every call leave no room.
         """
         fixed = await self._count_call_tokens(
             model_call, await model_call.build_prompt(((),), model_call.brief.shape)
@@ -381,17 +386,21 @@ class Summarizer:
         *,
         cut: bool,
     ) -> tuple[str, ...]:
-        """The texts by one call, or two; empty where there are several and they cannot be told apart."""
-        read = partial(self._check_answer, model_call.brief, model_call.tokens, len(groups), cut=cut)
+        """Returns the texts from one call, or two; empty if several are wanted and cannot be told apart."""
+        response_parser = partial(
+            self._check_answer, model_call.brief, model_call.tokens, len(groups), cut=cut
+        )
         tokens = int(size * model_call.brief.calibration_ratio) + model_call.answer_tokens
 
         async def ask_for_size(size_tokens: int) -> CheckedAnswer:
-            smaller = replace(model_call, tokens=size_tokens)
+            sized_call = replace(model_call, tokens=size_tokens)
             prompt = (
-                prompt_text if size_tokens == model_call.tokens else await smaller.build_prompt(groups, shape)
+                prompt_text
+                if size_tokens == model_call.tokens
+                else await sized_call.build_prompt(groups, shape)
             )
             return await self._client.call_model(
-                model_call.build_call(prompt), model_call.brief.account, read, tokens=tokens
+                model_call.build_call(prompt), model_call.brief.account, response_parser, tokens=tokens
             )
 
         return await self._ask_until_complete(model_call.brief, ask_for_size, model_call.tokens, len(groups))
@@ -399,20 +408,20 @@ class Summarizer:
     async def _check_answer(
         self, brief: SummaryRequest, tokens: int, count: int, answer: SummaryAnswer, *, cut: bool
     ) -> CheckedAnswer:
-        """What may be used of an answer."""
+        """Returns the usable texts of an answer."""
         characters = len(answer.text)
         if characters > MAX_CHARACTERS_A_TOKEN * brief.shape.compute_max_tokens(tokens) and not cut:
             raise SummaryError("longer")
         size = await self._count_tokens(brief, Message(role="assistant", text=answer.text)) if cut else 0
         try:
-            whole = validate_summary(
+            valid_text = validate_summary(
                 answer.text,
                 answer.finish_reason,
                 called_tools=answer.called_tools,
                 refused=answer.refused,
                 cut_characters=characters * tokens // max(tokens, size) if cut else None,
             )
-            found = split_run_texts(whole, count)
+            texts = split_run_texts(valid_text, count)
         except SummaryError as failed:
             if count > 1 and failed.reason in {"garbage", "truncated"}:
                 return CheckedAnswer(())
@@ -421,14 +430,14 @@ class Summarizer:
             raise
         sections = () if cut or count > 1 else brief.shape.sections
         if not sections:
-            return CheckedAnswer(found)
+            return CheckedAnswer(texts)
         is_cut = is_unfinished(answer.finish_reason)
-        text = repair_sections(found[0], sections, is_cut=is_cut)
-        is_partial = is_cut and not (text and has_last_section(found[0], sections))
+        text = repair_sections(texts[0], sections, is_cut=is_cut)
+        is_partial = is_cut and not (text and has_last_section(texts[0], sections))
         return CheckedAnswer((text,) if text else (), is_partial)
 
     async def _count_call_tokens(self, model_call: ModelCall, prompt_text: str) -> int:
-        """Counted tokens of a transcript call."""
+        """Counts the tokens of a transcript call."""
         system = Message(role="system", text=model_call.brief.instructions)
         return await self._count_tokens(model_call.brief, system, Message(role="user", text=prompt_text))
 
@@ -439,7 +448,7 @@ class Summarizer:
 
 
 async def _gather_texts(calls: Iterable[Coroutine[object, object, str]]) -> list[str]:
-    """What all give; if one fails, its failure, once none is under way any more."""
+    """Awaits all calls and returns their texts. If a call fails, raises its error once all have ended."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     failures = (each for each in results if isinstance(each, BaseException))
     failed = next(failures, None)
@@ -449,12 +458,12 @@ async def _gather_texts(calls: Iterable[Coroutine[object, object, str]]) -> list
 
 
 def _narrow_shape_to_share(group: Group, shape: SummaryShape, share: float) -> SummaryShape:
-    """Returns a shape that shows this share of what the shape shows of a group."""
+    """Returns a shape that shows `share` of what the given shape shows of a group."""
     return narrow_shape(group, shape, count_shown_characters(group, shape) * share)
 
 
 def _verify_texts(brief: SummaryRequest, found: tuple[str, ...]) -> tuple[str, ...]:
-    """The texts without what their groups do not back, and with the states of requests as they are."""
+    """Removes statements that the groups do not support, and corrects the states of user requests."""
     return tuple(
         verify_summary(
             text,

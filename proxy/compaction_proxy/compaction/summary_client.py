@@ -1,4 +1,4 @@
-"""One call of a summary model: retries, hourly budget, circuit breaker, and how long it takes."""
+"""Sends calls to summary models, with retries, an hourly budget, a circuit breaker and latency tracking."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -18,13 +18,13 @@ FAILURES = 3
 FIRST_REST_S = 30.0
 LONGEST_REST_S = 600.0
 MAX_HELD = 10_000
-# Reasons that waiting does not mend within a few calls: the key is refused, or the account is empty.
+# Reasons that waiting for a few calls does not resolve: the key is refused, or the account is empty.
 _LASTING = frozenset({"http-401", "http-402", "http-403"})
 _PASSING = frozenset({"http-408", "http-425", "http-429", "unreachable", "timeout"})
 
 
 class SummaryEndpoint(NamedTuple):
-    """A summary model as one tenant sees it."""
+    """A summary model as one tenant uses it."""
 
     tenant: str
     url: str
@@ -33,7 +33,10 @@ class SummaryEndpoint(NamedTuple):
 
 @dataclass(slots=True)
 class _FailureState:
-    """What is known of a model that fails; `until` is on the clock, `rest_s` 0 while it is still asked."""
+    """The failures of a model, and until when it rests.
+
+    `until` is a time on the breaker's clock. `rest_s` is 0 while the model is still called.
+    """
 
     failures: int = 0
     rest_s: float = 0.0
@@ -42,18 +45,20 @@ class _FailureState:
 
 
 def is_passing_failure(reason: str) -> bool:
-    """Whether a failure says that the model cannot be had just now, rather than something of the call."""
+    """Returns whether a failure means that the model is unavailable for now, not that the call is wrong."""
     return reason in _PASSING or reason.startswith("http-5")
 
 
 class SummaryBreaker:
-    """Opens after three failures of that kind in a row, or after one refused key; then it rests.
+    """Stops calls to a model that fails: a circuit breaker for each tenant and model.
 
-    The first rest is 30 s, and twice the last one, up to 600 s, where the one probe that follows fails. For
-    use on one event loop; the 10,000 newest troubles are remembered.
+    It opens after three temporary failures in a row, or after one lasting failure such as a refused key. Then
+    the model rests. The first rest takes 30 s. After it, one probe is let through. If the probe fails, the
+    next rest is twice as long, up to 600 s. The breaker is for use on one event loop, and remembers the
+    10,000 models that failed last.
 
     Args:
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -62,10 +67,10 @@ class SummaryBreaker:
 
     @contextmanager
     def admit_calls(self, place: SummaryEndpoint) -> Iterator[None]:
-        """Calls inside are let through: all of them, or, after a rest, those of one piece of work.
+        """Lets the calls inside the block through; after a rest, only those of one block at a time.
 
         Raises:
-            SummaryFailed: `breaker-open`.
+            SummaryError: `breaker-open`.
         """
         trouble = self._failure_states.get(place)
         if trouble is None or not trouble.rest_s:
@@ -80,20 +85,21 @@ class SummaryBreaker:
             trouble.is_probed = False
 
     def is_open(self, place: SummaryEndpoint) -> bool:
-        """Whether the model is to be left alone right now."""
+        """Returns whether the model is currently left alone."""
         trouble = self._failure_states.get(place)
         return trouble is not None and self._clock() < trouble.until
 
     @property
     def is_any_open(self) -> bool:
-        """Whether any model is being left alone right now."""
+        """Whether any model is currently left alone."""
         now = self._clock()
         return any(now < trouble.until for trouble in self._failure_states.values())
 
     def record_outcome(self, place: SummaryEndpoint, reason: str) -> None:
-        """Learn from a call: its reason of failure, or "" if it was answered.
+        """Records the outcome of a call: its reason of failure, or "" if it was answered.
 
-        What is garbage says nothing of the model behind it; any other answer shows that it is there.
+        The reason `garbage` is ignored, as it says nothing about the model. Any other answer shows that the
+        model is available.
         """
         if reason in _LASTING or is_passing_failure(reason):
             self._record_failure(place, lasting=reason in _LASTING)
@@ -107,51 +113,51 @@ class SummaryBreaker:
             self._failure_states.popitem(last=False)
         trouble.failures += 1
         if self.is_open(place):
-            return  # a call that was under way already
+            return  # the call had started before the breaker opened
         if lasting or trouble.rest_s or trouble.failures >= FAILURES:
             trouble.rest_s = min(max(FIRST_REST_S, 2 * trouble.rest_s), LONGEST_REST_S)
             trouble.until = self._clock() + trouble.rest_s
 
 
-# Weight of the newest call in the average.
+# Weight of the newest call in the moving average.
 NEWEST_SHARE = 0.3
 
 
 class LatencyTracker:
-    """A moving average for each model of how long a call takes, in seconds."""
+    """Tracks a moving average of the duration of calls, per model, in seconds."""
 
     def __init__(self) -> None:
         self._averages: OrderedDict[SummaryEndpoint, float] = OrderedDict()
 
     def estimate_call_s(self, place: SummaryEndpoint) -> float | None:
-        """What the next call may be expected to take; None if nothing is known."""
+        """Estimates the duration of the next call, in seconds; None if nothing is known."""
         return self._averages.get(place)
 
     def record_duration(self, place: SummaryEndpoint, seconds: float) -> None:
-        """A call was answered after so long."""
-        known = self._averages.get(place, seconds)
-        self._averages[place] = known + NEWEST_SHARE * (seconds - known)
+        """Records how long a call took until it was answered."""
+        average = self._averages.get(place, seconds)
+        self._averages[place] = average + NEWEST_SHARE * (seconds - average)
         self._averages.move_to_end(place)
         while len(self._averages) > MAX_HELD:
             self._averages.popitem(last=False)
 
     def record_cancellation(self, place: SummaryEndpoint, seconds: float) -> None:
-        """A call had no answer yet after so long: it would have taken at least that."""
+        """Records a call that was cancelled without an answer. It would have taken at least `seconds`."""
         if seconds >= self._averages.get(place, 0.0):
             self.record_duration(place, seconds)
 
 
 HOUR_S = 3_600.0
 MAX_TENANTS = 10_000
-# Tokens of a call that counts as one; each further so many count as one more.
+# Up to this many tokens, a call counts as one; each further part of this size counts as one more.
 CALL_TOKENS = 100_000
 
 
 class CallBudget:
-    """Counts each tenant's calls of the last hour; the 10,000 tenants that called last are remembered.
+    """Counts each tenant's calls of the last hour, and remembers the 10,000 tenants that called last.
 
     Args:
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -159,16 +165,16 @@ class CallBudget:
         self._calls: OrderedDict[str, deque[float]] = OrderedDict()
 
     def book_call(self, tenant: str, calls_per_hour: int, tokens: int = 0) -> None:
-        """Book one call.
+        """Books one call.
 
         Args:
-            tenant: Whose it is.
-            calls_per_hour: How many the tenant may make; 0: no bound, and nothing is booked. The last one may
-                be a long one.
-            tokens: What it may take, prompt and answer together.
+            tenant: The tenant that makes the call.
+            calls_per_hour: How many calls the tenant may make in an hour; 0 for no limit, and then nothing is
+                booked. The last call may be one that counts several times.
+            tokens: Tokens that the call may take, prompt and answer together.
 
         Raises:
-            SummaryFailed: `budget`; there is none left.
+            SummaryError: `budget`: no call is left.
         """
         if not calls_per_hour:
             return
@@ -186,23 +192,23 @@ class CallBudget:
 
 ATTEMPTS = 3
 FIRST_PAUSE_S = 0.2
-# A provider that wants to be left alone for longer is: the ladder goes on without a summary.
+# If a provider asks for a longer pause, the ladder goes on without a summary.
 LONGEST_PAUSE_S = 10.0
-# A call that was cancelled after this share of its deadline was cancelled because of it.
+# A call that was cancelled after at least this share of its deadline counts as too slow.
 SLOW_SHARE = 0.5
 
 Read = TypeVar("Read")
-# Dollars that tokens of a model at a URL cost: those of a prompt, how many of them were cached, and those of
-# an answer. None where no price is known, or none yet.
+# Returns the price in dollars of a call of a model at a URL, from its prompt tokens, how many of them were
+# cached, and its completion tokens. None if no price is known, or not yet.
 PriceLookup = Callable[[str, str, int, int, int], float | None]
 
 
 def lookup_no_price(_model: str, _url: str, _prompt: int, _cached: int, _completion: int) -> None:
-    """No price is known."""
+    """Returns None for every call: no price is known."""
 
 
 class CallUsage(NamedTuple):
-    """What one call took, as its answer's `usage` says."""
+    """The tokens of one call, from the `usage` of its answer."""
 
     model: str
     url: str
@@ -213,12 +219,12 @@ class CallUsage(NamedTuple):
 
 @dataclass(slots=True)
 class SummaryUsage:
-    """What calls have taken so far, whatever became of them.
+    """The usage of summary calls so far, whether or not they succeeded.
 
     Attributes:
-        calls: Calls made.
-        answered_calls: What those took that were answered.
-        prompts: What was asked, bounded; the last few, each once.
+        calls: Number of calls made.
+        answered_calls: The usage of the calls that were answered.
+        prompts: The last few distinct prompts, each bounded in size.
     """
 
     calls: int = 0
@@ -226,50 +232,50 @@ class SummaryUsage:
     prompts: deque[SummaryPrompt] = field(default_factory=lambda: deque(maxlen=MAX_PROMPTS), compare=False)
 
     def record_call(self, call: SummaryCall) -> None:
-        """A call is made."""
+        """Records that a call is made."""
         self.calls += 1
         prompt = build_bounded_prompt(
             call.model, CONTINUED if call.conversation else call.system, call.prompt
         )
-        if prompt not in self.prompts:  # else it is another attempt
+        if prompt not in self.prompts:  # a repeated prompt is another attempt of the same call
             self.prompts.append(prompt)
 
     def record_answer(self, call: SummaryCall, answer: SummaryAnswer) -> None:
-        """It was answered."""
+        """Records the usage of a call that was answered."""
         counts = answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens
         self.answered_calls.append(CallUsage(call.model, call.url, *counts))
 
     @property
     def prompt_tokens(self) -> int:
-        """Input tokens of all calls."""
+        """Input tokens of all answered calls."""
         return sum(each.prompt_tokens for each in self.answered_calls)
 
     @property
     def cached_tokens(self) -> int:
-        """Those of them that were cached."""
+        """Input tokens of all answered calls that were cached."""
         return sum(each.cached_tokens for each in self.answered_calls)
 
     @property
     def completion_tokens(self) -> int:
-        """Output tokens of all calls."""
+        """Output tokens of all answered calls."""
         return sum(each.completion_tokens for each in self.answered_calls)
 
     def compute_cost_usd(self, price: PriceLookup) -> float | None:
-        """What the answered calls cost, in dollars; None where the price of one is not known."""
+        """Computes the cost of the answered calls in dollars; None if the price of any call is unknown."""
         costs = [price(*each) for each in self.answered_calls]
-        known = [cost for cost in costs if cost is not None]
-        return sum(known) if len(known) == len(costs) else None
+        known_costs = [cost for cost in costs if cost is not None]
+        return sum(known_costs) if len(known_costs) == len(costs) else None
 
 
 @dataclass(frozen=True, slots=True)
 class CallAccount:
-    """Who asks, and at whose cost.
+    """The tenant that makes calls, its limit, and where its usage is recorded.
 
     Attributes:
-        tenant: Whose calls they are.
-        calls_per_hour: How many of them there may be; 0: no bound.
-        usage: Where they are booked.
-        deadline_s: Seconds after which they are cancelled for their slowness; 0: not known.
+        tenant: The tenant that makes the calls.
+        calls_per_hour: How many calls the tenant may make in an hour; 0 for no limit.
+        usage: Records the calls.
+        deadline_s: Seconds after which slow calls are cancelled; 0 if unknown.
     """
 
     tenant: str
@@ -279,13 +285,13 @@ class CallAccount:
 
 
 class SummaryClient:
-    """Asks, and remembers how that went.
+    """Calls summary models, and tracks their failures and latency.
 
     Args:
-        model: Who answers.
-        clock: Monotonic seconds.
-        sleep: Waits for so many seconds.
-        jitter: A random number, 0..1.
+        model: Sends a single call.
+        clock: Returns monotonic seconds.
+        sleep: Waits for a number of seconds.
+        jitter: Returns a random number, 0..1.
     """
 
     def __init__(
@@ -306,14 +312,14 @@ class SummaryClient:
 
     @property
     def has_resting_model(self) -> bool:
-        """Whether any model is being left alone right now."""
+        """Whether any model is currently left alone."""
         return self._breaker.is_any_open
 
     def admit_calls(self, account: CallAccount, url: str, model: str) -> AbstractContextManager[None]:
-        """Inside, this model may be asked.
+        """Returns a context manager inside which this model may be called.
 
         Raises:
-            SummaryFailed: `breaker-open`.
+            SummaryError: `breaker-open`.
         """
         return self._breaker.admit_calls(SummaryEndpoint(account.tenant, url, model))
 
@@ -325,44 +331,44 @@ class SummaryClient:
         *,
         tokens: int,
     ) -> Read:
-        """What `parse_answer` makes of the answer.
+        """Calls the model and returns the result of `parse_answer`.
 
-        Asked up to three times, with pauses of random length that double, where the model could not be had,
-        was told to wait, or said nothing. The deadline is the caller's: a call that is cancelled counts as
-        one that took too long. `tokens` is what each attempt may take, prompt and answer together.
+        A call is tried up to three times, with random pauses that double, if the model was unavailable, asked
+        to wait, or gave an unusable or empty answer. The caller sets the deadline: a call that is cancelled
+        counts as too slow. `tokens` is what each attempt may take, prompt and answer together.
 
         Raises:
-            SummaryFailed: From the model, or from `parse_answer`; or `budget`.
+            SummaryError: From the model or from `parse_answer`, or `budget`.
         """
         for attempt in count(1):
             try:
                 return await parse_answer(await self._call_once(call, account, tokens))
             except SummaryError as failed:
                 pause_s = max(self._jitter() * FIRST_PAUSE_S * 2 ** (attempt - 1), failed.retry_after_s)
-                rests = self._breaker.is_open(SummaryEndpoint(account.tenant, call.url, call.model))
-                last = attempt == ATTEMPTS or rests or pause_s > LONGEST_PAUSE_S
-                if last or not _is_retryable(failed.reason):
+                is_open = self._breaker.is_open(SummaryEndpoint(account.tenant, call.url, call.model))
+                is_last = attempt == ATTEMPTS or is_open or pause_s > LONGEST_PAUSE_S
+                if is_last or not _is_retryable(failed.reason):
                     raise
             await self._sleep(pause_s)
-        raise AssertionError  # count never ends
+        raise AssertionError  # `count` never ends
 
     async def _call_once(self, call: SummaryCall, account: CallAccount, tokens: int) -> SummaryAnswer:
-        place = SummaryEndpoint(account.tenant, call.url, call.model)
+        endpoint = SummaryEndpoint(account.tenant, call.url, call.model)
         self._budget.book_call(account.tenant, account.calls_per_hour, tokens)
         account.usage.record_call(call)
         started = self._clock()
         try:
             answer = await self._model.request_summary(call)
         except SummaryError as failed:
-            self._breaker.record_outcome(place, failed.reason)
+            self._breaker.record_outcome(endpoint, failed.reason)
             raise
         except asyncio.CancelledError:
-            if self._clock() - started >= SLOW_SHARE * account.deadline_s:  # else the client has left
-                self._breaker.record_outcome(place, "timeout")
-            self.latency.record_cancellation(place, self._clock() - started)
+            if self._clock() - started >= SLOW_SHARE * account.deadline_s:  # otherwise the client has left
+                self._breaker.record_outcome(endpoint, "timeout")
+            self.latency.record_cancellation(endpoint, self._clock() - started)
             raise
-        self._breaker.record_outcome(place, "")
-        self.latency.record_duration(place, self._clock() - started)
+        self._breaker.record_outcome(endpoint, "")
+        self.latency.record_duration(endpoint, self._clock() - started)
         account.usage.record_answer(call, answer)
         return answer
 

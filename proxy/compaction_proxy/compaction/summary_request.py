@@ -1,4 +1,4 @@
-"""What is wanted of a summary model, who may be asked, and what comes back."""
+"""Defines summary requests, the models they may use, and the summaries that come back."""
 
 import hashlib
 from collections.abc import Mapping
@@ -19,19 +19,19 @@ from compaction_proxy.wires.chat.summary_call import takes_cache_key
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.wire import Wire
 
-# Characters of a text for each token.
+# Characters per token of a summary, approximately.
 SUMMARY_CHARACTERS = 3.5
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryRoute:
-    """Where a summary is asked for.
+    """An endpoint and model from which a summary can be requested.
 
     Attributes:
         url: Absolute URL of the endpoint.
-        headers: Credentials and whatever else the call needs.
-        model: The model's name.
-        window: Tokens that the model takes.
+        headers: Credentials and other headers that the call needs.
+        model: The name of the model.
+        window: Context window of the model, in tokens.
         wire: The wire of the endpoint.
     """
 
@@ -44,11 +44,11 @@ class SummaryRoute:
 
 @dataclass(frozen=True, slots=True)
 class AlignedConversation:
-    """The very conversation, for the aligned form.
+    """The conversation itself, for the aligned form of a summary call.
 
     Attributes:
         body: The client's request.
-        messages: The list as it would be forwarded, stand-ins in place and repaired.
+        messages: The list as it would be forwarded, with replacements in place and repaired.
     """
 
     body: RequestBody = field(repr=False)
@@ -57,28 +57,28 @@ class AlignedConversation:
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """What is wanted of a summary model.
+    """A request for the texts of a compaction.
 
     Attributes:
-        shape: As the strategy asks.
+        shape: The form of the summary that the strategy asks for.
         instructions: System prompt of the call.
-        groups: What to summarise; one text is wanted for each.
-        task: The user's task; empty where it is not shown.
-        earlier: Texts of earlier rounds, oldest first.
+        groups: The messages to summarise; one text is wanted for each group.
+        task: The user's task; empty if it is not shown.
+        earlier: Texts of earlier compactions, oldest first.
         language: English name of the language to write in; empty if it is not known.
-        tokens: Size asked for, of all texts together.
-        routes: Whom to ask; the next one where a model is unknown.
+        tokens: Size to ask for, for all texts together.
+        routes: The routes to try. The next one is tried if a model is unknown.
         counting_options: How tokens are counted.
-        calibration_ratio: Calibrated tokens for each counted one.
-        tenant: Whose calls they are.
-        calls_per_hour: How many the tenant may make; 0: no bound.
-        aligned: The conversation itself, where the call is to continue it; asked of the first route, if that
-            is the request's own model.
-        deadline_s: Seconds after which the calls are cancelled for their slowness; 0: not known.
-        usage: What the calls have taken so far; to be read after a failure or a deadline, too.
-        user_messages: What users have said in the whole conversation; with the groups it is what a summary
-            may know.
-        states: How far each request has come (`core.ledger.frontier`), as far as that is known.
+        calibration_ratio: Calibrated tokens per counted token.
+        tenant: The tenant that pays for the calls.
+        calls_per_hour: How many calls the tenant may make in an hour; 0 for no limit.
+        aligned: The conversation itself, if the call shall continue it. It is only sent to the first route,
+            and only if that is the request's own model.
+        deadline_s: Seconds after which slow calls are cancelled; 0 if unknown.
+        usage: What the calls have used so far. It is valid after a failure or a deadline, too.
+        user_messages: All user messages of the conversation. A summary may state only what these and the
+            groups contain.
+        states: The known state of each request of the user (`core.ledger.frontier`).
     """
 
     shape: SummaryShape
@@ -101,23 +101,23 @@ class SummaryRequest:
 
     @property
     def max_characters(self) -> int:
-        """Size allowed, of all texts together."""
+        """Largest allowed size of all texts together, in characters."""
         return int(self.shape.compute_max_tokens(self.tokens) * SUMMARY_CHARACTERS)
 
     @property
     def account(self) -> CallAccount:
-        """Who pays for it."""
+        """The account to which the calls are charged."""
         return CallAccount(self.tenant, self.calls_per_hour, self.usage, self.deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What was written for a brief.
+    """The texts that were written for a summary request.
 
     Attributes:
-        texts: One for each group: cleaned, validated, and verified where the strategy says so.
-        model: Who wrote them.
-        usage: What all calls together took.
+        texts: One text for each group: cleaned, validated, and verified if the strategy says so.
+        model: The name of the model that wrote the texts.
+        usage: What all calls together used.
     """
 
     texts: tuple[str, ...] = field(repr=False)
@@ -125,22 +125,22 @@ class Summary:
     usage: SummaryUsage = field(compare=False)
 
 
-# An answer takes at most this share of the summary model's window, whatever was asked for.
+# An answer takes at most this share of the summary model's window, whatever size was asked for.
 ANSWER_SHARE = 0.25
-# A call, its answer included, takes at most this share of the window: sizes are estimates.
+# A call and its answer take at most this share of the window, because sizes are estimates.
 WINDOW_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A brief, or a portion of one, before one model.
+    """A summary request, or a portion of one, for one model.
 
     Attributes:
-        brief: What is wanted.
-        route: Who is asked.
-        window: Tokens that the model is believed to take.
-        tokens: Size asked for.
-        earlier: Texts of earlier rounds that are shown.
+        brief: The summary request.
+        route: The endpoint and model.
+        window: Tokens that the model is assumed to take.
+        tokens: Size of the summary to ask for.
+        earlier: Texts of earlier compactions that are shown to the model.
     """
 
     brief: SummaryRequest
@@ -151,18 +151,18 @@ class ModelCall:
 
     @property
     def answer_tokens(self) -> int:
-        """Tokens that an answer may take, with what the model thinks before it."""
+        """Tokens that an answer may take, thinking included."""
         return self.brief.shape.compute_max_tokens(
             self.tokens
         ) + self.route.wire.call_format.get_thinking_allowance(self.route.model, None)
 
     @property
     def max_input_tokens(self) -> float:
-        """Counted tokens that instructions and prompt may take, less what the estimate may be wrong by."""
+        """Counted tokens that instructions and prompt may take, with a margin for the error of estimates."""
         return (WINDOW_SHARE * self.window - self.answer_tokens) / self.brief.calibration_ratio
 
     async def build_prompt(self, groups: tuple[Group, ...], shape: SummaryShape) -> str:
-        """The data of a call, written beside the loop: it may be megabytes."""
+        """Builds the prompt in a worker, because it may be megabytes long."""
         brief = self.brief
         return await run_in_worker(
             partial(
@@ -177,7 +177,7 @@ class ModelCall:
         )
 
     def build_call(self, prompt_text: str) -> SummaryCall:
-        """The transcript call that a prompt makes."""
+        """Builds the transcript call with this prompt."""
         brief, route = self.brief, self.route
         return SummaryCall(
             url=route.url,
@@ -193,13 +193,13 @@ class ModelCall:
 
 
 def build_model_call(brief: SummaryRequest, route: SummaryRoute, window: int) -> ModelCall:
-    """A whole brief before one model that is believed to take so many tokens."""
+    """Builds the call of a whole summary request for a model that is assumed to take `window` tokens."""
     shape = brief.shape
-    most = int(window * ANSWER_SHARE) * shape.tokens // shape.max_tokens
-    return ModelCall(brief, route, window, max(1, min(brief.tokens, most)), brief.earlier)
+    max_tokens = int(window * ANSWER_SHARE) * shape.tokens // shape.max_tokens
+    return ModelCall(brief, route, window, max(1, min(brief.tokens, max_tokens)), brief.earlier)
 
 
 def _build_cache_key(brief: SummaryRequest) -> str:
-    """Of a strategy and a tenant, so that summary calls and conversations do not share a cache's place."""
-    whose = hashlib.sha256(brief.tenant.encode()).hexdigest()[:16]
-    return f"compaction-{brief.shape.prompt}-{whose}"
+    """Builds a key per strategy and tenant, so that summary calls share no cache slot with conversations."""
+    tenant_digest = hashlib.sha256(brief.tenant.encode()).hexdigest()[:16]
+    return f"compaction-{brief.shape.prompt}-{tenant_digest}"

@@ -1,4 +1,4 @@
-"""What goes into a fit and what comes out of it."""
+"""The types of requests and results of the compactor."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from compaction_proxy.wires.body import RequestBody
 
 
 class CompactionMode(StrEnum):
-    """How a request is to be treated."""
+    """The mode in which the compactor treats a request."""
 
     ACTIVE = "active"
     FORCE = "force"
@@ -22,7 +22,7 @@ class CompactionMode(StrEnum):
 
 
 class CompactionStatus(StrEnum):
-    """What was done to a request, as the header `x-compaction-status` says it."""
+    """The outcome for a request, as the header `x-compaction-status` reports it."""
 
     NONE = "none"
     REUSED = "reused"
@@ -36,27 +36,28 @@ class CompactionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FitRequest:
-    """One request, as the compactor is asked to make it fit.
+    """A request that the compactor makes fit.
 
     Attributes:
-        body: The request.
+        body: The body of the request.
         model: The model that will answer.
-        tenant: Whose it is.
-        conversation: Its id, if the client gave one.
-        origin: Of the upstream.
-        settings: What the configuration says of the model.
-        mode: How to treat it.
-        trigger_tokens: A lower trigger that the client asked for.
-        resolve_summary_routes: Says whom to ask for a summary, in order; nobody if it is empty. Few requests
-            need to know.
-        patience_s: Seconds after which the client gives up, if it said so.
-        uses_checkpoints: Whether stored rounds may be used and made; without an id the configuration may say
-            no.
-        strategy: The strategy that the client asked for, if it named one.
-        can_lower_output: Whether the output asked for may be lowered to make the request fit.
-        pins: What the client wants to be kept word for word.
-        client: The name of the client, as far as its header fields tell (`wires.project_instructions`).
-        continued_conversation: Id of the conversation that its messages continue, where the client gave none.
+        tenant: The tenant that sent the request.
+        conversation: The conversation id that the client gave; None if the client gave none.
+        origin: The origin of the upstream.
+        settings: The configuration for the model.
+        mode: How to treat the request.
+        trigger_tokens: A lower trigger that the client asked for, in tokens.
+        resolve_summary_routes: Returns the routes to try for a summary, in order. Without a route, no summary
+            can be requested. It is a function because few requests need the routes.
+        patience_s: Seconds after which the client gives up; None if the client did not say.
+        uses_checkpoints: Whether stored compactions may be used and new ones stored. The configuration may
+            forbid both for requests without a conversation id.
+        strategy: The strategy that the client asked for; None if the client named none.
+        can_lower_output: Whether the requested output limit may be lowered to make the request fit.
+        pins: Texts that the client wants to be kept word for word.
+        client: The name of the client, as far as its headers identify it (`wires.project_instructions`).
+        continued_conversation: The id of the conversation that the messages continue, where the client gave
+            no id.
     """
 
     body: RequestBody
@@ -78,33 +79,36 @@ class FitRequest:
 
     @property
     def known_conversation(self) -> str | None:
-        """Id of its conversation, whoever found it."""
+        """The conversation id, whether the client gave it or the proxy found it."""
         return self.conversation or self.continued_conversation
 
     @property
     def summary_routes(self) -> tuple[SummaryRoute, ...]:
-        """Whom to ask for a summary; empty: nobody."""
+        """The routes to try for a summary, in order; empty if no summary can be requested."""
         return self.resolve_summary_routes()
 
 
-class CompactionReport(NamedTuple):  # made for each request: a dataclass costs four times as much
-    """What was done and why, for headers and logs; None where it is not known. Sizes are calibrated tokens.
+class CompactionReport(NamedTuple):  # created for each request: a dataclass costs four times as much
+    """Reports what was done and why, for headers and logs.
+
+    A field is None where its value is not known. Sizes are calibrated tokens.
 
     Attributes:
         status: The outcome.
-        conversation: Its id.
-        strategy: Whose checkpoint is in force.
-        round: Its number.
-        messages_before: Messages that the client sent.
-        messages_after: Messages that go on.
-        tokens_before: Tokens that the client sent.
-        tokens_after: Tokens that go on.
-        window: Of the model.
-        trigger: T, in tokens.
-        reason: Why not more was done, or why it failed.
-        tokens_without_round: Tokens that would have gone on without a round made just now.
-        checkpoint_id: Where the checkpoint in force is kept, as hex digits.
-        max_output: Tokens of output that are asked for in place of what the client asked for; None: its own.
+        conversation: The conversation id.
+        strategy: The strategy that holds for the request.
+        round: The number of the compaction in force.
+        messages_before: Number of messages that the client sent.
+        messages_after: Number of messages that are forwarded.
+        tokens_before: Tokens of the client's list.
+        tokens_after: Tokens of the forwarded list.
+        window: The context window of the model.
+        trigger: The trigger T, in tokens.
+        reason: Why nothing more was done, or why the compaction failed.
+        tokens_without_round: Tokens that would have been forwarded without a compaction made for this
+            request.
+        checkpoint_id: The id of the checkpoint in force, as hex digits.
+        max_output: The lowered output limit, in tokens; None if the client's own limit stays.
     """
 
     status: CompactionStatus
@@ -124,13 +128,14 @@ class CompactionReport(NamedTuple):  # made for each request: a dataclass costs 
 
 
 class UsageBasis(NamedTuple):
-    """What a forwarded request stood on, so that its real size says something about the next one.
+    """Identifies a forwarded request, so that its reported size helps to estimate the next one.
 
     Attributes:
-        root: The conversation's root (`storage.keys.root_of`).
-        prefixes: Prefix digests of the client's non-privileged messages.
-        baseline_key: What makes sizes comparable (`providers.usage_baseline.place_of`).
-        fixed_tokens: Of what no round removes, in calibrated tokens.
+        root: The root digest of the conversation (`storage.keys.conversation_root`).
+        prefixes: Prefix digests of the client's messages that are not fixed.
+        baseline_key: Key shared by requests whose token counts can be compared
+            (`providers.usage_baseline.build_baseline_key`).
+        fixed_tokens: Calibrated tokens that no compaction removes.
     """
 
     root: bytes
@@ -140,12 +145,14 @@ class UsageBasis(NamedTuple):
 
 
 class CompactedMessages(NamedTuple):
-    """A list that is forwarded in place of the client's, with a round in force and nothing cut from it.
+    """A list that is forwarded in place of the client's list.
+
+    It has a checkpoint applied, and nothing was cut from it.
 
     Attributes:
-        messages: The list.
-        body: The client's non-privileged messages.
-        checkpoint: The round.
+        messages: The forwarded list.
+        body: The client's messages that are not fixed.
+        checkpoint: The checkpoint that was applied.
     """
 
     messages: tuple[Message, ...]
@@ -155,19 +162,21 @@ class CompactedMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """A request that fits, as far as it could be made to.
+    """A request that was made to fit, as far as possible.
 
     Attributes:
-        raw: The body to forward; the very object that came where nothing was changed.
-        estimate: Its counted tokens, before calibration; 0 where it was not counted.
+        raw: The body to forward. It is the client's own bytes object if nothing was changed.
+        estimate: Counted tokens of the forwarded request, before calibration; 0 if the request was not
+            counted.
         report: What was done.
-        usage_basis: What it stood on; None where it was not read, or cut in a way that no checkpoint
-            remembers.
-        has_guessed_tokens: Whether it holds images and the like, which we may price too high.
-        should_prepare: Whether there is work to be done ahead of need, once the client has its answer.
-        client_tokens: Tokens of what the client sent, counted as `estimate` is.
-        compacted_messages: The list that is forwarded; None where it is the client's, or was cut.
-        added_tokens: Tokens of `estimate` that neither the client nor a round has put there (`auto_recall`).
+        usage_basis: What identifies the request when its usage is reported; None if the request was not read,
+            or was cut in a way that no checkpoint records.
+        has_guessed_tokens: Whether the request holds parts such as images, whose tokens may be overestimated.
+        should_prepare: Whether a compaction should be prepared ahead of need, once the client has its answer.
+        client_tokens: Counted tokens of what the client sent, before calibration.
+        compacted_messages: The forwarded list; None if the client's own list is forwarded, or the list was
+            cut.
+        added_tokens: The part of `estimate` that auto-recall has added (`auto_recall`).
     """
 
     raw: bytes
@@ -182,5 +191,5 @@ class FitResult:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether a round is in force in what is forwarded; one that only masks has no number."""
+        """Whether a checkpoint is applied to the forwarded request. One that only masks has no number."""
         return self.compacted_messages is not None or self.report.round is not None

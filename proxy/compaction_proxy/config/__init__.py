@@ -1,4 +1,4 @@
-"""The configuration: what can be set, where it is read from, and what holds for a model."""
+"""The configuration: its keys, the sources that it is read from, and the settings for one model."""
 
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
 from compaction_proxy.config.loader import LoadedConfig, load_config

@@ -1,4 +1,4 @@
-"""The whole configuration, and what of it holds for one model."""
+"""Defines the whole configuration, and the settings for one model."""
 
 import re
 from collections.abc import Mapping
@@ -29,17 +29,17 @@ Section = TypeVar("Section", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSettings:
-    """What holds for one model, overrides applied. Built once per glob, so it is compared by identity.
+    """The settings for one model, overrides applied. Built once per glob, so compared by identity.
 
     Attributes:
-        window: Largest number of input tokens; None: learned, known, or the default.
-        reserve_output: Tokens set aside for the answer; None: the strategy's own.
-        alternation: `strict` where user and assistant messages must alternate.
+        window: Largest number of input tokens. None uses the learned, the known or the default number.
+        reserve_output: Tokens set aside for the answer; None uses the strategy's own number.
+        alternation: `strict` if user and assistant messages must alternate.
         compaction: When and how to compact.
-        summary: Who writes summaries.
-        prices: What it costs; None: as the table of prices knows it.
-        recall: How it gets at what was removed.
-        tools: Whether it takes tools; None: as its name says (`recall.offer.takes_tools`).
+        summary: Which model writes summaries, and how.
+        prices: Prices of the model; None uses the price table.
+        recall: How the model reaches removed messages.
+        tools: Whether the model takes tools; None decides by its name (`recall.offer.supports_tools`).
     """
 
     window: int | None
@@ -53,7 +53,7 @@ class ModelSettings:
 
 
 class GlobSettings(NamedTuple):
-    """What holds for the models that match a glob."""
+    """The settings for the models that match a glob."""
 
     glob: str
     pattern: re.Pattern[str]
@@ -87,7 +87,7 @@ class Config(BaseModel):
 
     @cached_property
     def settings_by_glob(self) -> tuple[GlobSettings, ...]:
-        """What holds for each glob, in order; the last one matches every model."""
+        """The settings for each glob, in order. The last glob matches every model."""
         sections = {**self.models, "*": self.models.get("*", ModelSection())}
         return tuple(
             GlobSettings(glob, re.compile(translate(glob)), _build_settings(self, section))
@@ -96,7 +96,7 @@ class Config(BaseModel):
 
 
 def _merge_mappings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, mapping by mapping."""
+    """Returns `base` with the values of `over`, merged mapping by mapping."""
     merged = dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -105,7 +105,7 @@ def _merge_mappings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[st
 
 
 def _overlay_section(base: Section, over: Section | None) -> Section:
-    """The section with the keys that `over` sets; a key nobody set stays unset."""
+    """Returns the section with the keys that `over` sets. Keys that neither section sets stay unset."""
     if over is None:
         return base
     merged = _merge_mappings(base.model_dump(exclude_unset=True), over.model_dump(exclude_unset=True))
@@ -126,5 +126,5 @@ def _build_settings(config: Config, section: ModelSection) -> ModelSettings:
 
 
 def get_model_settings(config: Config, model: str) -> ModelSettings:
-    """What holds for the model of this name. Built once per glob, so that calling it per request is cheap."""
+    """Returns the settings for a model. They are built once per glob, so a call per request is cheap."""
     return next(row.settings for row in config.settings_by_glob if row.pattern.match(model))

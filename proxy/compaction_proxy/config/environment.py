@@ -19,13 +19,13 @@ MAX_SECRET_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ConfigOverride:
-    """One value from outside the file.
+    """One value that is set outside the file.
 
     Attributes:
-        name: The variable or option that sets it.
-        path: What it sets.
+        name: Name of the variable or option that sets it.
+        path: The key that it sets.
         value: The value, if `problem` is empty.
-        problem: What is wrong with it; never quotes the value.
+        problem: What is wrong with the value; it never quotes the value.
     """
 
     name: str
@@ -35,10 +35,10 @@ class ConfigOverride:
 
 
 def _decode_value(raw: str, key: ConfigKey | None) -> object:
-    """The text of a variable as the value it stands for; sections, lists and maps are JSON.
+    """Decodes the text of a variable. Sections, lists and mappings are JSON.
 
     Raises:
-        ValueError: It is no JSON where that is needed.
+        ValueError: The key needs JSON, and the text is not JSON.
     """
     if key is not None and key.is_nullable and raw in {"", "null"}:
         return None
@@ -55,12 +55,12 @@ def _decode_value(raw: str, key: ConfigKey | None) -> object:
 
 
 def _is_secret(kind: object) -> bool:
-    """Whether a key holds a secret, or a list of them."""
+    """Returns whether a key holds a secret or a list of secrets."""
     return kind is SecretStr or any(unwrap_type(inner) is SecretStr for inner in get_args(kind))
 
 
 def _read_secret(path: str) -> str:
-    """The content of a secret's file without its one trailing newline."""
+    """Reads a secret from its file, without one trailing newline."""
     try:
         with Path(path).open("rb") as file:
             text = file.read(MAX_SECRET_BYTES).decode().removesuffix("\n")
@@ -68,7 +68,8 @@ def _read_secret(path: str) -> str:
         raise ValueError(f"the file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError("the file is not UTF-8") from None
-    if not text:  # half written, or a pipe that was read before: without a key everybody would be let in
+    # The file may be half written, or a pipe that was read before. An empty key would let everybody in.
+    if not text:
         raise ValueError("the file is empty")
     return text
 
@@ -94,8 +95,11 @@ def _parse_variable(
 
 
 def iter_overrides(environ: Mapping[str, str]) -> Iterator[ConfigOverride]:
-    """Every variable of ours; whole sections come before single keys, so that the narrower one wins."""
-    known = {key.path: key for key in iter_keys()}
+    """Yields an override for each variable of the proxy.
+
+    Whole sections come before single keys, so that the narrower setting wins.
+    """
+    keys = {key.path: key for key in iter_keys()}
     for name in sorted(environ, key=lambda name: (name.count("__"), name)):
         if name.startswith(PREFIX):
-            yield _parse_variable(name, environ, known)
+            yield _parse_variable(name, environ, keys)

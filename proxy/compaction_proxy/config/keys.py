@@ -1,4 +1,4 @@
-"""The configuration as a flat list of keys: for finding one, suggesting one, and showing all."""
+"""Lists the keys of the configuration, to find one, to suggest one and to show all."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from compaction_proxy.config.yaml_file import KeyPath
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One key.
+    """One key of the configuration.
 
     Attributes:
-        path: Section and names down to it.
-        kind: Its type, without `| None`.
+        path: Names of the section and of everything down to the key.
+        kind: Type of its value, without `| None`.
         default: Its default.
-        description: What it means, with its unit.
+        description: Its meaning, with its unit.
         is_supported: False while only the default is accepted.
         is_nullable: Whether it may be null.
     """
@@ -34,23 +34,23 @@ class ConfigKey:
 
 
 def format_key_path(place: KeyPath) -> str:
-    """A place as users read it."""
+    """Formats the path of a key as users read it, with dots."""
     return ".".join(map(str, place))
 
 
 def get_section_type(kind: object) -> type[BaseModel] | None:
-    """The kind as a section, if it is one."""
+    """Returns the type if it is a section, else None."""
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def get_type_at(place: KeyPath) -> object | None:
-    """The type of what stands at a place; None if there is no such place."""
+    """Returns the type of the value at a path; None if there is no such path."""
     kind: object | None = Config
     for step in place:
         section = get_section_type(kind)
         if section is not None:
-            found = section.model_fields.get(str(step))
-            kind = unwrap_type(found.annotation) if found else None
+            field = section.model_fields.get(str(step))
+            kind = unwrap_type(field.annotation) if field else None
         else:
             inner = get_args(kind)
             kind = unwrap_type(inner[-1 if get_origin(kind) is dict else 0]) if inner else None
@@ -58,34 +58,34 @@ def get_type_at(place: KeyPath) -> object | None:
 
 
 def iter_keys(section: type[BaseModel] = Config, above: KeyPath = ()) -> Iterator[ConfigKey]:
-    """Every key in order, sections themselves left out."""
-    for name, found in section.model_fields.items():
-        place, kind = (*above, name), unwrap_type(found.annotation)
+    """Yields every key in order, without the sections themselves."""
+    for name, field in section.model_fields.items():
+        place, kind = (*above, name), unwrap_type(field.annotation)
         nested = get_section_type(kind)
-        if nested is not None and isinstance(found.default, nested):
+        if nested is not None and isinstance(field.default, nested):
             yield from iter_keys(nested, place)
         else:
-            works = not any(isinstance(mark, OnlyValue) for mark in found.metadata)
-            nullable = type(None) in get_args(found.annotation)
-            yield ConfigKey(place, kind, found.default, found.description or "", works, nullable)
+            is_supported = not any(isinstance(mark, OnlyValue) for mark in field.metadata)
+            nullable = type(None) in get_args(field.annotation)
+            yield ConfigKey(place, kind, field.default, field.description or "", is_supported, nullable)
 
 
 def suggest_key(place: KeyPath) -> str:
-    """`, did you mean 'x'?` for a place that does not exist, or nothing.
+    """Returns `, did you mean 'x'?` for a path that does not exist, or an empty text.
 
-    It is about the outermost step that is wrong. What begins like a key is more likely that key with its unit
-    (`trigger_tokens`) than another that looks alike.
+    The suggestion replaces the first wrong name in the path. A name that begins like a key is more likely
+    that key with its unit (`trigger_tokens`) than another key that looks similar.
     """
     wrong = next((k for k in range(len(place)) if get_type_at(place[: k + 1]) is None), len(place) - 1)
     section, word = get_section_type(get_type_at(place[:wrong])), str(place[wrong])
     names = tuple(section.model_fields) if section else ()
-    begun = [name for name in names if word.startswith(f"{name}_")]
-    close = begun or get_close_matches(word, names, n=1)
+    longer = [name for name in names if word.startswith(f"{name}_")]
+    close = longer or get_close_matches(word, names, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
 def to_plain_value(value: object) -> object:
-    """A value as YAML and JSON have it; secrets are masked, empty ones stay empty."""
+    """Converts a value to plain YAML and JSON types. Secrets are masked, but empty ones stay empty."""
     if isinstance(value, SecretStr):
         return "********" if value.get_secret_value() else ""
     if isinstance(value, str):

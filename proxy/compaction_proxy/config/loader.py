@@ -1,4 +1,4 @@
-"""Reads the configuration: file, environment, options; every problem at once, one line each."""
+"""Loads the configuration from file, environment and options, and reports every problem, one per line."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ WORDING = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration and where it comes from.
+    """A configuration and where its values come from.
 
     Attributes:
-        config: The configuration; `store.url` is filled in and absolute.
-        origins: For each key, dotted: `default`, `FILE:LINE`, `environment NAME`, or an option's name.
+        config: The configuration. `store.url` is filled in and absolute.
+        origins: Origin of each dotted key: `default`, `FILE:LINE`, `environment NAME`, or an option's name.
         path: The file that was read, if any.
-        warnings: What works but is probably not meant, one line each.
-        is_empty: Whether that file says nothing at all: it is empty, or holds comments only.
+        warnings: Settings that work but are probably not intended, one line each.
+        is_empty: Whether the file says nothing at all: it is empty, or holds only comments.
     """
 
     config: Config
@@ -48,21 +48,24 @@ class LoadedConfig:
 
 @dataclass(frozen=True, slots=True)
 class _ValueSource:
-    """Where a value was set: exactly, for an error, and in short."""
+    """The place where a value was set: exact in `where` for errors, short in `origin`."""
 
     where: str
     origin: str
 
 
 def _choose_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """The file to read: the one given, the variable's, or the one in the working directory."""
-    named = environ.get(CONFIG_VARIABLE, "")
-    here = Path(DEFAULT_FILE)
-    return path or (Path(named) if named else here if here.exists() else None)
+    """Returns the file to read: the given one, the variable's, or the one in the working directory."""
+    variable_path = environ.get(CONFIG_VARIABLE, "")
+    default_path = Path(DEFAULT_FILE)
+    return path or (Path(variable_path) if variable_path else default_path if default_path.exists() else None)
 
 
 def _iter_leaves(place: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
-    """The single values in a value; an entry of `models` is one, because it is replaced as a whole."""
+    """Yields the single values in a value.
+
+    An entry of `models` counts as one value, because it is replaced as a whole.
+    """
     if isinstance(value, dict) and value and (place[:1] != MODELS or place == MODELS):
         for name, inner in value.items():
             yield from _iter_leaves((*place, name), inner)
@@ -71,13 +74,16 @@ def _iter_leaves(place: KeyPath, value: object) -> Iterator[tuple[KeyPath, objec
 
 
 def _put_value(values: dict[str, Any], place: KeyPath, value: object) -> None:
-    """Set one value. An entry of `models` comes before those of the file, because the first match wins."""
-    *above, last = map(str, place)
-    for name in above:
+    """Sets one value.
+
+    An entry of `models` goes before those of the file, because the first match wins.
+    """
+    *parents, last = map(str, place)
+    for name in parents:
         inner = values.get(name)
         values[name] = inner if isinstance(inner, dict) else {}
         values = values[name]
-    if tuple(above) == MODELS:
+    if tuple(parents) == MODELS:
         rest = {name: inner for name, inner in values.items() if name != last}
         values.clear()
         values.update({last: value, **rest})
@@ -88,43 +94,43 @@ def _put_value(values: dict[str, Any], place: KeyPath, value: object) -> None:
 def _apply_override(
     setting: ConfigOverride, values: dict[str, Any], sources: dict[KeyPath, _ValueSource]
 ) -> None:
-    """Lay one setting over what is there."""
-    named = setting.name.startswith(environment.PREFIX)
-    source = _ValueSource(setting.name, f"environment {setting.name}" if named else setting.name)
+    """Sets the values of one override, and records it as their source."""
+    is_variable = setting.name.startswith(environment.PREFIX)
+    source = _ValueSource(setting.name, f"environment {setting.name}" if is_variable else setting.name)
     leaves = list(_iter_leaves(setting.path, setting.value))
     for place, value in reversed(leaves):
         _put_value(values, place, value)
-        for below in [known for known in sources if known[: len(place)] == place]:
-            del sources[below]
+        for nested in [path for path in sources if path[: len(place)] == place]:
+            del sources[nested]
         sources[place] = source
 
 
 def _find_origin(place: KeyPath, values: Mapping[str, Any], sources: Mapping[KeyPath, _ValueSource]) -> str:
-    """Where the value of a key comes from."""
-    found: Any = values
+    """Returns the short name of the source that set a key's value."""
+    current: Any = values
     for name in place:
-        if not isinstance(found, dict) or name not in found:
+        if not isinstance(current, dict) or name not in current:
             return "default"
-        found = found[name]
-    below = (sources[known] for known in sources if known[: len(place)] == place)
-    source = _find_source(place, sources) or next(below, None)
+        current = current[name]
+    nested_sources = (sources[path] for path in sources if path[: len(place)] == place)
+    source = _find_source(place, sources) or next(nested_sources, None)
     return source.origin if source else "default"
 
 
 def _drop_empty_sections(values: Mapping[str, Any], section: type[BaseModel] = Config) -> dict[str, Any]:
-    """The values without sections that stand empty, because `server:` with no key left is null."""
-    made: dict[str, Any] = {}
+    """Returns the values without empty sections, because YAML reads `server:` without keys as null."""
+    filled: dict[str, Any] = {}
     for name, value in values.items():
-        found = section.model_fields.get(name)
-        kind = get_section_type(unwrap_type(found.annotation)) if found else None
-        if value is None and found is not None and found.default is not None and (kind or name == "models"):
+        field = section.model_fields.get(name)
+        kind = get_section_type(unwrap_type(field.annotation)) if field else None
+        if value is None and field is not None and field.default is not None and (kind or name == "models"):
             continue
-        made[name] = _drop_empty_sections(value, kind) if kind and isinstance(value, dict) else value
-    return made
+        filled[name] = _drop_empty_sections(value, kind) if kind and isinstance(value, dict) else value
+    return filled
 
 
 def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
-    """One error of pydantic in our words; never the value, which may be a secret."""
+    """Describes one error of pydantic in the proxy's words, without the value, which may be a secret."""
     if error["type"] == "extra_forbidden":
         return f"unknown key{suggest_key(error['loc'])}"
     if error["type"] == "value_error":
@@ -136,7 +142,7 @@ def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetail
 
 
 def _find_source(place: KeyPath, sources: Mapping[KeyPath, _ValueSource]) -> _ValueSource | None:
-    """Where a place, or what it lies in, was set."""
+    """Returns the source that set a key, or the section around the key."""
     ends = range(len(place), 0, -1)
     return next((sources[place[:end]] for end in ends if place[:end] in sources), None)
 
@@ -158,10 +164,10 @@ def _validate_values(
     environ: Mapping[str, str],
     found: list[str],
 ) -> Config:
-    """The configuration, `store.url` filled in.
+    """Validates the values and returns the configuration with `store.url` filled in.
 
     Raises:
-        ConfigError: Something is wrong; `found` comes first.
+        ConfigError: The configuration has problems. The message begins with those in `found`.
     """
     lines: Iterator[str] = iter(())
     try:
@@ -180,13 +186,13 @@ def _validate_values(
 def load_config(
     path: Path | None, environ: Mapping[str, str], options: Iterable[ConfigOverride] = ()
 ) -> LoadedConfig:
-    """The configuration from a file, then the environment, then options; each overrides what came before.
+    """Loads the configuration from a file, then the environment, then options; later values win.
 
-    Without a `path` the file is the one that `COMPACTION_PROXY_CONFIG` names, else `./config.yaml` if there
-    is one, else none.
+    Without a `path`, the file is the one that `COMPACTION_PROXY_CONFIG` names, else `./config.yaml` if it
+    exists, else none.
 
     Raises:
-        ConfigError: One line for each problem.
+        ConfigError: The configuration cannot be used. The message has one line for each problem.
     """
     file = _choose_file(path, environ)
     values: dict[str, Any] = {}
@@ -194,14 +200,14 @@ def load_config(
     problems: list[str] = []
     empty = False
     if file is not None:
-        read = yaml_file.read_yaml(file, environ)
-        values, empty = read.values, read.is_empty
-        for place, (line, column) in read.marks.items():
+        document = yaml_file.read_yaml(file, environ)
+        values, empty = document.values, document.is_empty
+        for place, (line, column) in document.marks.items():
             sources[place] = _ValueSource(f"{file}:{line}:{column}", f"{file}:{line}")
-        problems += [f"{file}:{line}:{column}: {what}" for line, column, what in read.problems]
-    given = list(environment.iter_overrides(environ))
-    problems += [_format_override_problem(setting) for setting in given if setting.problem]
-    for setting in chain((setting for setting in given if not setting.problem), options):
+        problems += [f"{file}:{line}:{column}: {what}" for line, column, what in document.problems]
+    overrides = list(environment.iter_overrides(environ))
+    problems += [_format_override_problem(setting) for setting in overrides if setting.problem]
+    for setting in chain((setting for setting in overrides if not setting.problem), options):
         _apply_override(setting, values, sources)
     config = _validate_values(values, sources, environ, problems)
     origins = {format_key_path(key.path): _find_origin(key.path, values, sources) for key in iter_keys()}

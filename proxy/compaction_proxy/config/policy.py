@@ -1,4 +1,4 @@
-"""What the configuration makes of a strategy's row."""
+"""Applies the configuration to a strategy's row."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,13 +10,13 @@ from compaction_proxy.core.trigger import TriggerRule
 
 
 def build_policy(settings: ModelSettings, strategy: str | None = None) -> Policy:
-    """A strategy's row with what the configuration changes of it.
+    """Builds a strategy's policy: its row with what the configuration changes.
 
-    The strategy's own keys come first; a key for all strategies beats them where it is set.
+    The strategy's own keys come first. A key for all strategies overrides them if it is set.
 
     Args:
-        settings: What is configured for the model.
-        strategy: Name of the row that a request asked for; None: the configured one.
+        settings: Settings for the model.
+        strategy: Name of the strategy that a request asked for; None uses the configured one.
 
     Raises:
         KeyError: There is no strategy of that name.
@@ -24,23 +24,25 @@ def build_policy(settings: ModelSettings, strategy: str | None = None) -> Policy
     compaction = settings.compaction
     policy = STRATEGIES[strategy or compaction.strategy]
     fields = getattr(compaction.strategies, policy.name)
-    own = ((name, value) for name, value in fields if name in FIELDS and name in fields.model_fields_set)
-    for name, value in (*own, *_list_shared_fields(settings)):
+    own_fields = (
+        (name, value) for name, value in fields if name in FIELDS and name in fields.model_fields_set
+    )
+    for name, value in (*own_fields, *_list_shared_fields(settings)):
         policy = set_field(policy, name, value)
     if compaction.trigger is not None:
         policy = replace(policy, trigger=tuple(TriggerRule(**dict(row)) for row in compaction.trigger))
     if compaction.background is not None:
-        ahead = policy.soft_share or ANCHORED.soft_share
-        policy = replace(policy, soft_share=ahead if compaction.background else 0.0)
+        soft_share = policy.soft_share or ANCHORED.soft_share
+        policy = replace(policy, soft_share=soft_share if compaction.background else 0.0)
     if policy.summary and (fields.prompt_file or settings.summary.prompt_file):
         policy = replace(
             policy, summary=replace(policy.summary, sections=())
-        )  # the user's prompt has its own
+        )  # the user's prompt defines its own sections
     return policy
 
 
 def _list_shared_fields(settings: ModelSettings) -> Iterator[tuple[str, object]]:
-    """The fields that a key for all strategies sets, whichever has them."""
+    """Returns the fields that keys for all strategies set. A strategy may lack some of these fields."""
     compaction, keep, summary = settings.compaction, settings.compaction.keep, settings.summary
     keys = {
         "output_reserve_tokens": settings.reserve_output,

@@ -1,4 +1,4 @@
-"""A configuration that takes another's place while the proxy runs: what takes effect, and what waits."""
+"""Compares a new configuration with the running one: what takes effect, and what waits for a restart."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -7,7 +7,7 @@ from typing import Any
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.keys import format_key_path, iter_keys
 
-# What is only looked at when a process starts: sockets, deadlines, the store, and what is derived from them.
+# Keys that are read only when a process starts: sockets, deadlines, the store, and what is derived from them.
 AT_START = (
     "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
     "server.secret", "server.previous_secrets", "server.workers", "server.accept_grace_s", "server.drain_s",
@@ -21,9 +21,9 @@ class ConfigChange:
     """What a new configuration changes.
 
     Attributes:
-        config: The one to run with: the new one, but for what has to wait.
-        changed: Keys that take effect, dotted.
-        waiting_for_restart: Keys that take effect with the next start, dotted.
+        config: The configuration to run with: the new one, but with the old values of keys that wait.
+        changed: Dotted keys that take effect now.
+        waiting_for_restart: Dotted keys that take effect with the next start.
     """
 
     config: Config
@@ -32,7 +32,7 @@ class ConfigChange:
 
 
 def compare_configs(old: Config, new: Config) -> ConfigChange:
-    """The step from one configuration to another."""
+    """Compares two configurations and returns the change from the old one to the new one."""
     names = [
         format_key_path(key.path)
         for key in iter_keys()
@@ -52,10 +52,10 @@ def _needs_restart(name: str) -> bool:
 
 
 def _restore_values(old: Config, new: Config, names: tuple[str, ...]) -> Config:
-    """The new configuration with the old values of these keys."""
+    """Returns the new configuration with the old values of these keys."""
     sections: dict[str, Any] = {}
     for name in names:
         section, key = name.split(".", 1)
-        held = sections.get(section, getattr(new, section))
-        sections[section] = held.model_copy(update={key: getattr(getattr(old, section), key)})
+        current = sections.get(section, getattr(new, section))
+        sections[section] = current.model_copy(update={key: getattr(getattr(old, section), key)})
     return new.model_copy(update=sections) if sections else new

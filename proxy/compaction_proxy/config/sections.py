@@ -1,7 +1,7 @@
-"""The sections of the configuration: frozen models, every key with its unit and default.
+"""The sections of the configuration: frozen models that give every key its unit and default.
 
-The names are a contract with users. A key of a later version is here already, at its neutral value only
-(`OnlyValue`), so that a file written for this version keeps loading.
+The names are a contract with users. Keys of later versions are already defined, but accept only their neutral
+value (`OnlyValue`), so that a file written for this version keeps loading.
 """
 
 from difflib import get_close_matches
@@ -43,7 +43,7 @@ from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.core.strategies import DEFAULT_STRATEGY, STRATEGIES, StandInRole
 from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
-# The wires by name; the first is the one that `upstream` itself is about.
+# The wires by name. The first one is the wire of `upstream` itself.
 RESPONSES, MESSAGES = "responses", "messages"
 WIRES = ("chat", RESPONSES, MESSAGES)
 OPENAI = "https://api.openai.com"
@@ -96,15 +96,20 @@ class UpstreamSection(BaseModel):
     """Providers of single wires."""
 
     def get_provider(self, wire: str) -> tuple[str, str]:
-        """Base URL and key for a wire; a key never goes to another origin than the one it is named for."""
-        own = getattr(self.wires, wire, None) or WireSection()
+        """Returns base URL and key for a wire. A key goes only to the origin for which it is configured."""
+        wire_section = getattr(self.wires, wire, None) or WireSection()
         key = self.api_key.get_secret_value()
-        base_url = own.base_url or self.base_url
-        named = own.api_key.get_secret_value()
-        if own.base_url is None and wire == MESSAGES and (named or not key) and _is_openai_url(base_url):
-            base_url = ANTHROPIC  # OpenAI does not speak this wire: what key is shown is not for OpenAI
-        shared = parse_origin(base_url) == parse_origin(self.base_url)
-        return base_url, named or (key if shared else "")
+        base_url = wire_section.base_url or self.base_url
+        wire_key = wire_section.api_key.get_secret_value()
+        if (
+            wire_section.base_url is None
+            and wire == MESSAGES
+            and (wire_key or not key)
+            and _is_openai_url(base_url)
+        ):
+            base_url = ANTHROPIC  # OpenAI does not speak this wire, so the key is not for OpenAI
+        is_same_origin = parse_origin(base_url) == parse_origin(self.base_url)
+        return base_url, wire_key or (key if is_same_origin else "")
 
 
 Hops = Annotated[int, BeforeValidator(reject_boolean), Field(ge=1, le=16)]
@@ -128,7 +133,8 @@ class RecallSection(BaseModel):
     """How well a passage must match for `auto`, 0 to 1; the lower, the more is beside the point."""
 
 
-# A dollar a token. Sums of what is far beyond are no numbers any more, and JSON has no way to write them.
+# The highest price, in dollars per million tokens: one dollar a token. Sums of far higher prices become
+# infinite, and JSON cannot write infinity.
 MAX_DOLLARS = 1_000_000
 Dollars = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=MAX_DOLLARS)]
 SOURCE = "configuration"
@@ -170,31 +176,31 @@ class PricesSection(BaseModel):
     def _check_surcharge(
         cls, surcharge: SurchargeSection | None, info: ValidationInfo
     ) -> SurchargeSection | None:
-        """A surcharge costs more."""
+        """Checks that a surcharge costs more than the price without it."""
         without = info.data.get("input")
         if surcharge is not None and without is not None and surcharge.input <= without:
             raise ValueError(f"its input costs {surcharge.input:g}, which is not above {without:g}")
         return surcharge
 
     def to_price(self) -> ModelPrice:
-        """The prices as the core has them."""
+        """Returns the prices as a record of the core."""
         return ModelPrice(tuple(self._build_tiers()), SOURCE)
 
     def _build_tiers(self) -> list[PriceTier]:
         cached, written = (self.input if each is None else each for each in (self.cached, self.cache_write))
-        least = PriceTier(0, self.input, cached, written, self.output)
-        more = self.surcharge
-        if more is None:
-            return [least]
-        times = more.input / self.input if self.input else 1.0
+        base_tier = PriceTier(0, self.input, cached, written, self.output)
+        surcharge = self.surcharge
+        if surcharge is None:
+            return [base_tier]
+        times = surcharge.input / self.input if self.input else 1.0
         return [
-            least,
+            base_tier,
             PriceTier(
-                above=more.above_tokens,
-                input=more.input,
-                cached=cached * times if more.cached is None else more.cached,
-                cache_write=written * times if more.cache_write is None else more.cache_write,
-                output=self.output if more.output is None else more.output,
+                above=surcharge.above_tokens,
+                input=surcharge.input,
+                cached=cached * times if surcharge.cached is None else surcharge.cached,
+                cache_write=written * times if surcharge.cache_write is None else surcharge.cache_write,
+                output=self.output if surcharge.output is None else surcharge.output,
             ),
         ]
 
@@ -229,7 +235,7 @@ SESSION_HEADERS = (
     "x-client-session-id", "x-interaction-id", "x-sm-conversation-id", "thread-id", "session-id",
     "session_id", "conversation_id", "x-litellm-trace-id", "x-portkey-trace-id", "baggage",
 )  # fmt: skip
-# The smallest budget of bodies, in bytes: calls of our own tools must fit.
+# The smallest budget for bodies, in bytes. Calls of the proxy's own tools must fit into it.
 MIN_INFLIGHT_BYTES = 1_048_576
 
 
@@ -311,7 +317,7 @@ class SessionSection(BaseModel):
 
 
 def _drop_false(value: object) -> object:
-    """A condition that is `false` is none."""
+    """Returns None for `false`, which means that the condition is not set."""
     return None if value is False else value
 
 
@@ -357,13 +363,13 @@ class KeepSection(BaseModel):
 
 
 def _parse_trigger(value: object) -> object:
-    """`trigger: 0` switches every trigger off, like an empty list."""
+    """Parses `trigger: 0` as an empty list, which switches every trigger off."""
     off = value == 0 and not isinstance(value, bool)
     return () if off or value == "0" else value
 
 
 def _check_strategy(name: str) -> str:
-    """A strategy's name; the likely one is named where there is none of that name."""
+    """Checks a strategy's name. For an unknown name the error suggests a similar one."""
     if name not in STRATEGIES:
         close = get_close_matches(name, STRATEGIES, n=1)
         meant = f", did you mean {close[0]!r}?" if close else ""
@@ -403,7 +409,7 @@ class CompactionSection(BaseModel):
     @field_validator("trigger")
     @classmethod
     def _drop_inert_rows(cls, rows: tuple[TriggerRow, ...] | None) -> tuple[TriggerRow, ...] | None:
-        """Rows that can fire: a 0 switches its row off."""
+        """Returns the rows that can fire. A field that is 0 switches its row off."""
         filled = [{getattr(row, name) for name in TRIGGER_FIELDS} - {None} for row in rows or ()]
         if set() in filled:
             raise ValueError("a row names at least one of " + ", ".join(TRIGGER_FIELDS))

@@ -1,4 +1,4 @@
-"""The sections of `compaction.strategies`: every field of every strategy, its default taken from the row."""
+"""The sections of `compaction.strategies`: every field of each strategy, with defaults from its row."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -29,23 +29,23 @@ from compaction_proxy.core.trigger import TriggerRule
 Rows = tuple[TriggerRule, ...]
 
 
-def _return_unchanged(value: Any) -> Any:  # noqa: ANN401 - a field may be anything
+def _return_unchanged(value: Any) -> Any:  # noqa: ANN401 - a field may be of any type
     return value
 
 
-def _replace_value(value: Any, _: Any) -> Any:  # noqa: ANN401 - likewise
+def _replace_value(value: Any, _: Any) -> Any:  # noqa: ANN401 - a field may be of any type
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyField:
-    """One field.
+    """A configuration key for a part of a strategy's row.
 
     Attributes:
-        place: Attributes down to it, dotted; empty: it is about the whole row.
-        meaning: What it means, with its unit.
-        to_setting: From what stands in the place to the value that users see.
-        from_setting: From the value that they set, and what stands in the place, to what shall stand there.
+        place: Dotted attributes that lead to the part; empty for the whole row.
+        meaning: Description of the key, with its unit.
+        to_setting: Converts the part to the value that users see.
+        from_setting: Converts the value that users set, and the current part, to the new part.
     """
 
     place: str
@@ -55,34 +55,37 @@ class PolicyField:
 
 
 def _build_percent_field(place: str, meaning: str) -> PolicyField:
-    """A share of 0..1 that users see in percent."""
+    """Builds the field for a share of 0..1 that users see in percent."""
     return PolicyField(place, meaning, lambda share: round(share * 100, 6), lambda percent, _: percent / 100)
 
 
 def _build_trigger_field(name: str, meaning: str) -> PolicyField:
-    """A row of the trigger that names nothing but this; rows are alternatives."""
+    """Builds the field for a trigger row that names only this threshold. Rows are alternatives."""
 
     def read_threshold(rows: Rows) -> object:
         return next((value for row in rows if (value := getattr(row, name)) is not None), None)
 
     def write_threshold(value: float | None, rows: Rows) -> Rows:
         threshold: dict[str, Any] = {name: value}
-        ours = () if value is None else (TriggerRule(**threshold),)
-        at = next((k for k, row in enumerate(rows) if getattr(row, name) is not None), len(rows))
-        return (*rows[:at], *ours, *rows[at + 1 :])
+        new_rows = () if value is None else (TriggerRule(**threshold),)
+        position = next((k for k, row in enumerate(rows) if getattr(row, name) is not None), len(rows))
+        return (*rows[:position], *new_rows, *rows[position + 1 :])
 
     return PolicyField("trigger", meaning, read_threshold, write_threshold)
 
 
 def _set_keep_messages(number: int, row: Policy) -> Policy:
-    """A row that leaves lists of one message more than it keeps alone goes on doing so."""
+    """Sets the number of messages to keep.
+
+    A row that ignores lists with only one message more than it keeps continues to do so.
+    """
     tied = row.least_messages == row.keep.messages + 1
-    least = number + 1 if tied else row.least_messages
-    return replace(row, keep=replace(row.keep, messages=number), least_messages=least)
+    least_messages = number + 1 if tied else row.least_messages
+    return replace(row, keep=replace(row.keep, messages=number), least_messages=least_messages)
 
 
 def _set_keep_iterations(number: int, keep: KeepRules) -> KeepRules:
-    """An iteration is two messages at least: what was said, and the answer to it."""
+    """Sets the number of iterations to keep, each of at least two messages: the call and its answer."""
     return replace(keep, iterations=number, messages=2 * number)
 
 
@@ -95,7 +98,7 @@ def _set_target_tokens(tokens: int | None, target: ScaledLimit | None) -> Scaled
 
 
 def _set_summary_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape | None:
-    """What is allowed grows along in proportion."""
+    """Sets the requested size of a summary. The allowed size grows in proportion."""
     if shape is None:
         return None
     allowed = max(shape.max_tokens, tokens * shape.max_tokens // shape.tokens)
@@ -103,11 +106,13 @@ def _set_summary_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape
 
 
 def _set_summary_max_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape | None:
-    """Never is more asked for than allowed."""
+    """Sets the allowed size of a summary. The requested size never exceeds it."""
     if shape is None:
         return None
-    asked = min(shape.tokens, tokens)
-    return replace(shape, tokens=asked, max_tokens=tokens, least_tokens=min(shape.least_tokens, asked))
+    requested = min(shape.tokens, tokens)
+    return replace(
+        shape, tokens=requested, max_tokens=tokens, least_tokens=min(shape.least_tokens, requested)
+    )
 
 
 def _set_tag(tag: str, frame: SummaryFrame) -> SummaryFrame:
@@ -264,35 +269,35 @@ def _split_path(place: str) -> list[str]:
     return place.split(".") if place else []
 
 
-def get_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field may be anything
-    """The value of a row's field as users see it; a whole number without its `.0`."""
-    held: Any = row
+def get_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field may be of any type
+    """Returns the value of a row's field as users see it. A whole number has no `.0`."""
+    part: Any = row
     for step in _split_path(FIELDS[name].place):
-        held = getattr(held, step)
-    value = FIELDS[name].to_setting(held)
+        part = getattr(part, step)
+    value = FIELDS[name].to_setting(part)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def build_field(row: Policy, name: str) -> Any:  # noqa: ANN401 - it takes the type of the key that it is assigned to
-    """A key of a section: the row's own value is its default."""
+    """Builds a key of a section, with the row's own value as its default."""
     return Field(default=get_setting(row, name), description=FIELDS[name].meaning)
 
 
 def set_field(row: Policy, name: str, value: object) -> Policy:
-    """The row with one field set; one that has no such part (`prune` makes no summary) is left as it is."""
+    """Returns the row with one field set. A row without that part stays as it is (`prune` has no summary)."""
     field = FIELDS[name]
-    made: Policy = _replace_part(row, _split_path(field.place), lambda old: field.from_setting(value, old))
-    return made
+    changed: Policy = _replace_part(row, _split_path(field.place), lambda old: field.from_setting(value, old))
+    return changed
 
 
-def _replace_part(record: Any, steps: list[str], store: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - parts of a row
+def _replace_part(record: Any, steps: list[str], store: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a record is any part of a row
     if not steps:
         return store(record)
     first, *rest = steps
-    held = getattr(record, first)
-    if held is None and rest:
+    part = getattr(record, first)
+    if part is None and rest:
         return record
-    return replace(record, **{first: _replace_part(held, rest, store)})
+    return replace(record, **{first: _replace_part(part, rest, store)})
 
 
 def _check_tag(tag: str) -> str:

@@ -1,4 +1,4 @@
-"""The kinds of value in a configuration: numbers, durations, addresses, and what comes later."""
+"""The types of configuration values: numbers, durations, addresses, and keys of later versions."""
 
 import json
 import re
@@ -16,28 +16,32 @@ PORT_OF = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class OnlyValue:
-    """Marks a key whose name is settled but which works with one value alone in this version."""
+    """Marks a key whose name is settled but which accepts only one value in this version."""
 
     value: object
 
     def check_value(self, value: object) -> object:
-        """The value, if it is the one that works."""
+        """Returns the value if it is the accepted one.
+
+        Raises:
+            ValueError: It is another value.
+        """
         if value != self.value:
             raise ValueError(f"this version works only with {_format_yaml(self.value)}")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401 - pydantic's protocol
-        """Checks after the type has been checked."""
+        """Returns a schema that checks the value after its type."""
         return core_schema.no_info_after_validator_function(self.check_value, handler(source))
 
 
 def _format_yaml(value: object) -> str:
-    """A value as YAML would write it."""
+    """Formats a value as YAML would write it."""
     return "an empty list" if value == () else json.dumps(value)
 
 
 def _parse_auto_or_false(value: object) -> object:
-    """Reads `auto` or false, also as the environment gives it; true means `auto`."""
+    """Parses `auto` or false, also as text from the environment. True means `auto`."""
     if value is False or value == "false":
         return False
     if value is True or (isinstance(value, str) and value in {"auto", "true"}):
@@ -46,22 +50,22 @@ def _parse_auto_or_false(value: object) -> object:
 
 
 def reject_boolean(value: object) -> object:
-    """Refuse what YAML took for a boolean (`on`, `yes`), which would silently become the number 1."""
+    """Rejects what YAML took for a boolean (`on`, `yes`), which would silently become the number 1."""
     if isinstance(value, bool):
         raise ValueError("a number is needed, not true or false")  # noqa: TRY004 - pydantic collects ValueError
     return value
 
 
 def parse_duration(duration: str) -> float:
-    """Seconds in a duration such as `30d`, `12h`, `15m` or `90s`.
+    """Returns the seconds in a duration such as `30d`, `12h`, `15m` or `90s`.
 
     Raises:
-        ValueError: It is not a positive whole number and a unit.
+        ValueError: The text is not a positive whole number and a unit.
     """
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", duration)
-    if not found or not int(found[1]):
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", duration)
+    if not match or not int(match[1]):
         raise ValueError("a duration is a whole number and a unit: 90s, 15m, 12h or 30d")
-    return float(int(found[1]) * SECONDS_OF[found[2]])
+    return float(int(match[1]) * SECONDS_OF[match[2]])
 
 
 def _check_duration(value: str) -> str:
@@ -70,7 +74,7 @@ def _check_duration(value: str) -> str:
 
 
 class UrlOrigin(NamedTuple):
-    """What decides whether two URLs lead to the same server; as a text `https://api.openai.com:443`."""
+    """The part of a URL that decides to which server it leads; as text `https://api.openai.com:443`."""
 
     scheme: str
     host: str
@@ -82,7 +86,7 @@ class UrlOrigin(NamedTuple):
 
 
 def parse_origin(url: str) -> UrlOrigin:
-    """The origin of a URL that a configuration has accepted; host in lower case."""
+    """Returns the origin of a URL that a configuration has accepted, with the host in lower case."""
     parts = urlsplit(url)
     return UrlOrigin(parts.scheme, parts.hostname or "", parts.port or PORT_OF.get(parts.scheme, 0))
 
@@ -97,7 +101,10 @@ def _split_url(url: str) -> SplitResult:
 
 
 def _check_http_url(url: str) -> str:
-    """A base URL without a trailing slash. Its own text is never in an error: it may hold a credential."""
+    """Checks a base URL, and returns it without a trailing slash.
+
+    Errors never quote the URL, because it may hold a credential.
+    """
     parts = _split_url(url)
     if parts.scheme not in PORT_OF or not parts.hostname:
         raise ValueError("a URL starts with http:// or https:// and names a host")
@@ -113,10 +120,13 @@ def _check_optional_http_url(url: str) -> str:
 
 
 def check_store_url(url: str) -> str:
-    """The URL of a store, as it is. What a Redis URL says in detail is the store's to judge.
+    """Checks the kind of a store URL, and returns the URL unchanged.
+
+    The store itself checks the details of a Redis URL.
 
     Raises:
-        ValueError: There is no store of this kind. The URL is never shown: it may hold a password.
+        ValueError: There is no store of this kind. The message never shows the URL, because it may hold a
+            password.
     """
     if url == "memory://" or (url.startswith("sqlite:///") and len(url) > len("sqlite:///")):
         return url
@@ -126,7 +136,7 @@ def check_store_url(url: str) -> str:
 
 
 def mask_passwords(text: str) -> str:
-    """The text with the passwords of a URL in it masked."""
+    """Returns the text with the passwords of the URLs in it masked."""
     masked = re.sub(r"(?<=://)([^/@:]*:)[^/]*(?=@)", r"\1********", text)
     return re.sub(r"(password=)[^&]+", r"\1********", masked)
 
@@ -172,7 +182,7 @@ HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 
 
 def unwrap_type(annotation: object) -> object:
-    """The type inside `Annotated[...]` and `... | None`."""
+    """Returns the type inside `Annotated[...]` and `... | None`."""
     if hasattr(annotation, "__metadata__"):
         return unwrap_type(get_args(annotation)[0])
     members = [member for member in get_args(annotation) if member is not type(None)]

@@ -1,4 +1,4 @@
-"""What single values cannot tell: whether they fit together, and where the store is on this machine."""
+"""Checks whether configured values fit together, and resolves where the store is on this machine."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -19,19 +19,20 @@ from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.strategies import STRATEGIES, Policy
 from compaction_proxy.core.trigger import compute_trigger_marks, has_active_rule
 
-# Stands for a window that nobody has configured, in tokens: triggers in percent are then out of reach.
+# Stands for a context window that nobody has configured, in tokens. Triggers in percent are then out of
+# reach.
 BOUNDLESS_TOKENS = 10**12
 UNREADABLE = "the file cannot be read"
 
 
 def is_readable(path: str) -> bool:
-    """Whether a file that is named in the configuration can be read."""
+    """Returns whether a file that is named in the configuration can be read."""
     file = Path(path).expanduser()
     return file.is_file() and os.access(file, os.R_OK)
 
 
 def is_set(section: BaseModel | None, place: KeyPath) -> bool:
-    """Whether a source has set the key at this place of a section, to something other than null."""
+    """Returns whether a source has set the key at this path of a section to something other than null."""
     for step in place:
         if section is None or step not in section.model_fields_set:
             return False
@@ -40,7 +41,7 @@ def is_set(section: BaseModel | None, place: KeyPath) -> bool:
 
 
 def find_key_path(config: Config, glob: str, place: KeyPath) -> KeyPath:
-    """Where what holds for a glob was set: in its entry of `models`, or for all models."""
+    """Returns the path where a glob's value was set: in its entry of `models`, or for all models."""
     return ("models", glob, *place) if is_set(config.models.get(glob), place) else place
 
 
@@ -49,7 +50,10 @@ def _build_strategy_path(name: str, key: str) -> KeyPath:
 
 
 def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Every strategy counts: a request may ask for any."""
+    """Yields a problem for each unreadable prompt file.
+
+    All strategies are checked, because a request may ask for any of them.
+    """
     for name, fields in settings.compaction.strategies:
         file = getattr(fields, "prompt_file", None)
         if file is not None and not is_readable(file):
@@ -59,56 +63,61 @@ def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, st
 def _find_overriding_key(
     settings: ModelSettings, row: Policy, above: KeyPath, keys: tuple[str, ...]
 ) -> KeyPath | None:
-    """The key that has changed a field: one for all strategies, or the first of the strategy's own."""
+    """Returns the key that changed a field: the key for all strategies, or the strategy's first own key."""
     if is_set(settings.compaction, above[1:]):
         return above
     fields = getattr(settings.compaction.strategies, row.name)
-    own = (key for key in keys if key in type(fields).model_fields)
-    changed = (key for key in own if getattr(fields, key) != get_setting(STRATEGIES[row.name], key))
+    own_keys = (key for key in keys if key in type(fields).model_fields)
+    changed = (key for key in own_keys if getattr(fields, key) != get_setting(STRATEGIES[row.name], key))
     return next((_build_strategy_path(row.name, key) for key in changed), None)
 
 
 def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Sizes that leave a round nothing to win: a target at the trigger, a tail at the target."""
+    """Yields sizes that leave a compaction nothing to save: a target at the trigger, a tail at the target."""
     row = build_policy(settings)
     if not has_active_rule(row.trigger):
         return
     spending = compute_budget(settings.window or BOUNDLESS_TOKENS, row.reserves, None)
     trigger = compute_trigger_marks(row.trigger, spending, row.soft_share, row.hard_percent).trigger
-    aimed = _find_overriding_key(settings, row, ("compaction", "target_tokens"), ("target_tokens",))
-    wanted = row.target.tokens if row.target else None
-    if aimed and wanted is not None and wanted >= trigger:
-        yield aimed, f"{wanted:,} tokens are not below the trigger of {trigger:,}: a round would win nothing"
+    target_key = _find_overriding_key(settings, row, ("compaction", "target_tokens"), ("target_tokens",))
+    target_tokens = row.target.tokens if row.target else None
+    if target_key and target_tokens is not None and target_tokens >= trigger:
+        yield (
+            target_key,
+            f"{target_tokens:,} tokens are not below the trigger of {trigger:,}: a round would win nothing",
+        )
         return
-    kept = _find_overriding_key(
+    tail_key = _find_overriding_key(
         settings, row, ("compaction", "keep", "tail_tokens"), ("tail_tokens", "tail_percent")
     )
-    most, tail = row.target.compute_tokens(trigger) if row.target else trigger, row.keep.tail
-    if kept and tail and tail.compute_tokens(trigger) >= most:
+    tail_limit, tail = row.target.compute_tokens(trigger) if row.target else trigger, row.keep.tail
+    if tail_key and tail and tail.compute_tokens(trigger) >= tail_limit:
         what = "target" if row.target else "trigger"
-        yield kept, f"what stays is not below the {what}: a round would win nothing"
+        yield tail_key, f"what stays is not below the {what}: a round would win nothing"
 
 
 def find_strategy_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    """Each place whose value does not fit the others, and why."""
+    """Yields each key whose value does not fit the others, and why."""
     for each in config.settings_by_glob:
         for place, what in (*_find_prompt_problems(each.settings), *_find_size_problems(each.settings)):
             yield find_key_path(config, each.glob, place), what
 
 
 def find_strategy_warnings(config: Config) -> Iterator[str]:
-    """What works but is probably not meant; one line each."""
+    """Yields one line for each setting that works but is probably not intended."""
     for each in config.settings_by_glob:
         row = build_policy(each.settings)
         if row.summary and row.stand_in_role == "system":
             yield _format_system_role_warning(config, each.glob, each.settings, row)
         for name in STRATEGIES:
-            asked, allowed = (_build_strategy_path(name, f"summary_{which}tokens") for which in ("", "max_"))
+            requested_path, allowed_path = (
+                _build_strategy_path(name, f"summary_{which}tokens") for which in ("", "max_")
+            )
             fields = getattr(each.settings.compaction.strategies, name)
-            if {asked[-1], allowed[-1]} <= fields.model_fields_set and (
+            if {requested_path[-1], allowed_path[-1]} <= fields.model_fields_set and (
                 fields.summary_max_tokens < fields.summary_tokens
             ):
-                where = format_key_path(find_key_path(config, each.glob, allowed))
+                where = format_key_path(find_key_path(config, each.glob, allowed_path))
                 yield f"{where}: less than summary_tokens, so no more than this is asked for"
 
 
@@ -122,7 +131,7 @@ def _format_system_role_warning(config: Config, glob: str, settings: ModelSettin
     )
 
 
-WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - recognised, not bound
+WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared, not bound
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SQLITE = "sqlite:///"
 MEMORY = "memory://"
@@ -141,7 +150,7 @@ SMALLER_THAN_A_BODY = (
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reachable from this machine only."""
+    """Returns whether an address to listen on is reachable from this machine only."""
     try:
         return host in LOOPBACK or ip_address(host).is_loopback
     except ValueError:
@@ -149,24 +158,24 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_open(server: ServerSection) -> bool:
-    """Whether other machines may reach us."""
+    """Returns whether other machines may reach the proxy."""
     return server.unix_socket is None and not is_loopback(server.host)
 
 
 def _is_own_address(config: Config, url: str) -> bool:
-    """Whether a URL leads back to the address that we listen on."""
+    """Returns whether a URL leads back to the address on which the proxy listens."""
     server = config.server
     if server.unix_socket is not None:
         return False
-    ours = {server.host.lower()}
+    own_hosts = {server.host.lower()}
     if server.host in WILDCARDS or is_loopback(server.host):
-        ours |= LOOPBACK | WILDCARDS
+        own_hosts |= LOOPBACK | WILDCARDS
     target = parse_origin(url)
-    return target.host in ours and target.port == server.port
+    return target.host in own_hosts and target.port == server.port
 
 
 def _find_summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple[str, str]]:
-    """Each key of one effective summary section that does not fit, and why."""
+    """Yields each key of one effective summary section that does not fit, and why."""
     if summary.prompt_file is not None and not is_readable(summary.prompt_file):
         yield "prompt_file", UNREADABLE
     if summary.base_url is None:
@@ -204,23 +213,23 @@ def _find_empty_key_problems(server: ServerSection) -> Iterator[tuple[KeyPath, s
 
 
 def _find_upstream_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    seen: set[str] = set()
-    told = False
+    seen_urls: set[str] = set()
+    is_reported = False
     for wire in WIRES:
         base_url, key = config.upstream.get_provider(wire)
-        place: KeyPath = ("upstream", "wires", wire) if seen else ("upstream",)
-        if base_url in seen:
+        place: KeyPath = ("upstream", "wires", wire) if seen_urls else ("upstream",)
+        if base_url in seen_urls:
             continue
-        seen.add(base_url)
-        if config.server.client_keys and not key and not told:
-            told = True
+        seen_urls.add(base_url)
+        if config.server.client_keys and not key and not is_reported:
+            is_reported = True
             yield ("server", "client_keys"), KEYS_OF_OURS.format(".".join(map(str, place)))
         if _is_own_address(config, base_url):
             yield (*place, "base_url"), "this is our own address: requests would go round in circles"
 
 
 def find_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    """Each place whose value does not fit the others, and why."""
+    """Yields each key whose value does not fit the others, and why."""
     if config.server.workers > 1 and config.store.url == MEMORY:
         yield ("server", "workers"), "several workers need a store that they can share, not memory://"
     server = config.server
@@ -233,11 +242,11 @@ def find_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
 
 
 def find_warnings(config: Config) -> Iterator[str]:
-    """What works but is probably not meant; one line each."""
-    server, held = config.server, config.upstream.api_key.get_secret_value()
+    """Yields one line for each setting that works but is probably not intended."""
+    server, upstream_key = config.server, config.upstream.api_key.get_secret_value()
     if _is_open(server) and not server.admin_key.get_secret_value():
         yield f"server.host: {server.host} is open to other machines, and server.admin_key is empty"
-    if _is_open(server) and held and not server.client_keys:
+    if _is_open(server) and upstream_key and not server.client_keys:
         yield f"server.host: whoever reaches {server.host} spends upstream.api_key; name server.client_keys"
     if config.session.tenant == "none":
         yield "session.tenant: none lets all clients share their conversations' summaries"
@@ -252,11 +261,11 @@ def find_warnings(config: Config) -> Iterator[str]:
 
 
 def _find_data_home(environ: Mapping[str, str]) -> Path | None:
-    """The user's data folder; None if there is none that we may write to."""
-    named, home = environ.get("XDG_DATA_HOME", ""), environ.get("HOME", "")
-    if not named.startswith("/") and not home:
+    """Returns the user's data folder, or None if there is none to which the proxy may write."""
+    configured, home = environ.get("XDG_DATA_HOME", ""), environ.get("HOME", "")
+    if not configured.startswith("/") and not home:
         return None
-    folder = Path(named) if named.startswith("/") else Path(home, ".local", "share")
+    folder = Path(configured) if configured.startswith("/") else Path(home, ".local", "share")
     exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
     return folder if os.access(exists, os.W_OK | os.X_OK) else None
 
@@ -269,10 +278,12 @@ def _check_redis_url(url: str) -> str:
 
 
 def resolve_store_url(config: Config, environ: Mapping[str, str]) -> str:
-    """Where the store is: as configured, else `$REDIS_URL`, else a file; paths are absolute (four slashes).
+    """Returns the URL of the store: the configured one, else `$REDIS_URL`, else a file or memory.
+
+    Memory is used if there is no data folder. Paths of files are absolute (four slashes).
 
     Raises:
-        ValueError: The place depends on a home folder that is not there, or `$REDIS_URL` is none.
+        ValueError: The path needs a home folder but `HOME` is not set, or `$REDIS_URL` is not a store URL.
     """
     url = config.store.url
     if url is None and environ.get("REDIS_URL"):

@@ -1,4 +1,4 @@
-"""Reads a YAML file into plain values, and remembers where each of them stands."""
+"""Reads a YAML file into plain values, and remembers the position of each of them."""
 
 import re
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ VARIABLE = re.compile(r"\$(\$)?\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 _ABSENT = object()
-"""Stands for a value with a problem of its own, so that it is not reported a second time."""
+"""Stands for a value whose problem is already reported, so that it is not reported a second time."""
 
 
 @dataclass(frozen=True, slots=True)
 class YamlDocument:
-    """What a file says.
+    """The content of a YAML file.
 
     Attributes:
-        values: Its content, as mappings, lists and scalars; `${VAR}` expanded.
+        values: The values as mappings, lists and scalars, with `${VAR}` expanded.
         marks: Line and column, counted from 1, of each key and list item.
-        problems: What is wrong with single values: line, column and what.
-        is_empty: Whether it holds no mapping at all, not even `{}`: nothing, or comments only.
+        problems: Problems with single values: line, column and description.
+        is_empty: Whether the file holds no mapping at all, not even `{}`: nothing, or only comments.
     """
 
     values: dict[str, object]
@@ -42,7 +42,10 @@ class _UnsetVariableError(ValueError):
 
 
 def expand_variables(text: str, environ: Mapping[str, str]) -> str:
-    """`${VAR}` and `${VAR:-default}` replaced; the default also holds for an empty value, `$${` is `${`."""
+    """Replaces `${VAR}` and `${VAR:-default}` in a text. `$${` becomes `${`.
+
+    The default also replaces an empty value.
+    """
 
     def replace_variable(found: re.Match[str]) -> str:
         escaped, name, default = found.groups()
@@ -61,7 +64,10 @@ def _get_position(mark: yaml.Mark) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _NodeConverter:
-    """Turns YAML nodes into values. Bounded in depth and number, because an alias may repeat its node."""
+    """Converts YAML nodes to values.
+
+    Depth and number of the values are limited, because an alias may repeat its node.
+    """
 
     loader: yaml.SafeLoader
     environ: Mapping[str, str]
@@ -87,19 +93,19 @@ class _NodeConverter:
         return self.convert_node(node, place)
 
     def _convert_mapping(self, node: yaml.MappingNode, place: KeyPath) -> dict[str, object]:
-        made: dict[str, object] = {}
+        values: dict[str, object] = {}
         for key, value in node.value:
-            # The key as it is written: `on` and `4` are names here, whatever YAML takes them for.
+            # The key counts as it is written: `on` and `4` are names here, whatever YAML takes them for.
             name = key.value if isinstance(key, yaml.ScalarNode) else None
-            if name is None or name in made:
-                what = "a key is plain text" if name is None else f"{name}: stands here twice"
-                self._add_problem(key, what)
+            if name is None or name in values:
+                problem = "a key is plain text" if name is None else f"{name}: stands here twice"
+                self._add_problem(key, problem)
                 continue
             self.marks[*place, name] = _get_position(key.start_mark)
-            made[name] = self.convert_node(value, (*place, name))
-            if made[name] is _ABSENT:
-                del made[name]
-        return made
+            values[name] = self.convert_node(value, (*place, name))
+            if values[name] is _ABSENT:
+                del values[name]
+        return values
 
     def _convert_scalar(self, node: yaml.Node) -> object:
         try:
@@ -137,15 +143,17 @@ def _build_syntax_error(path: Path, text: str, error: yaml.YAMLError) -> ConfigE
     line, column = _get_position(mark)
     lines = text.splitlines()
     tab = line <= len(lines) and lines[line - 1][column - 1 : column] == "\t"
-    what = "a tab; YAML indents with spaces" if tab else getattr(error, "problem", None) or "cannot be read"
-    return ConfigError(f"{path}:{line}:{column}: not YAML: {what}")
+    problem = (
+        "a tab; YAML indents with spaces" if tab else getattr(error, "problem", None) or "cannot be read"
+    )
+    return ConfigError(f"{path}:{line}:{column}: not YAML: {problem}")
 
 
 def read_yaml(path: Path, environ: Mapping[str, str]) -> YamlDocument:
-    """The content of a YAML file; an empty one says nothing.
+    """Reads the content of a YAML file. An empty file gives no values.
 
     Raises:
-        ConfigError: It cannot be read, is no YAML, or is no mapping.
+        ConfigError: The file cannot be read, is not YAML, or holds no mapping.
     """
     text = _read_text(path)
     try:

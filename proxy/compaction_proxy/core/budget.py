@@ -1,25 +1,26 @@
-"""How many tokens there are to spend: the window, what is usable of it, and what a request must fit in."""
+"""Computes the token budget of a request: what it may use of the context window, and what it must fit in."""
 
 from dataclasses import dataclass
 
-# Reserves may take no more than a quarter of a window, so that small windows work too (DESIGN.md §5.5).
-# Rounds make room for as much output, and more is lowered: else a round would follow every few requests.
+# Reserves take at most this fraction (a quarter) of the context window, so that small windows work too
+# (DESIGN.md §5.5). Compactions also make room for at most that much output. If a request asks for more, the
+# output limit is lowered; otherwise a compaction would follow every few requests.
 RESERVE_SHARE = 4
-# Output is not lowered below this, in tokens.
+# Output limits are not lowered below this number of tokens.
 LEAST_OUTPUT_TOKENS = 1_024
-# What an upstream that adds the output asked for must have beside a prompt: the least output, and something
-# for the error of estimates.
+# Some upstreams add the requested output to the prompt. They need at least this many tokens beside a prompt:
+# the least output, and a margin for the error of estimates.
 RESERVED_OUTPUT_TOKENS = LEAST_OUTPUT_TOKENS + 256
 
 
 @dataclass(frozen=True, slots=True)
 class Reserves:
-    """Tokens that a strategy keeps free.
+    """Tokens of the context window that a strategy keeps free.
 
     Attributes:
-        system: For the system prompt and tools.
-        output: For the answer, unless the request asks for more.
-        safety: For the error of estimates.
+        system: Tokens for the system prompt and tools.
+        output: Tokens for the answer, unless the request asks for more.
+        safety: Tokens for the error of estimates.
     """
 
     system: int
@@ -29,17 +30,20 @@ class Reserves:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one request may spend, in tokens.
+    """The sizes that limit one request, in tokens.
 
     Attributes:
         window: Largest input that the model takes.
-        usable: The window less the reserves; percentages are of this.
-        limit: The window less safety and the output asked for, which counts up to a quarter of the window
-            here. A larger request is compacted.
-        input_limit: The window less safety. Content is only cut, without a summary, from what is larger.
-        sum_limit: The window less safety and all of the output asked for, where the upstream refuses what is
-            larger; else None.
-        least_output: Output that is not lowered any further; 0 where the upstream does not add it.
+        usable: The context window less the reserves. Percentages refer to it.
+        limit: The context window less the safety reserve and the requested output, which together count up to
+            a quarter of the window. A larger request is compacted.
+        input_limit: The context window less the safety reserve. If the upstream adds the requested output to
+            the prompt, at least that output's minimum stays free too. Content is cut without a summary only
+            if a request is larger than this.
+        sum_limit: The context window less the safety reserve and all of the requested output. The upstream
+            refuses a larger request. None if the upstream does not add the output to the prompt.
+        least_output: Output limits are not lowered below this. 0 if the upstream does not add the output to
+            the prompt.
     """
 
     window: int
@@ -51,38 +55,38 @@ class Budget:
 
     @property
     def round_limit(self) -> int | None:
-        """A larger request needs a round to make room for its output; None where none does."""
+        """The size above which a request needs a compaction to make room for its output; else None."""
         if self.sum_limit is None:
             return None
         return max(self.sum_limit, self.window - self.window // RESERVE_SHARE)
 
     @property
     def prompt_limit(self) -> int:
-        """The upstream refuses a prompt that is larger, however little output is asked for."""
+        """The size above which the upstream refuses a prompt, however little output is requested."""
         return self.window - self.least_output
 
 
 def compute_budget(
     window: int, reserves: Reserves, max_output: int | None, *, adds_output: bool = False
 ) -> Budget:
-    """The budget of a request that asks for up to `max_output` tokens (None: it does not say).
+    """Computes the budget of a request that asks for up to `max_output` tokens (None if it names no limit).
 
-    Reserves shrink in proportion where together they would take more than a quarter of the window. The
-    output asked for is a ceiling, not a need: it yields to a quarter of the window before a request is
-    compacted, and to nothing before content is cut. `adds_output` says that the upstream refuses a prompt
-    that exceeds the window together with the output asked for.
+    If the reserves together would take more than a quarter of the context window, they shrink in proportion.
+    The requested output is a ceiling, not a need. Before a request is compacted, the requested output yields
+    to a quarter of the window; before content is cut, it yields completely. `adds_output` says that the
+    upstream refuses a prompt if prompt and requested output together exceed the window.
     """
-    asked, most = max_output or 0, window // RESERVE_SHARE
-    reserve = min(reserves.system + max(reserves.output, asked) + reserves.safety, most)
-    own = reserves.system + reserves.output + reserves.safety
-    safety = reserves.safety * min(own, most) // own if own else 0
-    least = min(asked, LEAST_OUTPUT_TOKENS) if adds_output else 0
-    reserved = min(asked, RESERVED_OUTPUT_TOKENS) if adds_output else 0
+    requested, max_reserve = max_output or 0, window // RESERVE_SHARE
+    reserve = min(reserves.system + max(reserves.output, requested) + reserves.safety, max_reserve)
+    total = reserves.system + reserves.output + reserves.safety
+    safety = reserves.safety * min(total, max_reserve) // total if total else 0
+    least_output = min(requested, LEAST_OUTPUT_TOKENS) if adds_output else 0
+    reserved = min(requested, RESERVED_OUTPUT_TOKENS) if adds_output else 0
     return Budget(
         window=window,
         usable=window - reserve,
-        limit=window - min(asked + safety, most),
+        limit=window - min(requested + safety, max_reserve),
         input_limit=window - max(safety, reserved),
-        sum_limit=window - safety - asked if adds_output else None,
-        least_output=least,
+        sum_limit=window - safety - requested if adds_output else None,
+        least_output=least_output,
     )

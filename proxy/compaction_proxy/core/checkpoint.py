@@ -1,8 +1,9 @@
-"""Checkpoints: what a round replaced, and when it may stand for what a client sends.
+"""Checkpoints: the stored results of compactions, and the rules for applying one to a request.
 
-A checkpoint is found by the outline digest of the prefix it covers. Before it is applied, the exact digest
-must match too, or every difference must be a tool result that the client has since cleared or shortened.
-So a wrong, stale or shared identity is a miss, never a leak. Indices count non-privileged messages.
+A checkpoint is found by the outline digest of the prefix that it covers. Before it is applied, the exact
+digest must match too. The only differences allowed are tool results that the client has since cleared or
+shortened. So a wrong, stale or shared identity causes a miss, never a leak. Indices count the messages that
+are not fixed.
 """
 
 import hashlib
@@ -16,23 +17,23 @@ from compaction_proxy.core.digest import chain_digests, compute_message_digest, 
 from compaction_proxy.core.message import Message, Span, find_latest_user_message
 
 PREFIX_BYTES = 32
-# Who wrote a summary that no model wrote.
+# The `writer` of a summary that code made without a model.
 EXTRACT = "extract"
-# A result that the client has cleared may leave a notice of this many characters in its place.
+# A client that clears a tool result may leave a notice of up to this many characters in its place.
 CLEARED_CHARACTERS = 256
-# A result that the client has shortened still begins with this many of its characters.
+# A tool result that the client has shortened still begins with this many of its original characters.
 HEAD_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class CoveredToolResult:
-    """A covered tool result, remembered well enough to know it again when it has been shortened.
+    """What is stored of a covered tool result, to recognise it after the client has shortened it.
 
     Attributes:
-        index: Its index.
-        digest: The message's digest, 32 bytes.
-        outline: Its digest without the text, 32 bytes (`result_digest`).
-        head: SHA-256 of its first characters, 32 bytes.
+        index: Index of its message.
+        digest: Digest of the message, 32 bytes.
+        outline: Digest of the message without its text, 32 bytes (`compute_result_digest`).
+        head: SHA-256 of the first `HEAD_CHARACTERS` characters of its text, 32 bytes.
         characters: Length of its text.
     """
 
@@ -45,28 +46,29 @@ class CoveredToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One round, immutable.
+    """The stored result of one compaction. It never changes.
 
     Attributes:
         strategy: Name of the strategy that made it.
-        conversation: The conversation it was made in, `c_…`.
-        round: 1 for the first of a chain.
-        length: Number of messages that it covers or keeps: it speaks of `[0, length)`.
-        exact: Chained digest of those messages, 32 bytes.
-        results: The tool results among the covered ones.
-        spans: What is replaced, sorted and disjoint.
-        stand_ins: What each span is replaced by, in order.
-        summary: The text that was written, for the next round to integrate.
-        tokens_before: Calibrated size of the request that it was made for.
-        tokens_after: Calibrated size of what was forwarded instead.
-        listed: Number of messages that the client's list had then; counts of what it gains start here.
-        carried: Index of the user message whose text the stand-in carries; None if there is none.
-        rounds: The frozen records of a chain, by the length up to which each speaks; they are the first
-            stand-ins of their span.
-        writer: Name of the model that wrote the summary; `EXTRACT` if none did, empty if there is none.
-        edited: Indices of messages that stay where they are, shortened.
-        names: The `name` of each message in `[0, length)` that had one, by its index. None in records of
-            version 0.1, which stand for messages of the same names only.
+        conversation: Id of the conversation in which it was made, `c_…`.
+        round: Number of the compaction within its conversation, from 1.
+        length: The checkpoint describes the messages `[0, length)`, whether it covers them or leaves them.
+        exact: Chained digest of these messages, 32 bytes.
+        results: The tool results inside the spans.
+        spans: The spans that are replaced, sorted and disjoint.
+        stand_ins: The replacements of each span, in the order of `spans`.
+        summary: Text of the summary, for the next compaction to integrate.
+        tokens_before: Calibrated size of the request that was compacted.
+        tokens_after: Calibrated size of the request that was forwarded instead.
+        listed: Number of messages that the client's list had then. Counts of the list's growth start here.
+        carried: Index of the user message whose text moved into the replacement; None if there is none.
+        rounds: One number for each frozen record of the chain: the length of the list that the record
+            describes. The records are the first replacements of their span.
+        writer: Name of the model that wrote the summary; `EXTRACT` if code made it; empty if there is no
+            summary.
+        edited: Indices of messages that are shortened and stay in place.
+        names: The `name` of each message in `[0, length)` that had one, with its index. None in records of
+            version 0.1, which match only if no name has changed.
     """
 
     strategy: str
@@ -88,18 +90,22 @@ class Checkpoint:
     names: tuple[tuple[int, str], ...] | None = None
 
     def covers_message(self, index: int) -> bool:
-        """Whether something stands in for the message at `index`, be it the message itself, shortened."""
+        """Returns whether the message at `index` is replaced, or shortened in place."""
         return any(span.start <= index < span.stop for span in self.spans)
 
     @property
     def span_replacements(self) -> tuple[tuple[Span, tuple[Message, ...]], ...]:
-        """Each span with what stands in for it."""
+        """Each span with its replacements."""
         return tuple(zip(self.spans, self.stand_ins, strict=True))
 
     @property
     def edited_messages(self) -> dict[int, Message]:
-        """The shortened messages, by index; all other covered messages are gone."""
-        return {span.start: put[0] for span, put in self.span_replacements if span.start in self.edited}
+        """The shortened messages by index. All other covered messages are gone."""
+        return {
+            span.start: replacements[0]
+            for span, replacements in self.span_replacements
+            if span.start in self.edited
+        }
 
     @property
     def removed_indices(self) -> frozenset[int]:
@@ -117,28 +123,29 @@ def _hash_head(text: str) -> bytes:
 
 
 def build_checkpoint_id(prefix: bytes, exact: bytes, spans: Iterable[Span], variant: str = "") -> bytes:
-    """Where a checkpoint is kept: the prefix digest that finds it, then what makes it this one; 64 bytes.
+    """Builds the 64-byte id under which a checkpoint is stored.
 
-    Two lists can share an outline and still differ in the text of a tool result, or in which user message was
-    their latest: they have checkpoints of their own. So have several ways to replace the same spans, told
-    apart by `variant`.
+    The first half is the prefix digest, by which the checkpoint is found. The second half tells apart
+    checkpoints with the same prefix digest: two lists can share an outline and still differ in the text of a
+    tool result, or in which user message was the latest. `variant` tells apart several ways to replace the
+    same spans.
     """
     edges = ",".join(f"{span.start}-{span.stop}" for span in spans) + (f"/{variant}" if variant else "")
     return prefix + hashlib.sha256(exact + edges.encode()).digest()
 
 
 def get_prefix_digest(checkpoint_id: bytes) -> bytes:
-    """The prefix digest in a place."""
+    """Returns the prefix digest in a checkpoint id."""
     return checkpoint_id[:PREFIX_BYTES]
 
 
 def compute_exact_digest(messages: Iterable[Message]) -> bytes:
-    """Chained digest of all the messages given, 32 bytes."""
+    """Computes the chained digest of all the messages, 32 bytes."""
     return _compute_chained_digest(tuple([message.digest for message in messages]))
 
 
 def list_covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> tuple[CoveredToolResult, ...]:
-    """What to remember of the tool results inside the spans."""
+    """Returns what a checkpoint stores of the tool results inside the spans."""
     return tuple(
         _build_covered_result(index, messages[index])
         for span in spans
@@ -148,7 +155,7 @@ def list_covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> 
 
 
 def list_participant_names(messages: Iterable[Message]) -> tuple[tuple[int, str], ...]:
-    """The `name` of each message that has one, by its index."""
+    """Returns the `name` of each message that has one, with its index."""
     return tuple((index, message.name) for index, message in enumerate(messages) if message.name)
 
 
@@ -159,7 +166,7 @@ def _build_covered_result(index: int, message: Message) -> CoveredToolResult:
 
 
 def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
-    """Whether the message is the remembered result, cleared or shortened."""
+    """Returns whether the message is the stored tool result, cleared or shortened."""
     if compute_result_digest(message) != result.outline:
         return False
     characters = len(message.text)
@@ -169,7 +176,7 @@ def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
 
 
 def _matches_prefix(checkpoint: Checkpoint, messages: Sequence[Message], *, shortened: bool) -> bool:
-    """Whether the covered prefix is the one that the checkpoint was made of."""
+    """Returns whether the messages begin with the prefix for which the checkpoint was made."""
     possible = _iter_possible_prefixes(checkpoint, messages)
     return any(_matches_digest(checkpoint, covered, shortened=shortened) for covered in possible)
 
@@ -187,7 +194,7 @@ def _matches_digest(checkpoint: Checkpoint, covered: Sequence[Message], *, short
 def _iter_possible_prefixes(
     checkpoint: Checkpoint, messages: Sequence[Message]
 ) -> Iterator[Sequence[Message]]:
-    """The covered prefix with the names that it has, and then, where these differ, with those that it had.
+    """Yields the covered prefix with its current names, then with the stored names if these differ.
 
     A name that only one of the two sides has makes no difference.
     """
@@ -202,37 +209,37 @@ def _iter_possible_prefixes(
 
 
 def _restore_name(message: Message, name: str) -> Message:
-    """The message under the name that it had, where it had or has none; else the message."""
+    """Returns the message with its stored name if only one of the two names is set, else unchanged."""
     if name == message.name or (name and message.name):
         return message
-    made = replace(message, name=name)
-    return replace(made, digest=compute_message_digest(made))
+    renamed = replace(message, name=name)
+    return replace(renamed, digest=compute_message_digest(renamed))
 
 
-@lru_cache(maxsize=256)  # a round asks several times, and each request of its conversation again
+@lru_cache(maxsize=256)  # a compaction needs a digest several times, and each later request again
 def _compute_chained_digest(digests: tuple[bytes, ...]) -> bytes:
     return chain_digests(digests)[-1]
 
 
 def _splits_unit(messages: Sequence[Message], at: int) -> bool:
-    """Whether an edge before `at` would part calls from answers that directly follow them."""
+    """Returns whether an edge before index `at` would separate calls from the results behind them."""
     if not 0 < at < len(messages) or not messages[at].answers:
         return False
-    before = at - 1
-    while before > 0 and messages[before].answers and not messages[before].calls:
-        before -= 1
-    return bool(messages[before].calls)
+    caller = at - 1
+    while caller > 0 and messages[caller].answers and not messages[caller].calls:
+        caller -= 1
+    return bool(messages[caller].calls)
 
 
 def is_applicable(
     checkpoint: Checkpoint, messages: Sequence[Message], conversation: str | None = None
 ) -> bool:
-    """Whether a checkpoint may be applied to these non-privileged messages.
+    """Returns whether a checkpoint may be applied to these messages.
 
-    It may if it covers their prefix and not their latest user message, which is never hidden from the model:
-    it stays in its place, or its text is carried by the stand-in. A result that is shorter than the one
-    remembered is taken for cleared in the checkpoint's own conversation only: under another id that the
-    client gave, it is another result.
+    The checkpoint must cover their prefix. It must not hide the latest user message from the model: that
+    message stays in its place, or the replacement carries its text. A tool result that is shorter than the
+    stored one counts as shortened by the client only in the checkpoint's own conversation. If the client
+    gives another conversation id, it is a different result.
     """
     if not 0 < checkpoint.length <= len(messages):
         return False
@@ -240,24 +247,28 @@ def is_applicable(
     if latest is not None and checkpoint.covers_message(latest) and latest != checkpoint.carried:
         return False
     end = max((span.stop for span in checkpoint.spans if span.start not in checkpoint.edited), default=0)
-    if _splits_unit(messages, end):  # a further result of a call that is gone
+    if _splits_unit(messages, end):  # another result of a call that is gone
         return False
     return _matches_prefix(checkpoint, messages, shortened=conversation in {None, checkpoint.conversation})
 
 
 def drop_outdated_edits(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
-    """The checkpoint without what it shortened and the client has since shortened itself."""
-    made_of = {result.index: result.digest for result in checkpoint.results}
+    """Returns the checkpoint without edits of messages that the client has since shortened itself."""
+    known_digests = {result.index: result.digest for result in checkpoint.results}
     possible = list(_iter_possible_prefixes(checkpoint, messages))
-    masked = checkpoint.edited & made_of.keys()
-    changed = {k for k in masked if all(each[k].digest != made_of[k] for each in possible)}
+    masked = checkpoint.edited & known_digests.keys()
+    changed = {k for k in masked if all(prefix[k].digest != known_digests[k] for prefix in possible)}
     if not changed:
         return checkpoint
-    pieces = [(span, put) for span, put in checkpoint.span_replacements if span.start not in changed]
+    pieces = [
+        (span, replacements)
+        for span, replacements in checkpoint.span_replacements
+        if span.start not in changed
+    ]
     return replace(
         checkpoint,
         spans=tuple(span for span, _ in pieces),
-        stand_ins=tuple(put for _, put in pieces),
+        stand_ins=tuple(replacements for _, replacements in pieces),
         edited=checkpoint.edited - changed,
     )
 
@@ -265,31 +276,36 @@ def drop_outdated_edits(checkpoint: Checkpoint, messages: Sequence[Message]) -> 
 def find_deepest_checkpoint(
     candidates: Iterable[Checkpoint | None], messages: Sequence[Message], conversation: str | None = None
 ) -> Checkpoint | None:
-    """The checkpoint that covers most and may be applied; of several, what a model wrote at last.
+    """Finds the applicable checkpoint that covers most; None if no checkpoint may be applied.
+
+    Among checkpoints of one length the highest round wins, then a summary that a model wrote, then the larger
+    number of spans.
 
     Args:
-        candidates: Checkpoints that may stand for the messages.
-        messages: The non-privileged messages of a request.
-        conversation: The id that its client gave, if any.
+        candidates: Checkpoints that may fit the messages.
+        messages: The messages of a request that are not fixed.
+        conversation: The conversation id that the client gave, if any.
     """
     best: Checkpoint | None = None
-    for each in sorted((each for each in candidates if each), key=_rank_checkpoint, reverse=True):
-        if best is not None and _rank_checkpoint(each)[:-1] != _rank_checkpoint(best)[:-1]:
+    for candidate in sorted(
+        (candidate for candidate in candidates if candidate), key=_rank_checkpoint, reverse=True
+    ):
+        if best is not None and _rank_checkpoint(candidate)[:-1] != _rank_checkpoint(best)[:-1]:
             break
-        if is_applicable(each, messages, conversation):
-            fitting = drop_outdated_edits(each, messages)
+        if is_applicable(candidate, messages, conversation):
+            fitting = drop_outdated_edits(candidate, messages)
             best = fitting if best is None else max(best, fitting, key=_rank_checkpoint)
     return best
 
 
 def _rank_checkpoint(checkpoint: Checkpoint) -> tuple[int, int, bool, int]:
-    """How far a checkpoint leads: what it covers, its round, who wrote it, and how much it replaces."""
+    """Returns the rank of a checkpoint: its length, its round, whether a model wrote it, its spans."""
     spans = len(checkpoint.spans)
     return checkpoint.length, checkpoint.round, checkpoint.writer != EXTRACT, spans
 
 
 def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The checkpoint as JSON values, for an envelope."""
+    """Returns the checkpoint as JSON values, ready to be stored."""
     return {
         "strategy": checkpoint.strategy,
         "conversation": checkpoint.conversation,
@@ -301,7 +317,10 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
             for each in checkpoint.results
         ],
         "spans": [list(span) for span in checkpoint.spans],
-        "stand_ins": [[_build_replacement_fields(each) for each in put] for put in checkpoint.stand_ins],
+        "stand_ins": [
+            [_build_replacement_fields(each) for each in replacements]
+            for replacements in checkpoint.stand_ins
+        ],
         "summary": checkpoint.summary,
         "tokens": [checkpoint.tokens_before, checkpoint.tokens_after],
         "listed": checkpoint.listed,
@@ -324,7 +343,7 @@ def _build_replacement_fields(message: Message) -> list[Any]:
 
 
 def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
-    """The checkpoint that `to_fields` gave, or None if these are not its fields."""
+    """Rebuilds a checkpoint from the result of `to_fields`. Returns None if the fields are invalid."""
     try:
         checkpoint = Checkpoint(
             strategy=str(fields["strategy"]),
@@ -366,7 +385,7 @@ def _parse_result(fields: Sequence[Any]) -> CoveredToolResult:
 
 
 def _parse_replacement(fields: Sequence[Any] | None) -> tuple[Message, ...]:
-    """What stands in for a span. Version 0.1 wrote one message, or null for nothing."""
+    """Parses the replacements of one span. Version 0.1 stored one message, or null for none."""
     if fields is None or fields == []:
         return ()
     return tuple(
@@ -386,7 +405,7 @@ def _parse_replacement_message(fields: Sequence[Any]) -> Message:
 
 
 def _is_consistent(checkpoint: Checkpoint) -> bool:
-    """Whether the spans are in order, within what the checkpoint speaks of, and have a stand-in each."""
+    """Returns whether the checkpoint's spans, replacements and edits fit each other and its length."""
     edges = [0, *(edge for span in checkpoint.spans for edge in span), checkpoint.length]
     return (
         edges == sorted(edges)
@@ -396,7 +415,7 @@ def _is_consistent(checkpoint: Checkpoint) -> bool:
         and checkpoint.edited
         <= {
             span.start
-            for span, put in checkpoint.span_replacements
-            if span.stop - span.start == len(put) == 1
+            for span, replacements in checkpoint.span_replacements
+            if span.stop - span.start == len(replacements) == 1
         }
     )

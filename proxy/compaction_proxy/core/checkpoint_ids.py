@@ -1,4 +1,4 @@
-"""Where a checkpoint is kept, by what it is."""
+"""Computes the ids of checkpoints, and predicts the ids of those that plans will become."""
 
 from collections.abc import Collection, Sequence
 
@@ -7,42 +7,45 @@ from compaction_proxy.core.planner import RoundPlan
 
 
 def format_variant(*, extract: bool, rounds: int, edited: Collection[int]) -> str:
-    """What tells apart checkpoints that replace the same spans of the same messages.
+    """Formats the variant that tells apart checkpoints for the same spans of the same messages.
 
     Args:
-        extract: Whether no model wrote the summary.
+        extract: Whether code made the summary without a model.
         rounds: Number of records in the chain.
-        edited: Indices of the messages that are shortened where they stand.
+        edited: Indices of the messages that are shortened in place.
     """
     marks = (["extract"] if extract else []) + ([f"rounds-{rounds}"] if rounds else [])
     return ",".join([*marks, *(f"edited-{index}" for index in sorted(edited))])
 
 
 def compute_checkpoint_id(checkpoint: Checkpoint | None, prefixes: Sequence[bytes]) -> bytes:
-    """The place of a checkpoint that stands for these prefix digests, 64 bytes; empty for none."""
+    """Computes the id of a checkpoint among these prefix digests, 64 bytes; empty without a checkpoint."""
     if checkpoint is None:
         return b""
-    found = format_variant(
+    variant = format_variant(
         extract=checkpoint.writer == EXTRACT, rounds=len(checkpoint.rounds), edited=checkpoint.edited
     )
-    return build_checkpoint_id(prefixes[checkpoint.length - 1], checkpoint.exact, checkpoint.spans, found)
+    return build_checkpoint_id(prefixes[checkpoint.length - 1], checkpoint.exact, checkpoint.spans, variant)
 
 
 def list_edited_indices(plan: RoundPlan, earlier: Checkpoint | None) -> frozenset[int]:
-    """Indices of the messages that a plan shortens where they stand, or leaves as they were shortened."""
-    known = earlier.edited if earlier else frozenset()
+    """Returns the indices of the messages that are shortened in place once the plan is carried out.
+
+    The plan itself shortens them, or it leaves them as the earlier compaction shortened them.
+    """
+    earlier_edits = earlier.edited if earlier else frozenset()
     return frozenset(
         span.start
         for span, fill in zip(plan.spans, plan.fills, strict=True)
-        if fill.kind in {"mask", "cap"} or (fill.kind == "before" and span.start in known)
+        if fill.kind in {"mask", "cap"} or (fill.kind == "before" and span.start in earlier_edits)
     )
 
 
 def predict_checkpoint_id(
     plan: RoundPlan, earlier: Checkpoint | None, prefixes: Sequence[bytes], exact: bytes, *, extract: bool
 ) -> bytes:
-    """The place of the checkpoint that a plan behind an earlier round will become."""
+    """Predicts the id of the checkpoint that a plan will become, made on top of an earlier checkpoint."""
     chained = any(fill.kind == "records" for fill in plan.fills)
     rounds = plan.frozen + (1 if chained else 0)
-    found = format_variant(extract=extract, rounds=rounds, edited=list_edited_indices(plan, earlier))
-    return build_checkpoint_id(prefixes[plan.length - 1], exact, plan.spans, found)
+    variant = format_variant(extract=extract, rounds=rounds, edited=list_edited_indices(plan, earlier))
+    return build_checkpoint_id(prefixes[plan.length - 1], exact, plan.spans, variant)

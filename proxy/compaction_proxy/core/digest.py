@@ -1,8 +1,8 @@
-"""The canonical digest: what makes two messages, and two prefixes of a conversation, the same.
+"""Computes canonical digests, which decide whether messages or prefixes of conversations are the same.
 
-Identity only locates; the digest decides whether a stored summary stands for what the client sent. The
-rules are DESIGN.md §5.3, version byte 1. A change here needs a new version byte, or stored summaries
-would be applied to messages they do not stand for.
+Identity only locates a conversation. The digest decides whether a stored summary may replace what the client
+sent. The rules are those of DESIGN.md §5.3, version byte 1. A change here needs a new version byte; otherwise
+stored summaries would be applied to messages for which they were not made.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from compaction_proxy.core.message import Message, MessageToolCall
 VERSION = b"\x01"
 MAX_DEPTH = 100
 MAX_CHARACTERS = 1_048_576
-# A longer text is encoded in pieces of so many characters.
+# A longer text is encoded in pieces of this many characters.
 PIECE_CHARACTERS = 64 * 1024
 _EMPTY = bytes(8)
 _EXACT_INTEGER = 2**53
@@ -25,7 +25,7 @@ _BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]')
 
 
 def _encode_field(value: str) -> bytes:
-    """One length-prefixed field, so that no two different lists of fields share their bytes."""
+    """Encodes a field with its length in front, so that different lists of fields never share their bytes."""
     return _add_length_prefix(value.encode("utf-8", "surrogatepass")) if value else _EMPTY
 
 
@@ -34,14 +34,17 @@ def _add_length_prefix(data: bytes) -> bytes:
 
 
 def _build_unique_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         raise ValueError("duplicate keys")
-    return made
+    return result
 
 
 def _parse_fraction(text: str) -> int | str:
-    """A number with a point or an exponent: `1.0` is 1, as in JavaScript; any other keeps all its digits."""
+    """Parses a JSON number that has a point or an exponent.
+
+    `1.0` becomes the integer 1, as in JavaScript. Any other number becomes a marked text with all its digits.
+    """
     value = float(text)
     if value.is_integer() and abs(value) <= _EXACT_INTEGER:
         return int(value)
@@ -49,10 +52,11 @@ def _parse_fraction(text: str) -> int | str:
 
 
 def _measure_depth(text: str) -> int:
-    """How deep brackets nest outside strings."""
+    """Returns how deep brackets nest outside strings."""
     depth = deepest = 0
-    for found in _BRACKET.finditer(text):  # one at a time: all at once would hold the interpreter lock
-        depth += (found[0] in "[{") - (found[0] in "]}")
+    # The matches are found one at a time, because finding all at once would hold the interpreter lock.
+    for bracket in _BRACKET.finditer(text):
+        depth += (bracket[0] in "[{") - (bracket[0] in "]}")
         deepest = max(deepest, depth)
     return deepest
 
@@ -61,7 +65,7 @@ _TEXT = _encode_field("text")
 _ROLES = {
     role: _encode_field(role) for role in ("system", "developer", "user", "assistant", "tool", "function")
 }
-# Made once: `json.loads` and `json.dumps` would make theirs for every call.
+# Created once, because `json.loads` and `json.dumps` would create their own for every call.
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_build_unique_dict, parse_float=_parse_fraction, parse_constant="\0{}".format
 )
@@ -69,11 +73,11 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 
 
 def canonicalize_arguments(arguments: str) -> str:
-    """Tool-call arguments with key order and white space made canonical.
+    """Returns tool-call arguments with canonical key order and white space.
 
-    They stay as they are if they do not parse, repeat a key, are longer than 1 Mi characters, are crowded
-    (`json_bounds`), or nest more than 100 deep: how deep a decoder can go depends on its caller's stack, and
-    the digest must not.
+    Arguments stay as they are if they do not parse, repeat a key, are longer than 1 Mi characters, hold too
+    many brackets (`json_bounds`), or nest more than 100 deep. How deep a decoder can go depends on its
+    caller's stack, and the digest must not depend on that.
     """
     brackets = arguments.count("[") + arguments.count("{")
     if (
@@ -88,11 +92,11 @@ def canonicalize_arguments(arguments: str) -> str:
         return arguments
     if len(arguments) <= PIECE_CHARACTERS:
         return _ENCODER.encode(value)
-    return "".join(_ENCODER.iterencode(value))  # the same, step by step
+    return "".join(_ENCODER.iterencode(value))  # the same text, encoded step by step
 
 
 def _encode_content(message: Message) -> list[bytes]:
-    """The text and the other parts in the order they stand."""
+    """Encodes the text and the other content parts in their order."""
     if not message.parts:
         return _encode_text(message.text)
     content: list[bytes] = []
@@ -114,9 +118,9 @@ def _encode_text(text: str) -> list[bytes]:
 
 
 def _encode_long_text(text: str) -> list[bytes]:
-    """A field in pieces: the interpreter lock is held while one is encoded."""
-    places = range(0, len(text), PIECE_CHARACTERS)
-    data = [text[at : at + PIECE_CHARACTERS].encode("utf-8", "surrogatepass") for at in places]
+    """Encodes a text field in pieces, because the interpreter lock is held while a piece is encoded."""
+    starts = range(0, len(text), PIECE_CHARACTERS)
+    data = [text[start : start + PIECE_CHARACTERS].encode("utf-8", "surrogatepass") for start in starts]
     return [sum(map(len, data)).to_bytes(8, "big"), *data]
 
 
@@ -148,15 +152,19 @@ def _hash_message(message: Message, content: list[bytes], name: str) -> bytes:
 
 
 def compute_message_digest(message: Message) -> bytes:
-    """SHA-256 over a message's canonical content, 32 bytes. `raw` and `tokens` do not take part."""
+    """Computes the SHA-256 of a message's canonical content, 32 bytes.
+
+    `raw` and `tokens` are not part of the content.
+    """
     return _hash_message(message, _encode_content(message), message.name)
 
 
 def compute_outline_digest(message: Message) -> bytes:
-    """The digest without the text of a tool result and without the message's name, 32 bytes.
+    """Computes a message's digest without its name, and without the text of a tool result; 32 bytes.
 
-    A client that clears or shortens old tool results, or names messages later, keeps the outline of its
-    conversation, so stored checkpoints are found by it; `core.checkpoint` then decides message by message.
+    A client may clear or shorten old tool results, or name messages later. The outline of its conversation
+    stays the same, so stored checkpoints are still found by it. `core.checkpoint` then decides message by
+    message.
     """
     if message.answers:
         return _hash_message(message, [], "")
@@ -166,14 +174,14 @@ def compute_outline_digest(message: Message) -> bytes:
 
 
 def compute_result_digest(message: Message) -> bytes:
-    """The digest of a tool result without its text, 32 bytes; the outline with the name."""
+    """Computes the digest of a tool result without its text but with its name, 32 bytes."""
     return _hash_message(message, [], message.name)
 
 
 def chain_digests(digests: Iterable[bytes], last: bytes = VERSION) -> list[bytes]:
-    """Prefix digests: entry `i` stands for the messages `[0..i]`; each is 32 bytes.
+    """Chains digests into prefix digests of 32 bytes: entry `i` stands for the messages `[0..i]`.
 
-    Where a list goes on, `last` is the prefix digest of what came before.
+    If the list continues another one, `last` is the prefix digest of the messages before it.
     """
     prefixes: list[bytes] = []
     for digest in digests:
@@ -183,13 +191,13 @@ def chain_digests(digests: Iterable[bytes], last: bytes = VERSION) -> list[bytes
 
 
 def compute_prefix_digests(messages: Iterable[Message], last: bytes = VERSION) -> list[bytes]:
-    """Prefix digests of the non-privileged messages given, by their outlines.
+    """Computes the prefix digests of messages that are not fixed, by their outlines.
 
-    `last` as in `chain_digests`.
+    If the list continues another one, `last` is the prefix digest of the messages before it.
     """
     return chain_digests(map(compute_outline_digest, messages), last)
 
 
 def format_message_id(prefix: bytes) -> str:
-    """The name of a message in events, handles and search: equal on every replica."""
+    """Formats the id of a message for events, handles and search. It is the same on every replica."""
     return "m_" + prefix.hex()[:12]

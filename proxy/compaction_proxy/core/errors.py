@@ -1,32 +1,32 @@
-"""The errors of our own, as a tree, and how a client sees them.
+"""The proxy's own errors, as a tree, and how a client sees them.
 
 ProxyError
-├── ConfigError               the configuration cannot be used; the process ends with exit code 2
-├── RequestRefused            the one asking is at fault; answered with its own 4xx status
-├── Overloaded                too many requests, or bytes of them, are held; answered with 503
-├── UpstreamError             the relayed call failed; answered with 502 or 504
-├── Crashed                   a fault of ours that nothing contained; answered with 500
-├── RehearsalFailed           the process that plays strategies has failed; answered with 500
-└── CompactionError           our own trouble: never reaches a client, the request goes on (fail-open)
-    ├── Unreadable            the body is nothing we can rewrite
-    ├── SummaryFailed         the summary model gave nothing usable
-    ├── StoreUnavailable      the store cannot be read or written
-    └── SearchUnavailable     SQLite cannot search text; where people asked, answered with 501
+├── ConfigError                    the configuration cannot be used; the process ends with exit code 2
+├── RequestRefusedError            the client is at fault; answered with the error's own 4xx status
+├── OverloadedError                too many requests, or bytes of them, are held; answered with 503
+├── UpstreamError                  the forwarded call failed; answered with 502 or 504
+├── InternalError                  a fault of the proxy that nothing contained; answered with 500
+├── ReplayFailedError              the process that replays conversations has failed; answered with 500
+└── CompactionError                a fault in compaction: no client sees it, the request goes on (fail-open)
+    ├── UnreadableBodyError        the proxy cannot rewrite the body
+    ├── SummaryError               the summary model returned nothing usable
+    ├── StoreUnavailableError      the store cannot be read or written
+    └── SearchUnavailableError     SQLite cannot search text; answered with 501 where people asked
 """
 
 import json
 
 
 class ProxyError(Exception):
-    """Anything we raise on purpose."""
+    """Base class of the errors that the proxy raises on purpose."""
 
 
 class ConfigError(ProxyError):
-    """The configuration cannot be used. The message is ready for stderr: one line for each problem."""
+    """The configuration cannot be used. The message is ready for stderr, with one line for each problem."""
 
 
 class RequestRefusedError(ProxyError):
-    """The request cannot be served, and that is the client's to mend."""
+    """The request cannot be served, and the client has to correct it."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class RequestRefusedError(ProxyError):
 
 
 class OverloadedError(ProxyError):
-    """There is no room for a request now; `retry_after_s` says when to come back."""
+    """The proxy has no room for a request now. `retry_after_s` is the number of seconds to wait."""
 
     status = 503
     code = "overloaded"
@@ -57,7 +57,7 @@ class UpstreamError(ProxyError):
 
 
 class InternalError(ProxyError):
-    """A request met a fault of ours. What it was is for the log."""
+    """A fault of the proxy failed a request. The log has the cause."""
 
     status = 500
     code = "internal_error"
@@ -67,18 +67,18 @@ class InternalError(ProxyError):
 
 
 class ReplayFailedError(ProxyError):
-    """The process that plays strategies has ended without an answer; the message says what it said last."""
+    """The replay process ended without an answer. The message quotes its last output."""
 
     status = 500
     code = "rehearsal_failed"
 
 
-# Errors that clients are shown, in the shape of their wire.
+# Errors that clients see, in the format of their wire.
 ClientFacingError = RequestRefusedError | OverloadedError | UpstreamError | InternalError | ReplayFailedError
 
 
 class CompactionError(ProxyError):
-    """Compaction did not work out; `reason` is a short kebab-case word for headers, events and metrics."""
+    """Compaction failed; `reason` is a short kebab-case word for headers, events and metrics."""
 
     def __init__(self, reason: str, message: str = "") -> None:
         super().__init__(message or reason)
@@ -86,14 +86,15 @@ class CompactionError(ProxyError):
 
 
 class UnreadableBodyError(CompactionError):
-    """The body is not a request that we could rewrite; the upstream judges it."""
+    """The proxy cannot rewrite the body. It is forwarded, and the upstream judges it."""
 
 
 class SummaryError(CompactionError):
-    """The summary model failed, or what it wrote cannot be used.
+    """The summary model failed, or its answer cannot be used.
 
-    Where the call itself was too long (`overflow`), `limit` is what the model takes in tokens, if known.
-    Where the provider said so, `retry_after_s` is when to ask again.
+    If the summary call itself was too long (`overflow`), `limit` is the number of tokens that the model
+    takes, if known. `retry_after_s` is the number of seconds until the next attempt, if the provider named
+    it.
     """
 
     def __init__(
@@ -105,15 +106,15 @@ class SummaryError(CompactionError):
 
 
 class StoreUnavailableError(CompactionError):
-    """The store cannot be used right now."""
+    """The store cannot be used at the moment."""
 
 
 class SearchUnavailableError(CompactionError):
-    """This installation cannot search what was removed; the message says why."""
+    """This installation cannot search removed messages; the message of the error says why."""
 
 
 def format_openai_error(error: ClientFacingError) -> bytes:
-    """The error as a body in OpenAI's shape."""
+    """Formats an error as a response body in OpenAI's format."""
     kinds = {
         RequestRefusedError: "invalid_request_error",
         OverloadedError: "overloaded_error",

@@ -1,8 +1,8 @@
-"""Events: what has happened to a conversation, one line each.
+"""Events: what happened to a conversation, one record for each decision or failure.
 
-One event per decision or failure feeds the log, the metrics, traces, the live feed, the history, the API, the
-pages and the command line. Events are kept for people, by any version that shares the store. So what is
-missing or of another type is taken as unknown, and what is not known here is passed over.
+Events feed the log, the metrics, traces, the live feed, the history, the API, the dashboard and the command
+line. They are stored for people, and any version that shares the store may have written them. So a field that
+is missing or of another type counts as unknown, and unknown fields are ignored.
 """
 
 import math
@@ -12,111 +12,112 @@ from typing import Any
 
 from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
-# What makes a round due: a field of a trigger row, or one of these.
+# Why a compaction is due: a field of a trigger row, or one of these words.
 DUE_REASONS = frozenset({
     *TRIGGER_FIELDS,
-    "force",  # it was asked for
-    "huge",  # a new result is so large that it is shortened by itself
-    "limit",  # the request would not fit otherwise
-    "output",  # the upstream would refuse it together with the output that it asks for
-    "overflow",  # the upstream has refused it as too long
-    "soft",  # the trigger is near, and nobody waits
+    "force",  # somebody asked for a compaction
+    "huge",  # a new tool result is so large that it is shortened by itself
+    "limit",  # the request would not fit without a compaction
+    "output",  # the upstream would refuse the request together with its requested output
+    "overflow",  # the upstream has refused the request as too long
+    "soft",  # the trigger is near, and no request waits for the compaction
 })  # fmt: skip
 
-# Bodies that go on as they came, because they are not read.
+# The body is forwarded as it came, because the proxy does not read it.
 UNREAD_REASONS = frozenset({
     "duplicate-keys", "encoded", "no-array", "no-messages", "not-json", "provider-compacts",
     "stateful", "too-deep", "too-many",
 })  # fmt: skip
-# Requests in which rounds would do no good, or do none for now.
+# A compaction would do no good, or does none for now.
 LEFT_ALONE_REASONS = frozenset({"irreducible", "nothing-to-take", "paused"})
-# Nobody to ask for a summary, or nobody who may or can be asked for this one.
+# There is no summary model to ask, or it may not or cannot be asked for this summary.
 UNASKED_REASONS = frozenset({
     "breaker-open", "budget", "no-model", "no-summary-model", "overflow", "summary-window", "unknown-model",
 })  # fmt: skip
-# Summaries that did not come.
+# The summary did not arrive.
 MISSED_REASONS = frozenset({"cancelled", "deadline", "internal", "timeout", "unreachable"})
-# Summaries that came and cannot be used.
+# The summary arrived but cannot be used.
 UNUSABLE_REASONS = frozenset({
     "content-filter", "empty", "garbage", "language", "longer", "reasoning", "refused", "rules-lost",
     "too-short", "tool-calls", "truncated", "unfaithful",
 })  # fmt: skip
 
-# Why a request went on as it came, or without a summary.
+# Why a request was forwarded as it came, or without a summary.
 REASONS = UNREAD_REASONS | LEFT_ALONE_REASONS | UNASKED_REASONS | MISSED_REASONS | UNUSABLE_REASONS
-# These begin with one of the following: the status of the summary model, a trouble of the store.
+# Further reasons begin with one of these prefixes, followed by the status of the summary model or a fault of
+# the store.
 REASON_PREFIXES = ("http-", "store-")
 
 
 def is_known_reason(reason: str) -> bool:
-    """Whether this is one of the words for why no round was made."""
+    """Returns whether the word is a known reason why no compaction was made."""
     return reason in REASONS or reason.startswith(REASON_PREFIXES)
 
 
 VERSION = 1
 
-COMPACTED = "compacted"  # a round was made
-INSTALLED = "installed"  # a round that was made ahead of need is in force from now on
-FAILED = "failed"  # a round was due, and none was made
-FAILED_OPEN = "failed-open"  # a request went on as it came, because of trouble of ours
-OVER_LIMIT = "over-limit"  # a request went on although it is too long, because nothing made it shorter
-RECOVERED = "recovered"  # the upstream refused a request as too long, and took a shorter one
-MEASURED = "measured"  # the upstream has counted the first request that a round went into
-UNDONE = "undone"  # a round is not applied any more
-MARKED = "marked"  # the next request is to be compacted
+COMPACTED = "compacted"  # a compaction was made
+INSTALLED = "installed"  # a compaction that was made ahead of need is in force from now on
+FAILED = "failed"  # a compaction was due, and none was made
+FAILED_OPEN = "failed-open"  # a request was forwarded as it came, because of a fault of the proxy
+OVER_LIMIT = "over-limit"  # a request was forwarded although it is too long, because nothing made it shorter
+RECOVERED = "recovered"  # the upstream refused a request as too long, and accepted a shorter one
+MEASURED = "measured"  # the upstream has counted the first request to which a compaction was applied
+UNDONE = "undone"  # a compaction is no longer applied
+MARKED = "marked"  # the next request will be compacted
 PINNED = "pinned"  # a text was pinned
-UNPINNED = "unpinned"  # a pinned text was let go
-INSTRUCTION_REMOVED = "instruction-removed"  # instructions of the project are left out from now on
-INSTRUCTION_RESTORED = "instruction-restored"  # they are kept again
-BYPASSED = "bypassed"  # the conversation's requests go on as they come from now on
-RESUMED = "resumed"  # they are compacted again
+UNPINNED = "unpinned"  # a pin was removed
+INSTRUCTION_REMOVED = "instruction-removed"  # project instructions are left out from now on
+INSTRUCTION_RESTORED = "instruction-restored"  # project instructions are kept again
+BYPASSED = "bypassed"  # the conversation's requests are forwarded as they come from now on
+RESUMED = "resumed"  # the conversation's requests are compacted again
 KINDS = (
     COMPACTED, INSTALLED, FAILED, FAILED_OPEN, OVER_LIMIT, RECOVERED, MEASURED, UNDONE, MARKED, PINNED,
     UNPINNED, INSTRUCTION_REMOVED, INSTRUCTION_RESTORED, BYPASSED, RESUMED,
 )  # fmt: skip
-# Those that say that something went wrong.
+# The kinds that report that something went wrong.
 FAILURES = frozenset({FAILED, FAILED_OPEN, OVER_LIMIT})
-# A round may replace thousands of messages; its event names so many.
+# A compaction may replace thousands of messages. Its event names at most this many.
 MAX_MESSAGE_IDS = 200
-# What only the conversation's own history tells: everything else may go into a log.
+# Fields that appear only in the conversation's own history. All other fields may go into a log.
 CONTENT_FIELDS = frozenset({"summary"})
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. Empty and None mean that it is unknown, or does not apply.
+    """One event. Empty values and None mean that a field is unknown or does not apply.
 
     Attributes:
-        kind: One of the words above, or that of another version.
-        at: Seconds since the epoch.
-        conversation: Its id, `c_…`.
-        id: Its own, `e_…`.
-        request: The id of the request that it happened in, as the log has it.
+        kind: One of the kinds above, or a kind of another version.
+        at: Time of the event, in seconds since the epoch.
+        conversation: Id of the conversation, `c_…`.
+        id: Id of the event, `e_…`.
+        request: Id of the request in which it happened, as in the log.
         strategy: Name of the strategy.
-        round: Number of the round in its chain, from 1.
-        place: Where the round's checkpoint is kept (`core.checkpoint.place`), as hex digits.
-        reason: What made it due, or why it failed: a short word.
-        outcome: How it ended: a short word, such as the response header's status.
-        asked: The model that the conversation asks.
-        model: The model that wrote the summary.
-        tokens_before: Estimated size of the request it was made for.
-        tokens_after: Estimated size of what was forwarded instead.
-        tokens_real: Size of what was forwarded, as the upstream counted it.
+        round: Number of the compaction, from 1.
+        place: Id of the compaction's checkpoint (`core.checkpoint.build_checkpoint_id`), as hex digits.
+        reason: Why the compaction was due or why it failed, as short words separated by commas.
+        outcome: How it ended, as a short word such as the status in the response header.
+        asked: Model that the conversation uses.
+        model: Model that wrote the summary.
+        tokens_before: Estimated size of the request before the compaction.
+        tokens_after: Estimated size of the request that was forwarded instead.
+        tokens_real: Size of the forwarded request, as the upstream counted it.
         trigger: T, in tokens.
-        window: Of the model, in tokens.
-        basis: The numbers that T was worked out from where it follows from prices, each with its name.
-        listed: Messages that the client sent, privileged ones included.
+        window: Context window of the model, in tokens.
+        basis: The numbers from which T was computed, by name, if T follows from prices.
+        listed: Number of messages that the client sent, privileged ones included.
         messages: Number of messages that were replaced.
-        message_ids: Their ids, `m_…`; of the first `MAX_MESSAGE_IDS`.
-        seconds: How long it took.
-        calls: Summary calls that it took, those that were of no use included.
-        prompt_tokens: Input tokens of those calls, as their provider counted them.
-        completion_tokens: Output tokens of them.
-        cached_tokens: Input tokens of them that the provider had cached.
-        cost_usd: Price of them, in dollars; None where no price is known.
-        facts: What was observed in the messages that were replaced, by kind: how many of these the model
-            still sees word for word, and how many there were.
-        summary: The text that stands in for them.
+        message_ids: Ids of the replaced messages, `m_…`; at most the first `MAX_MESSAGE_IDS`.
+        seconds: Duration in seconds.
+        calls: Number of summary calls, including those whose answers were not used.
+        prompt_tokens: Input tokens of the summary calls, as their provider counted them.
+        completion_tokens: Output tokens of the summary calls.
+        cached_tokens: Input tokens of the summary calls that the provider had cached.
+        cost_usd: Price of the summary calls in dollars; None if no price is known.
+        facts: Facts observed in the replaced messages, by kind: how many the model still sees word for word,
+            and how many there were.
+        summary: The text that replaces the messages.
     """
 
     kind: str
@@ -151,28 +152,33 @@ class Event:
 
 
 def to_fields(event: Event) -> dict[str, Any]:
-    """The event as JSON values, without what is unknown; `v` is the version of their meaning."""
-    told = {each.name: getattr(event, each.name) for each in fields(event)}
-    return {"v": VERSION, **{name: value for name, value in told.items() if value not in (None, "", (), {})}}
+    """Returns the event as JSON values, without unknown fields. `v` is the version of the fields' meaning."""
+    values = {each.name: getattr(event, each.name) for each in fields(event)}
+    return {
+        "v": VERSION,
+        **{name: value for name, value in values.items() if value not in (None, "", (), {})},
+    }
 
 
 def to_log_fields(event: Event) -> dict[str, Any]:
-    """What a log line may say of it: no content, and no list of messages."""
-    told = to_fields(event)
+    """Returns the fields that a log line may hold: no content, and no list of messages."""
+    values = to_fields(event)
     return {
-        name: value for name, value in told.items() if name not in CONTENT_FIELDS | {"message_ids", "v", "at"}
+        name: value
+        for name, value in values.items()
+        if name not in CONTENT_FIELDS | {"message_ids", "v", "at"}
     }
 
 
 def from_fields(values: Mapping[str, Any]) -> Event | None:
-    """The event that these fields tell of, or None if they do not say what happened and when."""
+    """Builds an event from its fields, or returns None if they lack a kind or a time."""
     kind, at = _parse_text(values.get("kind")), parse_number(values.get("at"))
     if not kind or at is None:
         return None
-    read = {each.name: _READERS[each.type](values.get(each.name)) for each in fields(Event)}
-    if read["messages"] is None:
-        read["messages"] = len(read["message_ids"]) or None
-    return Event(**{**read, "kind": kind, "at": at})
+    parsed = {each.name: _READERS[each.type](values.get(each.name)) for each in fields(Event)}
+    if parsed["messages"] is None:
+        parsed["messages"] = len(parsed["message_ids"]) or None
+    return Event(**{**parsed, "kind": kind, "at": at})
 
 
 def _parse_text(value: object) -> str:
@@ -180,7 +186,7 @@ def _parse_text(value: object) -> str:
 
 
 def parse_number(value: object) -> float | None:
-    """A finite number, or None; true and false are none."""
+    """Returns the value as a finite number, or None if it is none. Booleans are no numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -191,7 +197,7 @@ def parse_number(value: object) -> float | None:
 
 
 def parse_integer(value: object) -> int | None:
-    """A whole number, or None; true and false are none."""
+    """Returns the value if it is an integer, else None. Booleans are no integers."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -202,22 +208,22 @@ def _parse_ids(value: object) -> tuple[str, ...]:
 
 
 def _parse_numbers(value: object) -> dict[str, float]:
-    told = value if isinstance(value, Mapping) else {}
-    read = {str(name): parse_number(each) for name, each in told.items()}
-    return {name: each for name, each in read.items() if each is not None}
+    mapping = value if isinstance(value, Mapping) else {}
+    numbers = {str(name): parse_number(each) for name, each in mapping.items()}
+    return {name: each for name, each in numbers.items() if each is not None}
 
 
 def _parse_kept_counts(value: object) -> dict[str, tuple[int, int]]:
-    """Pairs of whole numbers, `kept` of `total`, by kind."""
-    found: dict[str, tuple[int, int]] = {}
+    """Returns pairs of integers by kind: how many facts were kept, and how many there were."""
+    counts: dict[str, tuple[int, int]] = {}
     for kind, pair in value.items() if isinstance(value, Mapping) else ():
         match pair:
             case [int(kept), int(total)] if 0 <= kept <= total:
-                found[str(kind)] = (kept, total)
-    return found
+                counts[str(kind)] = (kept, total)
+    return counts
 
 
-# How the value of a field of this type is read.
+# Parsers for the values of fields, by the field's type.
 _READERS: Mapping[object, Callable[[object], Any]] = {
     str: _parse_text,
     float: parse_number,

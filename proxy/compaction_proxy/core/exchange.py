@@ -1,44 +1,45 @@
-"""Exchanges: one request of a client and its answer, as figures. No text of a conversation is among them."""
+"""Exchanges: the figures of one request and its response. They hold no text of a conversation."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from compaction_proxy.core.event import parse_integer, parse_number
 
-# Status codes from which on an answer is an error.
+# The lowest status code that is an error.
 FIRST_ERROR_STATUS = 400
-# The status of a request that passed the gate, or was read and left as it was.
+# The status of a request that passed the gate, or was read and forwarded as it was.
 NOTHING_DONE = "none"
 
 
-class Exchange(NamedTuple):  # made for each request: a dataclass costs four times as much
-    """One request and its answer. None means that it is not known: an unread request was not counted.
+class Exchange(NamedTuple):  # created for each request: a dataclass costs four times as much
+    """The figures of one request and its response. None means unknown: an unread request is not counted.
 
     Attributes:
-        at: When the request came, in seconds since the epoch.
-        model: The model that was asked; empty if that is not known.
-        status: What was done to the request, as the header `x-compaction-status` says it.
-        code: The upstream's status code; 0 if there was no answer.
-        request: The request's id.
-        strategy: Whose checkpoint was in force; empty: none.
-        round: Its number; None: none.
-        reason: Why not more was done; empty: there is nothing to say.
-        request_bytes: Of the client's body.
-        messages_before: Messages that the client sent.
-        messages_after: Messages that were forwarded.
-        tokens_before: Tokens that the client sent, calibrated.
-        tokens_after: Tokens that were forwarded, calibrated.
-        window: Of the model, in tokens.
+        at: Time of the request, in seconds since the epoch.
+        model: Model that the client asked; empty if unknown.
+        status: What the proxy did with the request, as in the header `x-compaction-status`.
+        code: Status code of the upstream's response; 0 if there was no response.
+        request: Id of the request.
+        strategy: Name of the strategy whose checkpoint was in force; empty if there was none.
+        round: Number of the compaction in force; None if there was none.
+        reason: Why the proxy did not do more; empty if there is nothing to report.
+        request_bytes: Size of the client's body.
+        messages_before: Number of messages that the client sent.
+        messages_after: Number of messages that were forwarded.
+        tokens_before: Calibrated size of what the client sent.
+        tokens_after: Calibrated size of what was forwarded.
+        window: Context window of the model, in tokens.
         trigger: T, in tokens.
         prompt_tokens: Input tokens, as the upstream counted them.
-        completion_tokens: Output tokens, likewise.
+        completion_tokens: Output tokens, as the upstream counted them.
         cached_tokens: Input tokens that the upstream had cached.
-        overhead_s: Seconds that the request took beside waiting for the upstream.
-        first_byte_s: Seconds from asking the upstream to the first byte of its answer.
-        upstream_s: Seconds from asking the upstream to the end of its answer.
-        recalls: How often the answer went on because the model searched what was removed; None: never.
-        recall_prompt_tokens: Of the input tokens, those that the answers after the first one took.
-        recall_cached_tokens: Of the cached ones, likewise.
+        overhead_s: Seconds that the request took apart from waiting for the upstream.
+        first_byte_s: Seconds from asking the upstream to the first byte of its response.
+        upstream_s: Seconds from asking the upstream to the end of its response.
+        recalls: How often the answer continued after the model searched removed messages; None if it never
+            did.
+        recall_prompt_tokens: The part of `prompt_tokens` that belongs to the answers after the first one.
+        recall_cached_tokens: The part of `cached_tokens` that belongs to the answers after the first one.
     """
 
     at: float
@@ -68,31 +69,34 @@ class Exchange(NamedTuple):  # made for each request: a dataclass costs four tim
 
     @property
     def first_prompt_tokens(self) -> int | None:
-        """Input tokens of the first answer, as the upstream counted them: the request as it was sized."""
+        """The upstream's count of input tokens for the first answer; None if unknown.
+
+        It is comparable with the estimated size of the request, because answers after recalls are left out.
+        """
         if self.recalls is None or self.prompt_tokens is None:
             return self.prompt_tokens
-        more = self.recall_prompt_tokens
-        return None if more is None else self.prompt_tokens - more
+        recall_tokens = self.recall_prompt_tokens
+        return None if recall_tokens is None else self.prompt_tokens - recall_tokens
 
     @property
     def has_failed(self) -> bool:
-        """Whether the upstream answered with an error; no answer at all is none."""
+        """Whether the upstream answered with an error. A missing response is not an error."""
         return self.code >= FIRST_ERROR_STATUS
 
 
-class UnreadExchange(NamedTuple):  # made for each request, at a third of the price of an exchange
-    """What is known of an exchange whose request was not read, beside its model and status code.
+class UnreadExchange(NamedTuple):  # created for each request, at a third of the cost of an exchange
+    """The figures of an exchange whose request was not read, besides its model and status code.
 
     Attributes:
-        at: See `Exchange`, as for the others.
-        request: The request's id.
-        request_bytes: Of the body.
-        prompt_tokens: Input tokens.
-        completion_tokens: Output tokens.
-        cached_tokens: Of the input.
-        overhead_s: What it took beside the upstream.
-        first_byte_s: Until the upstream began to answer.
-        upstream_s: Until it had answered.
+        at: Time of the request, in seconds since the epoch.
+        request: Id of the request.
+        request_bytes: Size of the client's body.
+        prompt_tokens: Input tokens, as the upstream counted them.
+        completion_tokens: Output tokens, as the upstream counted them.
+        cached_tokens: Input tokens that the upstream had cached.
+        overhead_s: Seconds that the request took apart from waiting for the upstream.
+        first_byte_s: Seconds from asking the upstream to the first byte of its response.
+        upstream_s: Seconds from asking the upstream to the end of its response.
     """
 
     at: float
@@ -111,10 +115,10 @@ _NO_RECALLS = (None,) * 3
 
 
 def build_unread_exchange(model: str, code: int, unread: UnreadExchange) -> Exchange:
-    """The exchange with a model and a status code, of which no more is known than this."""
+    """Builds an exchange from the figures of an unread request, its model and its status code."""
     at, request, request_bytes, *rest = unread
-    told = (at, model, NOTHING_DONE, code, request, "", None, "", request_bytes)
-    return Exchange._make((*told, *_UNKNOWN, *rest, *_NO_RECALLS))
+    known = (at, model, NOTHING_DONE, code, request, "", None, "", request_bytes)
+    return Exchange._make((*known, *_UNKNOWN, *rest, *_NO_RECALLS))
 
 
 _TEXTS = frozenset({"model", "status", "request", "strategy", "reason"})
@@ -122,21 +126,21 @@ _NUMBERS = frozenset({"at", "overhead_s", "first_byte_s", "upstream_s"})
 
 
 def to_fields(exchange: Exchange) -> dict[str, Any]:
-    """The exchange as JSON values, without what is unknown."""
+    """Returns the exchange as JSON values, without unknown fields."""
     return {name: value for name, value in exchange._asdict().items() if value not in (None, "")}
 
 
 def from_fields(values: Mapping[str, Any]) -> Exchange | None:
-    """The exchange that these fields tell of, or None if they do not say when it was."""
+    """Builds an exchange from its fields, or returns None if they lack a time. Invalid fields are ignored."""
     at = parse_number(values.get("at"))
     if at is None:
         return None
-    read: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for name, value in values.items():
         if name in _TEXTS and isinstance(value, str):
-            read[name] = value
+            parsed[name] = value
         elif name in _NUMBERS and parse_number(value) is not None:
-            read[name] = parse_number(value)
+            parsed[name] = parse_number(value)
         elif name in Exchange._fields and name not in _TEXTS | _NUMBERS and parse_integer(value) is not None:
-            read[name] = value
-    return Exchange(**{"model": "", "status": "", **read, "at": at})
+            parsed[name] = value
+    return Exchange(**{"model": "", "status": "", **parsed, "at": at})

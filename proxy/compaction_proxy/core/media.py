@@ -1,7 +1,7 @@
-"""What images, audio and files weigh, in tokens, by the rules that each family of models publishes.
+"""Estimates the tokens of images, audio and files by the rules that each family of models publishes.
 
-The dialect gives the numbers it can see without fetching or decoding anything; what it cannot see counts at
-its upper bound. All of it is only a prior: calibration learns the rest from `usage`.
+A wire passes the numbers that it can see without fetching or decoding anything. What it cannot see counts at
+its upper bound. These estimates are only a start: calibration learns the rest from `usage`.
 """
 
 import base64
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from compaction_proxy.core.model_names import find_by_prefix, is_new_claude, normalize_model_name
 
-_HEADER_CHARACTERS = 64 * 1024  # of base64; a JPEG with more metadata than that stays unknown
-_WEBP_CHUNKS_BYTES = 30  # enough for the fixed part of every WebP flavour
+_HEADER_CHARACTERS = 64 * 1024  # of base64; the size of a JPEG with more metadata than that stays unknown
+_WEBP_CHUNKS_BYTES = 30  # enough for the fixed part of every variant of WebP
 
 
 class ImageSize(NamedTuple):
@@ -36,22 +36,22 @@ def _read_gif_size(data: bytes) -> ImageSize | None:
 
 
 def _iter_jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Marker and payload offset of each JPEG segment up to the image data or the end of what is there."""
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
+    """Yields marker and payload offset of each JPEG segment, up to the image data or the end of the bytes."""
+    offset = 2
+    while offset + 4 <= len(data) and data[offset] == 0xFF:
+        marker = data[offset + 1]
         if marker == 0xFF:  # a fill byte
-            at += 1
+            offset += 1
             continue
-        yield marker, at + 4
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        yield marker, offset + 4
+        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
 
 
 def _read_jpeg_size(data: bytes) -> ImageSize | None:
-    for marker, at in _iter_jpeg_segments(data):
-        # The frame headers; C4, C8 and CC of their range are something else.
-        if 0xC0 <= marker <= 0xCF and marker not in {0xC4, 0xC8, 0xCC} and at + 5 <= len(data):
-            height, width = struct.unpack_from(">HH", data, at + 1)
+    for marker, offset in _iter_jpeg_segments(data):
+        # These markers are frame headers. C4, C8 and CC are in their range but mean something else.
+        if 0xC0 <= marker <= 0xCF and marker not in {0xC4, 0xC8, 0xCC} and offset + 5 <= len(data):
+            height, width = struct.unpack_from(">HH", data, offset + 1)
             return ImageSize(width, height)
     return None
 
@@ -82,16 +82,16 @@ _FORMATS = {
 
 
 def read_image_size(data: bytes) -> ImageSize | None:
-    """The size of an image from its beginning, or None where that does not tell."""
-    for magic, read in _FORMATS.items():
+    """Reads the size of an image from its first bytes. Returns None if they do not tell it."""
+    for magic, read_size in _FORMATS.items():
         if data.startswith(magic):
-            size = read(data)
+            size = read_size(data)
             return size if size and min(size) > 0 else None
     return None
 
 
 def decode_data_url_header(url: str) -> bytes:
-    """The first bytes that a base64 data URL carries; empty for other URLs and for what does not decode."""
+    """Decodes the first bytes of a base64 data URL. Returns nothing for other URLs and invalid base64."""
     head, comma, payload = url[: _HEADER_CHARACTERS + 256].partition(",")
     if not (comma and head[:5].lower() == "data:" and head.lower().endswith(";base64")):
         return b""
@@ -102,38 +102,40 @@ def decode_data_url_header(url: str) -> bytes:
         return b""
 
 
-UNKNOWN_IMAGE_TOKENS = 1000  # a model nobody has published a rule for
+UNKNOWN_IMAGE_TOKENS = 1000  # for a model without a published rule
 _OPENAI_AUDIO_TOKENS_PER_S = 10
 _GEMINI_AUDIO_TOKENS_PER_S = 32
 _WAV_BYTES_PER_S = 32_000  # 16 kHz, 16 bit, one channel
 _CODED_AUDIO_BYTES_PER_S = 8_000  # 64 kbit/s
-_FILE_TOKENS = 192  # a file's frame
-_FILE_BYTES_PER_TOKEN = 20  # a PDF of text and fonts, compressed
-_FILE_MAX_TOKENS = 150_000  # the hundred pages that providers take, at 1,500 tokens each
-UNSEEN_FILE_TOKENS = 1000  # a file given by its id
+_FILE_TOKENS = 192  # for every file, whatever its size
+_FILE_BYTES_PER_TOKEN = 20  # for a compressed PDF of text and fonts
+_FILE_MAX_TOKENS = 150_000  # providers take a hundred pages, at 1,500 tokens each
+UNSEEN_FILE_TOKENS = 1000  # for a file that is given by its id
 
 
 @dataclass(frozen=True, slots=True)
 class FlatImageCost:
-    """The same for every image."""
+    """The cost of models that charge the same for every image."""
 
     tokens: int
 
-    def count_tokens(self, size: ImageSize | None) -> int:  # noqa: ARG002 - priced alike, whatever the size
-        """Tokens of an image of any size."""
+    def count_tokens(self, size: ImageSize | None) -> int:  # noqa: ARG002 - the cost is the same for every size
+        """Returns the tokens of an image of any size."""
         return self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TiledImageCost:
-    """Scaled to fit an edge, then to a short side, then cut into square tiles.
+    """The cost of models that cut an image into square tiles.
+
+    The image is first scaled to fit a longest side, then a shortest side.
 
     Attributes:
-        base: Tokens for the image as such.
+        base: Tokens for each image.
         tile: Tokens for each tile.
-        edge: Longest side after the first scaling, pixels.
-        short: Shortest side after the second, pixels.
-        side: Of a tile, pixels.
+        edge: Longest side after the first scaling, in pixels.
+        short: Shortest side after the second scaling, in pixels.
+        side: Side of a tile, in pixels.
     """
 
     base: int
@@ -143,7 +145,7 @@ class TiledImageCost:
     side: int = 512
 
     def count_tokens(self, size: ImageSize | None) -> int:
-        """Tokens of an image; of the longest strip where its size is unknown."""
+        """Returns the tokens of an image. An unknown size counts as `edge` by `short` pixels."""
         width, height = _scale_to_fit(size or ImageSize(self.edge, self.short), self.edge)
         scale = min(1.0, self.short / min(width, height))
         tiles = math.ceil(width * scale / self.side) * math.ceil(height * scale / self.side)
@@ -152,13 +154,15 @@ class TiledImageCost:
 
 @dataclass(frozen=True, slots=True)
 class PatchedImageCost:
-    """Scaled to fit an edge, then cut into square patches, of which there is a largest number.
+    """The cost of models that cut an image into a limited number of square patches.
+
+    The image is first scaled to fit a longest side.
 
     Attributes:
-        cap: Largest number of patches; a larger image is shrunk to about that many.
-        factor: Tokens a patch.
-        side: Of a patch, pixels.
-        edge: Longest side after scaling, pixels; 0 for no such limit.
+        cap: Largest number of patches. A larger image is shrunk to about that many.
+        factor: Tokens for each patch.
+        side: Side of a patch, in pixels.
+        edge: Longest side after scaling, in pixels; 0 sets no limit.
     """
 
     cap: int
@@ -167,7 +171,10 @@ class PatchedImageCost:
     edge: int = 0
 
     def count_tokens(self, size: ImageSize | None) -> int:
-        """Tokens of an image, shrunk ones at the full cap (at most a row of patches too many)."""
+        """Returns the tokens of an image.
+
+        A shrunk image counts at the full cap, which is at most one row of patches too many.
+        """
         if size is None:
             return math.ceil(self.cap * self.factor)
         width, height = _scale_to_fit(size, self.edge) if self.edge else size
@@ -177,13 +184,13 @@ class PatchedImageCost:
 
 @dataclass(frozen=True, slots=True)
 class CroppedImageCost:
-    """Gemini's: one price up to a small size, and that price for each crop of a larger one.
+    """The cost of Gemini: one price for a small image, and the same price for each crop of a larger image.
 
     Attributes:
-        tokens: The price.
-        small: Longest side of an image that is not cropped, pixels.
-        side: Of a crop, pixels.
-        cap: Crops that an image of unknown size is taken for.
+        tokens: The price, in tokens.
+        small: Longest side of an image that is not cropped, in pixels.
+        side: Side of a crop, in pixels.
+        cap: Number of crops that an image of unknown size counts as.
     """
 
     tokens: int = 258
@@ -192,7 +199,7 @@ class CroppedImageCost:
     cap: int = 16
 
     def count_tokens(self, size: ImageSize | None) -> int:
-        """Tokens of an image."""
+        """Returns the tokens of an image."""
         if size is None:
             return self.tokens * self.cap
         if max(size) <= self.small:
@@ -204,7 +211,7 @@ ImageCost = FlatImageCost | TiledImageCost | PatchedImageCost | CroppedImageCost
 
 
 def _scale_to_fit(size: ImageSize, edge: int) -> tuple[float, float]:
-    """Scale down, proportions kept, until no side is longer than `edge` pixels."""
+    """Scales a size down, with its proportions, until no side is longer than `edge` pixels."""
     scale = min(1.0, edge / max(size))
     return max(1.0, size.width * scale), max(1.0, size.height * scale)
 
@@ -217,8 +224,9 @@ _GPT_HIGH = PatchedImageCost(2500, 1.2, edge=2048)
 _GPT_ORIGINAL = PatchedImageCost(10_000, 1.2, edge=6000)
 _GPT_HUGE = PatchedImageCost(30_000, 1.2)
 _GPT_LOW = PatchedImageCost(256, 1.2, edge=512)
-# Model prefix → detail → price; the longest prefix holds, and a detail that is not named is `high`. Read off
-# the providers' documents and LiteLLM's tables of 2026-11; OpenAI's own pages contradict each other.
+# Costs by prefix of the model's name, then by detail. The longest prefix counts, and a detail without an
+# entry counts as `high`. The numbers come from the providers' documents and LiteLLM's tables of 2026-11.
+# OpenAI's own pages contradict each other.
 _IMAGE_COSTS: Mapping[str, Mapping[str, ImageCost]] = {
     "gpt-4o": _build_tiled_costs(85, 170),
     "chatgpt-4o": _build_tiled_costs(85, 170),
@@ -252,29 +260,29 @@ def _find_image_costs(model: str) -> Mapping[str, ImageCost]:
 
 
 def estimate_image_tokens(model: str, size: ImageSize | None, detail: str = "auto") -> int:
-    """Tokens of one image.
+    """Estimates the tokens of one image.
 
     Args:
-        model: The model's name; a router's prefix does no harm.
-        size: Its size, or None where it is unknown: then the upper bound.
-        detail: As the client asked: `low`, `high`, `auto`, `original`.
+        model: Name of the model, with or without a router's prefix.
+        size: Size of the image. None means unknown and counts at the upper bound.
+        detail: Detail that the client asked for: `low`, `high`, `auto` or `original`.
     """
     prices = _find_image_costs(model)
     return prices.get(detail, prices["high"]).count_tokens(size)
 
 
 def estimate_image_url_tokens(model: str, url: str, detail: str = "auto") -> int:
-    """Tokens of the image behind a URL. Only a data URL is looked into; nothing is ever fetched."""
+    """Estimates the tokens of the image behind a URL. Only data URLs are decoded; nothing is fetched."""
     return estimate_image_tokens(model, read_image_size(decode_data_url_header(url)), detail)
 
 
 def estimate_audio_tokens(model: str, size_bytes: int, container: str) -> int:
-    """Tokens of a piece of audio, its length guessed from its bytes.
+    """Estimates the tokens of a piece of audio. Its duration is estimated from its size in bytes.
 
     Args:
-        model: The model's name.
-        size_bytes: Of the audio; three quarters of its base64 text.
-        container: `wav` (taken for 16 kHz, 16 bit, mono) or a coded format (taken for 64 kbit/s).
+        model: Name of the model.
+        size_bytes: Size of the audio, which is three quarters of its base64 text.
+        container: `wav` (assumed to be 16 kHz, 16 bit, mono) or a coded format (assumed to have 64 kbit/s).
     """
     rate = _WAV_BYTES_PER_S if container in {"wav", "pcm16"} else _CODED_AUDIO_BYTES_PER_S
     per_second = _GEMINI_AUDIO_TOKENS_PER_S if "gemini" in model.lower() else _OPENAI_AUDIO_TOKENS_PER_S
@@ -282,10 +290,12 @@ def estimate_audio_tokens(model: str, size_bytes: int, container: str) -> int:
 
 
 def estimate_file_tokens(size_bytes: int | None) -> int:
-    """Tokens of a file such as a PDF: 192, and one for each 20 bytes up to 150,000; 1,000 for an unseen one.
+    """Estimates the tokens of a file such as a PDF.
+
+    A file takes 192 tokens, and one more for each 20 bytes up to 150,000. A file of unknown size takes 1,000.
 
     Args:
-        size_bytes: Of the file; None where only an id or a URL is given.
+        size_bytes: Size of the file; None if only an id or a URL is given.
     """
     if size_bytes is None:
         return UNSEEN_FILE_TOKENS

@@ -1,14 +1,15 @@
-"""What the core knows of a conversation: messages, and the units and spans they form.
+"""Messages of a conversation, and the units and spans that they form.
 
-A dialect builds these records from a provider's bytes; the core never sees a provider's schema. Indices
-are positions in the list at hand, and every range is half-open.
+A wire builds these records from a provider's bytes; the core never sees a provider's schema. Indices are
+positions in the list at hand, and every range is half-open.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# So many exchanges may have come of one answer: some clients write each parallel call with its result.
+# Some clients write each parallel call with its own result, so one answer of the model may have become up to
+# this many exchanges.
 MAX_OF_ONE_ANSWER = 16
 PRIVILEGED_ROLES = frozenset({"system", "developer"})
 
@@ -22,7 +23,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessageToolCall:
-    """A tool call that an assistant message makes.
+    """A tool call of an assistant message.
 
     Attributes:
         id: The call's id as sent; empty for the legacy `function_call`. Ids may be reused in a conversation.
@@ -37,12 +38,12 @@ class MessageToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ContentPart:
-    """Content that is not text: an image, audio, a file, or a kind we do not know.
+    """Content that is not text: an image, audio, a file, or content of an unknown kind.
 
     Attributes:
-        kind: The dialect's name for it, such as `image_url`.
-        payload: SHA-256 of what it carries (DESIGN.md §5.3).
-        at: Offset in the message's text, in characters, where it stands.
+        kind: The wire's name for the kind, such as `image_url`.
+        payload: SHA-256 of the content (DESIGN.md §5.3).
+        at: Position of the content in the message's text, as an offset in characters.
     """
 
     kind: str
@@ -51,12 +52,13 @@ class ContentPart:
 
 
 class Instruction(NamedTuple):
-    """What a program has put before what its user says: rules of a project, its memory, its surroundings.
+    """Marks text that a client program puts before its user's words: rules, memory or its environment.
 
     Attributes:
-        client: The program, such as `claude-code`.
+        client: Name of the program, such as `claude-code`.
         kind: `instructions`, `memory` or `environment`.
-        path: Which of that kind: a file, or what else tells two of them apart; empty where there is one only.
+        path: The file, or another name that tells two instructions of one kind apart; empty if there is only
+            one.
     """
 
     client: str
@@ -65,11 +67,11 @@ class Instruction(NamedTuple):
 
 
 class SourceMessage(NamedTuple):
-    """A message of the client's that was divided.
+    """A message of the client that the proxy divided into several messages.
 
     Attributes:
-        raw: Its bytes.
-        parts: Number of messages that it was divided into.
+        raw: Bytes of the client's message.
+        parts: Number of messages into which it was divided.
     """
 
     raw: bytes
@@ -82,19 +84,20 @@ class Message:
 
     Attributes:
         role: The role as sent.
-        text: All text content, joined; empty when there is none.
+        text: All text content, joined; empty if there is none.
         parts: Content that is not text, in order.
         refusal: An assistant's refusal text.
         name: The optional participant name.
-        calls: Tool calls made, in order.
-        answers: Ids of the calls that this message answers; one for a chat `tool` message.
-        raw: The client's own bytes; empty for a message of ours that no dialect has written yet.
+        calls: Tool calls of the message, in order.
+        answers: Ids of the calls that this message answers; one for a `tool` message of Chat Completions.
+        raw: The client's own bytes; empty for a message of the proxy that no wire has written yet.
         digest: Canonical SHA-256 of the content (`core.digest`), 32 bytes; empty until computed.
         tokens: Estimated tokens, framing included, before calibration.
-        signed: Whether it carries reasoning that goes with all the calls that came of it. No part of what the
-            message says, so no part of its digest.
-        instruction: What it is where a known program, and no user, says it; no part of its digest.
-        source: The message that it is a part of on the wire; None: it is a message there.
+        signed: Whether the message carries signed reasoning, which belongs to all calls of the same answer.
+            The digest does not cover it, because it is not part of what the message says.
+        instruction: Set if a known client program, and no user, wrote the text. The digest does not cover it.
+        source: The client's message of which this message is a part; None if it is a message of its own on
+            the wire.
     """
 
     role: str
@@ -113,16 +116,16 @@ class Message:
 
     @property
     def is_privileged(self) -> bool:
-        """Whether the message instructs the model: never covered, never summarised, never stored."""
+        """Whether the message has a privileged role. It is then never covered, summarised or stored."""
         return self.role in PRIVILEGED_ROLES
 
     @property
     def is_fixed(self) -> bool:
-        """Whether no round takes the message: it is privileged, or holds instructions of a project."""
+        """Whether no compaction removes the message: it is privileged or holds project instructions."""
         return self.instruction is not None or self.role in PRIVILEGED_ROLES
 
     def with_digest_and_tokens(self, digest: bytes, tokens: int) -> "Message":
-        """The same message with its digest and size; several times as fast as `dataclasses.replace`."""
+        """Returns the message with a digest and a size, several times as fast as `dataclasses.replace`."""
         return Message(
             self.role,
             self.text,
@@ -141,14 +144,14 @@ class Message:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the message says nothing at all, which most providers refuse from an assistant."""
+        """Whether the message has no content. Most providers refuse such a message from an assistant."""
         return not (self.text or self.parts or self.refusal or self.calls)
 
 
 def iter_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
-    """Cut a list into plain messages, and messages with calls with every answer that directly follows them.
+    """Yields the exchanges of a list: plain messages, and messages with calls and their direct results.
 
-    They cover the list in order.
+    The exchanges cover the list in order.
     """
     start = 0
     while start < len(messages):
@@ -158,10 +161,11 @@ def iter_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
 
 
 def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
-    """Cut a list into its units: the smallest runs that may be removed without making the rest invalid.
+    """Yields the units of a list: the smallest runs that can be removed and leave the rest valid.
 
-    A unit is one exchange; and where its calls are signed, the next exchanges whose calls are not, as they
-    may have come of the same answer (`MAX_OF_ONE_ANSWER`). The units cover the list in order.
+    A unit is one exchange. If its calls are signed, it also includes the next exchanges whose calls are not,
+    because they may have come from the same answer (up to `MAX_OF_ONE_ANSWER`). The units cover the list in
+    order.
     """
     start = 0
     while start < len(messages):
@@ -171,7 +175,7 @@ def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
 
 
 def find_unit_stop(messages: Sequence[Message], start: int) -> int:
-    """Where the unit ends that starts there."""
+    """Returns the end of the unit that begins at `start`."""
     stop = _find_exchange_stop(messages, start)
     if messages[start].calls and messages[start].signed:
         for _ in range(MAX_OF_ONE_ANSWER - 1):
@@ -182,13 +186,13 @@ def find_unit_stop(messages: Sequence[Message], start: int) -> int:
 
 
 def find_unit_start(messages: Sequence[Message], at: int) -> int:
-    """The start of the unit that the message at `at` belongs to, found without a look at all before it."""
-    own = start = _find_exchange_start(messages, at)
+    """Returns the start of the unit with the message at `at`, without reading all messages before it."""
+    exchange_start = start = _find_exchange_start(messages, at)
     for _ in range(MAX_OF_ONE_ANSWER - 1):
         if not start or not messages[start].calls or messages[start].signed:
             break
         start = _find_exchange_start(messages, start - 1)
-    return start if messages[start].calls and messages[start].signed else own
+    return start if messages[start].calls and messages[start].signed else exchange_start
 
 
 def _find_exchange_stop(messages: Sequence[Message], start: int) -> int:
@@ -203,14 +207,15 @@ def _find_exchange_start(messages: Sequence[Message], at: int) -> int:
     start = at
     while start > 0 and messages[start].answers:
         start -= 1
-    # Answers belong to the nearest calls in front of all of them, if there are any; else each stands alone.
+    # Results belong to the nearest calls in front of all of them. If there are no such calls, each result
+    # stands alone.
     return next((index for index in range(start, at) if messages[index].calls), at) if start < at else at
 
 
 def find_latest_user_message(messages: Sequence[Message]) -> int | None:
-    """Index of the last user message, or None.
+    """Returns the index of the last user message, or None.
 
-    A user-role message that only answers calls does not count, and neither do instructions of a project.
+    A user-role message that only answers calls does not count, and neither do project instructions.
     """
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]

@@ -1,8 +1,8 @@
-"""Clients that move messages: which of the last messages of a request will stand elsewhere in the next one.
+"""Detects movers: clients that send some of their last messages at another place in the next request.
 
-aider sends its files behind what is done and before the current turn, so they move with each turn. A round
-that covered them would hold for no later request. What a client does is seen by comparing a request with the
-one before it; all indices count non-privileged messages.
+aider puts its files behind the finished turns and before the current turn, so they move with each turn. A
+compaction that covered them would fit no later request. A mover is detected by comparing a request with the
+one before it. All indices count messages that are not fixed.
 """
 
 from collections.abc import Sequence
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 from compaction_proxy.core.message import Message, find_unit_start
 
-# What stood behind the common beginning of two requests has moved if it was so little; else the client has
-# edited its list, or begun another branch.
+# Messages behind the common beginning of two requests count as moved only if there are at most this many
+# messages and units. Otherwise the client has edited its list or begun another branch.
 MAX_MOVED_MESSAGES = 8
 MAX_MOVED_UNITS = 2
-# Two units may have many results; more than so many messages are not remembered.
+# Two units may have many results. At most this many messages are remembered.
 MAX_END_MESSAGES = 64
-# Conversations may begin alike. With fewer common messages, the last one must be found again to be sure that
-# one request follows the other.
+# Different conversations may begin alike. With fewer common messages than this, the last message of the
+# earlier request must also be found in the later one, to be sure that the one follows the other.
 LEAST_COMMON_MESSAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """The last messages of a request, as the next one is compared with them.
+    """The last messages of a request, with which the next request is compared.
 
     Attributes:
-        start: Index of the first of them.
-        digests: Their canonical digests, in order.
+        start: Index of the first of these messages.
+        digests: Canonical digests of the messages, in order.
         moving_from: Index from which the client moves messages; the length of the list if it moves none.
     """
 
@@ -37,55 +37,57 @@ class RequestEnd:
 
     @property
     def message_count(self) -> int:
-        """Number of messages of the request."""
+        """Number of messages in the request."""
         return self.start + len(self.digests)
 
 
 def build_request_end(messages: Sequence[Message], moving_from: int) -> RequestEnd:
-    """Returns the end of a request: as much as may be found moved in the next one."""
+    """Builds the end of a request: the messages that may have moved in the next request."""
     start = max(_find_movable_start(messages), len(messages) - MAX_END_MESSAGES)
     return RequestEnd(start, tuple(each.digest for each in messages[start:]), moving_from)
 
 
 def is_followed(previous: RequestEnd, messages: Sequence[Message], common: int) -> bool:
-    """Returns whether a request with `common` messages in common goes on where the one before ended."""
+    """Returns whether a request that has `common` messages in common with the previous one continues it."""
     if common >= min(LEAST_COMMON_MESSAGES, previous.message_count):
         return True
-    found = previous.digests[-1] in {
+    has_last_message = previous.digests[-1] in {
         each.digest for each in messages[common : common + previous.message_count]
     }
-    return found and len(messages) > previous.message_count
+    return has_last_message and len(messages) > previous.message_count
 
 
 def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common: int) -> int:
-    """Returns the index from which the client of a request moves messages; their number if it moves none.
+    """Returns the index from which the client moves messages; the length of the list if it moves none.
 
     Args:
-        messages: Of the request.
-        previous: The request before it.
-        common: Number of messages that both begin with, by their outlines; not below `before.start`.
+        messages: Messages of the request.
+        previous: End of the request before it.
+        common: Number of messages with which both requests begin, compared by outline; at least
+            `previous.start`.
     """
-    known = range(previous.start, min(common, previous.message_count))
-    common = next((k for k in known if messages[k].digest != previous.digests[k - previous.start]), common)
+    shared = range(previous.start, min(common, previous.message_count))
+    common = next((k for k in shared if messages[k].digest != previous.digests[k - previous.start]), common)
     if common == len(messages) == previous.message_count:
         return previous.moving_from
-    starts = [len(messages) - (previous.message_count - common)]  # so many may move again
+    # As many messages as have moved now may move again.
+    starts = [len(messages) - (previous.message_count - common)]
     end = _find_movable_start(messages)
     if end <= common and _is_rewritten(messages, previous, common):
         starts.append(common)
-    if end <= previous.moving_from < common:  # nothing of what was going to move has moved yet
+    if end <= previous.moving_from < common:  # none of the messages that were to move has moved yet
         starts.append(previous.moving_from)
     return max(0, min(starts))
 
 
 def _is_rewritten(messages: Sequence[Message], previous: RequestEnd, common: int) -> bool:
-    """Whether messages behind the first that differs stand where they stood before."""
-    behind = range(common + 1, min(previous.message_count, len(messages)))
-    return any(messages[k].digest == previous.digests[k - previous.start] for k in behind)
+    """Returns whether any message behind the first difference is the same as before, at the same place."""
+    later = range(common + 1, min(previous.message_count, len(messages)))
+    return any(messages[k].digest == previous.digests[k - previous.start] for k in later)
 
 
 def _find_movable_start(messages: Sequence[Message]) -> int:
-    """Where the last messages begin that are few enough to be moved."""
+    """Returns the start of the last messages that are few enough to be moved."""
     start = len(messages)
     for _ in range(MAX_MOVED_UNITS):
         start = find_unit_start(messages, start - 1) if start else 0

@@ -1,6 +1,7 @@
-"""What to take: from a policy and a conversation to what shall replace which spans. No effects.
+"""Plans compactions: decides from a policy and a conversation which spans get which replacements.
 
-All indices count the client's non-privileged messages; all sizes are counted tokens.
+The planner has no effects. All indices count the client's messages that are not fixed. All sizes are counted
+tokens, before calibration.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,24 +20,28 @@ from compaction_proxy.core.message import (
 from compaction_proxy.core.strategies import KeepRules, Policy
 from compaction_proxy.core.trigger import GrowthCounts
 
-# Hardly any round reaches a target that leaves less than this share of what T leaves beside the fixed part.
+# A target is scarce if it leaves less than this share of what T leaves beside the fixed part. Hardly any
+# compaction reaches a scarce target.
 SCARCE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class PlanConstraints:
-    """How large things are and should become.
+    """The sizes that a plan has to respect, and the messages that it has to leave.
 
     Attributes:
         trigger: T.
-        target: What to shrink to; None where the strategy has no target.
-        size: Of the request with its effective list.
-        fixed: Of what no round removes: privileged messages, definitions, task, latest user message.
-        records: What will stand in for what is removed.
-        anew: Whether a chain of records says what no longer holds, and has to be written anew.
-        growth: Of what will have come by the time the round is put in force: the newest part of its tail.
-        stay: Indices of the messages that `fixed` counts; the tail is not charged for them again.
-        moving: How many of the last messages the client moves (`core.mover`): they stay out of every span.
+        target: Size to shrink to; None if the strategy has no target.
+        size: Size of the request with its effective list.
+        fixed: Size of what no compaction removes: privileged messages, definitions, task, latest user
+            message.
+        records: Size that the replacements of the removed messages will have.
+        anew: Whether the records of a chain state things that no longer hold, so the chain must be written
+            anew.
+        growth: Size of the messages that will arrive before the compaction is in force. They will be the
+            newest part of its tail.
+        stay: Indices of the messages that `fixed` counts, so that the tail does not count them again.
+        moving: Number of last messages that the client moves (`core.mover`). They stay out of every span.
     """
 
     trigger: int
@@ -51,17 +56,17 @@ class PlanConstraints:
 
     @property
     def free_tokens(self) -> int:
-        """What T leaves beside what no round removes."""
+        """The tokens that T leaves beside the fixed part."""
         return max(0, self.trigger - self.fixed)
 
     @property
     def tokens_left(self) -> int:
-        """What the target leaves beside the fixed part; a share of what is free where that is more."""
+        """The tokens that the target leaves beside the fixed part, at least a share of the free tokens."""
         return max((self.target or 0) - self.fixed, int(SCARCE_SHARE * self.free_tokens))
 
     @property
     def is_scarce(self) -> bool:
-        """Whether the target leaves so little beside the fixed part that hardly any round reaches it."""
+        """Whether the target leaves so little beside the fixed part that hardly any compaction reaches it."""
         return self.target is not None and self.target - self.fixed < SCARCE_SHARE * self.free_tokens
 
 
@@ -74,7 +79,7 @@ def find_tail_start(
     *,
     at_least: bool = False,
 ) -> int:
-    """Where the tail begins that the policy keeps: a unit edge, in front of the last unit at least.
+    """Returns the start of the tail that the policy keeps: a unit edge, before the last unit at the latest.
 
     `at_least` asks for the tail that is kept in any case, even if the target leaves room for more.
     """
@@ -93,27 +98,28 @@ def find_tail_start(
     if constraints.moving > len(messages) - last:
         last = _find_edge(messages, len(messages) - constraints.moving)
     elif policy.frame.request is not None and find_latest_user_message(messages) == len(messages) - 1:
-        last = len(messages)  # the latest user message moves into the stand-in
+        last = len(messages)  # the latest user message moves into the replacement
     return _find_edge(messages, min(stop, last))
 
 
 def list_chain_records(checkpoint: Checkpoint) -> tuple[Message, ...]:
-    """The frozen records of a checkpoint's chain, oldest first."""
+    """Returns the frozen records of a checkpoint's chain, oldest first."""
     count = len(checkpoint.rounds)
     holders = (
-        put for span, put in checkpoint.span_replacements if span.start not in checkpoint.edited and put
+        replacements
+        for span, replacements in checkpoint.span_replacements
+        if span.start not in checkpoint.edited and replacements
     )
     return next(holders, ())[:count]
 
 
 class _TailSize(NamedTuple):
-    """How large a tail is, in tokens.
+    """Limits for the size of a tail, in tokens.
 
     Attributes:
         most: Units are added up to this size.
-        floor: Below this one, another unit is added if the tail then takes no more than what is
-            `tokens_left`.
-        left: What the target leaves beside the rest.
+        floor: A tail below this size gets one more unit if it then takes at most `left` tokens.
+        left: Tokens that the target leaves for the tail.
     """
 
     most: int
@@ -122,9 +128,10 @@ class _TailSize(NamedTuple):
 
 
 def _compute_tail_size(policy: Policy, constraints: PlanConstraints, *, least: bool) -> _TailSize | None:
-    """Size of the tail that the policy keeps, or at least keeps; None where it names none.
+    """Computes the size of the tail that the policy keeps, or at least keeps; None if it names no size.
 
-    A limit in tokens has a floor, which holds even if the target leaves less: the same share of what is free.
+    A limit in tokens has a floor that holds even if the target leaves less: the same limit applied to the
+    free tokens.
     """
     limit = policy.keep.tail
     if limit is None:
@@ -133,79 +140,89 @@ def _compute_tail_size(policy: Policy, constraints: PlanConstraints, *, least: b
         return _TailSize(limit.compute_tokens(constraints.trigger))
     if limit.tokens is None:
         return _TailSize(max(0, constraints.target - constraints.fixed - constraints.records))
-    left = max(0, constraints.tokens_left - constraints.records)
+    left_tokens = max(0, constraints.tokens_left - constraints.records)
     floor = limit.compute_tokens(constraints.free_tokens)
-    most = floor if least else max(floor, min(limit.compute_tokens(constraints.trigger), left))
-    return _TailSize(*(max(0, each - constraints.growth) for each in (most, floor, left)))
+    max_tokens = floor if least else max(floor, min(limit.compute_tokens(constraints.trigger), left_tokens))
+    return _TailSize(*(max(0, size - constraints.growth) for size in (max_tokens, floor, left_tokens)))
 
 
 def list_forwarded_sizes(messages: Sequence[Message], earlier: Checkpoint | None) -> list[int]:
-    """Tokens of each message as it is forwarded; 0 for one that is gone."""
-    edits, gone = (earlier.edited_messages, earlier.removed_indices) if earlier else ({}, frozenset())
-    return [0 if k in gone else edits.get(k, each).tokens for k, each in enumerate(messages)]
+    """Returns the tokens of each message as it is forwarded; 0 for a removed message."""
+    edits, removed = (earlier.edited_messages, earlier.removed_indices) if earlier else ({}, frozenset())
+    return [0 if k in removed else edits.get(k, each).tokens for k, each in enumerate(messages)]
 
 
 def _find_edge(messages: Sequence[Message], at: int) -> int:
-    """The unit edge at or before `at`."""
+    """Returns the last unit edge at or before `at`."""
     return find_unit_start(messages, at) if at < len(messages) else len(messages)
 
 
 def _find_next_edge(messages: Sequence[Message], at: int) -> int:
-    """The first unit edge behind `at`."""
+    """Returns the first unit edge behind `at`."""
     return find_unit_stop(messages, find_unit_start(messages, at))
 
 
 def _find_first_kept(
     messages: Sequence[Message], effective: Sequence[Message], keep: int, earlier: Checkpoint | None
 ) -> int:
-    """Index of the first of the client's messages that are among the last `keep` of the effective list."""
-    gone, edited = (earlier.removed_indices, earlier.edited) if earlier else (frozenset(), frozenset())
+    """Returns the index of the first client message among the last `keep` messages of the effective list."""
+    removed, edited = (earlier.removed_indices, earlier.edited) if earlier else (frozenset(), frozenset())
     pieces = earlier.span_replacements if earlier else ()
-    ours = {id(each) for span, put in pieces if span.start not in edited for each in put}
+    replacement_ids = {
+        id(each) for span, replacements in pieces if span.start not in edited for each in replacements
+    }
     tail = effective[max(0, len(effective) - keep) :] if keep else ()
-    kept = sum(1 for message in tail if not message.is_fixed and id(message) not in ours)
-    present = [index for index in range(len(messages)) if index not in gone]
-    return present[-kept] if kept else len(messages)
+    kept_count = sum(1 for message in tail if not message.is_fixed and id(message) not in replacement_ids)
+    present = [index for index in range(len(messages)) if index not in removed]
+    return present[-kept_count] if kept_count else len(messages)
 
 
 def _find_iteration_start(messages: Sequence[Message], keep: int) -> int:
-    """Index of the assistant message that begins the last `keep` iterations."""
-    said = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    return said[-keep] if keep and len(said) >= keep else (0 if keep else len(messages))
+    """Returns the index of the assistant message that begins the last `keep` iterations."""
+    assistant_indices = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    return (
+        assistant_indices[-keep]
+        if keep and len(assistant_indices) >= keep
+        else (0 if keep else len(messages))
+    )
 
 
 def _find_fitting_tail_start(
     messages: Sequence[Message], forwarded: Sequence[int], keep: KeepRules, size: _TailSize | None
 ) -> int:
-    """Index of the first of the newest units that fit the size; where all do, the rest decides."""
+    """Returns the start of the newest units that fit the size.
+
+    If all units fit, the size sets no limit, and the length of the list is returned.
+    """
     if size is None:
         return len(messages)
     start, total = len(messages), 0
     while start:
         edge = start - 1 if keep.reaching else _find_edge(messages, start - 1)
-        more = total + sum(forwarded[edge:start])
-        if keep.reaching and more >= size.most:
+        larger_total = total + sum(forwarded[edge:start])
+        if keep.reaching and larger_total >= size.most:
             return edge
-        if more > size.most and not (total < size.floor and more <= size.left):
+        if larger_total > size.most and not (total < size.floor and larger_total <= size.left):
             return start
-        start, total = edge, more
+        start, total = edge, larger_total
     return len(messages)
 
 
-# Runs smaller than this are not worth a summary, in tokens.
+# Runs smaller than this many tokens are not worth a summary.
 LEAST_RUN_TOKENS = 48
-# A run's summary is expected to take this share of it.
+# The summary of a run is expected to take this share of the run.
 RUN_SHARE = 0.3
 
 
 class ReplacementKind(NamedTuple):
-    """What will stand in for a span.
+    """What will replace a span.
 
     Attributes:
-        kind: `before`: what stood there already. `text`: the summary of a group. `records`: a chain of
-            frozen records. `mask` and `cap`: the message itself, shortened. `nothing`.
-        at: Of `before` the number of the earlier span, of `text` and `records` that of the group, of `mask`
-            and `cap` the index of the message.
+        kind: `before`: the replacement that the earlier compaction put there. `text`: the summary of a group.
+            `records`: a chain of frozen records. `mask` and `cap`: the message itself, shortened. `nothing`:
+            no message.
+        at: For `before` the number of the earlier span, for `text` and `records` the number of the group, for
+            `mask` and `cap` the index of the message.
     """
 
     kind: Literal["before", "text", "records", "mask", "cap", "nothing"]
@@ -214,16 +231,17 @@ class ReplacementKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """One round to be made.
+    """The plan of one compaction.
 
     Attributes:
-        round: Its number, 1 for the first; that of the round before where nothing is summarised.
-        length: The round will speak of the messages `[0, length)`.
-        spans: What will be replaced, sorted and disjoint.
-        fills: What will stand in for each.
-        groups: Indices of what is summarised: one text is wanted for each group.
-        carried: Index of the user message whose text moves into the stand-in.
-        frozen: Number of the earlier records that stay.
+        round: Number of the compaction, from 1. If nothing is summarised, it is the number of the earlier
+            compaction.
+        length: The compaction will describe the messages `[0, length)`.
+        spans: The spans to replace, sorted and disjoint.
+        fills: What will replace each span.
+        groups: Indices of the messages to summarise. Each group gets one text.
+        carried: Index of the user message whose text moves into the replacement.
+        frozen: Number of earlier records that stay.
     """
 
     round: int
@@ -236,12 +254,12 @@ class RoundPlan:
 
     @property
     def fresh_indices(self) -> tuple[int, ...]:
-        """Indices of what no earlier round has replaced, in order."""
+        """Indices of the messages to summarise, in order."""
         return tuple(index for group in self.groups for index in group)
 
     @property
     def removed_indices(self) -> tuple[int, ...]:
-        """Indices of what this round takes out of the effective list, in order."""
+        """Indices of the messages that this compaction removes from the effective list, in order."""
         return tuple(
             index
             for span, fill in zip(self.spans, self.fills, strict=True)
@@ -257,18 +275,18 @@ def plan_round(
     earlier: Checkpoint | None,
     constraints: PlanConstraints,
 ) -> RoundPlan | None:
-    """The round that the policy would make now, or None if there is nothing to take.
+    """Plans the compaction that the policy would make now, or returns None if there is nothing to replace.
 
-    `messages` are the client's non-privileged ones, `effective` is the whole effective list, privileged
-    messages and stand-ins included, and `earlier` the checkpoint that has been applied for it.
+    `messages` are the client's messages that are not fixed. `effective` is the whole effective list, with
+    privileged messages and replacements. `earlier` is the checkpoint that was applied to build it.
     """
     if len(effective) <= policy.least_messages:
         return None
     stop = find_tail_start(messages, effective, policy, earlier, constraints)
-    gone = earlier.removed_indices if earlier else frozenset()
-    taken = _list_indices_to_remove(messages, policy, gone, stop)
-    fresh = tuple(index for index in taken if index not in gone)
-    carried = latest if (latest := find_latest_user_message(messages)) in taken else None
+    removed = earlier.removed_indices if earlier else frozenset()
+    to_remove = _list_indices_to_remove(messages, policy, removed, stop)
+    fresh = tuple(index for index in to_remove if index not in removed)
+    carried = latest if (latest := find_latest_user_message(messages)) in to_remove else None
     if not fresh or fresh == (carried,):
         return None
     if policy.takes == "runs":
@@ -276,21 +294,21 @@ def plan_round(
     if policy.earlier == "leave":
         return _plan_added_round(stop, earlier, (fresh,), is_summarized=policy.summary is not None)
     if policy.earlier == "freeze":
-        return _plan_chained_round(messages, policy, earlier, constraints, taken)
-    return _plan_integrated_round(stop, earlier, taken, fresh, carried)
+        return _plan_chained_round(messages, policy, earlier, constraints, to_remove)
+    return _plan_integrated_round(stop, earlier, to_remove, fresh, carried)
 
 
 def _list_indices_to_remove(
     messages: Sequence[Message], policy: Policy, gone: frozenset[int], stop: int
 ) -> list[int]:
-    """What does not stay. What is gone stays gone, even where more is kept now."""
+    """Returns the indices to remove. Removed messages stay removed, even if the policy keeps more now."""
     latest = find_latest_user_message(messages) if policy.frame.request is None else None
     task = find_task_index(messages) if policy.keep.task else None
     return sorted((gone | set(range(stop))) - {latest, task})
 
 
 def count_growth(messages: Sequence[Message], earlier: Checkpoint | None) -> GrowthCounts:
-    """What the client's non-privileged list has gained since the last round was made."""
+    """Counts what the client's list has gained since the last compaction, without fixed messages."""
     new = messages[max(earlier.length, earlier.listed) if earlier else 0 :]
     return GrowthCounts(
         messages=len(new),
@@ -300,12 +318,12 @@ def count_growth(messages: Sequence[Message], earlier: Checkpoint | None) -> Gro
 
 
 def find_task_index(messages: Sequence[Message]) -> int | None:
-    """Index of the task, the first message that the user has written; None if there is none."""
+    """Returns the index of the task, the first message that the user has written; None if there is none."""
     return next(find_user_messages(messages), None)
 
 
 def _iter_adjacent_spans(indices: Iterable[int]) -> Iterator[Span]:
-    """The spans that sorted indices form."""
+    """Yields the spans that sorted indices form."""
     start = last = None
     for index in indices:
         if last is not None and start is not None and index != last + 1:
@@ -318,14 +336,14 @@ def _iter_adjacent_spans(indices: Iterable[int]) -> Iterator[Span]:
 
 
 def _list_earlier_replacements(earlier: Checkpoint | None) -> list[tuple[Span, ReplacementKind]]:
-    """What the earlier round put where, to be left as it is."""
+    """Returns the spans of the earlier compaction, each with the order to leave its replacement."""
     return [(span, ReplacementKind("before", k)) for k, span in enumerate(earlier.spans if earlier else ())]
 
 
 def _list_edits_outside(
     earlier: Checkpoint | None, taken: Sequence[int]
 ) -> list[tuple[Span, ReplacementKind]]:
-    """Messages that the earlier round shortened and this one leaves in place."""
+    """Returns the messages that the earlier compaction shortened and this one leaves in place."""
     edited = (earlier.edited if earlier else frozenset()).difference(taken)
     return [(span, fill) for span, fill in _list_earlier_replacements(earlier) if span.start in edited]
 
@@ -336,7 +354,11 @@ def _build_next_plan(
     pieces: Sequence[tuple[Span, ReplacementKind]],
     groups: Sequence[Sequence[int]],
 ) -> RoundPlan:
-    """The round behind the earlier one. It never speaks of less: the deepest round is the one that holds."""
+    """Builds the plan of the compaction after the earlier one.
+
+    The plan never describes fewer messages than the earlier one, because the longest checkpoint is the one
+    that is applied.
+    """
     placed = sorted(pieces)
     return RoundPlan(
         round=(earlier.round if earlier else 0) + 1,
@@ -354,17 +376,20 @@ def _plan_integrated_round(
     fresh: Sequence[int],
     carried: int | None,
 ) -> RoundPlan:
-    """One stand-in for all that is taken, earlier rounds included."""
+    """Plans one replacement for all removed messages, including those of earlier compactions."""
     first, *others = _iter_adjacent_spans(taken)
     pieces = [(first, ReplacementKind("text")), *((span, ReplacementKind("nothing")) for span in others)]
-    made = _build_next_plan(stop, earlier, [*pieces, *_list_edits_outside(earlier, taken)], (fresh,))
-    return replace(made, carried=carried)
+    plan = _build_next_plan(stop, earlier, [*pieces, *_list_edits_outside(earlier, taken)], (fresh,))
+    return replace(plan, carried=carried)
 
 
 def _plan_added_round(
     stop: int, earlier: Checkpoint | None, groups: Sequence[Sequence[int]], *, is_summarized: bool
 ) -> RoundPlan:
-    """These groups replaced beside what the earlier round did; edits inside them go."""
+    """Plans replacements for the groups beside those of the earlier compaction.
+
+    Edits of messages inside the groups are dropped.
+    """
     new: list[tuple[Span, ReplacementKind]] = []
     for group_number, group in enumerate(groups):
         first, *others = _iter_adjacent_spans(group)
@@ -373,8 +398,8 @@ def _plan_added_round(
         )
         new += [(span, ReplacementKind("nothing")) for span in others]
     inside = {index for group in groups for index in group}
-    before = [each for each in _list_earlier_replacements(earlier) if each[0].start not in inside]
-    return _build_next_plan(stop, earlier, [*before, *new], groups if is_summarized else ())
+    earlier_pieces = [each for each in _list_earlier_replacements(earlier) if each[0].start not in inside]
+    return _build_next_plan(stop, earlier, [*earlier_pieces, *new], groups if is_summarized else ())
 
 
 def _plan_run_summaries(
@@ -384,7 +409,7 @@ def _plan_run_summaries(
     constraints: PlanConstraints,
     fresh: Sequence[int],
 ) -> RoundPlan | None:
-    """Runs of assistant and tool messages, the earliest first, until the request is under T."""
+    """Plans summaries of runs of assistant and tool messages, earliest first, until the size is under T."""
     groups: list[list[int]] = []
     size, forwarded = constraints.size, list_forwarded_sizes(messages, earlier)
     for run in _iter_assistant_runs(messages, fresh):
@@ -401,14 +426,14 @@ def _plan_run_summaries(
 
 
 def _iter_assistant_runs(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[list[int]]:
-    """Runs of neighbouring assistant and tool messages among these."""
+    """Yields the runs of neighbouring assistant and tool messages among the indices."""
     run: list[int] = []
     for index in indices:
-        ours = messages[index].role == "assistant" or bool(messages[index].answers)
-        if run and (not ours or index != run[-1] + 1):
+        is_in_run = messages[index].role == "assistant" or bool(messages[index].answers)
+        if run and (not is_in_run or index != run[-1] + 1):
             yield run
             run = []
-        if ours:
+        if is_in_run:
             run.append(index)
     if run:
         yield run
@@ -421,20 +446,20 @@ def _plan_chained_round(
     constraints: PlanConstraints,
     taken: Sequence[int],
 ) -> RoundPlan:
-    """A further record of a growing chain; or all of it anew, once it has grown too long."""
+    """Plans a further record of a growing chain, or the whole chain anew once it has grown too long."""
     rounds = earlier.rounds if earlier else ()
-    anew = _is_chain_too_long(policy, earlier, constraints)
-    kept = 0 if anew else len(rounds)
-    gone = earlier.removed_indices if earlier and not anew else frozenset()
+    starts_anew = _is_chain_too_long(policy, earlier, constraints)
+    frozen = 0 if starts_anew else len(rounds)
+    earlier_removed = earlier.removed_indices if earlier and not starts_anew else frozenset()
     spans = tuple(_iter_adjacent_spans(taken))
     task = find_task_index(messages)
     holder = next((k for k, span in enumerate(spans) if task is None or span.start > task), 0)
     pieces = [
         (span, ReplacementKind("records" if k == holder else "nothing")) for k, span in enumerate(spans)
     ]
-    fresh = [index for index in taken if index not in gone]
-    made = _build_next_plan(taken[-1] + 1, earlier, [*pieces, *_list_edits_outside(earlier, taken)], (fresh,))
-    return replace(made, frozen=kept)
+    fresh = [index for index in taken if index not in earlier_removed]
+    plan = _build_next_plan(taken[-1] + 1, earlier, [*pieces, *_list_edits_outside(earlier, taken)], (fresh,))
+    return replace(plan, frozen=frozen)
 
 
 def _is_chain_too_long(policy: Policy, earlier: Checkpoint | None, constraints: PlanConstraints) -> bool:
@@ -443,14 +468,14 @@ def _is_chain_too_long(policy: Policy, earlier: Checkpoint | None, constraints: 
     records = list_chain_records(earlier)
     if constraints.anew:
         return True
-    if len(records) == 1:  # one record instead of one would be no shorter
+    if len(records) == 1:  # replacing one record by one record would save nothing
         return False
-    most = policy.layout.chain_share * (constraints.target or constraints.trigger)
-    return len(records) >= policy.layout.rounds or sum(each.tokens for each in records) > most
+    max_tokens = policy.layout.chain_share * (constraints.target or constraints.trigger)
+    return len(records) >= policy.layout.rounds or sum(each.tokens for each in records) > max_tokens
 
 
 def build_unchanged_plan(earlier: Checkpoint | None) -> RoundPlan:
-    """What the earlier round did and nothing more, for `add_edits`."""
+    """Builds a plan that repeats the earlier compaction, as a base for `add_edits`."""
     if earlier is None:
         return RoundPlan(0, 0, (), ())
     return RoundPlan(
@@ -464,7 +489,7 @@ def build_unchanged_plan(earlier: Checkpoint | None) -> RoundPlan:
 
 
 def add_edits(plan: RoundPlan, edits: Mapping[int, Literal["mask", "cap"]]) -> RoundPlan:
-    """The plan with these messages shortened where they stand."""
+    """Returns the plan with these messages shortened in place."""
     new = [(Span(index, index + 1), ReplacementKind(kind, index)) for index, kind in edits.items()]
     pieces = sorted(
         [

@@ -1,4 +1,4 @@
-"""Which instructions of a project go on in a request that is rewritten, and how much of each."""
+"""Decides which project instructions stay in a rewritten request, and how much of each."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -6,68 +6,76 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from compaction_proxy.core.message import Instruction, Message
 
 MAX_TOKENS = 12_000
-# The share of what may be used that they may take. The output asked for does not count there: it yields
-# before content does, and must not change what was kept.
+# The largest share of the input limit that all project instructions together may take. The input limit
+# ignores the requested output, because that yields before content does and must not change which instructions
+# stay.
 MAX_SHARE = 0.20
 MAX_BLOCKS = 32
-# What is there to read about surroundings is cut first, to no less than this, in tokens.
+# Instructions about the environment are cut first, but to no fewer tokens than this.
 LEAST_TOKENS = 200
 _ID_DIGITS = 12
 
 
 def compute_instruction_id(instruction: Instruction) -> str:
-    """Returns the name of an instruction, `i_…`: the same for each version of one file."""
+    """Computes the id of an instruction, `i_…`. It is the same for every version of one file."""
     key = "\0".join(instruction).encode("utf-8", "surrogatepass")
     return "i_" + hashlib.sha256(key).hexdigest()[:_ID_DIGITS]
 
 
 def compute_instruction_budget(limit: int) -> int:
-    """Returns how many tokens they may take together, given `Budget.input_limit`."""
+    """Computes how many tokens all instructions together may take, given `Budget.input_limit`."""
     return min(MAX_TOKENS, int(MAX_SHARE * limit))
 
 
 def allocate_instruction_tokens(
     messages: Sequence[Message], budget: int, removed: Collection[str] = ()
 ) -> dict[int, int]:
-    """Returns the tokens that instructions may keep, by index; those that stay whole are left out.
+    """Returns the tokens that instructions may keep, by index, without the instructions that stay whole.
 
-    Of each the newest version stays; more than 32 lose those in the middle; what is over the budget is to
-    keep head and tail, surroundings first.
+    Only the newest version of each instruction stays. Of more than 32 instructions, those in the middle are
+    left out. If the rest exceeds the budget, instructions keep only head and tail; those about the
+    environment are cut first.
 
     Args:
-        messages: A whole list.
-        budget: Tokens for all of them together, counted as the messages are.
-        removed: Names (`compute_instruction_id`) of those that are left out.
+        messages: A whole list of messages.
+        budget: Tokens for all instructions together, counted as the messages are.
+        removed: Ids (`compute_instruction_id`) of instructions to leave out.
     """
-    found = {k: each.instruction for k, each in enumerate(messages) if each.instruction is not None}
-    newest = {instruction: k for k, instruction in found.items()}
-    kept = [
-        k for k, each in found.items() if newest[each] == k and compute_instruction_id(each) not in removed
+    instructions = {k: each.instruction for k, each in enumerate(messages) if each.instruction is not None}
+    newest = {instruction: k for k, instruction in instructions.items()}
+    kept_indices = [
+        k
+        for k, each in instructions.items()
+        if newest[each] == k and compute_instruction_id(each) not in removed
     ]
     half = MAX_BLOCKS // 2
-    kept = kept if len(kept) <= MAX_BLOCKS else [*kept[:half], *kept[-half:]]
-    allowed = {k: 0 for k in found if k not in set(kept)}
-    return allowed | _cut_to_budget({k: messages[k].tokens for k in kept}, found, budget)
+    kept_indices = (
+        kept_indices if len(kept_indices) <= MAX_BLOCKS else [*kept_indices[:half], *kept_indices[-half:]]
+    )
+    allowed = {k: 0 for k in instructions if k not in set(kept_indices)}
+    return allowed | _cut_to_budget({k: messages[k].tokens for k in kept_indices}, instructions, budget)
 
 
 def _cut_to_budget(sizes: Mapping[int, int], found: Mapping[int, Instruction], budget: int) -> dict[int, int]:
-    """What the kept ones are cut to, where they do not fit."""
+    """Returns the sizes to which the remaining instructions are cut, if they exceed the budget."""
     if sum(sizes.values()) <= budget:
         return {}
-    around = {k: size for k, size in sizes.items() if found[k].kind == "environment"}
-    files = {k: size for k, size in sizes.items() if k not in around}
-    least = sum(min(size, LEAST_TOKENS) for size in around.values())
+    ambient_sizes = {k: size for k, size in sizes.items() if found[k].kind == "environment"}
+    files = {k: size for k, size in sizes.items() if k not in ambient_sizes}
+    least = sum(min(size, LEAST_TOKENS) for size in ambient_sizes.values())
     cap = _find_largest_cap(files.values(), max(0, budget - least))
-    left = budget - sum(min(size, cap) for size in files.values())
-    caps = dict.fromkeys(files, cap) | dict.fromkeys(around, _find_largest_cap(around.values(), max(0, left)))
+    remaining = budget - sum(min(size, cap) for size in files.values())
+    caps = dict.fromkeys(files, cap) | dict.fromkeys(
+        ambient_sizes, _find_largest_cap(ambient_sizes.values(), max(0, remaining))
+    )
     return {k: max(1, caps[k]) for k, size in sizes.items() if size > caps[k]}
 
 
 def _find_largest_cap(sizes: Iterable[int], room: int) -> int:
-    """The largest cap with which the sizes fit the room."""
+    """Returns the largest cap with which the sizes fit into `room`."""
     ordered = sorted(sizes)
-    for done, size in enumerate(ordered):
-        if size * (len(ordered) - done) > room:
-            return room // (len(ordered) - done)
+    for smaller_count, size in enumerate(ordered):
+        if size * (len(ordered) - smaller_count) > room:
+            return room // (len(ordered) - smaller_count)
         room -= size
     return max(ordered, default=0)

@@ -1,4 +1,4 @@
-"""From spans and stand-ins to the list that is forwarded, and the text of a stand-in."""
+"""Builds the effective list from spans and replacements, and the text of a replacement."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -8,7 +8,7 @@ from compaction_proxy.core.message import Message, Span
 from compaction_proxy.core.sanitize import escape_frames_and_headings
 from compaction_proxy.core.strategies import SummaryFrame
 
-# What is left of a text of which nothing may be left.
+# Stands for a text of which nothing may be kept.
 OMISSION_MARK = "[…]"
 
 _is_fixed = attrgetter("is_fixed")
@@ -20,26 +20,26 @@ def build_effective_list(
     replacements: Sequence[Sequence[Message]],
     edited: Collection[int] = (),
 ) -> tuple[Message, ...]:
-    """The effective list: each span replaced by its stand-ins.
+    """Builds the effective list: the client's list with each span replaced.
 
     Args:
-        messages: The client's whole list. Privileged messages before the end of the last span that is gone
-            move up behind the leading ones; all keep their order. Instructions of a project stay in place.
-        spans: What is replaced; they count the messages that are not fixed.
-        replacements: What each span is replaced by.
-        edited: Starts of the spans that hold one message that stays where it is, shortened.
+        messages: The client's whole list. Privileged messages before the end of the last removed span move up
+            behind the leading ones; all keep their order. Project instructions stay in place.
+        spans: The spans to replace. Their indices count the messages that are not fixed.
+        replacements: The replacements of each span.
+        edited: Starts of the spans that hold one shortened message, which stays in place.
     """
     leading = next((k for k, each in enumerate(messages) if not each.is_fixed), len(messages))
     body = messages[leading:]
     if any(map(_is_fixed, body)):
         return _build_around_fixed_messages(messages, spans, replacements, edited)
-    made, done = list(messages[:leading]), 0
-    for span, put in zip(spans, replacements, strict=True):
-        made += body[done : span.start]
-        made += put
-        done = span.stop
-    made += body[done:]
-    return tuple(made)
+    effective, copied = list(messages[:leading]), 0
+    for span, replacement in zip(spans, replacements, strict=True):
+        effective += body[copied : span.start]
+        effective += replacement
+        copied = span.stop
+    effective += body[copied:]
+    return tuple(effective)
 
 
 def _build_around_fixed_messages(
@@ -48,7 +48,7 @@ def _build_around_fixed_messages(
     replacements: Sequence[Sequence[Message]],
     edited: Collection[int],
 ) -> tuple[Message, ...]:
-    """The effective list where fixed messages stand between others."""
+    """Builds the effective list of a list in which fixed messages stand between others."""
     head, rest = list[Message](), list[Message]()
     starts = {span.start: k for k, span in enumerate(spans)}
     end = max((span.stop for span in spans if span.start not in edited), default=0)
@@ -70,9 +70,9 @@ def _build_around_fixed_messages(
 
 
 def build_excerpt(text: str, share: float, handle: str) -> str:
-    """Head and tail of a text, together about `share` (0..1) of it, and between them what is missing.
+    """Returns head and tail of a text, together about `share` (0..1) of it, and between them what is missing.
 
-    The text itself where that would be no shorter; nothing but a mark where the share is 0.
+    If the excerpt would be no shorter, the text itself is returned. A share of 0 leaves nothing but a mark.
     """
     if share <= 0:
         return OMISSION_MARK if len(OMISSION_MARK) < len(text) else text
@@ -83,7 +83,7 @@ def build_excerpt(text: str, share: float, handle: str) -> str:
 
 
 def _escape_summary(text: str, closing: str) -> str:
-    """The text without what would end it early, or read as a line of ours."""
+    """Returns the text without anything that would end it early, or read as a line of the proxy."""
     safe = escape_frames_and_headings(text)
     if not closing:
         return safe
@@ -95,14 +95,14 @@ def _escape_summary(text: str, closing: str) -> str:
 def format_replacement_text(
     frame: SummaryFrame, number: int, summary: str, *, task: str = "", request: str = ""
 ) -> str:
-    """The stand-in of a round: everything but `summary` is ours and verbatim.
+    """Formats the text of a replacement: the summary in its frame, with texts of the user quoted verbatim.
 
     Args:
-        frame: What stands around the summary.
-        number: The round's number.
-        summary: What the summary model wrote.
-        task: The first user message; left out where it still stands in the conversation itself.
-        request: The latest user message, if it moves into the stand-in.
+        frame: Text that stands around the summary.
+        number: Number of the compaction.
+        summary: Text that the summary model wrote.
+        task: The first user message; empty if it still stands in the conversation itself.
+        request: The latest user message if it moves into the replacement, else empty.
     """
     parts = [f"{frame.task}\n{task}"] if frame.task is not None and task else []
     parts.append(_escape_summary(summary, frame.closing.strip()))

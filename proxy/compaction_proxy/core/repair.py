@@ -1,4 +1,4 @@
-"""Making a list valid that we are about to rewrite. A list that needs no rewriting is never repaired."""
+"""Makes a list valid before it is rewritten. A list that needs no rewriting is never repaired."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,10 +10,11 @@ GO_ON = "Please go on."
 
 
 def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
-    """The calling message, then one answer for each of its calls.
+    """Yields the calling message, then one answer for each of its calls.
 
-    Pairing is by position: ids may be reused within a conversation, so an answer belongs to the calls that
-    it directly follows. A second answer to the same call and an answer to no call are dropped.
+    Answers are paired by position, because ids may be reused within a conversation: an answer belongs to the
+    calls that it directly follows. A second answer to the same call is dropped, and so is an answer to no
+    call.
     """
     caller, *answers = exchange
     yield caller
@@ -33,9 +34,9 @@ def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
 
 
 def is_valid_message_list(messages: Sequence[Message]) -> bool:
-    """Whether `repair_messages` would leave the list as it is."""
+    """Returns whether `repair_messages` would leave the list unchanged."""
     unanswered: list[str] = []
-    calling = False  # whether an answer may stand here
+    calling = False  # whether an answer is allowed at this place
     for message in messages:
         if message.answers:
             matched = set(message.answers).intersection(unanswered) if calling else ()
@@ -52,7 +53,7 @@ def is_valid_message_list(messages: Sequence[Message]) -> bool:
 
 
 def repair_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The list with calls answered, orphaned results dropped and empty assistant messages dropped.
+    """Returns the list with all calls answered, and without orphaned results and empty assistant messages.
 
     Fixed messages between a call and its results move before the call.
     """
@@ -70,10 +71,10 @@ def repair_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _move_fixed_first(messages: Sequence[Message]) -> list[Message]:
-    """The list with fixed messages moved out of the gap between a call and its results."""
+    """Returns the list with fixed messages moved out of the gap between a call and its results."""
     ordered: list[Message] = []
-    unit: list[Message] = []  # a message with calls, and the results that have followed it
-    gap: list[Message] = []  # fixed messages since then
+    unit: list[Message] = []  # a message with calls, and its results so far
+    gap: list[Message] = []  # fixed messages behind the unit
     for message in messages:
         if unit and message.is_fixed:
             gap.append(message)
@@ -89,24 +90,24 @@ def _move_fixed_first(messages: Sequence[Message]) -> list[Message]:
 
 
 def alternate_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The list for a backend that demands user and assistant in turn, beginning with user.
+    """Returns the list for a backend that demands user and assistant messages in turn, user first.
 
-    Two user messages get an acknowledging assistant message between them, two assistant messages a
-    one-line user message. Privileged messages and tool results are left where they are, and parts of one
-    message of the client's together.
+    An acknowledging assistant message goes between two user messages, and a one-line user message between two
+    assistant messages. Privileged messages and tool results stay in place. Parts of one client message stay
+    together.
     """
-    made: list[Message] = []
+    alternating: list[Message] = []
     last = "assistant"
     for message in messages:
-        if made and message.source is not None and made[-1].source is message.source:
-            made.append(message)
+        if alternating and message.source is not None and alternating[-1].source is message.source:
+            alternating.append(message)
             continue
         if message.role in {"user", "assistant"}:
             if message.role == last:
                 filler = ("assistant", UNDERSTOOD) if last == "user" else ("user", GO_ON)
-                made.append(Message(role=filler[0], text=filler[1]))
+                alternating.append(Message(role=filler[0], text=filler[1]))
             last = message.role
         elif message.answers:
             last = "user"
-        made.append(message)
-    return tuple(made)
+        alternating.append(message)
+    return tuple(alternating)

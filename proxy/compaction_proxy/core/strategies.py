@@ -1,4 +1,4 @@
-"""Strategies as data: each is one row over one planner and one renderer."""
+"""Strategies as data: each is one row of numbers and rules over one planner and one renderer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,34 +14,35 @@ StandInRole = Literal["user", "assistant", "system"]
 
 @dataclass(frozen=True, slots=True)
 class ScaledLimit:
-    """A size that works for large and small triggers alike: the smaller of two.
+    """A size that suits large and small triggers alike: the smaller of a number of tokens and a share of T.
 
     Attributes:
-        tokens: Tokens; None where only the share counts.
-        share: Share of T, 0..1.
+        tokens: Limit in tokens; None if only the share counts.
+        share: Limit as a share of T, 0..1.
     """
 
     tokens: int | None
     share: float
 
     def compute_tokens(self, trigger: int) -> int:
-        """The size for a T, in tokens."""
+        """Computes the size in tokens for a trigger of `trigger` tokens."""
         shared = int(self.share * trigger)
         return shared if self.tokens is None else min(self.tokens, shared)
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRules:
-    """What a round leaves as it is. The most of these holds, back to a unit edge.
+    """What a compaction leaves as it is. The rule that keeps most counts, extended back to a unit edge.
 
     Attributes:
-        messages: Newest messages of the effective list; with only one more than these there is nothing to
-            take, unless there is a `tail` too.
-        iterations: Newest iterations.
-        tail: Newest messages up to this many tokens; where all of them would fit, it does not count.
-        reaching: Whether the message that reaches `tail` still belongs to it.
+        messages: Number of newest messages of the effective list that stay. If the list has only one message
+            more, there is nothing to replace, unless there is a `tail` too.
+        iterations: Number of newest iterations that stay.
+        tail: Newest messages up to this many tokens stay. If all messages would fit, this rule does not
+            count.
+        reaching: Whether the message with which the tail reaches its size still belongs to the tail.
         task: Whether the first user message stays in its place.
-        tool_results: Newest tool results that are never masked; 0: those in the tail only.
+        tool_results: Number of newest tool results that are never masked; 0 protects only those in the tail.
     """
 
     messages: int = 0
@@ -57,19 +58,21 @@ class SummaryShape:
     """What a strategy asks of the summary model.
 
     Attributes:
-        prompt: Name of the prompt file that holds the instructions.
-        tokens: Size asked for; the most of it where there is a `share`.
-        max_tokens: Size allowed; in proportion where less than `tokens` is asked for.
+        prompt: Name of the prompt file with the instructions.
+        tokens: Requested size; with a `share` it is the upper bound of the requested size.
+        max_tokens: Largest size allowed if `tokens` are requested. It shrinks in proportion if less is
+            requested.
         temperature: 0..2, or None to leave it to the provider.
         tool_characters: Characters of a tool result that enter the transcript.
         message_characters: Characters of any other message that enter the transcript.
-        share: Size asked for as a share of what is removed, 0..1; 0: always `tokens`.
-        least_tokens: The least that a share may come to.
-        model: Who writes it where the configuration names nobody: a cheap model, or the request's own.
-        form: `transcript`: fenced text. `aligned`: the very conversation and the instructions behind it.
-        cut: Whether an answer over the size is cut at a line's end and used, instead of refused.
-        verified: Whether what the model wrote is compared with what it read.
-        sections: Sections that the prompt asks for exactly; empty: the answer has no fixed form.
+        share: Requested size as a share of what is removed, 0..1; 0 always requests `tokens`.
+        least_tokens: Lower bound of a requested size that follows from `share`.
+        model: Model that writes the summary if the configuration names none: a cheap one, or the request's
+            own.
+        form: `transcript`: fenced text. `aligned`: the conversation itself with the instructions behind it.
+        cut: Whether an answer that is too long is cut at the end of a line and used, instead of refused.
+        verified: Whether the answer is compared with what the model read.
+        sections: Sections that the prompt demands exactly; empty if the answer has no fixed form.
     """
 
     prompt: str
@@ -87,26 +90,27 @@ class SummaryShape:
     sections: tuple[PromptSection, ...] = ()
 
     def compute_target_tokens(self, removed_tokens: int) -> int:
-        """Tokens to ask for where `removed_tokens` tokens are summarised."""
+        """Computes the size to request for a summary of `removed_tokens` tokens."""
         if not self.share:
             return self.tokens
         return max(self.least_tokens, min(self.tokens, int(self.share * removed_tokens)))
 
     def compute_max_tokens(self, target_tokens: int) -> int:
-        """Tokens that the answer may take."""
+        """Computes the largest size allowed for an answer of which `target_tokens` are requested."""
         return target_tokens * self.max_tokens // self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryFrame:
-    """What stands around a summary in its stand-in.
+    """The text that stands around a summary in its replacement.
 
     Attributes:
-        opening: Before it; `{round}` is the round's number.
-        closing: Behind it; the same text inside the summary is broken up.
-        task: Heading over the task, verbatim; None leaves the task out.
-        request: What introduces the latest user message at the end; None leaves it in its own place.
-        integrates: Whether a line says how many rounds the summary incorporates.
+        opening: Text before the summary. `{round}` becomes the number of the compaction.
+        closing: Text behind the summary. The same text inside the summary is broken up.
+        task: Heading over the verbatim task; None leaves the task out.
+        request: Text that introduces the latest user message at the end; None leaves that message in its
+            place.
+        integrates: Whether a line says how many earlier compactions the summary incorporates.
     """
 
     opening: str = ""
@@ -118,14 +122,15 @@ class SummaryFrame:
 
 @dataclass(frozen=True, slots=True)
 class AnchoredLayout:
-    """Sizes of the parts of an `anchored` context, and when its rounds are written anew.
+    """Sizes of the parts of an `anchored` context, and limits after which its chain is written anew.
 
     Attributes:
-        ledger: Rules, requests and facts of what was removed, user text included.
-        cap: What is left of a huge tool result.
-        huge_share: A new result over this share of usable is capped if no round makes room for it, 0..1.
-        rounds: Frozen rounds of a chain before they are consolidated.
-        chain_share: Share of the target that the chain may take before that, 0..1.
+        ledger: Size of the ledger: rules, requests and facts of what was removed, user text included.
+        cap: Size to which a huge tool result is cut.
+        huge_share: Share of usable above which a new tool result is capped if no compaction makes room for
+            it, 0..1.
+        rounds: Number of frozen records in a chain before they are written anew as one.
+        chain_share: Share of the target that the chain may take before it is written anew, 0..1.
     """
 
     ledger: ScaledLimit
@@ -137,27 +142,31 @@ class AnchoredLayout:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A strategy.
+    """The numbers and rules of a strategy.
 
     Attributes:
-        name: As the configuration names it.
-        trigger: Rows of which one must fire.
-        reserves: Tokens kept free of a window.
+        name: Name of the strategy in the configuration.
+        trigger: Trigger rows. A compaction starts if any of them is reached.
+        reserves: Tokens of the context window to keep free.
         keep: What stays.
-        takes: `all` that does not stay, or `runs` of assistant and tool messages, earliest first.
-        one_run: Whether `runs` takes one a request; else as many as bring it under T.
-        earlier: What becomes of earlier rounds. `integrate`: they become part of the new one. `leave`: they
-            stay where they are. `freeze`: they stay as the first records of a growing chain.
-        stand_in_role: Role of the message put where a span was.
-        frame: What stands around the summary.
-        task_tokens: Size of the first user message that is kept verbatim; a longer one keeps head and tail.
-        summary: The summary call; None: there is none, and nothing stands in.
-        target: What to shrink to; None: whatever the row leaves.
-        soft_share: Share of T from which on the work is done ahead of need, 0..1; 0: never.
+        takes: `all` replaces everything that does not stay. `runs` replaces runs of assistant and tool
+            messages, earliest first.
+        one_run: Whether `runs` replaces one run per request, instead of as many as bring the request under T.
+        earlier: What becomes of earlier compactions. `integrate`: they become part of the new one. `leave`:
+            they stay where they are. `freeze`: they stay as the first records of a growing chain.
+        stand_in_role: Role of the replacement.
+        frame: Text around the summary.
+        task_tokens: Size up to which the first user message is quoted verbatim. A longer one keeps head and
+            tail.
+        summary: What is asked of the summary model; None removes messages without a summary and a
+            replacement.
+        target: Size to shrink to; None if the other rules decide the size.
+        soft_share: Share of T from which work is done ahead of need, 0..1; 0 disables it.
         hard_percent: Percent of usable above which a request may not wait for a better moment.
-        max_block_s: Longest wait of a request for a summary, in seconds; None: as long as one may take.
-        layout: The parts of an `anchored` context; None for every other row.
-        least_messages: Effective lists up to this long are left alone.
+        max_block_s: Longest time that a request waits for a summary, in seconds; None waits as long as a
+            summary may take.
+        layout: Sizes of the parts of an `anchored` context; None for every other strategy.
+        least_messages: Effective lists of up to this many messages are left alone.
     """
 
     name: str
@@ -179,7 +188,8 @@ class Policy:
     least_messages: int = 1
 
 
-# A tokenizer's estimate is learned from usage; this is for what it cannot know of the next message.
+# Calibration corrects the estimates of the tokenizer. These reserves cover what it cannot know about the next
+# message.
 ROW_RESERVES = Reserves(system=0, output=4_000, safety=1_000)
 
 LAYOUT = AnchoredLayout(

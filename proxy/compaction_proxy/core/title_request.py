@@ -2,7 +2,7 @@
 
 import re
 
-# Such requests say what they want at one end of their text; what stands between is the conversation.
+# Such a request says what it wants at one end of its text. The text in between is the conversation.
 EDGE_CHARACTERS = 600
 _VERB = (
     r"\b(?:generate|create|write|provide|suggest|give|make|produce|extract|come up with"
@@ -17,8 +17,8 @@ _OF_CONVERSATION = re.compile(
     re.IGNORECASE,
 )
 _OF_ANYTHING = re.compile(rf"{_VERB}[^.]{{0,80}}\btitles?\b|\btitle (?:generator|writer)\b", re.IGNORECASE)
-# How aider begins to ask for the message of a commit, and for a summary of its history (aider-chat 0.86,
-# `aider/prompts.py`); how pi 0.87 and opencode 1.18 begin to ask for a summary.
+# The first words with which clients make such requests: aider for a commit message and for a summary of its
+# history (aider-chat 0.86, `aider/prompts.py`), pi 0.87 and opencode 1.18 for a summary.
 _BESIDE = (
     "You are an expert software engineer that generates concise, one-line Git commit messages",
     "*Briefly* summarize this partial conversation about programming.",
@@ -27,15 +27,15 @@ _BESIDE = (
 
 
 def is_title_request(text: str) -> bool:
-    """Whether a user message asks for a title of the conversation, for tags or for follow-up questions."""
+    """Returns whether a user message asks for a conversation's title, for tags or for follow-up questions."""
     return any(map(_OF_CONVERSATION.search, (text[:EDGE_CHARACTERS], text[-EDGE_CHARACTERS:])))
 
 
 def is_title_prompt(text: str) -> bool:
-    """Whether a system prompt begins by asking for titles, or for anything else beside a conversation."""
+    """Returns whether a system prompt asks for titles, or is a known client's prompt for a side request."""
     return is_client_prompt(text) or _OF_ANYTHING.search(text[:EDGE_CHARACTERS]) is not None
 
 
 def is_client_prompt(text: str) -> bool:
-    """Whether a system prompt is that of a known client for a request beside a conversation."""
+    """Returns whether a system prompt is one that a known client uses for requests beside a conversation."""
     return text.startswith(_BESIDE)

@@ -1,8 +1,9 @@
-"""How the tokens of a request add up: framing around texts that a counter has counted.
+"""Adds up the tokens of a request: the counts of its texts, and the framing around them.
 
-A message is taken apart into pieces, the pieces are counted elsewhere (off the loop, cached), and the counts
-are put together here. Sources: OpenAI's cookbook for the chat framing (3 a message, 1 a name, 3 to prime the
-reply; exact for plain text on the models it names), seeds/004 for the character rule.
+A message is split into texts, the texts are counted elsewhere (off the event loop, cached), and the counts
+are added up here. The chat framing comes from OpenAI's cookbook (3 tokens a message, 1 a name, 3 to prime the
+reply); it is exact for plain text on the models that the cookbook names. The character rule comes from
+seeds/004.
 """
 
 import json
@@ -12,20 +13,20 @@ from dataclasses import dataclass
 from compaction_proxy.core.json_bounds import has_too_many_brackets
 from compaction_proxy.core.message import Message
 
-# One token each in both vocabularies that we ship.
+# Each of these roles takes one token in both vocabularies that the proxy ships.
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRule:
-    """How counts become the size of messages and requests, in tokens.
+    """How counts add up to the size of messages and requests, in tokens.
 
     Attributes:
-        message: Added for every message.
-        role: Added for the role's own token; a role nobody knows is a piece and counted as text.
-        name: Added where a message has a name, besides the name itself.
-        reply: Added once a request, for the start of the answer.
-        whole: Whether refusal, name and role count; otherwise only text, tool names and arguments do.
+        message: Tokens added for every message.
+        role: Tokens added for a known role. An unknown role is counted as text instead.
+        name: Tokens added if a message has a name, besides the name itself.
+        reply: Tokens added once per request, for the start of the answer.
+        whole: Whether refusal, name and role count. Otherwise only text, tool names and arguments count.
     """
 
     message: int
@@ -41,10 +42,10 @@ RULES = {"tiktoken": TIKTOKEN, "characters": CHARACTERS}
 
 
 def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN) -> tuple[str, ...]:
-    """The texts of a message that must be counted one by one, none of them empty.
+    """Returns the texts of a message that must be counted one by one. None of them is empty.
 
-    Content that is not text is no piece: the dialect knows its price (`core.media`). Ids are not counted: no
-    model is shown them as text.
+    Content that is not text is left out, because the wire knows its price (`core.media`). Ids are left out,
+    because no model sees them as text.
     """
     texts = [message.text]
     for call in message.calls:
@@ -57,14 +58,14 @@ def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN) -> tuple[
 def sum_message_tokens(
     message: Message, counts: Iterable[int], rule: TokenRule = TIKTOKEN, part_tokens: int = 0
 ) -> int:
-    """Size of one message, before calibration.
+    """Returns the size of one message in tokens, before calibration.
 
     Args:
         message: The message.
-        counts: Tokens of its `list_countable_texts`, in any order.
+        counts: Token counts of its `list_countable_texts`, in any order.
         rule: The framing that belongs to the counter.
-        part_tokens: Tokens of its content that is not text. Seeds/004 knows none; they are added under both
-            rules, because an image that weighs nothing would overflow the window.
+        part_tokens: Tokens of its content that is not text. Seeds/004 has no rule for this content. It is
+            added under both rules, because an image without weight would overflow the context window.
     """
     role = rule.role if message.role in _ROLES else 0
     name = rule.name if message.name else 0
@@ -72,12 +73,13 @@ def sum_message_tokens(
 
 
 def minify_definition(text: str | bytes) -> str:
-    """What to count for `tools`, `functions` or `response_format`: their JSON text without its white space.
+    """Returns the text to count for `tools`, `functions` or `response_format`: its JSON without white space.
 
-    Open models' chat templates show the model this very JSON. OpenAI renders tools in a form of its own, for
-    which its cookbook has a formula; over the 22 distinct tool sets of seven public agent data sets (1 to 37
-    tools) the JSON has 1.32 times its tokens (median; least 1.10, most 1.77): never less, and calibration
-    takes up the rest. Text that does not parse, or is crowded (`json_bounds`), is counted as it is.
+    The chat templates of open models show the model exactly this JSON. OpenAI renders tools in a form of its
+    own, for which its cookbook has a formula. Over the 22 distinct tool sets of seven public agent data sets
+    (1 to 37 tools), the JSON has 1.32 times the tokens of that form (median; least 1.10, most 1.77). It never
+    has fewer, and calibration corrects the rest. Text that does not parse, or has too many brackets
+    (`json_bounds`), is counted as it is.
     """
     text = text if isinstance(text, str) else text.decode("utf-8", "replace")
     if has_too_many_brackets(text):

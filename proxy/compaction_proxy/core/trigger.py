@@ -1,4 +1,7 @@
-"""When to compact: rows of thresholds. Rows are alternatives; the fields of one row must all be reached."""
+"""Decides when to compact, by rows of thresholds.
+
+Rows are alternatives. All fields of one row must be reached.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,21 +12,23 @@ from compaction_proxy.core.budget import Budget, Reserves, compute_budget
 TRIGGER_FIELDS = (
     "tokens", "percent", "percent_of_window", "messages", "turns", "iterations", "price_tier", "cost_optimal",
 )  # fmt: skip
-# What a request leaves free below a surcharge: with an answer of usual length, the estimate's error included,
-# the conversation is still below it. As with windows, no more than a quarter of it.
+# A request leaves these tokens free below a surcharge, so that the conversation stays below it with an answer
+# of usual length and with the error of estimates. As in context windows, the reserves take at most a quarter
+# of the surcharge's size.
 TIER_RESERVES = Reserves(system=0, output=8_000, safety=2_000)
-# Where a conversation costs least is looked for between these: below, rounds take more than is to be had;
-# above, a round must not wait. In tokens, and as a share of usable.
+# Bounds for the size at which a conversation costs least, in tokens and as a share of usable. Below the lower
+# bound, compactions cost more than there is to save. Above the upper bound, a compaction must not wait.
 LEAST_OPTIMUM_TOKENS = 32_000
 MOST_OPTIMUM_SHARE = 0.75
 
 
 class PriceThresholds(NamedTuple):
-    """What the fields of a row that are about money come to.
+    """The thresholds that follow from the price fields of a row, in tokens.
 
     Attributes:
-        tier: Input tokens above which a request costs more a token; None: nowhere, or not known.
-        optimum: Tokens at which rounds cost least; None: not known.
+        tier: Input size above which each token of a request costs more; None if there is no such size or it
+            is unknown.
+        optimum: Size at which compactions cost least; None if unknown.
     """
 
     tier: int | None = None
@@ -35,20 +40,21 @@ UNKNOWN_PRICE_THRESHOLDS = PriceThresholds()
 
 @dataclass(frozen=True, slots=True)
 class TriggerRule:
-    """One alternative. A field that is None does not count; a field that is 0 switches the row off.
+    """One row of thresholds. A field that is None does not count; a field that is 0 switches the row off.
 
     Attributes:
-        tokens: Tokens of the effective list.
-        percent: The same, in percent of the usable tokens.
-        percent_of_window: The same, in percent of the window.
-        messages: Messages gained since the last round.
-        turns: Turns gained since the last round.
-        iterations: Iterations (assistant messages) gained since the last round.
-        price_tier: Tokens of the effective list, just below the size from which on the model costs more.
-        cost_optimal: The same, where the conversation costs least.
-        rework_tokens: What that reckons with for each round, beside its price; None: the usual.
-        aims: What the two come to.
-        active: Whether the row can fire at all; follows from the others.
+        tokens: Size of the effective list, in tokens.
+        percent: The same size, in percent of usable.
+        percent_of_window: The same size, in percent of the context window.
+        messages: Messages gained since the last compaction.
+        turns: Turns gained since the last compaction.
+        iterations: Iterations (assistant messages) gained since the last compaction.
+        price_tier: Whether the row is reached just below the size above which the model costs more.
+        cost_optimal: Whether the row is reached at the size at which the conversation costs least.
+        rework_tokens: Tokens of rework after each compaction that `cost_optimal` adds to its price; None for
+            the default.
+        aims: The thresholds to which `price_tier` and `cost_optimal` lead.
+        active: Whether the row can fire at all, which follows from the other fields.
     """
 
     tokens: int | None = None
@@ -61,32 +67,32 @@ class TriggerRule:
     cost_optimal: bool | None = None
     rework_tokens: int | None = None
     aims: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
-    active: bool = field(init=False, repr=False, compare=False)  # asked several times for each request
+    active: bool = field(init=False, repr=False, compare=False)  # read several times for each request
 
     def __post_init__(self) -> None:
-        """Work out whether the row can fire."""
-        named = [getattr(self, name) for name in TRIGGER_FIELDS]
-        object.__setattr__(self, "active", 0 not in named and any(named))
+        """Computes whether the row can fire."""
+        values = [getattr(self, name) for name in TRIGGER_FIELDS]
+        object.__setattr__(self, "active", 0 not in values and any(values))
 
     @property
     def named_fields(self) -> tuple[str, ...]:
-        """The fields that count."""
+        """Names of the fields that count."""
         return tuple(name for name in TRIGGER_FIELDS if getattr(self, name) is not None)
 
     @property
     def depends_on_price(self) -> bool:
-        """Whether it matters what the model costs."""
+        """Whether the row depends on what the model costs."""
         return self.active and bool(self.price_tier or self.cost_optimal)
 
     @property
     def depends_on_counts(self) -> bool:
-        """Whether it matters what the conversation has gained."""
+        """Whether the row depends on how many messages the conversation has gained."""
         return bool(self.messages or self.turns or self.iterations)
 
     def compute_token_threshold(self, budget: Budget, fixed: int = 0) -> int:
-        """Tokens at which the token fields are all reached; 0 if the row has none.
+        """Computes the size at which all token fields are reached, in tokens; 0 if the row has none.
 
-        `fixed` tokens of usable are no part of what `percent` is about.
+        `percent` does not apply to the `fixed` tokens of usable.
         """
         percent = self.percent or 0
         return max(
@@ -99,28 +105,28 @@ class TriggerRule:
 
 
 def _compute_tier_threshold(tier: int | None, budget: Budget) -> int:
-    """Where a request is still below a surcharge; all that is usable where there is none."""
+    """Returns a size that is still below a surcharge; all of usable if there is no surcharge."""
     if tier is None:
         return budget.usable
     return min(compute_budget(tier, TIER_RESERVES, None).usable, budget.usable)
 
 
 def _clamp_optimum(optimum: int | None, budget: Budget) -> int:
-    """Where a conversation costs least, within bounds; the upper one where that is not known."""
-    most = int(MOST_OPTIMUM_SHARE * budget.usable)
-    return most if optimum is None else min(max(optimum, LEAST_OPTIMUM_TOKENS), most)
+    """Returns the size at which a conversation costs least, within bounds; the upper bound if unknown."""
+    upper = int(MOST_OPTIMUM_SHARE * budget.usable)
+    return upper if optimum is None else min(max(optimum, LEAST_OPTIMUM_TOKENS), upper)
 
 
 def set_price_thresholds(
     rules: Sequence["TriggerRule"], thresholds: PriceThresholds
 ) -> tuple["TriggerRule", ...]:
-    """The rows where what is about money comes to this."""
+    """Returns the rows with these thresholds set in each row that depends on prices."""
     return tuple(replace(row, aims=thresholds) if row.depends_on_price else row for row in rules)
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthCounts:
-    """What a conversation has gained since its last round, in counts."""
+    """Counts of what a conversation has gained since its last compaction."""
 
     messages: int
     turns: int
@@ -131,18 +137,21 @@ NO_GROWTH = GrowthCounts(messages=0, turns=0, iterations=0)
 
 
 def has_active_rule(rules: Sequence[TriggerRule]) -> bool:
-    """Whether anything may compact on its own: with no active row, not even overflow recovery does."""
+    """Returns whether any row can fire.
+
+    If none can, nothing compacts on its own, not even overflow recovery.
+    """
     return any(row.active for row in rules)
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerMarks:
-    """Where things happen, in tokens of the effective list.
+    """The sizes of the effective list from which the proxy acts, in tokens.
 
     Attributes:
-        soft: Work ahead of need begins; None: never.
-        trigger: T; where no row names tokens, all that is usable.
-        hard: A request above it cannot wait for a better moment.
+        soft: Work ahead of need begins here; None disables it.
+        trigger: T; all of usable if no row names tokens.
+        hard: A request above this cannot wait for a better moment.
     """
 
     soft: int | None
@@ -153,25 +162,33 @@ class TriggerMarks:
 def compute_trigger_marks(
     rules: Sequence[TriggerRule], budget: Budget, soft_share: float, hard_percent: float, fixed: int = 0
 ) -> TriggerMarks:
-    """The marks of a strategy's rows (DESIGN.md §5.6); those of `percent` lie between `fixed` and usable."""
+    """Computes the marks for the rows of a strategy (DESIGN.md §5.6).
+
+    Marks in percent lie between `fixed` and usable.
+    """
     fixed = min(fixed, budget.usable)
-    named = [tokens for row in rules if row.active and (tokens := row.compute_token_threshold(budget, fixed))]
-    trigger = min([*named, budget.usable])
-    below = fixed if trigger > fixed else 0
-    soft = below + int(soft_share * (trigger - below)) if soft_share and named else None
+    thresholds = [
+        tokens for row in rules if row.active and (tokens := row.compute_token_threshold(budget, fixed))
+    ]
+    trigger = min([*thresholds, budget.usable])
+    floor = fixed if trigger > fixed else 0
+    soft = floor + int(soft_share * (trigger - floor)) if soft_share and thresholds else None
     hard = fixed + int((budget.usable - fixed) * hard_percent / 100)
     return TriggerMarks(soft, trigger, min(max(hard, trigger), budget.usable))
 
 
 def compute_min_trigger(rules: Sequence[TriggerRule], budget: Budget) -> int | None:
-    """T: the fewest tokens at which a row can fire; 0 if one asks for counts only, None if none is active."""
+    """Returns T, the fewest tokens at which a row can fire.
+
+    T is 0 if a row asks for counts only, and None if no row is active.
+    """
     return min((row.compute_token_threshold(budget) for row in rules if row.active), default=None)
 
 
 def find_reached_rule(
     rules: Sequence[TriggerRule], tokens: int, growth: GrowthCounts, budget: Budget, fixed: int = 0
 ) -> TriggerRule | None:
-    """The first row that is reached, or None. `tokens` is the size of the effective list."""
+    """Returns the first row that is reached, or None. `tokens` is the size of the effective list."""
     fixed = min(fixed, budget.usable)
     for row in rules:
         if (

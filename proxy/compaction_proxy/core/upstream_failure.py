@@ -1,7 +1,7 @@
-"""Failures of upstreams: the words for their causes, and how often each has happened.
+"""Counts failures of upstreams, by the words for their causes.
 
-The words stand in log lines, metrics, the admin API and the dashboard. Each is one of `CAUSES`, or
-`http-` and the status that the upstream answered. They never hold text of an exception or of an answer.
+The words appear in log lines, metrics, the admin API and the dashboard. Each is one of `CAUSES`, or `http-`
+and the status that the upstream answered. They never hold text of an exception or of an answer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,19 +10,19 @@ from typing import Any, Final
 
 from compaction_proxy.core.event import parse_integer, parse_number
 
-# No answer began.
+# Causes before an answer began.
 CONNECTION_REFUSED: Final = "connection-refused"
 NAME_NOT_RESOLVED: Final = "name-not-resolved"
 TLS_FAILED: Final = "tls-failed"
 CONNECT_TIMEOUT: Final = "connect-timeout"
-UNREACHABLE: Final = "unreachable"  # any other reason why no connection stands
-PROXY_FAILED: Final = "proxy-failed"  # the outgoing proxy refused
+UNREACHABLE: Final = "unreachable"  # any other reason why there is no connection
+PROXY_FAILED: Final = "proxy-failed"  # the outgoing proxy refused the connection
 OUT_OF_SOCKETS: Final = "out-of-sockets"  # this machine has no file descriptor or port left
 NOT_SENDABLE: Final = "not-sendable"  # the request cannot be written as HTTP
 CONNECTION_RESET: Final = "connection-reset"
-INVALID_ANSWER: Final = "invalid-answer"  # the connection ended without an answer, or with something else
+INVALID_ANSWER: Final = "invalid-answer"  # the connection ended without a valid answer
 ANSWER_TIMEOUT: Final = "answer-timeout"
-# The answer had begun.
+# Causes after the answer had begun.
 ANSWER_CUT: Final = "answer-cut"
 ANSWER_STALLED: Final = "answer-stalled"
 
@@ -31,39 +31,39 @@ CAUSES: Final = frozenset({
     OUT_OF_SOCKETS, NOT_SENDABLE, CONNECTION_RESET, INVALID_ANSWER, ANSWER_TIMEOUT, ANSWER_CUT,
     ANSWER_STALLED,
 })  # fmt: skip
-# These say nothing about the upstream: it was not asked.
+# These causes say nothing about the upstream, because it was not asked.
 LOCAL_CAUSES: Final = frozenset({OUT_OF_SOCKETS, NOT_SENDABLE})
 
 _SERVER_ERROR: Final = 500
-# Statuses below 500 that speak of the provider, a key or an account, and not of the request: unauthorized,
+# Statuses below 500 that concern the provider, a key or an account, and not the request: unauthorized,
 # payment required, forbidden, proxy authentication required, request timeout, too many requests.
 _REFUSALS: Final = frozenset({401, 402, 403, 407, 408, 429})
 
 
 def format_status_cause(status: int) -> str:
-    """The cause of an answer with an error status, such as `http-503`."""
+    """Returns the cause for an answer with an error status, such as `http-503`."""
     return f"http-{status}"
 
 
 def is_failure_status(status: int) -> bool:
-    """Whether an error status is a failure of the provider and not of one request."""
+    """Returns whether an error status means a failure of the provider, and not of one request."""
     return is_server_error(status) or status in _REFUSALS
 
 
 def is_server_error(status: int) -> bool:
-    """Whether the upstream says that it cannot answer at all."""
+    """Returns whether the status says that the upstream cannot answer at all."""
     return status >= _SERVER_ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFailure:
-    """Failures of one upstream that have one cause.
+    """The failures of one upstream that have one cause.
 
     Attributes:
         target: Origin of the upstream, with its port and without credentials.
         cause: One of `CAUSES`, or `http-` and a status.
-        count: How often.
-        last_at: When the last one happened, in seconds since the epoch.
+        count: Number of failures.
+        last_at: Time of the last failure, in seconds since the epoch.
     """
 
     target: str
@@ -77,27 +77,27 @@ UpstreamFailures = dict[tuple[str, str], UpstreamFailure]
 
 
 def add_failures(total: UpstreamFailures, more: Iterable[UpstreamFailure]) -> None:
-    """Add failures to a total, in place."""
-    for each in more:
-        key = each.target, each.cause
-        known = total.get(key)
-        if known is None:
-            total[key] = each
+    """Adds failures to a total, in place."""
+    for failure in more:
+        key = failure.target, failure.cause
+        earlier = total.get(key)
+        if earlier is None:
+            total[key] = failure
         else:
-            last_at = max(known.last_at, each.last_at)
-            total[key] = replace(each, count=known.count + each.count, last_at=last_at)
+            last_at = max(earlier.last_at, failure.last_at)
+            total[key] = replace(failure, count=earlier.count + failure.count, last_at=last_at)
 
 
 def failures_to_fields(failures: Iterable[UpstreamFailure]) -> list[dict[str, Any]]:
-    """The failures as JSON objects."""
+    """Returns the failures as JSON objects."""
     return [asdict(each) for each in failures]
 
 
 def parse_failures(rows: object) -> list[UpstreamFailure]:
-    """The failures in a list of JSON objects, without those that are incomplete."""
-    given = rows if isinstance(rows, list) else ()
-    found = (_parse_failure(row) for row in given if isinstance(row, Mapping))
-    return [each for each in found if each is not None]
+    """Returns the failures in a list of JSON objects, without those that are incomplete."""
+    items = rows if isinstance(rows, list) else ()
+    parsed = (_parse_failure(row) for row in items if isinstance(row, Mapping))
+    return [failure for failure in parsed if failure is not None]
 
 
 def _parse_failure(row: Mapping[str, Any]) -> UpstreamFailure | None:

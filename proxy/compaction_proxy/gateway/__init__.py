@@ -1,1 +1,1 @@
-"""The ASGI front: dispatcher, identity, headers, size gate, and the endpoint that relays requests."""
+"""The ASGI front of the proxy: dispatcher, identity, headers, size gate, and the endpoints for requests."""

@@ -1,4 +1,4 @@
-"""What is done once the client has its answer: learning from it, and work ahead of need."""
+"""Learns from an answer after the client has it, and prepares the next compaction ahead of need."""
 
 from contextlib import aclosing
 from typing import NamedTuple
@@ -23,28 +23,31 @@ from compaction_proxy.telemetry.exchange_log import ExchangeRecorder
 from compaction_proxy.wires.body import build_probe_body
 from compaction_proxy.wires.wire import TokenUsage, Wire
 
-# An answer of 16 tokens is small.
+# The most bytes of a probe's answer that are read. An answer of 16 tokens is small.
 MAX_PROBE_BYTES = 262_144
 
 _log = structlog.get_logger()
 
 
 class CompletedRequest(NamedTuple):
-    """A request that the client has its answer to.
+    """A request whose client already has the answer.
 
     Attributes:
-        tenant: Whose it was.
-        conversation: Of which conversation, if that is known.
-        model: The model that was asked; empty if that is not known.
-        request_id: The request's id.
-        usage: What the upstream counted, if it said so; None where the answer is an error.
-        scope: The request (ASGI).
-        ask: The request as it was read; None where it passed unread.
-        fit: What was forwarded; None where it passed unread.
-        failed: Whether the answer is an error: nothing it says is learned, and nothing is prepared or asked.
-        recovered: Whether the upstream had refused it as too long, and took a shorter one.
-        is_side_request: Whether it was a side call (`side_calls`): it says nothing of what its conversation
-            is now.
+        tenant: The tenant that sent the request.
+        conversation: The id of its conversation, or None if it is unknown.
+        model: The requested model; empty if it is unknown.
+        request_id: The id of the request.
+        usage: The token counts that the upstream reported. None if it reported none or the answer is an
+            error.
+        scope: The ASGI scope of the request.
+        ask: The parsed request, or None if the request was not read.
+        fit: The result of the fit, with the body that was forwarded. None if the request passed the gate
+            unread.
+        failed: Whether the answer is an error. Nothing is learned from an error, no probe is sent and nothing
+            is prepared.
+        recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
+        is_side_request: Whether the request is a side call (`gateway.side_requests`). A side call does not
+            show the present state of its conversation.
     """
 
     tenant: str
@@ -64,14 +67,14 @@ class AfterResponseHandler:
     """Learns from answers and prepares for the next request.
 
     Args:
-        upstream: Where requests go.
-        compactor: Works ahead of need.
-        feedback: Learns from answers.
-        notes: Are given each request's figures once it has ended.
-        incidents: Tells of requests that did not go as they should.
-        registry: Remembers whose a conversation is.
-        model_limits: Knows which windows are unknown.
-        discovery: Asks the upstream for them.
+        upstream: The upstream to which requests are forwarded.
+        compactor: Prepares compactions ahead of need.
+        feedback: Learns from the usage that answers report.
+        notes: Records the figures of each request when it ends.
+        incidents: Reports requests that failed open, stayed too long or were recovered.
+        registry: Records the activity of conversations.
+        model_limits: Starts the discovery of unknown context windows.
+        discovery: Asks the upstream for the context window of a model.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class AfterResponseHandler:
         self._discovery = discovery
 
     async def __call__(self, completed: CompletedRequest) -> None:
-        """Take note of one request; nothing that goes wrong here touches anybody."""
+        """Processes one completed request. A failure is logged and affects no request."""
         with suppress_and_report(_log_not_observed):
             if completed.conversation is not None:
                 await self._registry.record_activity(completed.tenant, completed.conversation)
@@ -106,9 +109,9 @@ class AfterResponseHandler:
     async def _learn_from_response(
         self, completed: CompletedRequest, ask: FitRequest, fit: FitResult
     ) -> None:
-        """What only a request that was read allows."""
-        told = completed.request_id, ask.model
-        await self._incidents(ask.tenant, fit.report, *told, recovered=completed.recovered)
+        """Reports incidents, learns from the usage and prepares a compaction, for a request that was read."""
+        incident_fields = completed.request_id, ask.model
+        await self._incidents(ask.tenant, fit.report, *incident_fields, recovered=completed.recovered)
         if completed.is_side_request or completed.failed:
             return
         usage = completed.usage
@@ -130,9 +133,10 @@ class AfterResponseHandler:
         self._model_limits.start_discovery(ask.tenant, ask.origin, ask.model, fetch_window)
 
     async def _probe_usage(self, scope: Scope, wire: Wire, fit: FitResult) -> TokenUsage | None:
-        """What the upstream counts of the forwarded request when it is asked once more, for 16 tokens.
+        """Sends a probe and returns the usage that the upstream reports, or None if the probe fails.
 
-        Seeds/000 recounts in this way after each compaction. The client has its answer already.
+        The client already has its answer. The document behind the strategy `full` (`seeds/000`) demands such
+        a recount after each compaction.
         """
         body = build_probe_body(fit.raw, wire)
         if body is None:
@@ -140,7 +144,7 @@ class AfterResponseHandler:
         request = build_request(self._upstream, scope, body)
         try:
             opened = await send_request(self._upstream, request)
-        except UpstreamError:  # the client's own answer still says something
+        except UpstreamError:  # the usage in the client's own answer still counts
             return None
         async with aclosing(opened) as answer:
             tap = wire.open_tap(answer.get_field(b"content-type"), answer.get_field(b"content-encoding"))

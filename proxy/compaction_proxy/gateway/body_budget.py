@@ -1,12 +1,12 @@
-"""A budget for the bytes of request bodies that this process holds, shared by all places that read bodies.
+"""Limits the bytes of request bodies that this process holds. All places that read bodies share the budget.
 
-Bytes count as they arrive, so a client that declares much and sends nothing holds nothing. When the budget is
-used up, requests whose body goes on wait without reading: each for room for all of its rest, so that a
-request that comes on at a good pace waits once. A slow one gives the room back. Whoever waits too long is
-refused, in order, and its bytes let the next one go on. So a deadlock of bodies that are all half way ends
-after one wait.
+Bytes count as they arrive, so a client that declares a large body and sends nothing holds nothing. When the
+budget is used up, a request whose body is incomplete stops reading and waits. It waits for room for the whole
+rest of its body, so a request that arrives at a good pace waits once. A slow request gives the room back. A
+request that waits too long is refused, in order, and its bytes make room for the next one. So a deadlock of
+half-read bodies ends after one wait.
 
-The first `SMALL_BYTES` of each body are outside the budget. The number of places bounds them
+The first `SMALL_BYTES` of each body are outside the budget. The limit on concurrent requests bounds them
 (`ConcurrencyLimiter`).
 """
 
@@ -17,40 +17,44 @@ from typing import Final
 
 from compaction_proxy.core.errors import OverloadedError
 
-# So much of each body always passes: small requests do not wait behind large ones.
+# The first bytes of each body that always pass, so that small requests do not wait behind large ones.
 SMALL_BYTES: Final = 65_536
-# The longest wait for room, and when to come back after it in vain, in seconds.
+# The longest wait for room, and the time after which a refused client should retry, in seconds.
 WAIT_S: Final = 5.0
 RETRY_AFTER_S: Final = 5
-# Room that was set aside for the rest of a body is looked at so often, in seconds. If fewer bytes have come
-# since, it is given back, and the body counts as it arrives: a slow client holds no more than it has sent.
+# Room reserved for the rest of a body is checked at this interval, in seconds. If fewer than
+# `LEAST_PROGRESS_BYTES` have arrived since the last check, the room is given back, and the body counts as it
+# arrives: a slow client holds no more than it has sent.
 ASIDE_S: Final = 2.0
 LEAST_PROGRESS_BYTES: Final = 512 * 1024
-# A body of unknown length gets room for as much again as has come, and for this much at least.
+# A body of unknown length gets room for as many bytes as have already arrived, and for at least this many.
 UNKNOWN_BYTES: Final = 1024 * 1024
-# No more bodies wait at once. Each one holds what arrived in one read before it was counted.
+# The most bodies that wait at once. Each one holds the bytes of one read, which arrived before they counted.
 MAX_WAITING: Final = 64
 OUT_OF_MEMORY: Final = "The proxy has no memory left for this request; try again."
 TOO_MANY_BODIES: Final = "The proxy holds too many bytes of request bodies; try again."
 
-# What the default is made of. Each worker takes this without large bodies: its code, vocabularies and caches.
+# The default budget is computed from these figures. Without large bodies, each worker takes this many bytes
+# of memory for its code, vocabularies and caches.
 PROCESS_BYTES: Final = 256 * 1024 * 1024
-# The address space grows by so much after start-up without large bodies: vocabularies and stacks of threads.
+# The address space grows by this many bytes after start-up without large bodies: vocabularies and thread
+# stacks.
 GROWTH_BYTES: Final = 192 * 1024 * 1024
-# Memory for each byte of a body, at most: itself, its messages cut out, decoded and checked. Measured as the
-# peak of resident memory with bodies of 40 MB: 1.1 where it passes unread, 3 to 5 where it is read.
+# The most memory that one byte of a body takes: the body itself and its messages, cut out, decoded and
+# checked. Measured as the peak of resident memory with bodies of 40 MB: a factor of 1.1 for a body that
+# passes unread, and of 3 to 5 for a body that is read.
 COST_FACTOR: Final = 5
 # The default is never less, so that a small machine still serves most requests.
 LEAST_BYTES: Final = 8 * 1024 * 1024
 
 
 def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, workers: int) -> int:
-    """Returns the default budget of one process in bytes of bodies.
+    """Returns the default budget of one process, in bytes of request bodies.
 
     Args:
-        memory_bytes: Memory that all workers together may take; None if it is not known.
-        address_bytes: Address space that this process may still take; None without a limit.
-        workers: Processes that share the memory.
+        memory_bytes: Memory that all workers together may use; None if it is unknown.
+        address_bytes: Address space that this process may still allocate; None without a limit.
+        workers: The number of processes that share the memory.
     """
     rooms = []
     if memory_bytes is not None:
@@ -61,17 +65,17 @@ def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, 
 
 
 class BodyBudget:
-    """The budget of one process, on one event loop.
+    """The budget for request bodies of one process, on one event loop.
 
     Args:
-        most_bytes: Bytes that may be held at once of bodies, beyond the first `SMALL_BYTES` of each. No body
-            may be larger, so that a request alone always gets to its end.
+        most_bytes: The most bytes of bodies that may be held at once, beyond the first `SMALL_BYTES` of each.
+            No body may be larger, so a request that is alone can always be read to its end.
         wait_s: The longest wait for room, in seconds.
 
     Attributes:
-        most_bytes: As given.
-        used_bytes: Bytes of bodies that are held now, the first ones of each included, and what is set aside
-            for those that have waited.
+        most_bytes: The limit that was passed to the constructor.
+        used_bytes: Bytes of bodies that are held now, including the first `SMALL_BYTES` of each body and the
+            room reserved for bodies that have waited.
     """
 
     __slots__ = ("_large_bytes", "_wait_s", "_waiting", "most_bytes", "used_bytes")
@@ -79,21 +83,21 @@ class BodyBudget:
     def __init__(self, most_bytes: int = sys.maxsize, wait_s: float = WAIT_S) -> None:
         self.most_bytes = most_bytes
         self.used_bytes = 0
-        self._large_bytes = 0  # of `used_bytes`, those that are bounded
+        self._large_bytes = 0  # the part of `used_bytes` that the budget bounds
         self._wait_s = wait_s
         self._waiting: dict[BodyHold, _BodyWaiter] = {}
 
     def open_hold(self) -> "BodyHold":
-        """Returns the account of one request. The caller releases it, however the request ends."""
+        """Returns the hold of one request. The caller must release it, however the request ends."""
         return BodyHold(self)
 
     @property
     def has_room(self) -> bool:
-        """Whether bodies may go on: the budget is not used up, and nobody waits."""
+        """Whether bodies may keep arriving: the budget is not used up, and no body waits."""
         return not self._waiting and self._large_bytes <= self.most_bytes
 
     def update_hold(self, hold: "BodyHold", counted_bytes: int) -> None:
-        """Count a body as so many bytes. Room that becomes free goes to those who wait."""
+        """Sets the number of bytes that a hold counts. Room that becomes free goes to waiting bodies."""
         before, hold.counted_bytes = hold.counted_bytes, counted_bytes
         self.used_bytes += counted_bytes - before
         self._large_bytes += _count_bounded_bytes(counted_bytes) - _count_bounded_bytes(before)
@@ -101,17 +105,18 @@ class BodyBudget:
             self._wake_waiters()
 
     def try_reserve(self, hold: "BodyHold", size_bytes: int) -> bool:
-        """Set room aside for a body to grow to this size. Returns whether there was room."""
+        """Reserves room for a body to grow to this size. Returns whether there was room."""
         fits = self._has_room_for(hold, size_bytes)
         if fits:
             self.update_hold(hold, max(size_bytes, hold.counted_bytes))
         return fits
 
     async def wait_for_room(self, hold: "BodyHold", size_bytes: int) -> None:
-        """Wait until a body may grow to this size, and set the room aside for it.
+        """Waits until a body may grow to this size, and reserves the room.
 
         Raises:
-            Overloaded: There was no room in time, or too many wait already. The body is counted no more.
+            OverloadedError: No room became free in time, or too many bodies wait already. The hold is
+                released.
         """
         if self.try_reserve(hold, size_bytes):
             return
@@ -128,14 +133,14 @@ class BodyBudget:
             self._waiting.pop(hold, None)
 
     def _has_room_for(self, hold: "BodyHold", size_bytes: int) -> bool:
-        """Whether there is room for a body of this size, of which some is counted already."""
-        more = _count_bounded_bytes(max(size_bytes, hold.counted_bytes)) - _count_bounded_bytes(
+        """Returns whether a body may grow to this size, given the bytes that its hold already counts."""
+        added_bytes = _count_bounded_bytes(max(size_bytes, hold.counted_bytes)) - _count_bounded_bytes(
             hold.counted_bytes
         )
-        return self._large_bytes + more <= self.most_bytes
+        return self._large_bytes + added_bytes <= self.most_bytes
 
     def _wake_waiters(self) -> None:
-        """Let those go on, in order, for whom there is room now."""
+        """Reserves room for the waiting bodies that fit now, in order, and wakes them."""
         for hold, wait in list(self._waiting.items()):
             if self._has_room_for(hold, wait.size_bytes):
                 del self._waiting[hold]
@@ -145,7 +150,7 @@ class BodyBudget:
                     wait.turn.set_result(None)
 
     def _refuse_waiter(self, hold: "BodyHold") -> None:
-        """Refuse one that has waited too long. Its room is free before the next timer is looked at."""
+        """Refuses a body that has waited too long. Its room is free before the next timer runs."""
         wait = self._waiting.pop(hold, None)
         if wait is not None and not wait.turn.done():
             wait.turn.set_exception(OverloadedError(RETRY_AFTER_S, TOO_MANY_BODIES))
@@ -153,11 +158,12 @@ class BodyBudget:
 
 
 class BodyHold:
-    """What one request holds of the budget.
+    """The part of the budget that one request holds.
 
     Attributes:
-        size_bytes: Bytes of its body that have arrived.
-        counted_bytes: Bytes that the budget counts for it: those, and more while room is set aside.
+        size_bytes: Bytes of the request's body that have arrived.
+        counted_bytes: Bytes that the budget counts for the request: those that have arrived, and more while
+            room is reserved.
     """
 
     __slots__ = ("_budget", "counted_bytes", "size_bytes")
@@ -168,15 +174,15 @@ class BodyHold:
 
     @property
     def most_bytes(self) -> int:
-        """The largest body that the budget allows."""
+        """The size of the largest body that the budget allows."""
         return self._budget.most_bytes
 
     def add_bytes(self, count: int) -> bool:
-        """Count bytes that have arrived. Returns whether to go on at once, without `wait_for_room`."""
+        """Counts bytes that have arrived. Returns False if the caller must first wait for room."""
         self.size_bytes = size = self.size_bytes + count
         if size <= self.counted_bytes:
             return True
-        if size <= SMALL_BYTES:  # nearly all, and none of them is bounded
+        if size <= SMALL_BYTES:  # true for nearly all bodies; the budget does not bound these bytes
             self._budget.used_bytes += size - self.counted_bytes
             self.counted_bytes = size
             return True
@@ -184,27 +190,27 @@ class BodyHold:
         return self._budget.has_room
 
     def try_reserve_rest(self, rest_bytes: int) -> bool:
-        """Set room aside for so many bytes that are still to come. Returns whether there was room."""
+        """Reserves room for this many bytes that are still to come. Returns whether there was room."""
         size = self.size_bytes + rest_bytes
         return size <= self.counted_bytes or self._budget.try_reserve(self, size)
 
     async def wait_for_room(self, rest_bytes: int) -> None:
-        """Wait for room for so many bytes that are still to come.
+        """Waits for room for this many bytes that are still to come.
 
         Raises:
-            Overloaded: There was none in time.
+            OverloadedError: No room became free in time, or too many bodies wait already.
         """
         await self._budget.wait_for_room(self, self.size_bytes + rest_bytes)
 
     async def wait_for_rest(self, declared_bytes: int | None, limit_bytes: int) -> None:
-        """Wait for room for what is still to come of a body, and set it aside while the body comes.
+        """Waits for room for the rest of a body, and keeps the room reserved while the body arrives.
 
         Args:
-            declared_bytes: Size of the body, if its head said so.
-            limit_bytes: The largest size that it may have.
+            declared_bytes: Size of the body from the request's head; None if it is not declared.
+            limit_bytes: The largest size that the body may have.
 
         Raises:
-            Overloaded: There was none in time.
+            OverloadedError: No room became free in time, or too many bodies wait already.
         """
         size_bytes = self.size_bytes
         unknown_bytes = size_bytes + max(size_bytes, UNKNOWN_BYTES)
@@ -213,7 +219,7 @@ class BodyHold:
         self._watch_progress(self.size_bytes)
 
     def _watch_progress(self, before_bytes: int) -> None:
-        """Give the room back that was set aside, unless the body goes on coming."""
+        """Checks at intervals that the body keeps arriving. Gives the reserved room back if it does not."""
         if self.counted_bytes <= self.size_bytes:
             return
 
@@ -226,12 +232,12 @@ class BodyHold:
         asyncio.get_running_loop().call_later(ASIDE_S, check_progress)
 
     def release_unused(self) -> None:
-        """The body is whole: give back what was set aside for more."""
+        """Gives back the room that is reserved beyond the bytes that have arrived."""
         if self.counted_bytes > self.size_bytes:
             self._budget.update_hold(self, self.size_bytes)
 
     def release(self) -> None:
-        """The request holds its body no more. Calling it twice does no harm."""
+        """Stops counting the body, because the request no longer holds it. Calling it twice does no harm."""
         if self.counted_bytes > SMALL_BYTES:
             self._budget.update_hold(self, 0)
         else:
@@ -241,12 +247,12 @@ class BodyHold:
 
 @dataclass(frozen=True, slots=True)
 class _BodyWaiter:
-    """A body that waits.
+    """A body that waits for room.
 
     Attributes:
-        size_bytes: What it grows to.
-        turn: Done when it may go on, or is refused.
-        timer: Ends the wait.
+        size_bytes: The size to which the body wants to grow.
+        turn: Completes when the body may go on, or fails when it is refused.
+        timer: Refuses the body when the wait is over.
     """
 
     size_bytes: int
@@ -255,5 +261,5 @@ class _BodyWaiter:
 
 
 def _count_bounded_bytes(size_bytes: int) -> int:
-    """Bytes of a body that the budget bounds."""
+    """Returns how many bytes of a body the budget bounds."""
     return size_bytes - SMALL_BYTES if size_bytes > SMALL_BYTES else 0

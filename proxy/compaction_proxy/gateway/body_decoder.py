@@ -1,4 +1,4 @@
-"""Decodes request bodies within the budget of bodies, large ones beside the event loop."""
+"""Decodes request bodies within the body budget. Large bodies are decoded in worker threads."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,26 +16,29 @@ from compaction_proxy.wires.content_coding import decode_body, parse_codings
 
 CONTENT_ENCODING: Final = b"content-encoding"
 UNDECODABLE: Final = "The body cannot be decoded: its encoding is unknown, or it is damaged."
-# Bodies of a process that are decoded at once. Each decoder may hold 8 MiB that no budget counts.
+# The most bodies that one process decodes at once. Each decoder may hold 8 MiB that no budget counts.
 WORKERS: Final = 2
-# A smaller body is decoded on the event loop, up to so many bytes.
+# An encoded body of at most this many bytes is first decoded on the event loop, up to `_SMALL_DECODED_BYTES`
+# of output.
 _SMALL_BYTES: Final = 16_384
 _SMALL_DECODED_BYTES: Final = 131_072
-# Nobody knows how large a body will be. It is decoded with room for so much; a larger one is decoded once
-# more, with room for the largest.
+# The decoded size is unknown in advance. The first attempt in a thread has room for this many bytes, or for
+# `_USUAL_RATIO` times the encoded size if that is more. A larger body is decoded again, with room for the
+# largest one that is allowed.
 _USUAL_BYTES: Final = 2 * 1024 * 1024
 _USUAL_RATIO: Final = 32
 
-# Work of a request that has ended goes on here, and delays no other work than decoding.
+# Decoding has a pool of its own: work for a request that has ended continues here, and delays only other
+# decoding.
 _POOL: Final = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="decode")
 
 
 class OriginalRequest(NamedTuple):
-    """A request with an encoded body, as it came.
+    """A request with an encoded body, as the client sent it.
 
     Attributes:
-        scope: Its head (ASGI).
-        raw: Its body.
+        scope: The ASGI scope of the request.
+        raw: The encoded body.
     """
 
     scope: Scope
@@ -43,26 +46,27 @@ class OriginalRequest(NamedTuple):
 
 
 class BodyDecoder:
-    """Decodes bodies, a few at once, on one event loop."""
+    """Decodes request bodies on one event loop. At most `WORKERS` large bodies are decoded at once."""
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(WORKERS)
 
     async def decode(self, raw: bytes, headers: Headers, hold: BodyHold, limit_bytes: int) -> bytes | None:
-        """Returns the decoded body, which the hold counts beside `raw`; `raw` itself if it is not encoded.
+        """Returns the decoded body, or `raw` itself if the body is not encoded.
 
-        None stands for a body that cannot be decoded: its coding is unknown, or it is damaged.
+        The hold counts the decoded body in addition to `raw`. None means that the body cannot be decoded: its
+        coding is unknown, or it is damaged.
 
         Args:
-            raw: The body as it came.
-            headers: The fields of its request.
-            hold: Counts the bytes of its request.
-            limit_bytes: The most bytes that it may have, unless the budget has no room for so many beside
-                `raw`, however long one waits.
+            raw: The body as the client sent it.
+            headers: The header fields of the request.
+            hold: Counts the bytes of the request.
+            limit_bytes: The most bytes that the decoded body may have. The limit is lower if the budget can
+                never have room for this many bytes beside `raw`.
 
         Raises:
-            RequestRefused: 413, the decoded body is larger than the limit.
-            Overloaded: There was no room for it in time.
+            RequestRefusedError: 413, the decoded body is larger than the limit.
+            OverloadedError: No room for the decoded body became free in time.
         """
         codings = parse_codings(held for name, held in headers if name == CONTENT_ENCODING)
         if not codings:
@@ -81,7 +85,10 @@ class BodyDecoder:
     async def _decode_with_limit(
         self, raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
     ) -> bytes | None:
-        """Decode, on the event loop or beside it, with no more room than it takes; see `decode_body`."""
+        """Decodes a body on the event loop or in a thread, and reserves no more room than it takes.
+
+        Returns None if the decoded body is longer than the limit; see `decode_body`.
+        """
         decoded = None
         if len(raw) <= _SMALL_BYTES:
             decoded = decode_body(raw, codings, min(limit_bytes, _SMALL_DECODED_BYTES))
@@ -99,7 +106,7 @@ class BodyDecoder:
     ) -> bytes | None:
         work = partial(decode_body, raw, codings, limit_bytes)
         while True:
-            async with self._turns:  # whoever has it not sets no room aside, and has no decoder
+            async with self._turns:  # a request without a turn reserves no room and has no decoder
                 if hold.try_reserve_rest(limit_bytes):
                     return await asyncio.get_running_loop().run_in_executor(_POOL, work)
             await hold.wait_for_room(limit_bytes)

@@ -1,10 +1,10 @@
-"""Which clients are let in where not everybody is.
+"""Checks client keys, and refuses web pages of other machines where no key is required.
 
-Where keys are named, those who show one. Where the proxy pays and names none, everybody but web pages of
-other machines: whatever page is open in a browser can send requests to this one, and would spend the key.
-Browsers tell by `UrlOrigin` whose page it is, but not where a page reads from what it takes for its own
-server. Such a page has had its own name pointed at this machine (DNS rebinding), and that name stands in
-`Host`.
+Where `server.client_keys` is set, a client must show one of these keys. Where it is not set and the proxy has
+a provider key of its own, every client is let in except web pages of other machines. Any page that is open in
+a browser can send requests to this machine, and would spend that key. Browsers name the origin of the page in
+`Origin`. They omit it where a page reads from what the browser takes for the page's own server. Such a page
+has pointed its own name at this machine (DNS rebinding), and that name stands in `Host`.
 """
 
 import hashlib
@@ -18,22 +18,24 @@ from compaction_proxy.gateway.headers import CREDENTIALS, Headers, extract_key
 from compaction_proxy.support.net import parse_authority
 
 _KEY_BYTES = 32
-# Origins of programs that show pages of their own; as Ollama's. Extensions of a browser are not among them,
-# and neither is `null`: any page can have a frame of that origin.
+# Origins of programs that show pages of their own; the list is the same as Ollama's. Browser extensions are
+# not among them, and neither is `null`: any page can contain a frame of that origin.
 _PROGRAMS = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
-# What public name servers never resolve (RFC 6761, RFC 6762, and `internal` by ICANN's resolution).
+# Names that public name servers never resolve (RFC 6761, RFC 6762, and `internal` by ICANN's resolution).
 _PRIVATE = (".localhost", ".local", ".internal")
 
 
 class ClientAuthenticator:
-    """Who may have requests relayed.
+    """Checks client keys.
 
-    Keys are compared by digests under a random key, so that the time it takes tells nothing of them.
+    Keys are compared by digests under a random key, so that the time of a comparison reveals nothing about
+    them.
 
     Args:
-        keys: Any of them lets in; none: everybody is let in.
-        has_provider_key: Whether the proxy has a key of its own for a provider.
-        loopback_only: Whether it is reached over a loopback address only. Elsewhere it may have any name.
+        keys: The keys of which a client must show one. Without any key, every client is let in.
+        has_provider_key: Whether the proxy has a provider key of its own.
+        loopback_only: Whether the proxy is reached over a loopback address only. Otherwise any `Host` is
+            accepted.
         keys_identify_tenants: Whether credentials tell tenants apart (`session.tenant`).
     """
 
@@ -54,18 +56,19 @@ class ClientAuthenticator:
         self._digests = frozenset(self._digest_key(key.encode()) for key in keys)
 
     def authorize_request(self, headers: Headers, header_map: Mapping[bytes, bytes]) -> Headers:
-        """Let a request pass.
+        """Lets a request pass, or refuses it.
 
         Args:
-            headers: Its fields, names in lower case.
-            header_map: The first value of each (`headers.first_values`).
+            headers: The header fields of the request, with names in lower case.
+            header_map: The first value of each field (`headers.build_header_map`).
 
         Returns:
-            Its fields. Where keys are named, and credentials tell tenants apart, they show the one that lets
-            it in and no other: who knows one key cannot be many tenants by what else it shows.
+            The header fields of the request. Where keys are set and credentials tell tenants apart, the
+            accepted key is the only credential among them: a client that knows one key cannot pose as many
+            tenants by the other credentials that it shows.
 
         Raises:
-            RequestRefused: 401, it shows no key, or none that is known; 403, a web page of another machine
+            RequestRefusedError: 401, the request shows no accepted key; 403, a web page of another machine
                 has sent it.
         """
         if self._digests:
@@ -77,7 +80,7 @@ class ClientAuthenticator:
         return headers
 
     def _find_key_field(self, header_map: Mapping[bytes, bytes]) -> bytes:
-        """The field that shows a key that is known."""
+        """Returns the name of the field that shows an accepted key. Refuses the request if there is none."""
         for name in sorted(CREDENTIALS.intersection(header_map)):
             if self._digest_key(extract_key(header_map[name])) in self._digests:
                 return name
@@ -102,21 +105,21 @@ def _decode_field(field: bytes) -> str:
 
 
 def _is_local_origin(origin: bytes) -> bool:
-    """Whether a page is served by this machine, or belongs to a program (`app://obsidian.md`)."""
+    """Returns whether the origin of a page is this machine or a program (`app://obsidian.md`)."""
     text = _decode_field(origin)
     scheme, _, rest = text.partition("://")
     if scheme not in {"http", "https"}:
         return text.startswith(_PROGRAMS)
-    named = parse_authority(rest)
-    return named is not None and (is_loopback(named[0]) or named[0].endswith(".localhost"))
+    authority = parse_authority(rest)
+    return authority is not None and (is_loopback(authority[0]) or authority[0].endswith(".localhost"))
 
 
 def _is_private_host(host: bytes) -> bool:
-    """Whether a `Host` is an address, or a name that nobody elsewhere can point at this machine."""
-    named = parse_authority(_decode_field(host))
-    if named is None:
+    """Returns whether a `Host` is an address, or a name that others cannot point at this machine."""
+    authority = parse_authority(_decode_field(host))
+    if authority is None:
         return False
-    name = named[0]
+    name = authority[0]
     return "." not in name or name.endswith(_PRIVATE) or _is_ip_address(name)
 
 

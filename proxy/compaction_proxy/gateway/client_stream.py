@@ -1,6 +1,6 @@
-"""The client's side of a request: its body, and whether the client is still there.
+"""Reads the client's request body, and notices when the client disconnects.
 
-A client that left shows as starlette's `ClientDisconnect`, wherever it is noticed.
+A disconnect shows as starlette's `ClientDisconnect`, wherever it is noticed.
 """
 
 import asyncio
@@ -16,26 +16,27 @@ from starlette.types import Receive, Scope
 from compaction_proxy.core.errors import OverloadedError, RequestRefusedError
 from compaction_proxy.gateway.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S, BodyHold
 
-# What our server (`server/connection.py`) offers in a scope's extensions; the layers share no module for it.
+# Keys under which our server (`server/connection.py`) offers disconnect notices in the extensions of a scope.
+# The two layers share no module for them.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 Notice = Callable[[Callable[[], None] | None], None]
 
 
 def build_too_large_error(limit: int) -> RequestRefusedError:
-    """Returns the refusal of a body, decoded or not, that is larger than so many bytes."""
+    """Returns the refusal of a body, decoded or not, that is larger than `limit` bytes."""
     return RequestRefusedError(413, f"The request body is larger than {limit} bytes.", "request_too_large")
 
 
 async def stream_body(receive: Receive, ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """The request body as it arrives.
+    """Yields the request body as it arrives.
 
     Args:
-        receive: The request's ASGI channel.
-        ended: Set when nothing more is read from it here, so that `while_connected` may.
+        receive: The ASGI receive channel of the request.
+        ended: Set when this function no longer reads from the channel, so that `while_connected` may.
 
     Raises:
-        ClientDisconnect: The client left before the body was whole.
+        ClientDisconnect: The client left before the body was complete.
     """
     try:
         more = True
@@ -55,19 +56,19 @@ async def read_body(
 ) -> bytes:
     """Returns the whole request body.
 
-    While the budget of bodies is used up nothing is read, so that the client has to wait.
+    While the body budget is used up, nothing is read, so the client has to wait.
 
     Args:
-        scope: The request (ASGI).
-        receive: The request's ASGI channel.
-        limit: The most bytes that are read, unless the budget is smaller.
-        hold: Counts the bytes; the caller releases it once it holds the body no more.
-        declared: Bytes that it will have, if its head said so.
+        scope: The ASGI scope of the request.
+        receive: The ASGI receive channel of the request.
+        limit: The most bytes that are read. The limit is lower if the budget is smaller.
+        hold: Counts the bytes. The caller releases it when it no longer holds the body.
+        declared: Size of the body in bytes from the request's head; None if it is not declared.
 
     Raises:
-        RequestRefused: 413, it is larger than the limit; not read at all if declared so.
-        Overloaded: There was no room for the rest of it in time.
-        ClientDisconnect: The client left before the body was whole.
+        RequestRefusedError: 413, the body is larger than the limit. Nothing is read if the declared size is.
+        OverloadedError: No room for the rest of the body became free in time, or memory has run out.
+        ClientDisconnect: The client left before the body was complete.
     """
     limit = min(limit, hold.most_bytes)
     if declared is not None and declared > limit:
@@ -81,7 +82,7 @@ async def read_body(
 async def _read_whole_body(
     scope: Scope, receive: Receive, limit: int, hold: BodyHold, declared: int | None
 ) -> bytes:
-    whole: BytesIO | None = None  # gives its content without a copy
+    whole: BytesIO | None = None  # returns its content without a copy
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -95,7 +96,7 @@ async def _read_whole_body(
             async with _while_connected_by_notice(scope):
                 await hold.wait_for_rest(declared if more else hold.size_bytes, limit)
         if whole is None and not more:
-            return chunk  # mostly
+            return chunk  # most bodies arrive in one chunk
         whole = whole or BytesIO()
         whole.write(chunk)
         if not more:
@@ -104,9 +105,12 @@ async def _read_whole_body(
 
 
 def _while_connected_by_notice(scope: Scope) -> AbstractAsyncContextManager[None]:
-    """`while_connected` where a departure is noticed without reading: no byte of a body is lost."""
-    told = scope.get("extensions", {}).get(DEPARTURE)
-    return nullcontext() if told is None else _DisconnectGuard(told[NOTICE])
+    """Returns `while_connected` if the server reports a disconnect without a read, else an empty context.
+
+    A read would lose bytes of the body.
+    """
+    extension = scope.get("extensions", {}).get(DEPARTURE)
+    return nullcontext() if extension is None else _DisconnectGuard(extension[NOTICE])
 
 
 async def _watch_for_disconnect(
@@ -121,7 +125,7 @@ async def _watch_for_disconnect(
 
 @asynccontextmanager
 async def _while_connected_by_receive(receive: Receive, after: asyncio.Event | None) -> AsyncIterator[None]:
-    """`while_connected` under a server that tells of a departure only those who receive. Costs one task."""
+    """Implements `while_connected` for servers that report a disconnect only in `receive`. Costs one task."""
     presence = asyncio.timeout(None)
     try:
         async with presence:
@@ -137,7 +141,7 @@ async def _while_connected_by_receive(receive: Receive, after: asyncio.Event | N
 
 
 class _DisconnectGuard:
-    """`while_connected` under a server that calls when the client leaves."""
+    """Implements `while_connected` for a server that calls back when the client leaves."""
 
     __slots__ = ("_before", "_gone", "_notice", "_task")
 
@@ -149,7 +153,7 @@ class _DisconnectGuard:
 
     async def __aenter__(self) -> None:
         task = self._task = asyncio.current_task()
-        if task is not None:  # never in a coroutine
+        if task is not None:  # always true in a coroutine
             self._before = task.cancelling()
         self._notice(self._cancel_task)
 
@@ -163,27 +167,32 @@ class _DisconnectGuard:
     ) -> None:
         task, self._task = self._task, None
         self._notice(None)
-        # Whoever cancelled besides goes first, as with asyncio.timeout.
-        left = self._gone and task is not None and task.uncancel() <= self._before
-        if left and kind is asyncio.CancelledError:
+        # A cancellation from elsewhere takes precedence, as with asyncio.timeout.
+        client_left = self._gone and task is not None and task.uncancel() <= self._before
+        if client_left and kind is asyncio.CancelledError:
             raise ClientDisconnect from None
 
 
 def while_connected(
     scope: Scope, receive: Receive, after: asyncio.Event | None = None
 ) -> AbstractAsyncContextManager[None]:
-    """Run a block only as long as the client is there; it is cancelled at whatever it awaits.
+    """Runs a block only as long as the client is connected. A disconnect cancels what the block awaits.
 
-    A server also reports a disconnect once the response is complete, so leave the block right then: work
-    that outlives the response does not belong here.
+    A server also reports a disconnect once the response is complete. So leave the block at that moment: work
+    that outlives the response does not belong in it.
 
     Args:
-        scope: The request (ASGI); under our own server it says how to be told.
-        receive: The request's ASGI channel, which nobody else may read meanwhile.
-        after: Start looking only when this is set: the block still reads the body (`stream_body`).
+        scope: The ASGI scope of the request. Our own server offers disconnect notices in it.
+        receive: The ASGI receive channel of the request. Nothing else may read from it during the block.
+        after: An event that is set when the block has read the body (`stream_body`). Only then is the channel
+            watched. None watches it from the start.
 
     Raises:
-        ClientDisconnect: The client left and the block was cancelled.
+        ClientDisconnect: The client left, and the block was cancelled.
     """
-    told = scope.get("extensions", {}).get(DEPARTURE)
-    return _while_connected_by_receive(receive, after) if told is None else _DisconnectGuard(told[NOTICE])
+    extension = scope.get("extensions", {}).get(DEPARTURE)
+    return (
+        _while_connected_by_receive(receive, after)
+        if extension is None
+        else _DisconnectGuard(extension[NOTICE])
+    )

@@ -1,7 +1,7 @@
-"""`POST /v1/compact` and `…/responses/compact`: a list of messages in, a shorter one out. Nothing is kept.
+"""Serves `POST /v1/compact` and `…/responses/compact`: shortens a list of messages and stores nothing.
 
-The list goes through the same use case as a relayed request that asks for `force`, aside from everything
-that is stored. Where no model writes the summary, a text without a model stands in, whatever the strategy.
+The list goes through the same use case as a relayed request that asks for `force`, apart from everything that
+is stored. If no model writes the summary, an extract takes its place, whatever the strategy.
 """
 
 import json
@@ -39,31 +39,31 @@ from compaction_proxy.gateway.upstream import (
 from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.wires.body import RequestBody, decode_small, parse_body
 from compaction_proxy.wires.chat.wire import CHAT
-from compaction_proxy.wires.decompress import IDENTITY, Inflater
+from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.json.slices import find_members
 from compaction_proxy.wires.project_instructions import find_client
 from compaction_proxy.wires.responses.compaction_item import read_items
 from compaction_proxy.wires.responses.wire import RESPONSES
 
-# Where a provider is asked for summaries: the client has named no path of its own.
+# The path on which a provider is asked for summaries, because the client has named no path of its own.
 _CHAT_TARGET = {"raw_path": b"/v1/chat/completions", "query_string": b""}
-# A round is aimed at the size that is wanted; T is so many times that, as `anchored` shrinks to 40 % of T.
+# T is this many times the wanted size, because `anchored` shrinks a conversation to 40 % of T.
 TRIGGERS_PER_TARGET = 2.5
-# What is asked for as a size has at most so many tokens.
+# The largest number of tokens that a call may ask for.
 MAX_TOKENS = 999_999_999
-# No value of ours is written in more bytes.
+# The most bytes that a valid value of a member of our own has.
 MAX_VALUE_BYTES = 64
 _OWN = ("strategy", "trigger_tokens", "target_tokens")
 
 
 class CompactRequest(NamedTuple):
-    """What a call asks for.
+    """A call of `/v1/compact`: its messages and its options.
 
     Attributes:
-        body: The request.
-        strategy: Name of the strategy; None: the configured one.
-        trigger_tokens: A lower trigger; it says how much is kept.
-        target_tokens: What the list must come under.
+        body: The parsed request.
+        strategy: The name of the strategy; None selects the configured one.
+        trigger_tokens: A lower trigger, which determines how much is kept.
+        target_tokens: The most tokens that the shortened list should have.
     """
 
     body: RequestBody
@@ -73,16 +73,16 @@ class CompactRequest(NamedTuple):
 
 
 class CompactEndpoint:
-    """An ASGI endpoint that compacts a list of messages, and keeps nothing.
+    """An ASGI endpoint that compacts a list of messages and stores nothing.
 
     Args:
         config: The configuration.
-        upstream: Where summaries are asked for.
-        origin: Of the upstream, as identities name it.
-        stateless: Compacts.
-        secret: Gives the key of the digests that tell tenants apart.
-        admission: Places for requests under way, those of chats included.
-        clock: Monotonic seconds.
+        upstream: The upstream that is asked for summaries.
+        origin: The origin of the upstream, as identities name it.
+        stateless: Compacts without storing anything.
+        secret: Returns the key of the digests that tell tenants apart.
+        admission: Limits the requests under way, including those of chats.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class CompactEndpoint:
         self._identity_resolver = IdentityResolver(config, origin, secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
+        """Answers one request.
 
         Raises:
-            RequestRefused: The body is too large, or cannot be compacted.
-            Overloaded: There are too many requests.
-            ClientDisconnect: The client left; a summary that was asked for is hung up on.
+            RequestRefusedError: The body is too large or cannot be compacted, or the method is not POST.
+            OverloadedError: Too many requests, or too many bytes of them, are under way.
+            ClientDisconnect: The client left, and a pending summary call was cancelled.
         """
         if scope["method"] != "POST":
             raise RequestRefusedError(405, "Only POST is answered here.", "method_not_allowed")
@@ -139,16 +139,16 @@ class CompactEndpoint:
         return decoded
 
     async def _compact_messages(self, raw: bytes, scope: Scope) -> bytes:
-        """The answer's body."""
+        """Returns the body of the answer."""
         started = self._clock()
         request = await run_in_worker(partial(parse_compact_request, raw))
         ask = self._build_fit_request(request, scope)
         try:
-            made = await shorten_messages(self._stateless, ask, request.target_tokens)
+            result = await shorten_messages(self._stateless, ask, request.target_tokens)
         except UnreadableBodyError as unreadable:
             raise _build_unusable_error(unreadable.reason) from unreadable
-        report = _build_report(made, request, self._clock() - started)
-        return await run_in_worker(partial(_encode_answer, made.fit.raw, report))
+        report = _build_report(result, request, self._clock() - started)
+        return await run_in_worker(partial(_encode_answer, result.fit.raw, report))
 
     def _build_fit_request(self, request: CompactRequest, scope: Scope) -> FitRequest:
         headers = scope["headers"]
@@ -156,7 +156,7 @@ class CompactEndpoint:
         model = request.body.model
         settings = build_waiting_settings(get_model_settings(self._config, model), request.target_tokens)
         policy = resolve_policy(settings, request.strategy)
-        asked: Scope = {**scope, **_CHAT_TARGET}
+        summary_scope: Scope = {**scope, **_CHAT_TARGET}
         return FitRequest(
             body=request.body,
             model=model,
@@ -167,7 +167,7 @@ class CompactEndpoint:
             mode=CompactionMode.FORCE,
             trigger_tokens=_compute_trigger(request),
             resolve_summary_routes=partial(
-                build_summary_routes, self._config, settings, policy, self._upstream, asked, model
+                build_summary_routes, self._config, settings, policy, self._upstream, summary_scope, model
             ),
             patience_s=None,
             strategy=request.strategy,
@@ -176,10 +176,10 @@ class CompactEndpoint:
 
 
 def parse_compact_request(raw: bytes) -> CompactRequest:
-    """What a body asks for.
+    """Parses the body of a call.
 
     Raises:
-        RequestRefused: 400, it is no list of messages, names no model, or asks for what there is not.
+        RequestRefusedError: 400, the body holds no list of messages, names no model or has an invalid option.
     """
     try:
         body = parse_body(raw, CHAT)
@@ -187,14 +187,16 @@ def parse_compact_request(raw: bytes) -> CompactRequest:
         raise _build_unusable_error(unreadable.reason) from unreadable
     if not body.model:
         raise RequestRefusedError(400, "`model` must be the name of a model.", "model_required")
-    found = find_members(raw)
-    told = {name: _parse_value(raw[found[name].start : found[name].stop]) for name in _OWN if name in found}
-    strategy = told.get("strategy")
+    members = find_members(raw)
+    options = {
+        name: _parse_value(raw[members[name].start : members[name].stop]) for name in _OWN if name in members
+    }
+    strategy = options.get("strategy")
     if strategy is not None and not (isinstance(strategy, str) and strategy in STRATEGIES):
         names = ", ".join(sorted(STRATEGIES))
         raise RequestRefusedError(400, f"`strategy` must be one of {names}.", "unknown_strategy")
     return CompactRequest(
-        body, strategy, _parse_tokens(told, "trigger_tokens"), _parse_tokens(told, "target_tokens")
+        body, strategy, _parse_tokens(options, "trigger_tokens"), _parse_tokens(options, "target_tokens")
     )
 
 
@@ -204,7 +206,7 @@ def _build_unusable_error(reason: str) -> RequestRefusedError:
 
 
 def _parse_value(raw: bytes) -> Any:  # noqa: ANN401 - a JSON value
-    """The value of a member of ours; what is longer than any that makes sense stays as it is."""
+    """Decodes the value of a member of our own. A value longer than any valid one is returned as bytes."""
     return json.loads(raw) if len(raw) <= MAX_VALUE_BYTES else raw
 
 
@@ -221,7 +223,7 @@ def _parse_tokens(fields: Mapping[str, Any], name: str) -> int | None:
 
 @lru_cache(maxsize=256)
 def build_waiting_settings(settings: ModelSettings, target: int | None) -> ModelSettings:
-    """The settings of a call that waits for its summary, however long a request would; and its target."""
+    """Returns settings by which a call waits for its summary up to the summary timeout, with its target."""
     changed: dict[str, Any] = {"max_block_s": settings.summary.timeout_s}
     if target is not None:
         changed["target_tokens"] = target
@@ -229,7 +231,10 @@ def build_waiting_settings(settings: ModelSettings, target: int | None) -> Model
 
 
 def _compute_trigger(request: CompactRequest) -> int | None:
-    """T, where the call says something of it: the lower of what it names and what its target implies."""
+    """Returns the trigger T, or None if the call implies none.
+
+    T is the lower of the requested trigger and the one that follows from the target.
+    """
     implied = int(request.target_tokens * TRIGGERS_PER_TARGET) if request.target_tokens else None
     return min(filter(None, (request.trigger_tokens, implied)), default=None)
 
@@ -254,7 +259,7 @@ def _build_report(result: ShortenResult, request: CompactRequest, seconds: float
 
 
 def _encode_answer(raw: bytes, report: Mapping[str, Any]) -> bytes:
-    """The answer: the messages as they are written in a request, byte for byte."""
+    """Returns the answer, which holds the messages byte for byte as the request body holds them."""
     place = find_members(raw)["messages"]
     parts = b'{"object":"compaction","messages":', raw[place.start : place.stop], b',"report":'
     return b"".join((*parts, json.dumps(report).encode(), b"}"))
@@ -271,21 +276,21 @@ async def _send_json(send: Send, body: bytes) -> None:
 
 
 ENDING: Final = b"/responses/compact"
-# What upstreams answer that have no such path.
+# Statuses with which upstreams answer that have no such path.
 _ABSENT: Final = frozenset({404, 405, 501})
-# How error codes end that are about something that the request names: the path is there.
+# The ending of error codes about something that the request names. Such a code shows that the path exists.
 _NAMED_IS_ABSENT: Final = "_not_found"
 _ID_BYTES: Final = 16
 
 
 class InputCompactor:
-    """Compacts the input of requests on the Responses wire, and keeps nothing.
+    """Compacts the input of requests on the Responses wire and stores nothing.
 
     Args:
         config: The configuration.
-        upstream: Where requests of this wire go, and where summaries are asked for.
-        stateless: Compacts.
-        secret: Gives the key of the digests that tell tenants apart.
+        upstream: The upstream of this wire, which is also asked for summaries.
+        stateless: Compacts without storing anything.
+        secret: Returns the key of the digests that tell tenants apart.
     """
 
     def __init__(
@@ -298,15 +303,15 @@ class InputCompactor:
         self._identity_resolver = IdentityResolver(config, self._origin, secret)
 
     async def compact_input(self, body: RequestBody, scope: Scope) -> ShortenResult:
-        """Returns what the configured strategy makes of a body's input, as if it had been asked for by force.
+        """Returns the input of a body as the configured strategy compacts it when it is forced to.
 
         Args:
-            body: The request.
-            scope: Its head (ASGI), whose path may end in `/compact`.
+            body: The parsed request.
+            scope: The ASGI scope of the request. Its path may end in `/compact`.
 
         Raises:
-            Unreadable: An item is none.
-            Crashed: A fault of ours, which the log tells of.
+            UnreadableBodyError: An item of the input is not valid.
+            InternalError: The proxy is at fault; the log names the cause.
         """
         return await shorten_messages(self._stateless, self._build_fit_request(body, scope), None)
 
@@ -315,8 +320,10 @@ class InputCompactor:
         identity = self._identity_resolver.identify_client(headers, build_header_map(headers))
         settings = build_waiting_settings(get_model_settings(self._config, body.model), None)
         policy = resolve_policy(settings, None)
-        asked: Scope = {**scope, "raw_path": scope["raw_path"].removesuffix(b"/compact")}
-        asking = partial(build_summary_routes, self._config, settings, policy, self._upstream, asked)
+        summary_scope: Scope = {**scope, "raw_path": scope["raw_path"].removesuffix(b"/compact")}
+        build_routes = partial(
+            build_summary_routes, self._config, settings, policy, self._upstream, summary_scope
+        )
         return FitRequest(
             body=body,
             model=body.model,
@@ -326,22 +333,23 @@ class InputCompactor:
             settings=settings,
             mode=CompactionMode.FORCE,
             trigger_tokens=None,
-            resolve_summary_routes=partial(asking, body.model, RESPONSES),
+            resolve_summary_routes=partial(build_routes, body.model, RESPONSES),
             patience_s=None,
             client=find_client(build_header_map(headers)),
         )
 
 
 class ResponsesCompactEndpoint:
-    """An ASGI endpoint that compacts the input of a request on the Responses wire, and keeps nothing.
+    """An ASGI endpoint that compacts the input of a request on the Responses wire and stores nothing.
 
     Args:
-        config: The configuration; `upstream.responses_compact` says who answers.
-        upstream: Where requests of this wire go.
-        compactor: Compacts.
-        items: Opens the compaction items of ours that a request holds.
-        admission: Places for requests under way.
-        clock: Seconds since the epoch.
+        config: The configuration; `upstream.responses_compact` decides whether the upstream or the proxy
+            answers.
+        upstream: The upstream of this wire.
+        compactor: Compacts the input.
+        items: Decodes our compaction items in the request.
+        admission: Limits the requests under way.
+        clock: Returns seconds since the epoch.
     """
 
     def __init__(
@@ -362,13 +370,15 @@ class ResponsesCompactEndpoint:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
+        """Answers one request.
 
         Raises:
-            RequestRefused: The body is too large, nobody can compact it, or a compaction item does not open.
-            Overloaded: There are too many requests.
-            UpstreamError: There was no answer.
-            ClientDisconnect: The client left; whoever was asked has been hung up on.
+            RequestRefusedError: The body is too large or cannot be compacted, or one of the proxy's
+                compaction items cannot be decrypted.
+            OverloadedError: Too many requests, or too many bytes of them, are under way.
+            UpstreamError: The upstream gave no answer.
+            ClientDisconnect: The client left, and the pending call to the upstream or the summary model was
+                cancelled.
         """
         if not self._admission.try_acquire():
             await self._admission.wait_for_slot()
@@ -387,7 +397,7 @@ class ResponsesCompactEndpoint:
             self._admission.release_slot()
 
     async def _relay_or_compact(self, raw: bytes, scope: Scope, send: Send, hold: BodyHold) -> None:
-        """The upstream's answer; ours where it has none, and the request is one that we can answer."""
+        """Relays the upstream's answer. Sends our own if the upstream has no such path and we can answer."""
         answer = await send_request(self._upstream, build_request(self._upstream, scope, raw))
         try:
             body = await self._compact_if_unsupported(answer, raw, scope, hold)
@@ -409,11 +419,12 @@ class ResponsesCompactEndpoint:
             return None
 
     async def _compact_body(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
-        """The answer's body.
+        """Returns the body of the answer.
 
         Raises:
-            RequestRefused: 400, it holds nothing that could be compacted; 413, 415, see `BodyDecoder`.
-            Overloaded: There was no room to decode it in time.
+            RequestRefusedError: 400, the body holds no input that could be compacted; 413 or 415, the body
+                cannot be decoded (see `BodyDecoder`).
+            OverloadedError: No room to decode the body became free in time.
         """
         limit = self._config.server.max_body_bytes
         decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, limit)
@@ -423,37 +434,40 @@ class ResponsesCompactEndpoint:
             if decoded is not raw:
                 decoded = await self._items.expand_body(decoded, scope, for_compaction=True)
             body = await run_in_worker(partial(parse_body, decoded, RESPONSES))
-            came = await self._compactor.compact_input(body, scope)
+            result = await self._compactor.compact_input(body, scope)
         except UnreadableBodyError as unreadable:
             code = unreadable.reason.replace("-", "_")
             message = f"The body holds no input that could be compacted: {unreadable.reason}."
             raise RequestRefusedError(400, message, code) from unreadable
-        return await run_in_worker(partial(_encode_compaction, came, int(self._clock())))
+        return await run_in_worker(partial(_encode_compaction, result, int(self._clock())))
 
 
 async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
-    """Whether the upstream has no such path."""
+    """Returns whether the answer shows that the upstream has no such path."""
     if answer.response.status not in _ABSENT:
         return False
-    told = decode_small(decompress_body(await answer.peek(PEEK_BYTES), answer.get_field(b"content-encoding")))
-    error = told.get("error") if isinstance(told, dict) else None
+    payload = decode_small(
+        decompress_body(await answer.peek(PEEK_BYTES), answer.get_field(b"content-encoding"))
+    )
+    error = payload.get("error") if isinstance(payload, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     return not (isinstance(code, str) and code.endswith(_NAMED_IS_ABSENT))
 
 
 def decompress_body(body: bytes, encoding: str, limit_bytes: int = PEEK_BYTES) -> bytes:
-    """Returns a body as it was before it was packed.
+    """Returns a body as it was before it was compressed.
 
     Args:
-        body: The body as it came.
-        encoding: Its `content-encoding`.
-        limit_bytes: The most that is unpacked; of more, or where it cannot be undone, nothing is returned.
+        body: The body as received.
+        encoding: The value of its `content-encoding`.
+        limit_bytes: The most bytes after decompression. The result is empty if the body is larger or cannot
+            be decompressed.
     """
     return body if encoding.strip().lower() in IDENTITY else Inflater(encoding, limit_bytes).feed(body)
 
 
 def _encode_compaction(result: ShortenResult, created_at: int) -> bytes:
-    """The answer. Sizes are estimates of the input before and after."""
+    """Returns the body of the answer. Its usage states estimated sizes of the input before and after."""
     head = {"id": f"resp_{token_hex(_ID_BYTES)}", "object": "response.compaction", "created_at": created_at}
     output = b",".join(map(_expand_item, read_items(result.fit.raw)))
     return b'%b,"output":[%b],"usage":%b}' % (
@@ -464,7 +478,7 @@ def _encode_compaction(result: ShortenResult, created_at: int) -> bytes:
 
 
 def build_compaction_usage(result: ShortenResult) -> dict[str, Any]:
-    """Returns the `usage` of a compaction: estimated tokens of the input before it and after."""
+    """Returns the `usage` of a compaction: the estimated tokens of the input before and after it."""
     before, after = result.first.report.tokens_before or 0, result.fit.report.tokens_after or 0
     return {
         "input_tokens": before,
@@ -476,7 +490,7 @@ def build_compaction_usage(result: ShortenResult) -> dict[str, Any]:
 
 
 def _expand_item(raw: bytes) -> bytes:
-    """An item as answers hold them: a message in short, which only requests may hold, is written out."""
+    """Returns an item as answers hold it: the short form of a message, valid in requests, is expanded."""
     item: dict[str, Any] = json.loads(raw)
     if item.get("type", "message") != "message":
         return raw

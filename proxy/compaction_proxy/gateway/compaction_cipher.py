@@ -1,7 +1,7 @@
-"""Seals what compaction items of ours hold: AES-256-GCM, with the tenant as associated data.
+"""Encrypts the content of our compaction items with AES-256-GCM, with the tenant as associated data.
 
-The sealed bytes are four that name the key, a nonce of twelve, and the ciphertext. Keys are derived from the
-installation's secrets, so that no secret serves two purposes.
+The encrypted bytes consist of four bytes that name the key, a nonce of twelve bytes, and the ciphertext. Keys
+are derived from the installation's secrets, so that no secret serves two purposes.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ _NONCE_BYTES = 12
 
 
 def encrypt_item(secret: bytes, tenant: str, plain: bytes) -> bytes:
-    """Returns the sealed bytes: 32 more than the plain ones.
+    """Returns the encrypted bytes, which are 32 bytes longer than the plain ones.
 
     Args:
         secret: One of the installation's secrets.
-        tenant: Whose item it is; only for this tenant it opens.
-        plain: What is sealed.
+        tenant: The tenant that owns the item. The item can be decrypted only for this tenant.
+        plain: The bytes to encrypt.
     """
     key = _derive_key(secret)
     nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -30,9 +30,9 @@ def encrypt_item(secret: bytes, tenant: str, plain: bytes) -> bytes:
 
 
 def decrypt_item(secret: bytes, tenant: str, ciphertext: bytes) -> bytes | None:
-    """Returns the plain bytes, or None if they do not open.
+    """Returns the plain bytes, or None if the ciphertext cannot be decrypted.
 
-    They do not where another secret has sealed them, for another tenant, or where they were altered.
+    Decryption fails if the bytes were encrypted with another secret or for another tenant, or were altered.
     """
     key = _derive_key(secret)
     if ciphertext[:_NAME_BYTES] != _name_key(key):

@@ -1,4 +1,4 @@
-"""Compaction items of ours: seals what they hold, and puts it back where a client sends one."""
+"""Encodes and decodes our compaction items: encrypts their content, and restores it in request bodies."""
 
 import base64
 import binascii
@@ -24,81 +24,83 @@ from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expan
 from compaction_proxy.wires.responses.items import read_kind
 from compaction_proxy.wires.responses.messages import encode_message, parse_message
 
-# How the stand-ins of all strategies begin, up to the number of the round.
+# The beginnings of the replacements of all strategies, up to the number of the round.
 _OPENINGS = tuple(
     {opening for each in STRATEGIES.values() if (opening := each.frame.opening.partition("{round}")[0])}
 )
-# Bullets, and ids of messages that nobody has kept: quoted once more with each round, they would pile up.
+# Bullets, and ids of messages that are not stored. Each compaction would quote them again, and they would
+# pile up.
 _MARKS = re.compile(r"^(?:- )+| [\[(]m_[0-9a-f]+[\])]", re.MULTILINE)
 
 
 class ItemCipher(Protocol):
-    """Authenticated encryption, bound to a tenant (`gateway.compaction_cipher`)."""
+    """Encrypts and decrypts items, bound to a tenant (`gateway.compaction_cipher`)."""
 
     def encrypt_item(self, secret: bytes, tenant: str, plain: bytes) -> bytes:
-        """Returns the sealed bytes."""
+        """Returns the encrypted bytes."""
         ...
 
     def decrypt_item(self, secret: bytes, tenant: str, ciphertext: bytes) -> bytes | None:
-        """Returns the plain bytes, or None if they do not open."""
+        """Returns the plain bytes, or None if the ciphertext cannot be decrypted."""
         ...
 
 
 class CompactionItemCodec:
-    """Seals and opens compaction items.
+    """Encrypts and decrypts compaction items.
 
-    An item is bound to the client's credential (`session.tenant`) and not to the upstream. So a
-    conversation goes on where `upstream.base_url` changes.
+    An item is bound to the client's credential (`session.tenant`) and not to the upstream. So a conversation
+    can go on after `upstream.base_url` has changed.
 
     Args:
         config: The configuration.
-        secrets: Returns the installation's secrets; the first seals, any of them opens.
-        cipher: Returns what seals; called at the first item, because its library takes 8 MB.
+        secrets: Returns the installation's secrets. The first one encrypts, and each of them decrypts.
+        cipher: Returns the cipher. It is called at the first item, because its library takes 8 MB.
     """
 
     def __init__(
         self, config: Config, secrets: Callable[[], tuple[bytes, ...]], cipher: Callable[[], ItemCipher]
     ) -> None:
         session = config.session
-        known = bool(config.server.client_keys)
-        self._identities = IdentityCache("", session.tenant, session.headers, has_client_keys=known)
+        has_client_keys = bool(config.server.client_keys)
+        self._identities = IdentityCache("", session.tenant, session.headers, has_client_keys=has_client_keys)
         self._secrets = secrets
         self._cipher = cipher
 
     def encode_token(self, items: bytes, scope: Scope) -> str:
-        """Returns the token of a JSON array of items, for the client of a request (ASGI)."""
+        """Returns the token that holds a JSON array of items, for the client of this request (ASGI scope)."""
         secret = self._secrets()[0]
-        sealed = self._cipher().encrypt_item(secret, self._derive_tenant(scope, secret), items)
-        return TOKEN_PREFIX + base64.urlsafe_b64encode(sealed).decode()
+        ciphertext = self._cipher().encrypt_item(secret, self._derive_tenant(scope, secret), items)
+        return TOKEN_PREFIX + base64.urlsafe_b64encode(ciphertext).decode()
 
     async def expand_body(self, raw: bytes, scope: Scope, *, for_compaction: bool = False) -> bytes:
-        """Returns a body with what its compaction items of ours stand for; without one, the same bytes.
+        """Returns a body with the content of our compaction items in their place; unchanged if it holds none.
 
-        What comes back is never longer than what came, unless it is restored.
+        The body grows only by restored content.
 
         Args:
-            raw: The body.
-            scope: The request's head (ASGI).
-            for_compaction: Whether the body is to be compacted again: then the words of the user that a
-                ledger quotes are messages of the user, and all else that the proxy wrote is the assistant's.
-                So no summary and no tool result is taken for what the user said.
+            raw: The request body.
+            scope: The ASGI scope of the request.
+            for_compaction: Whether the body is to be compacted again. If so, the user's words that a ledger
+                quotes become messages of the user, and all other text that the proxy wrote becomes messages
+                of the assistant. So no summary and no tool result is mistaken for the user's words.
 
         Raises:
-            RequestRefused: 400 `invalid_encrypted_content`; an item of ours is altered, or another tenant's.
+            RequestRefusedError: 400 `invalid_encrypted_content`, one of the proxy's items is altered or
+                belongs to another tenant.
         """
         if not has_token(raw):
             return raw
-        opened = partial(self._decode_for_compaction if for_compaction else self._decode_token, scope)
-        work = partial(expand_items, raw, opened, with_latest=for_compaction)
+        open_token = partial(self._decode_for_compaction if for_compaction else self._decode_token, scope)
+        work = partial(expand_items, raw, open_token, with_latest=for_compaction)
         return work() if len(raw) <= LITTLE_BYTES else await run_in_worker(work)
 
     def _decode_token(self, scope: Scope, token: str) -> bytes:
         try:
-            sealed = base64.b64decode(token.removeprefix(TOKEN_PREFIX), altchars=b"-_", validate=True)
+            ciphertext = base64.b64decode(token.removeprefix(TOKEN_PREFIX), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
-            sealed = b""
+            ciphertext = b""
         for secret in self._secrets():
-            plain = self._cipher().decrypt_item(secret, self._derive_tenant(scope, secret), sealed)
+            plain = self._cipher().decrypt_item(secret, self._derive_tenant(scope, secret), ciphertext)
             if plain is not None:
                 return plain
         message = "The encrypted content of a compaction item could not be verified."
@@ -114,12 +116,12 @@ class CompactionItemCodec:
 
 
 def _restore_item(item: bytes) -> Iterator[bytes]:
-    """An item of a token as it is compacted again."""
+    """Yields an item of a token in the form in which it is compacted again."""
     kind, role = read_kind(item)
     text = parse_message(item).text if kind in {"", "message"} and role == "user" else ""
     if text.startswith(LEDGER_OPENING):
-        said, observed = parse_ledger(text)
-        yield from (encode_message(Message("user", each)) for each in said)
+        user_texts, observed = parse_ledger(text)
+        yield from (encode_message(Message("user", each)) for each in user_texts)
         if observed:
             yield encode_message(Message("assistant", observed))
     elif text.startswith(_OPENINGS):

@@ -1,4 +1,4 @@
-"""Answers compaction triggers of the Responses wire for upstreams that do not.
+"""Answers compaction triggers of the Responses wire in place of upstreams that do not.
 
 Codex ends the input of an ordinary request with an item of type `compaction_trigger`, and gives up unless the
 answer holds one `compaction` item. The first such request goes to the upstream. If the answer shows that the
@@ -29,7 +29,7 @@ from compaction_proxy.gateway.upstream import PEEK_BYTES, Upstream, UpstreamResp
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.wires.body import RequestBody, decode_small, parse_body
-from compaction_proxy.wires.decompress import IDENTITY, Inflater
+from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.incremental_reader import LITTLE_BYTES
 from compaction_proxy.wires.responses.compaction_item import (
     build_item,
@@ -44,11 +44,11 @@ from compaction_proxy.wires.responses.items import COMPACTED, TRIGGER
 from compaction_proxy.wires.responses.wire import RESPONSES
 from compaction_proxy.wires.sse import EventSplitter, read_data
 
-# The most of an answer that is held back until it shows whether it holds a compaction item.
+# The most bytes of an answer that are held back until it shows whether it holds a compaction item.
 HOLD_BYTES: Final = 16 * 1024 * 1024
-# Statuses of a refusal that names the trigger.
+# Statuses of a refusal that names the trigger in its body.
 _REFUSED: Final = frozenset({400, 422, 501})
-# How llama.cpp refuses an item whose type it does not know, without naming it.
+# The text with which llama.cpp refuses an item of an unknown type, without naming the type.
 _UNKNOWN_ITEM: Final = b"Cannot determine type of 'item'"
 _ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 _FAILURES: Final = frozenset({"response.failed", "error"})
@@ -59,10 +59,10 @@ class TriggerRequest(NamedTuple):
     """A request that ends in a compaction trigger.
 
     Attributes:
-        body: The request without the trigger.
+        body: The parsed request without the trigger.
         streamed: Whether the answer is to be a stream of events.
-        identity: Whose it is.
-        scope: Its head (ASGI).
+        identity: The identity of the client.
+        scope: The ASGI scope of the request.
     """
 
     body: RequestBody
@@ -75,15 +75,16 @@ class TriggerResponder:
     """Answers compaction triggers.
 
     Args:
-        config: The configuration; `upstream.responses_compact` says who answers.
-        upstream: Where requests of this wire go.
+        config: The configuration; `upstream.responses_compact` decides whether the upstream or the proxy
+            answers.
+        upstream: The upstream of this wire.
         compactor: Compacts the input.
-        items: Seals what the answer holds.
+        items: Encrypts the content of the answer's compaction item.
         model_limits: Remembers that the upstream does not answer triggers.
-        clock: Seconds since the epoch.
+        clock: Returns seconds since the epoch.
 
     Attributes:
-        items: Opens what later requests hold of it.
+        items: Decodes the compaction items in later requests.
     """
 
     def __init__(
@@ -108,18 +109,18 @@ class TriggerResponder:
 
         Args:
             raw: The body as the client sent it, with its compaction items.
-            identity: Whose it is.
-            scope: Its head (ASGI).
+            identity: The identity of the client.
+            scope: The ASGI scope of the request.
 
         Raises:
-            RequestRefused: 400, a compaction item of ours does not open.
+            RequestRefusedError: 400, one of the proxy's compaction items cannot be decrypted.
         """
         if self._mode == "relay" or not has_trigger(raw):
             return None
         raw = await self.items.expand_body(raw, scope, for_compaction=True)
         work = partial(_parse_trigger_request, raw)
-        found = work() if len(raw) <= LITTLE_BYTES else await run_in_worker(work)
-        return None if found is None else TriggerRequest(*found, identity, scope)
+        parsed = work() if len(raw) <= LITTLE_BYTES else await run_in_worker(work)
+        return None if parsed is None else TriggerRequest(*parsed, identity, scope)
 
     async def is_answered_locally(self, request: TriggerRequest) -> bool:
         """Returns whether the proxy answers a trigger without asking the upstream."""
@@ -128,42 +129,43 @@ class TriggerResponder:
         )
 
     async def should_replace_answer(self, request: TriggerRequest, answer: UpstreamResponse) -> bool:
-        """Returns whether the proxy has to answer in place of the upstream, and learns that it has to.
+        """Returns whether the proxy has to answer in place of the upstream, and remembers this for the model.
 
-        An answer is held back until it shows a compaction item, or ends. A refusal of the length says nothing
-        about the trigger: the proxy answers, and the next trigger goes to the upstream again.
+        The answer is held back until it shows a compaction item or ends. If the upstream refuses the request
+        for its length, the answer says nothing about the trigger: the proxy answers, and the next trigger
+        goes to the upstream again.
         """
         status = answer.response.status
         if status >= httpx.codes.BAD_REQUEST:
             if await detect_overflow(answer, RESPONSES) is not None:
                 return True
-            seen = decompress_body(await answer.peek(PEEK_BYTES), answer.get_field(b"content-encoding"))
-            lacks = (status in _REFUSED and TRIGGER.encode() in seen) or _UNKNOWN_ITEM in seen
+            beginning = decompress_body(await answer.peek(PEEK_BYTES), answer.get_field(b"content-encoding"))
+            lacks = (status in _REFUSED and TRIGGER.encode() in beginning) or _UNKNOWN_ITEM in beginning
         elif answer.get_field(b"content-type").lower().startswith(EVENT_STREAM.decode()):
             lacks = await _ends_without_item(answer)
         else:
-            seen = decompress_body(
+            beginning = decompress_body(
                 await answer.peek(HOLD_BYTES), answer.get_field(b"content-encoding"), HOLD_BYTES
             )
-            told = decode_small(seen)
-            output = told.get("output") if isinstance(told, dict) else None
+            payload = decode_small(beginning)
+            output = payload.get("output") if isinstance(payload, dict) else None
             lacks = isinstance(output, list) and not _has_compaction_item(output)
         if lacks:
             await self._model_limits.learn_lacks_compaction(*self._build_model_key(request))
         return lacks
 
     async def send_compaction_item(self, request: TriggerRequest, send: Send) -> bool:
-        """Answer a trigger with a compaction item. Returns False, and sends nothing, where that fails."""
+        """Answers a trigger with a compaction item. Returns False, and sends nothing, if compaction fails."""
         try:
-            came = await self._compactor.compact_input(request.body, request.scope)
+            result = await self._compactor.compact_input(request.body, request.scope)
         except ProxyError:
             return False
-        body = await run_in_worker(partial(self._build_body, request, came))
+        body = await run_in_worker(partial(self._build_body, request, result))
         kind = EVENT_STREAM if request.streamed else b"application/json"
-        report = came.fit.report._replace(
+        report = result.fit.report._replace(
             status=CompactionStatus.APPLIED,
             conversation=request.identity.conversation,
-            reason=came.first.report.reason,
+            reason=result.first.report.reason,
         )
         headers = [
             (b"content-type", kind),
@@ -199,7 +201,10 @@ def _parse_trigger_request(raw: bytes) -> tuple[RequestBody, bool] | None:
 
 
 async def _ends_without_item(answer: UpstreamResponse) -> bool:
-    """Whether a stream ends without a compaction item. It is still relayed from its start."""
+    """Returns whether a stream ends without a compaction item, or has none in its first `HOLD_BYTES`.
+
+    The stream can still be relayed from its start.
+    """
     encoding = answer.get_field(b"content-encoding")
     inflater = None if encoding.strip().lower() in IDENTITY else Inflater(encoding, HOLD_BYTES)
     events, held_bytes = EventSplitter(), 0
@@ -215,17 +220,17 @@ async def _ends_without_item(answer: UpstreamResponse) -> bool:
 
 
 def _judge_event(data: bytes) -> bool | None:
-    """Whether an event ends a stream without a compaction item; None if it does not decide."""
-    told = decode_small(data) if data.startswith(b"{") else None
-    if not isinstance(told, dict):
+    """Returns whether an event shows that the stream has no compaction item; None if it does not decide."""
+    payload = decode_small(data) if data.startswith(b"{") else None
+    if not isinstance(payload, dict):
         return None
-    kind = told.get("type")
+    kind = payload.get("type")
     if kind in _FAILURES:
         return TRIGGER.encode() in data or _UNKNOWN_ITEM in data
     if kind in _ENDS:
-        response = told.get("response")
+        response = payload.get("response")
         return not (isinstance(response, dict) and _has_compaction_item(response.get("output")))
-    return False if _is_compaction_item(told.get("item")) else None
+    return False if _is_compaction_item(payload.get("item")) else None
 
 
 def _has_compaction_item(output: Any) -> bool:  # noqa: ANN401 - a JSON value

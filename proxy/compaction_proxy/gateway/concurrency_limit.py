@@ -1,7 +1,8 @@
-"""How many requests may be under way at once, so that memory and waiting stay bounded under any load.
+"""Limits the requests under way at once, so that memory and waiting times stay bounded under any load.
 
-Who comes when all places are taken waits for a moment, in order; then it is told when to come back. Without
-that, each of many requests would be served so slowly that none of them is of use.
+A request that finds no free place waits for a moment, in order. If no place becomes free, the client is told
+when to come back. Without this limit, each of many requests would be served so slowly that none would be of
+use.
 """
 
 import asyncio
@@ -11,21 +12,21 @@ from compaction_proxy.core.errors import OverloadedError
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.gateway.body_decoder import BodyDecoder
 
-# The longest wait for a place, in seconds, and when to come back after it in vain.
+# The longest wait for a place, and the time after which a refused client should retry, in seconds.
 QUEUE_S = 0.1
 RETRY_AFTER_S = 1
 
 
 class ConcurrencyLimiter:
-    """Places for requests, on one event loop.
+    """Limits the number of concurrent requests, on one event loop.
 
     Args:
-        places: Requests that may be under way at once; as many more may wait.
-        queue_s: The longest wait, in seconds.
-        bodies: The budget that the bodies of these requests share; None: one without a bound.
+        places: The most requests that may be under way at once. As many more may wait.
+        queue_s: The longest wait for a place, in seconds.
+        bodies: The budget that the bodies of these requests share. None creates a budget without a limit.
 
     Attributes:
-        bodies: As given.
+        bodies: The budget that the bodies of these requests share.
         decoder: Decodes the bodies of these requests.
     """
 
@@ -39,45 +40,45 @@ class ConcurrencyLimiter:
 
     @property
     def active_requests(self) -> int:
-        """Requests under way."""
+        """The number of requests under way."""
         return self._places - self._free
 
     def try_acquire(self) -> bool:
-        """Take a place if there is one; who is told no may `wait_for_slot`."""
+        """Takes a place if one is free. A caller that gets False may call `wait_for_slot`."""
         if self._free == 0:
             return False
         self._free -= 1
         return True
 
     async def wait_for_slot(self) -> None:
-        """Take the place of somebody who leaves.
+        """Waits for a place that another request gives back, and takes it.
 
         Raises:
-            Overloaded: Nobody left in time, or too many wait already.
+            OverloadedError: No place became free in time, or too many requests wait already.
         """
         if len(self._waiting) >= self._places:
             raise OverloadedError(RETRY_AFTER_S)
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
-        came = False
+        acquired = False
         try:
             async with asyncio.timeout(self._queue_s):
                 await turn
-            came = True
+            acquired = True
         except TimeoutError:
             raise OverloadedError(RETRY_AFTER_S) from None
         finally:
-            if not came:
+            if not acquired:
                 self._abandon_wait(turn)
 
     def _abandon_wait(self, turn: asyncio.Future[None]) -> None:
-        if turn.done() and not turn.cancelled():  # a place came in the very moment of giving up
+        if turn.done() and not turn.cancelled():  # a place was granted at the very moment of giving up
             self.release_slot()
         elif turn in self._waiting:
             self._waiting.remove(turn)
 
     def release_slot(self) -> None:
-        """Give a place back, to whoever waits longest."""
+        """Gives a place back, or hands it to the request that has waited longest."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

@@ -1,4 +1,4 @@
-"""The `x-compaction*` headers: what a client asks for, pins included, and what an answer says."""
+"""Parses the `x-compaction*` headers of requests, pins included, and builds those of responses."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -16,16 +16,16 @@ PIN_HEADER = b"x-compaction-pin"
 
 
 def parse_pins(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str, ...]:
-    """The pins of a request, in their order, each once; names are in lower case.
+    """Returns the pins of a request in their order, each once. Header names are in lower case.
 
     Raises:
-        RequestRefused: 400, one is empty, too long, holds a control character, or is no UTF-8; or there are
-            more than a conversation may have.
+        RequestRefusedError: 400, a pin is empty, too long, holds a control character or is not UTF-8; or
+            there are more pins than a conversation may have.
     """
-    found = tuple(dict.fromkeys(_parse_pin(held) for name, held in headers if name == PIN_HEADER))
-    if len(found) > MAX_PINS:
+    pins = tuple(dict.fromkeys(_parse_pin(held) for name, held in headers if name == PIN_HEADER))
+    if len(pins) > MAX_PINS:
         raise _build_pin_error(f"may come {MAX_PINS} times at most")
-    return found
+    return pins
 
 
 def _parse_pin(value: bytes) -> str:
@@ -50,25 +50,26 @@ _REQUESTED = {
     mode.value: mode for mode in (CompactionMode.FORCE, CompactionMode.BYPASS, CompactionMode.SHADOW)
 }
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
-# Fields by which a request asks for anything but the usual, in the order of `_parse_control_fields`.
+# Fields by which a request asks for special treatment, in the order of the parameters of
+# `_parse_control_fields`.
 _OVERRIDE_FIELDS = (b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens")
 CONTROL_FIELDS = frozenset({*_OVERRIDE_FIELDS, PIN_HEADER})
-# Those by which SDKs say how long they wait for an answer, in seconds.
+# Fields in which SDKs state how long they wait for an answer, in seconds.
 _TIMEOUT_FIELDS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
-# What a request is told that went on unread.
+# The response headers of a request that was forwarded unread.
 UNREAD_HEADERS: Headers = [(b"x-compaction-status", CompactionStatus.NONE.value.encode())]
 
 
 @dataclass(frozen=True, slots=True)
 class ControlHeaders:
-    """What the client asked of us.
+    """The settings that a client requests in its `x-compaction*` headers.
 
     Attributes:
-        mode: How to treat the request; None: as configured.
+        mode: How to treat the request; None selects the configured mode.
         trigger_tokens: A lower trigger, in tokens.
-        strategy: The strategy to use; None: the configured one.
+        strategy: The strategy to use; None selects the configured one.
         patience_s: Seconds after which the client gives up.
-        pins: What is to be kept word for word.
+        pins: Texts to keep word for word.
     """
 
     mode: CompactionMode | None = None
@@ -79,7 +80,7 @@ class ControlHeaders:
 
     @property
     def has_overrides(self) -> bool:
-        """Whether the request asks for anything but the usual."""
+        """Whether the request asks for anything but the configured treatment."""
         return any((self.mode, self.trigger_tokens, self.strategy, self.pins))
 
 
@@ -92,14 +93,14 @@ def _build_header_error(name: str, wanted: str) -> RequestRefusedError:
 
 
 def parse_control_headers(headers: Sequence[tuple[bytes, bytes]]) -> ControlHeaders:
-    """The client's wishes.
+    """Parses the headers by which a client controls compaction.
 
     Raises:
-        RequestRefused: 400, one of them cannot be understood.
+        RequestRefusedError: 400, a header has an invalid value.
     """
     first = build_header_map(headers)
-    usual = _parse_control_fields(*map(first.get, _OVERRIDE_FIELDS + _TIMEOUT_FIELDS))
-    return replace(usual, pins=parse_pins(headers)) if PIN_HEADER in first else usual
+    control = _parse_control_fields(*map(first.get, _OVERRIDE_FIELDS + _TIMEOUT_FIELDS))
+    return replace(control, pins=parse_pins(headers)) if PIN_HEADER in first else control
 
 
 @lru_cache(maxsize=128)
@@ -109,7 +110,7 @@ def _parse_control_fields(
     asked_tokens: bytes | None,
     *patience: bytes | None,
 ) -> ControlHeaders:
-    """The client's wishes without pins; most requests of a client ask for the same."""
+    """Parses the control headers except pins. Cached, as most requests of a client send the same values."""
     mode = _decode_word(asked_mode)
     if mode is not None and mode not in _REQUESTED:
         raise _build_header_error("x-compaction", "force, bypass or shadow")
@@ -139,7 +140,7 @@ def _parse_patience(fields: Iterable[bytes | None]) -> float | None:
 
 
 def choose_stricter_mode(configured: CompactionMode, asked: CompactionMode | None) -> CompactionMode:
-    """The stricter of what is configured and what a request asks for."""
+    """Returns the stricter of the configured mode and the mode that the request asks for."""
     if asked is None or configured is CompactionMode.BYPASS:
         return configured
     return (
@@ -150,7 +151,7 @@ def choose_stricter_mode(configured: CompactionMode, asked: CompactionMode | Non
 
 
 def build_report_headers(report: CompactionReport, overhead_s: float | None = None) -> Headers:
-    """The report as response headers; what is not known is left out."""
+    """Returns the report as response headers. Unknown values are left out."""
     saved = None
     if report.tokens_before is not None and report.tokens_after is not None:
         saved = report.tokens_before - report.tokens_after
@@ -174,7 +175,7 @@ def build_report_headers(report: CompactionReport, overhead_s: float | None = No
 
 
 def _compute_percent_left(report: CompactionReport) -> int | None:
-    """Percent of T that are left until it is reached; 0 once it is."""
+    """Returns how many percent of T are left until T is reached; 0 once it is, None if T is unknown."""
     if not report.trigger or report.tokens_after is None:
         return None
     return max(0, 100 * (report.trigger - report.tokens_after) // report.trigger)

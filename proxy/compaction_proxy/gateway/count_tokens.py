@@ -1,6 +1,7 @@
-"""The endpoint that asks the provider to count a request: relayed byte for byte, and learned from.
+"""The endpoint that asks the provider to count a request. It relays byte for byte and learns the count.
 
-What it answers is exact and costs nothing, so it calibrates our own counts, once the client has it.
+The provider's count is exact and costs nothing. So it calibrates our own estimates, after the client has its
+answer.
 """
 
 from collections.abc import Callable
@@ -27,13 +28,13 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import NOT_OBSERVED
 from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.wires.body import decode_small, parse_body
-from compaction_proxy.wires.decompress import IDENTITY, Inflater
+from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.messages.wire import MESSAGES
 
 ENDING: Final = b"/v1/messages/count_tokens"
-# A larger request is relayed without being read, as is one that does not say how large it is.
+# A larger request is relayed unread, as is a request that does not declare its size.
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
-# An answer is a number; a larger one is none.
+# The most bytes of an answer that are read. The answer is a number, so a larger one is not a count.
 _MAX_ANSWER_BYTES: Final = 65_536
 
 _log = structlog.get_logger()
@@ -41,7 +42,7 @@ _log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _CountReader:
-    """The beginning of an answer, as far as it could be a count."""
+    """Collects the beginning of an answer, as far as it could be a count."""
 
     body: bytearray = field(default_factory=bytearray)
 
@@ -49,12 +50,12 @@ class _CountReader:
         self.body += chunk[: _MAX_ANSWER_BYTES - len(self.body)]
 
     def parse_tokens(self, encoding: str) -> int | None:
-        """What it counts; None if it is no count."""
+        """Returns the number of tokens that the answer states, or None if it states none."""
         plain = encoding.strip().lower() in IDENTITY
         body = bytes(self.body) if plain else Inflater(encoding, _MAX_ANSWER_BYTES).feed(bytes(self.body))
-        told = decode_small(body)
-        counted = told.get("input_tokens") if isinstance(told, dict) else None
-        return counted if type(counted) is int else None
+        payload = decode_small(body)
+        token_count = payload.get("input_tokens") if isinstance(payload, dict) else None
+        return token_count if type(token_count) is int else None
 
 
 class CountTokensEndpoint:
@@ -62,12 +63,12 @@ class CountTokensEndpoint:
 
     Args:
         config: The configuration.
-        upstream: Where requests of the Messages wire go.
-        passthrough: Relays what is not read.
-        message_reader: Counts as it does for requests of conversations.
-        model_limits: Is told what the provider has counted.
-        secret: Gives the key of the digests that tell tenants apart.
-        admission: Places for requests under way.
+        upstream: The upstream of the Messages wire.
+        passthrough: Relays requests that are not read.
+        message_reader: Counts tokens in the same way as for requests of conversations.
+        model_limits: Learns from the provider's count.
+        secret: Returns the key of the digests that tell tenants apart.
+        admission: Limits the requests under way.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class CountTokensEndpoint:
         self._identity_resolver = IdentityResolver(config, self._origin, secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Relay one request.
+        """Relays one request.
 
         Raises:
-            Overloaded: There are too many requests.
-            UpstreamError: There was no answer.
-            ClientDisconnect: The client left; the upstream has been hung up on.
+            OverloadedError: Too many requests, or too many bytes of them, are under way.
+            UpstreamError: The upstream gave no answer.
+            ClientDisconnect: The client left, and the connection to the upstream was closed.
         """
         length = get_content_length(scope["headers"])
         if length is None or length > min(MAX_READ_BYTES, self._admission.bodies.most_bytes):
@@ -108,23 +109,23 @@ class CountTokensEndpoint:
         try:
             try:
                 raw = await read_body(scope, receive, MAX_READ_BYTES, hold, length)
-                counted = await self._relay_request(scope, receive, send, raw)
+                provider_tokens = await self._relay_request(scope, receive, send, raw)
             finally:
                 self._admission.release_slot()
-            if counted is not None:
+            if provider_tokens is not None:
                 with suppress_and_report(_log_not_observed):
-                    await self._calibrate_estimate(scope, raw, counted, hold)
+                    await self._calibrate_estimate(scope, raw, provider_tokens, hold)
         finally:
             hold.release()
 
     async def _relay_request(self, scope: Scope, receive: Receive, send: Send, raw: bytes) -> int | None:
-        """Relay there and back; what was counted, if anything was."""
-        seen = _CountReader()
+        """Relays the request and its answer. Returns the provider's count, or None if the answer has none."""
+        reader = _CountReader()
         async with while_connected(scope, receive):
             answer = await send_request(self._upstream, build_request(self._upstream, scope, raw))
             succeeded = answer.response.status == httpx.codes.OK
-            whole = await relay_response(answer, send, tap=seen.feed)
-        return seen.parse_tokens(answer.get_field(b"content-encoding")) if succeeded and whole else None
+            whole = await relay_response(answer, send, tap=reader.feed)
+        return reader.parse_tokens(answer.get_field(b"content-encoding")) if succeeded and whole else None
 
     async def _calibrate_estimate(self, scope: Scope, raw: bytes, counted: int, hold: BodyHold) -> None:
         try:
@@ -132,15 +133,15 @@ class CountTokensEndpoint:
             if decoded is None:
                 return
             body = await run_in_worker(partial(parse_body, decoded, MESSAGES))
-            gauge = CountingOptions(
+            options = CountingOptions(
                 body.model, get_model_settings(self._config, body.model).compaction.counter, MESSAGES
             )
-            listed = await self._message_reader.read_request(body, gauge)
+            messages = await self._message_reader.read_request(body, options)
         except (OverloadedError, RequestRefusedError, UnreadableBodyError):
             return
-        if listed.has_guessed_tokens:  # images, whose tokens are not ours to count
+        if messages.has_guessed_tokens:  # images, whose tokens we can only guess
             return
-        estimate = listed.tokens + await self._message_reader.count_overhead(body.prompt_members, gauge)
+        estimate = messages.tokens + await self._message_reader.count_overhead(body.prompt_members, options)
         identity = self._identity_resolver.identify_client(
             scope["headers"], build_header_map(scope["headers"])
         )

@@ -1,4 +1,4 @@
-"""The front door: pure ASGI, decides which handler answers a request, and turns errors into answers."""
+"""The front door: a pure ASGI application that routes each request and turns errors into answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from compaction_proxy.gateway.sse_keepalive import send_keepalives
 from compaction_proxy.gateway.upstream import find_error_encoder, send_error
 from compaction_proxy.wires.registry import find_wire
 
-# What goes with 426 (RFC 9110 §15.5.22): the protocol to ask in. Clients of the Responses API go on over HTTP
-# at once on this very status, and retry on others.
+# Sent with status 426 (RFC 9110 §15.5.22): the protocol to use instead. On this status, clients of the
+# Responses API change to HTTP at once. On others they retry.
 _ASK_IN_HTTP: Final = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade"))
 _WEBSOCKET: Final = RequestRefusedError(
     426, "WebSockets are not relayed; use HTTP.", "websocket_not_supported"
@@ -30,16 +30,17 @@ def _has_websocket_upgrade(upgrade: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RelayHandler:
-    """An endpoint behind what holds for every request that is relayed. Pure ASGI.
+    """Wraps an endpoint in what applies to every relayed request. Pure ASGI.
 
     It checks the client's key, refuses loops and WebSockets, keeps silent event streams alive, and turns our
-    errors into JSON. Errors are expected before the response has started; later there is nothing left to say.
+    errors into JSON. Errors are expected before the response starts. After that, no error can be sent to the
+    client.
 
     Attributes:
-        endpoint: Answers the request.
+        endpoint: The endpoint that answers the request.
         hop: The mark of this installation, 16 hex digits.
-        clients: Who may have requests relayed.
-        keep_alive_s: Seconds of silence after which an event stream gets a comment; 0: never.
+        clients: Checks client keys.
+        keep_alive_s: Seconds of silence after which an event stream gets a comment; 0 disables comments.
     """
 
     endpoint: ASGIApp
@@ -48,7 +49,7 @@ class RelayHandler:
     keep_alive_s: float = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answers one request."""
         try:
             first = build_header_map(scope["headers"])
             scope["headers"] = self.clients.authorize_request(scope["headers"], first)
@@ -57,8 +58,8 @@ class RelayHandler:
             if b"upgrade" in first and _has_websocket_upgrade(first[b"upgrade"]):
                 await send_error(send, _WEBSOCKET, _ASK_IN_HTTP)
             elif self.keep_alive_s:
-                with send_keepalives(send, self.keep_alive_s) as audible:
-                    await self.endpoint(scope, receive, audible)
+                with send_keepalives(send, self.keep_alive_s) as channel:
+                    await self.endpoint(scope, receive, channel)
             else:
                 await self.endpoint(scope, receive, send)
         except (RequestRefusedError, OverloadedError, UpstreamError) as error:
@@ -76,14 +77,14 @@ class Dispatcher:
     """Hands each request to its handler.
 
     Attributes:
-        admin: Answers our own paths, `base_path` included.
-        wires: Answer the compacted paths, by the dialect's name.
-        passthrough: Answers everything else.
+        admin: Answers the proxy's own paths, which include `base_path`.
+        wires: The endpoints of the compacted paths, by the wire's name.
+        passthrough: Answers all other requests.
         compact: Answers `/v1/compact` below `base_path`.
-        posts: Answer other posts that are read, by how their paths end.
+        posts: The endpoints for other POST requests that are read, by the ending of the path.
         mcp: Answers `/mcp` below `base_path`.
-        base_path: Where our own paths live instead of the root.
-        lifespan: Is given the server's lifespan events.
+        base_path: The path below which the proxy's own paths stand; empty for the root.
+        lifespan: Receives the server's lifespan events.
     """
 
     admin: ASGIApp
@@ -96,11 +97,11 @@ class Dispatcher:
     lifespan: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or run the server's life cycle."""
+        """Answers one request, or runs the server's life cycle."""
         if scope["type"] == "lifespan":
             await self.lifespan(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close"})  # before accepting: the server answers 403
+            await send({"type": "websocket.close"})  # closed before it is accepted, so the server answers 403
         elif not is_own_path(scope["path"], self.base_path):
             wire = find_wire(scope["method"], scope["raw_path"])
             handler = self._find_handler(scope) if wire is None else self.wires[wire.name]
@@ -113,7 +114,7 @@ class Dispatcher:
             await self.admin(scope, receive, send)
 
     def _find_handler(self, scope: Scope) -> ASGIApp:
-        """Returns the handler of a request that is no conversation's."""
+        """Returns the handler of a request that carries no conversation."""
         if scope["method"] != "POST":
             return self.passthrough
         path = scope["raw_path"]

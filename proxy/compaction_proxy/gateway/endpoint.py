@@ -1,4 +1,4 @@
-"""The endpoint of the compacted paths: the way of a request, from its bytes to the end of its answer."""
+"""The endpoint of the compacted paths: takes a request from its bytes to the end of its answer."""
 
 import time
 from collections.abc import Callable
@@ -67,29 +67,31 @@ from compaction_proxy.wires.project_instructions import find_client
 from compaction_proxy.wires.wire import Tap, Wire
 
 NO_OVERRIDES = ControlHeaders()
-# No model's window is so small that a smaller body is refused inside an answer of status 200.
+# No context window is so small that a body below this size is refused inside an answer of status 200.
 LEAST_REFUSED_BYTES = 8_192
 
 
 class RelayEndpoint:
-    """An ASGI endpoint that makes requests fit and relays them.
+    """An ASGI endpoint that makes requests fit the context window and relays them.
 
     Args:
         config: The configuration.
-        upstream: Where requests go.
-        wire: Their wire.
+        upstream: The upstream to which requests are forwarded.
+        wire: The wire of these requests.
         compactor: Makes requests fit.
         after_response: Learns from answers.
-        gate: Lets small requests through.
-        secret: Gives the key of the digests that tell tenants apart.
-        admission: Places for requests under way.
-        tracer: Follows requests; None: nobody does.
-        memory: What models may search; None: no model is offered that.
-        triggers: Answers requests for compaction items, and opens those of ours. None: the wire has none.
-        conversation_finder: Finds the conversations of small requests. None: those without an id have none.
+        gate: Lets small requests pass unread.
+        secret: Returns the key of the digests that tell tenants apart.
+        admission: Limits the requests under way.
+        tracer: Records a span per request. None disables tracing.
+        memory: Searches removed messages for models. None offers the search tool to no model.
+        triggers: Answers requests for compaction items, and decodes our own items. None if the wire has no
+            such items.
+        conversation_finder: Finds the conversations of small requests that carry no id. Without it, such
+            requests belong to no conversation.
     """
 
-    def __init__(  # noqa: PLR0913 - all that a request needs, by name
+    def __init__(  # noqa: PLR0913 - a request needs all of these, passed by name
         self,
         config: Config,
         upstream: Upstream,
@@ -121,13 +123,13 @@ class RelayEndpoint:
         self._conversation_finder = conversation_finder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
+        """Answers one request.
 
         Raises:
-            RequestRefused: The body is too large, a header of ours makes no sense, or a compaction item of
-                ours does not open.
-            Overloaded: There are too many requests, or too many bytes of them.
-            ClientDisconnect: The client left; the upstream has been hung up on.
+            RequestRefusedError: The body is too large, a control header is invalid, or one of the proxy's
+                compaction items cannot be decrypted.
+            OverloadedError: Too many requests, or too many bytes of them, are under way.
+            ClientDisconnect: The client left, and the connection to the upstream was closed.
         """
         header_map = build_header_map(scope["headers"])
         control = (
@@ -171,7 +173,7 @@ class RelayEndpoint:
                     opaque,
                     trigger=trigger,
                 )
-                del raw, original  # so that they can be let go of
+                del raw, original  # so that their memory can be freed
                 if self._tracer is not None:
                     state.trace = self._tracer.start_request(scope["headers"], request_id)
                 completed = await self._relay_while_connected(state, receive, send)
@@ -187,7 +189,11 @@ class RelayEndpoint:
     async def _decode_body(
         self, scope: Scope, receive: Receive, raw: bytes, hold: BodyHold
     ) -> tuple[Scope, bytes, OriginalRequest | None, bool]:
-        """Decode a body. Returns the request as if it had come so, as it came, and whether that failed."""
+        """Decodes the body of a request.
+
+        Returns scope and body as if the request had come unencoded, the original request if its body was
+        decoded, and whether decoding failed.
+        """
         decoder, limit = self._admission.decoder, self._config.server.max_body_bytes
         async with while_connected(scope, receive):
             decoded = await decoder.decode(raw, scope["headers"], hold, limit)
@@ -199,7 +205,10 @@ class RelayEndpoint:
     async def _relay_while_connected(
         self, state: RequestState, receive: Receive, send: Send
     ) -> CompletedRequest | None:
-        """Relay while the client is there, and note how it went; what can be learned, if anything."""
+        """Relays the request while the client is connected, and records its end.
+
+        Returns the completed request, or None if nothing can be learned from it.
+        """
         usage = None
         try:
             async with while_connected(state.scope, receive):
@@ -212,7 +221,10 @@ class RelayEndpoint:
         return None if tap is None else state.to_completed_request(usage)
 
     async def _relay_request(self, state: RequestState, send: Send) -> Tap | None:
-        """Fit, forward, stream back; the tap that watched, or None if nothing is to be learned."""
+        """Fits and forwards the request, and streams the answer back.
+
+        Returns the tap that watched the answer, or None if nothing can be learned from it.
+        """
         trigger = state.trigger
         if trigger is not None and await self._answer_trigger(trigger, send):
             return None
@@ -241,15 +253,17 @@ class RelayEndpoint:
         return tap if whole else None
 
     def _start_conversation_search(self, state: RequestState) -> None:
-        """Begin to look for the conversation of a request that went on unread, if its client named none."""
-        known = state.fit is not None or state.conversation is not None or state.side_kind is not None
-        if not known and self._conversation_finder is not None and state.code == httpx.codes.OK:
+        """Starts to search for the conversation of a request that was forwarded unread and names none."""
+        needs_no_search = (
+            state.fit is not None or state.conversation is not None or state.side_kind is not None
+        )
+        if not needs_no_search and self._conversation_finder is not None and state.code == httpx.codes.OK:
             state.search = self._conversation_finder.start_search(
                 state.identity.tenant, state.raw, find_client(build_header_map(state.scope["headers"]))
             )
 
     async def _answer_trigger(self, trigger: TriggerRequest, send: Send) -> bool:
-        """Answer a trigger if the upstream is known not to. Returns whether it was answered."""
+        """Answers a trigger if the upstream is known not to answer triggers. Returns whether it did."""
         triggers = self._triggers
         return (
             triggers is not None
@@ -258,7 +272,7 @@ class RelayEndpoint:
         )
 
     async def _replace_answer(self, trigger: TriggerRequest, answer: UpstreamResponse, send: Send) -> bool:
-        """Answer a trigger in place of an upstream that does not. Returns whether it was answered."""
+        """Answers a trigger in place of an upstream that does not. Returns whether it did."""
         triggers, keep = self._triggers, False
         if triggers is None:
             return False
@@ -275,15 +289,15 @@ class RelayEndpoint:
     async def _relay_with_recall(
         self, state: RequestState, tool_offer: ToolOffer, answer: UpstreamResponse, send: Send
     ) -> Tap | None:
-        """Relay an answer that may call the tool it was offered; see `_relay_request`."""
-        asking = partial(self._send_upstream, state)
-        recall_loop = state.recall_loop = RecallLoop(tool_offer, asking, answer.get_field(b"content-type"))
+        """Relays an answer that may call the offered tool. Returns the tap, as `_relay_request` does."""
+        send_body = partial(self._send_upstream, state)
+        recall_loop = state.recall_loop = RecallLoop(tool_offer, send_body, answer.get_field(b"content-type"))
         whole = await relay_with_recall(recall_loop, answer, send, state.build_headers())
         state.code = recall_loop.code
         return recall_loop.tap if whole else None
 
     async def _fit_request(self, state: RequestState) -> None:
-        """Decide what to forward."""
+        """Decides what to forward, and stores the decision in the state. A small request passes unread."""
         if not state.opaque and not state.control.has_overrides and self._can_pass_unread(state):
             return
         try:
@@ -298,24 +312,25 @@ class RelayEndpoint:
             state.offer = await offer_tool(self._memory, state.ask, state.fit)
 
     async def _remember_compacted(self, state: RequestState, fit: FitResult) -> None:
-        """Have later requests of a compacted conversation read, on every replica."""
+        """Makes every replica read the later requests of a compacted conversation, however small they are."""
         if fit.is_compacted and state.side_kind is None:
             await self._gate.remember_compacted(
                 state.identity.tenant, state.identity.conversation, state.size
             )
 
     def _can_pass_unread(self, state: RequestState) -> bool:
-        """Whether a request is too small to be read."""
+        """Returns whether a request is so small that it passes unread."""
         identity = state.identity
         models = self._gate.find_candidate_models(state.raw, find_deployment(state.scope["raw_path"]))
         state.model = min(models, default="")
         return self._gate.can_pass(state.raw, models, identity.tenant, identity.conversation)
 
     async def _build_fit_request(self, state: RequestState) -> FitRequest:
-        """The request as the compactor takes it.
+        """Builds the request in the form that the compactor takes.
 
         Raises:
-            Unreadable: It is no request that we could rewrite, or its body cannot be decoded (`encoded`).
+            UnreadableBodyError: The body is not a request that we can rewrite, or it cannot be decoded
+                (`encoded`).
         """
         if state.opaque:
             raise UnreadableBodyError("encoded")
@@ -323,7 +338,7 @@ class RelayEndpoint:
             state.raw, state.identity.tenant, state.identity.conversation
         )
         if state.control is NO_OVERRIDES:
-            state.control = parse_control_headers(state.scope["headers"])  # with what only matters here
+            state.control = parse_control_headers(state.scope["headers"])  # adds the client's timeout
         model = find_deployment(state.scope["raw_path"]) or body.model
         settings = get_model_settings(self._config, model)
         policy = resolve_policy(settings, state.control.strategy)
@@ -356,33 +371,33 @@ class RelayEndpoint:
         )
         if state.side_kind is not None:
             return ask
-        found = await self._compactor.find_conversation(ask, has_tools=TOOLS in state.raw)
-        state.side_kind = SideRequestKind.ALONE if found is None else None
-        return found or ask
+        continued_ask = await self._compactor.find_conversation(ask, has_tools=TOOLS in state.raw)
+        state.side_kind = SideRequestKind.ALONE if continued_ask is None else None
+        return continued_ask or ask
 
     async def _send_with_recovery(self, state: RequestState) -> UpstreamResponse:
-        """The upstream's answer; that of another request where it refuses what we can leave out."""
+        """Returns the upstream's answer. Retries if the upstream refuses something that we can leave out."""
         answer = await self._send_upstream(state, state.fit.raw if state.fit else state.raw)
         if _cannot_be_refusal(state, answer):
             return answer
-        shorter, given = None, False
+        retried, is_relayed = None, False
         try:
             overflow = await detect_overflow(answer, self._wire)
             if overflow is not None:
-                shorter = await self._retry_shorter(state, overflow, state.to_fit_result())
+                retried = await self._retry_shorter(state, overflow, state.to_fit_result())
             elif state.fit is None and answer.response.status == httpx.codes.OK:
                 self._gate.note_accepted(state.identity.tenant, state.model, state.size)
-            shorter = shorter or await self._retry_without_refused(state, answer)
-            given = shorter is None  # a refusal, too, is what the client gets then
+            retried = retried or await self._retry_without_refused(state, answer)
+            is_relayed = retried is None  # the client gets this answer, even if it is a refusal
         finally:
-            if not given:
+            if not is_relayed:
                 await answer.aclose()
-        return shorter or answer
+        return retried or answer
 
     async def _send_upstream(self, state: RequestState, raw: bytes) -> UpstreamResponse:
         original, scope = state.original, state.scope
         if original is not None and raw is state.raw and state.offer is None:
-            scope, raw = original  # nothing was changed: it goes on as it came
+            scope, raw = original  # nothing was changed, so the original request is forwarded
         request = state.drop_reused_idempotency_key(build_request(self._upstream, scope, raw))
         if state.offer is not None:
             request = apply_offer(state.offer, request)
@@ -397,7 +412,10 @@ class RelayEndpoint:
     async def _retry_without_refused(
         self, state: RequestState, refused: UpstreamResponse
     ) -> UpstreamResponse | None:
-        """The answer to a request without the tool that it was offered, or what else was refused of it."""
+        """Retries a refused request without the offered tool, or without what else the upstream refused.
+
+        Returns None if neither is the cause, or if there is no answer.
+        """
         raw: bytes | None = state.to_fit_result().raw
         if state.offer is not None and await is_tool_refusal(refused):
             state.offer = None
@@ -415,7 +433,7 @@ class RelayEndpoint:
     async def _retry_shorter(
         self, state: RequestState, overflow: Overflow, fit: FitResult, refusals: int = 1
     ) -> UpstreamResponse | None:
-        """The answer to a shorter request, if `fit` was refused for its length and a shorter one is taken."""
+        """Retries a request refused for its length with a shorter one. Returns None if none is accepted."""
         try:
             ask = state.ask or await self._build_fit_request(state)
             shorter = await self._compactor.refit_after_refusal(ask, fit, overflow, refusals)
@@ -428,25 +446,25 @@ class RelayEndpoint:
             answer = await self._send_upstream(state, shorter.raw)
         except (OverloadedError, UnreadableBodyError, UpstreamError):
             return None
-        again, kept = None, False
+        next_overflow, is_accepted = None, False
         try:
-            again = await detect_overflow(answer, self._wire)
-            kept = again is None and answer.response.status < httpx.codes.BAD_REQUEST
+            next_overflow = await detect_overflow(answer, self._wire)
+            is_accepted = next_overflow is None and answer.response.status < httpx.codes.BAD_REQUEST
         finally:
-            if not kept:
+            if not is_accepted:
                 await answer.aclose()
-        if kept:
+        if is_accepted:
             state.ask, state.fit, state.recovered = ask, shorter, True
             return answer
-        if again is None or refusals >= MAX_REFITS:
+        if next_overflow is None or refusals >= MAX_REFITS:
             return None
-        return await self._retry_shorter(state, again, shorter, refusals + 1)
+        return await self._retry_shorter(state, next_overflow, shorter, refusals + 1)
 
 
 def _cannot_be_refusal(state: RequestState, answer: UpstreamResponse) -> bool:
-    """Whether an answer of status 200 is certainly no refusal of the request for its length.
+    """Returns whether an answer of status 200 is certainly no refusal of the request for its length.
 
-    Of a body that cannot be read no shorter one is made, and a small one that passed the gate fits.
+    A body that cannot be read cannot be shortened, and a small body that passed the gate fits.
     """
     if state.ask is not None or answer.response.status != httpx.codes.OK:
         return False

@@ -1,8 +1,8 @@
-"""Who is asking, and which conversation it is: the ids that every store key is made of.
+"""Identifies the tenant and the conversation of a request: the ids that every store key is made of.
 
-Identity only locates: what is stored under an id is applied only to messages whose digests match, so a wrong
-or shared id costs a miss. No id shows the credential or the client's own id that it was made from. The rules
-are DESIGN.md §5.2; a change here orphans everything stored.
+An identity only locates. What is stored under an id is applied only to messages whose digests match, so a
+wrong or shared id costs no more than a miss. No id reveals the credential or the client's own id from which
+it was derived. The rules are in DESIGN.md §5.2. A change here orphans everything that is stored.
 """
 
 import hmac
@@ -20,31 +20,33 @@ from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.wires.incremental_reader import LITTLE_BYTES
 from compaction_proxy.wires.prescan import BodyOutline, decode_member, scan_outline
 
-# Agents that run under one session id each hold a conversation of their own: a lane of the session.
+# Agents that run under one session id have a conversation each. This field names the agent: its lane of the
+# session.
 _LANE: Final = "x-claude-code-agent-id"
-# W3C Baggage: a list of members, of which one may be the session (OpenTelemetry's `session.id`).
+# W3C Baggage: a list of members, one of which may be the session (OpenTelemetry's `session.id`).
 _BAGGAGE: Final = "baggage"
 _BAGGAGE_SESSION: Final = b"session.id"
 _MAX_ID_CHARACTERS: Final = 256
 _DIGEST_CHARACTERS: Final = 24
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _VERSION: Final = b"\x01"
-# Clients whose digests are remembered, and the most bytes of header fields that are kept for one.
+# The most clients whose identities are cached, and the most bytes of header fields that are kept for one
+# client.
 _REMEMBERED: Final = 4_096
 _MAX_REMEMBERED_BYTES: Final = 1_024
 
 
 def _compute_hmac(secret: bytes, *fields: bytes) -> str:
-    """HMAC-SHA-256 over length-prefixed fields, as 64 hex digits."""
+    """Returns the HMAC-SHA-256 of length-prefixed fields as 64 hex digits."""
     prefixed = (len(field).to_bytes(8, "big") + field for field in fields)
     return hmac.digest(secret, _VERSION + b"".join(prefixed), "sha256").hex()
 
 
 def format_origin(url: str) -> str:
-    """Scheme, host and port of a URL, such as `https://api.openai.com:443`.
+    """Returns scheme, host and port of a URL, such as `https://api.openai.com:443`.
 
     Raises:
-        ValueError: It is no absolute URL of http or https.
+        ValueError: The URL is not an absolute URL of http or https.
     """
     parts = urlsplit(url)
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
@@ -62,30 +64,32 @@ def derive_tenant(
     *,
     is_client_key: bool = False,
 ) -> str:
-    """Whose request it is, as 64 hex digits.
+    """Returns the tenant that a request belongs to, as 64 hex digits.
 
     Args:
-        headers: The request's, as sent.
-        secret: `server.secret`; replicas that share a store share it.
-        origin: The upstream's, so that equal keys of two providers stay apart.
-        mode: `credential`, `header:NAME` or `none` (`session.tenant`). Where nothing is sent that could tell
-            tenants apart, all are one: anonymous.
-        is_client_key: Whether the credential is one of `server.client_keys`: it is the same however it is
-            shown.
+        headers: The header fields of the request, as sent.
+        secret: The value of `server.secret`. Replicas that share a store share it.
+        origin: The origin of the upstream, so that equal keys of two providers stay apart.
+        mode: `credential`, `header:NAME` or `none` (`session.tenant`). All requests that send nothing that
+            tells tenants apart belong to one anonymous tenant.
+        is_client_key: Whether the credential is one of `server.client_keys`. Such a key names the same tenant
+            in whichever field it is shown.
     """
     kind, _, name = mode.partition(":")
-    wanted = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
+    identifying_names = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
     # Sorted, because the order of different headers means nothing (RFC 9110 §5.3).
-    found = sorted((key.lower(), value) for key, value in headers if key.lower() in wanted and value.strip())
+    identifying = sorted(
+        (key.lower(), value) for key, value in headers if key.lower() in identifying_names and value.strip()
+    )
     if is_client_key and kind == "credential":
-        found = [(b"authorization", b"Bearer " + extract_key(value)) for _, value in found]
-    source = kind.encode() if found else b"anonymous"
-    fields = (field for pair in found for field in pair)
+        identifying = [(b"authorization", b"Bearer " + extract_key(value)) for _, value in identifying]
+    source = kind.encode() if identifying else b"anonymous"
+    fields = (field for pair in identifying for field in pair)
     return _compute_hmac(secret, b"tenant", source, origin.encode(), *fields)
 
 
 def parse_id(value: bytes) -> bytes | None:
-    """An id of 1 to 256 printable characters, stripped; None if it is none."""
+    """Returns an id of 1 to 256 printable characters, stripped, or None if the value is no such id."""
     try:
         text = value.decode("utf-8").strip()
     except UnicodeDecodeError:
@@ -95,7 +99,7 @@ def parse_id(value: bytes) -> bytes | None:
 
 
 def _find_baggage_session(value: bytes) -> bytes:
-    """The session id in a `baggage` field; empty if there is none."""
+    """Returns the session id in a `baggage` field; empty if there is none."""
     for member in value.split(b","):
         key, _, rest = member.partition(b"=")
         if key.strip() == _BAGGAGE_SESSION:
@@ -104,23 +108,23 @@ def _find_baggage_session(value: bytes) -> bytes:
 
 
 def _find_ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> dict[str, bytes]:
-    """The first valid id in each of the headers named, by lower-case name."""
-    wanted = {name.encode(): name for name in names}
-    found: dict[str, bytes] = {}
+    """Returns the first valid id in each of the named headers, by lower-case name."""
+    names_by_key = {name.encode(): name for name in names}
+    ids: dict[str, bytes] = {}
     for key, value in headers:
-        name = wanted.get(key.lower())
-        if name is None or name in found:
+        name = names_by_key.get(key.lower())
+        if name is None or name in ids:
             continue
-        told = parse_id(_find_baggage_session(value) if name == _BAGGAGE else value)
-        if told is not None:
-            found[name] = told
-    return found
+        parsed_id = parse_id(_find_baggage_session(value) if name == _BAGGAGE else value)
+        if parsed_id is not None:
+            ids[name] = parsed_id
+    return ids
 
 
 def derive_conversation_id(secret: bytes, tenant: str, kind: str, *values: bytes) -> str:
-    """The conversation that a source of ids gives `values`, as `c_` and 24 hex digits.
+    """Derives the id of a conversation, `c_` and 24 hex digits, from the values that a source of ids gives.
 
-    `kind` is the source, such as a header's name: equal values of two sources are two conversations.
+    `kind` is the source, such as a header's name. Equal values of two sources are two conversations.
     """
     digest = _compute_hmac(secret, b"conversation", tenant.encode(), kind.encode(), *values)
     return "c_" + digest[:_DIGEST_CHARACTERS]
@@ -129,9 +133,10 @@ def derive_conversation_id(secret: bytes, tenant: str, kind: str, *values: bytes
 def find_conversation_id(
     headers: Sequence[tuple[bytes, bytes]], names: Sequence[str], secret: bytes, tenant: str
 ) -> str | None:
-    """The conversation that the headers name: the first of `names` that holds a valid id decides.
+    """Returns the id of the conversation that the headers name, or None if they name none.
 
-    A valid id has 1 to 256 printable characters, white space around it aside. None if there is none.
+    The first of `names` that holds a valid id decides. A valid id has 1 to 256 printable characters, white
+    space around it aside.
     """
     return _find_conversation_and_lane(headers, names, secret, tenant)[0]
 
@@ -139,21 +144,21 @@ def find_conversation_id(
 def _find_conversation_and_lane(
     headers: Sequence[tuple[bytes, bytes]], names: Sequence[str], secret: bytes, tenant: str
 ) -> tuple[str | None, bytes]:
-    """The conversation, and the lane that it is of whatever names its session; empty: the main one."""
+    """Returns the conversation that the headers name, and the lane of its session; empty for the main one."""
     ordered = [name.lower() for name in names]
-    found = _find_ids(headers, [*ordered, _LANE])
-    lane = found.get(_LANE, b"")
-    name = next((name for name in ordered if name in found), None)
+    ids = _find_ids(headers, [*ordered, _LANE])
+    lane = ids.get(_LANE, b"")
+    name = next((name for name in ordered if name in ids), None)
     if name is None:
         return None, lane
-    return derive_conversation_id(secret, tenant, name, found[name], *filter(None, [lane])), lane
+    return derive_conversation_id(secret, tenant, name, ids[name], *filter(None, [lane])), lane
 
 
 class ConversationHint(NamedTuple):
-    """What in a body names a conversation.
+    """A conversation id that a request body holds.
 
     Attributes:
-        kind: Where it stood. What a client also sends as a header has that header's name.
+        kind: The source of the id. If clients also send the id as a header, the kind is that header's name.
         value: The id, 1 to 256 printable characters in UTF-8.
     """
 
@@ -163,12 +168,12 @@ class ConversationHint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose request it is.
+    """The tenant and the conversation of a request.
 
     Attributes:
         tenant: Digest of the credential.
-        conversation: Id of the conversation, if a header or the body named one.
-        lane: Which agent of the session it is, as it names itself; empty: the main one.
+        conversation: The id of the conversation, if a header or the body names one.
+        lane: The name that an agent of the session gives itself; empty for the main agent.
     """
 
     tenant: str
@@ -177,13 +182,13 @@ class Identity:
 
 
 class IdentityCache:
-    """Tells whose requests are, looking only at the fields that matter; clients that return are remembered.
+    """Identifies clients by the header fields that matter, and caches the identities of returning clients.
 
     Args:
-        origin: The upstream's.
-        mode: `session.tenant`.
-        names: `session.headers`.
-        has_client_keys: Whether `server.client_keys` are named.
+        origin: The origin of the upstream.
+        mode: The value of `session.tenant`.
+        names: The value of `session.headers`.
+        has_client_keys: Whether `server.client_keys` is set.
     """
 
     def __init__(
@@ -194,31 +199,31 @@ class IdentityCache:
         self._mode = mode
         self._names = tuple(names)
         kind, _, name = mode.partition(":")
-        showing = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
-        self._identifying_fields = showing.union(name.lower().encode() for name in (*names, _LANE))
+        credential_fields = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
+        self._identifying_fields = credential_fields.union(name.lower().encode() for name in (*names, _LANE))
         self._cached_identity = lru_cache(maxsize=_REMEMBERED)(self._compute_identity)
         self._cached_conversation_id = lru_cache(maxsize=_REMEMBERED)(derive_conversation_id)
 
     def identify_client(
         self, headers: Sequence[tuple[bytes, bytes]], header_map: Mapping[bytes, bytes], secret: bytes
     ) -> Identity:
-        """Whose request this is.
+        """Returns the tenant and the conversation that the header fields of a request name.
 
         Args:
-            headers: The request's, as sent, names in lower case.
-            header_map: The first value of each (`headers.first_values`).
-            secret: `server.secret`.
+            headers: The header fields of the request, as sent, with names in lower case.
+            header_map: The first value of each field (`headers.build_header_map`).
+            secret: The value of `server.secret`.
         """
-        telling = self._identifying_fields.intersection(header_map)
+        present_names = self._identifying_fields.intersection(header_map)
         if len(header_map) == len(headers):
-            fields = tuple([(name, header_map[name]) for name in telling])
-        else:  # some field came twice
-            fields = tuple([(name, held) for name, held in headers if name in telling])
+            fields = tuple([(name, header_map[name]) for name in present_names])
+        else:  # a field came twice
+            fields = tuple([(name, held) for name, held in headers if name in present_names])
         short = sum([len(field[1]) for field in fields]) <= _MAX_REMEMBERED_BYTES
         return self._cached_identity(secret, fields) if short else self._compute_identity(secret, fields)
 
     def apply_hint(self, identity: Identity, hint: ConversationHint, secret: bytes) -> Identity:
-        """The same, of a request whose body names its conversation."""
+        """Returns the identity of a request whose body names its conversation."""
         lane = (identity.lane,) if identity.lane else ()
         return replace(
             identity,
@@ -226,42 +231,43 @@ class IdentityCache:
         )
 
     def _compute_identity(self, secret: bytes, fields: tuple[tuple[bytes, bytes], ...]) -> Identity:
-        whose = derive_tenant(fields, secret, self._origin, self._mode, is_client_key=self._has_client_keys)
-        return Identity(whose, *_find_conversation_and_lane(fields, self._names, secret, whose))
+        tenant = derive_tenant(fields, secret, self._origin, self._mode, is_client_key=self._has_client_keys)
+        return Identity(tenant, *_find_conversation_and_lane(fields, self._names, secret, tenant))
 
 
 def mint_conversation_id(secret: bytes, tenant: str, prefix_digest: bytes) -> str:
-    """The id of a conversation that has none of its own, from the prefix with which it was first stored."""
+    """Derives the id of a conversation that has none, from the prefix with which it was first stored."""
     digest = _compute_hmac(secret, b"minted", tenant.encode(), prefix_digest)
     return "c_" + digest[:_DIGEST_CHARACTERS]
 
 
-# Members of `metadata` that name a conversation, the first that is valid decides.
+# Members of `metadata` that name a conversation. The first valid one decides.
 _NAMES: Final = ("session_id", "conversation_id", "thread_id", "chat_id")
-# A thread of Codex is one agent; its session is that of all of them.
+# A thread of Codex belongs to one agent, and a session to all agents together.
 _CODEX: Final = ("thread_id", "session_id")
 _CLAUDE_CODE: Final = "x-claude-code-session-id"
 _LEGACY: Final = re.compile(r"user_.+_session_([0-9a-fA-F-]{36})")
-# A UUID, or twenty letters and digits or more with a digit among them; before it perhaps the kind of id.
+# A UUID, or 20 to 64 letters and digits with a digit among them. A word for the kind of id may stand before
+# it.
 _DRAWN: Final = re.compile(
     r"(?:[A-Za-z]{1,16}[_:-])?(?:[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|(?=\D*\d)[0-9A-Za-z]{20,64})"
 )
 
 
 def find_hint(raw: bytes) -> ConversationHint | None:
-    """The conversation that a body names; None if it names none. Half a millisecond a megabyte."""
+    """Returns the conversation that a body names, or None. Takes half a millisecond a megabyte."""
     members = scan_outline(raw)
     if members is None:
         return None
     for kind, value in _iterate_candidates(members):
-        named = parse_id(value.encode("utf-8", "replace")) if isinstance(value, str) else None
-        if named is not None:
-            return ConversationHint(kind, named)
+        parsed_id = parse_id(value.encode("utf-8", "replace")) if isinstance(value, str) else None
+        if parsed_id is not None:
+            return ConversationHint(kind, parsed_id)
     return None
 
 
 def _iterate_candidates(members: BodyOutline) -> Iterator[tuple[str, object]]:
-    """What could name it, in the order that decides."""
+    """Yields the values that may name the conversation, in the order in which they decide."""
     if members.litellm_session_id:
         yield "x-litellm-session-id", decode_member(members.litellm_session_id)
     if members.metadata:
@@ -282,48 +288,53 @@ def _decode_object(member: bytes) -> Mapping[str, object]:
 
 
 def _parse_user_session(user: object) -> object:
-    """The session in Claude Code's `metadata.user_id`: JSON, or in older versions one word of three ids."""
+    """Returns the session id in Claude Code's `metadata.user_id`.
+
+    The value is JSON, or in older versions one word that holds three ids.
+    """
     if not isinstance(user, str):
         return None
     if user.startswith("{"):
         return _decode_object(user.encode("utf-8", "replace")).get("session_id")
-    found = _LEGACY.fullmatch(user)
-    return found[1] if found else None
+    match = _LEGACY.fullmatch(user)
+    return match[1] if match else None
 
 
 class IdentityResolver:
-    """Tells whose requests are.
+    """Identifies the tenant and the conversation of requests.
 
     Args:
         config: The configuration.
-        origin: The upstream's.
-        secret: Gives the key of the digests that tell tenants apart.
+        origin: The origin of the upstream.
+        secret: Returns the key of the digests that tell tenants apart.
     """
 
     def __init__(self, config: Config, origin: str, secret: Callable[[], bytes]) -> None:
         session = config.session
-        known = bool(config.server.client_keys)
-        self._identities = IdentityCache(origin, session.tenant, session.headers, has_client_keys=known)
+        has_client_keys = bool(config.server.client_keys)
+        self._identities = IdentityCache(
+            origin, session.tenant, session.headers, has_client_keys=has_client_keys
+        )
         self._body_hints = session.body_hints
         self._secret = secret
         self._side_requests = SideRequestDetector()
 
     def identify_client(self, headers: Headers, header_map: Mapping[bytes, bytes]) -> Identity:
-        """Whose a request is, as its header fields say; `header_map` is the first value of each."""
+        """Returns the identity that the header fields give. `header_map` is the first value of each field."""
         return self._identities.identify_client(headers, header_map, self._secret())
 
     async def identify_with_body(
         self, identity: Identity, raw: bytes, header_map: Mapping[bytes, bytes]
     ) -> tuple[Identity, SideRequestKind | None]:
-        """Whose it is now that its body has come, and whether it is a side call.
+        """Returns the identity as the request body completes it, and the kind of side call, if it is one.
 
-        One that has nothing of its conversation in it has none.
+        The identity of a side call that holds nothing of its conversation has no conversation.
         """
         if identity.conversation is None and self._body_hints:
-            found = (
+            hint = (
                 find_hint(raw) if len(raw) <= LITTLE_BYTES else await run_in_worker(partial(find_hint, raw))
             )
-            if found is not None:
-                identity = self._identities.apply_hint(identity, found, self._secret())
+            if hint is not None:
+                identity = self._identities.apply_hint(identity, hint, self._secret())
         side = self._side_requests.classify_request(raw, header_map, identity.conversation)
         return (replace(identity, conversation=None) if side is SideRequestKind.ALONE else identity), side

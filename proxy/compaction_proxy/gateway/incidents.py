@@ -1,4 +1,4 @@
-"""Telling people of requests that did not go as they should, without a line for each of thousands."""
+"""Reports requests that went wrong, without a report for each of thousands of them."""
 
 import time
 from collections import OrderedDict
@@ -9,7 +9,7 @@ from compaction_proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Even
 from compaction_proxy.telemetry.event_bus import EventBus, generate_event_id
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# The same trouble of the same conversation is told again after so long, in seconds.
+# The same trouble of the same conversation is reported again after this many seconds.
 QUIET_S = 60.0
 MAX_KNOWN = 2_000
 
@@ -17,13 +17,13 @@ _KINDS = {CompactionStatus.FAILED_OPEN: FAILED_OPEN, CompactionStatus.OVER_LIMIT
 
 
 class IncidentReporter:
-    """Announces what requests ran into, and keeps it with their conversations.
+    """Announces incidents of requests as events, and stores these with their conversations.
 
     Args:
-        announce: Tells of events.
-        history: Keeps them.
-        clock: Monotonic seconds.
-        now: Seconds since the epoch.
+        announce: Publishes events.
+        history: Stores events.
+        clock: Returns monotonic seconds.
+        now: Returns seconds since the epoch.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class IncidentReporter:
     async def __call__(
         self, tenant: str, report: CompactionReport, request_id: str, model: str, *, recovered: bool = False
     ) -> None:
-        """Tell of one request, if there is anything to tell. To be called once the client has its answer."""
+        """Reports a request if something went wrong. Call this after the client has its answer."""
         kind = RECOVERED if recovered else _KINDS.get(report.status, "")
         if not kind or self._is_repeated((tenant, report.conversation, kind, report.reason)):
             return
@@ -71,9 +71,9 @@ class IncidentReporter:
 
     def _is_repeated(self, incident_key: tuple[str, str | None, str, str | None]) -> bool:
         now = self._clock()
-        known = self._quiet_until.pop(incident_key, None)
-        again = known is None or known <= now
-        self._quiet_until[incident_key] = now + QUIET_S if again or known is None else known
+        quiet_until = self._quiet_until.pop(incident_key, None)
+        is_due = quiet_until is None or quiet_until <= now
+        self._quiet_until[incident_key] = now + QUIET_S if is_due or quiet_until is None else quiet_until
         if len(self._quiet_until) > MAX_KNOWN:
             self._quiet_until.popitem(last=False)
-        return not again
+        return not is_due

@@ -1,4 +1,4 @@
-"""The endpoint for whatever is not compacted: streamed both ways, looked at by nobody, without a limit."""
+"""The endpoint for requests that are not compacted: streamed both ways, unread and without a size limit."""
 
 import asyncio
 from collections.abc import Mapping
@@ -26,20 +26,20 @@ class PassthroughEndpoint:
     """An ASGI endpoint that relays any request.
 
     Attributes:
-        upstreams: Where to, by the name of the wire.
-        admission: Places for requests under way, those of chats included.
+        upstreams: The upstreams by the name of the wire.
+        admission: Limits the requests under way, including those of chats.
     """
 
     upstreams: Mapping[str, Upstream]
     admission: ConcurrencyLimiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Relay one request.
+        """Relays one request.
 
         Raises:
-            Overloaded: There are too many requests.
-            UpstreamError: There was no answer.
-            ClientDisconnect: The client left; the upstream has been hung up on.
+            OverloadedError: Too many requests, or too many bytes of them, are under way.
+            UpstreamError: The upstream gave no answer.
+            ClientDisconnect: The client left, and the connection to the upstream was closed.
         """
         if not self.admission.try_acquire():
             await self.admission.wait_for_slot()

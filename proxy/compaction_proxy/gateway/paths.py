@@ -1,4 +1,4 @@
-"""Which requests are whose, and where they go. Pure; DESIGN.md §5.1."""
+"""Decides which paths the proxy serves itself, and where it relays the others. Pure; DESIGN.md §5.1."""
 
 import re
 from functools import lru_cache
@@ -7,11 +7,11 @@ from urllib.parse import quote, unquote, urlsplit
 from compaction_proxy.core.errors import RequestRefusedError
 
 _DOTS = re.compile(rb"(?:\.|%2e){2}", re.IGNORECASE)
-# What a segment adds to the depth of a path, if not one.
+# The depth that a segment adds to a path, if it is not one.
 _DEPTHS = {"": 0, ".": 0, "..": -1}
 _DEPLOYMENT = re.compile(rb"/deployments/([^/]+)/chat/completions\Z")
 
-# Ours, but for whom requests are relayed.
+# Paths that the proxy serves itself, but only for clients whose requests it relays.
 COMPACT_PATH = "/v1/compact"
 MCP_PATH = "/mcp"
 OWN_PATHS = frozenset(
@@ -31,21 +31,21 @@ OWN_TREES = frozenset({"admin", "ui", "mcp"})
 
 
 def find_deployment(raw_path: bytes) -> str | None:
-    """The model that an Azure path names, or None."""
-    found = _DEPLOYMENT.search(raw_path)
-    return unquote(found[1].decode("latin-1")) if found else None
+    """Returns the model that an Azure path names, or None."""
+    match = _DEPLOYMENT.search(raw_path)
+    return unquote(match[1].decode("latin-1")) if match else None
 
 
 def replace_deployment(raw_path: bytes, model: str) -> bytes:
-    """The path with another model where Azure names it; any other path as it is."""
-    found = _DEPLOYMENT.search(raw_path)
-    if found is None:
+    """Returns an Azure path with another model; any other path is returned unchanged."""
+    match = _DEPLOYMENT.search(raw_path)
+    if match is None:
         return raw_path
-    return raw_path[: found.start(1)] + quote(model, safe="").encode() + raw_path[found.end(1) :]
+    return raw_path[: match.start(1)] + quote(model, safe="").encode() + raw_path[match.end(1) :]
 
 
 def _is_outside_base(path: bytes) -> bool:
-    """Whether a path, once dots are resolved as the upstream may, is none below where it is appended to."""
+    """Returns whether a path leaves its base once dots are resolved, as the upstream may do."""
     depth = 0
     for segment in unquote(path.decode("latin-1")).split("/"):
         depth += _DEPTHS.get(segment, 1)
@@ -55,11 +55,11 @@ def _is_outside_base(path: bytes) -> bool:
 
 
 def is_own_path(path: str, base_path: str = "") -> bool:
-    """Whether a path is served by us and never relayed.
+    """Returns whether the proxy serves a path itself and never relays it.
 
     Args:
-        path: The decoded path, because that is what our own routes are matched by.
-        base_path: Where ours live instead of the root, such as `/compaction`; empty for the root.
+        path: The decoded path, because our own routes are matched by it.
+        base_path: The path below which our own paths stand, such as `/compaction`; empty for the root.
     """
     if base_path:
         if not path.startswith(base_path):
@@ -75,10 +75,10 @@ def _split_base_url(base_url: str) -> tuple[str, bytes]:
 
 
 def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str, bytes]:
-    """Where a client's request goes: the upstream's origin, and the request target.
+    """Returns where a client's request goes: the upstream's origin, and the request target.
 
     The client's path is appended to the base's. If the base ends in a segment `v1` and the path starts with
-    one, it is taken once. Nothing is decoded or encoded: `%2F` stays `%2F`.
+    one, the segment is taken once. Nothing is decoded or encoded: `%2F` stays `%2F`.
 
     Args:
         base_url: `upstream.base_url`; a trailing slash makes no difference.
@@ -86,7 +86,7 @@ def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str
         query: The query as the client wrote it, without `?`; empty for none.
 
     Raises:
-        RequestRefused: 400, the path would leave the base.
+        RequestRefusedError: 400, the path would leave the base.
     """
     origin, prefix = _split_base_url(base_url)
     if prefix.endswith(b"/v1") and (raw_path == b"/v1" or raw_path.startswith(b"/v1/")):

@@ -1,7 +1,7 @@
-"""The model searches what was removed, in the middle of an answer: the tool is offered, its calls are run.
+"""Lets the model search removed messages in the middle of an answer: offers a tool and runs its calls.
 
-Where an answer ends in calls of the tool alone, the upstream is asked to go on from their results. How the
-client sees one answer of it: `gateway.recall_relay`.
+If an answer ends in calls of this tool alone, the upstream is asked to go on from their results.
+`gateway.recall_relay` joins these answers into one for the client.
 """
 
 import asyncio
@@ -27,23 +27,23 @@ from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.incremental_reader import LITTLE_BYTES
 from compaction_proxy.wires.wire import SearchCall, SearchTool, Wire
 
-# Searches for one answer that take longer together are given up, in seconds: nothing reaches the client then.
+# The time limit for all searches of one answer together, in seconds. The client receives nothing meanwhile.
 SEARCH_S: Final = 5.0
-# Calls of one answer that are run; a model that makes more is told so.
+# The most calls of one answer that are run. A model that makes more calls is told so.
 MAX_CALLS: Final = 8
 
 NOT_NOW: Final = "What was removed cannot be searched right now. Go on without it."
 TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
 NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
 
-# A field that would have an answer packed.
+# The field that lets an upstream compress its answer.
 _ACCEPT_ENCODING: Final = b"accept-encoding"
 
-# Errors that no tool brings about, and what those speak of that one does.
+# Statuses of errors that no tool causes, and the words in an error that a tool causes.
 _ABOUT_THE_CLIENT: Final = frozenset({401, 402, 403, 429})
 _TOOLS: Final = re.compile(rb"tool|function", re.IGNORECASE)
 
-# Requests that are to go on as they came.
+# Statuses of requests that must be forwarded as they came.
 _UNCHANGED_STATUSES: Final = frozenset({CompactionStatus.BYPASSED, CompactionStatus.SHADOW})
 
 # Sends a body to the upstream as the client's next request.
@@ -55,16 +55,16 @@ _log = structlog.get_logger()
 
 
 class ToolOffer(NamedTuple):
-    """A request that the tool was offered with.
+    """A request with which the search tool is offered.
 
     Attributes:
-        raw: Its body, with the tool.
-        bare: The same without it.
-        has_tools: Whether it brings tools of its own.
-        hops: How often its answer may go on.
-        memory: What the tool searches.
-        asker: Who searches.
-        wire: Its wire.
+        raw: The request body with the tool.
+        bare: The request body without the tool.
+        has_tools: Whether the request brings tools of its own.
+        hops: How often the answer may be continued.
+        memory: Searches removed messages.
+        asker: The tenant and the conversation for which the tool searches.
+        wire: The wire of the request.
         tool: The tool on this wire.
     """
 
@@ -79,29 +79,29 @@ class ToolOffer(NamedTuple):
 
     @property
     def tool_tokens(self) -> int:
-        """What the tool takes of the prompt, about, in tokens."""
+        """The approximate size of the tool in the prompt, in tokens."""
         return len(self.tool.json) // 4
 
 
 def apply_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
-    """The request that the tool is offered with, or one by which it goes on; its answer can be read."""
-    kept = [each for each in request.headers if each[0] != _ACCEPT_ENCODING]
+    """Returns a request with the offered tool, or one that continues it. Its answer comes uncompressed."""
+    fields = [each for each in request.headers if each[0] != _ACCEPT_ENCODING]
     body = tool_offer.raw if request.body is tool_offer.bare else request.body
-    return request._replace(headers=[*kept, (_ACCEPT_ENCODING, b"identity")], body=body)
+    return request._replace(headers=[*fields, (_ACCEPT_ENCODING, b"identity")], body=body)
 
 
 async def run_in_worker_if_large(size: int, work: Callable[[], _T]) -> _T:
-    """Work on so many bytes, beside the loop where they are many."""
+    """Runs work on this many bytes: on the event loop if they are few, else in a thread."""
     return work() if size <= LITTLE_BYTES else await asyncio.to_thread(work)
 
 
 async def offer_tool(memory: RecallTool, ask: FitRequest, fit: FitResult) -> ToolOffer | None:
-    """The request with the tool, where it is offered; None: it goes on as it is.
+    """Returns the request with the search tool, or None if the tool is not offered.
 
     Args:
-        memory: What the tool searches.
-        ask: The request as it was read.
-        fit: What is to be forwarded.
+        memory: Searches removed messages.
+        ask: The parsed request.
+        fit: The result of the fit, with the body to forward.
     """
     settings, report, tool = ask.settings, fit.report, ask.body.wire.search_tool
     if tool is None:
@@ -110,50 +110,54 @@ async def offer_tool(memory: RecallTool, ask: FitRequest, fit: FitResult) -> Too
         return None
     last = (ask.body.new_pieces or ask.body.messages)[-1]
     try:
-        found = await run_in_worker_if_large(len(fit.raw), lambda: tool.inspect_tools(fit.raw, TOOL_NAME))
-        begun = is_prefill(last)
+        support = await run_in_worker_if_large(len(fit.raw), lambda: tool.inspect_tools(fit.raw, TOOL_NAME))
+        has_prefill = is_prefill(last)
     except UnreadableBodyError:
         return None
-    wanted = should_offer_tool(
-        settings, compacted=fit.is_compacted, has_tools=found.has_tools, model=ask.model
+    is_wanted = should_offer_tool(
+        settings, compacted=fit.is_compacted, has_tools=support.has_tools, model=ask.model
     )
-    if not found.can_add_tool or begun or not wanted:
+    if not support.can_add_tool or has_prefill or not is_wanted:
         return None
-    known = (
+    known_ids = (
         frozenset(map(format_message_id, fit.usage_basis.prefixes)) if fit.usage_basis else frozenset[str]()
     )
-    asker = RecallContext(ask.tenant, report.conversation, known)
-    raw, hops = add_tool(found, tool.json), settings.recall.max_hops
-    return ToolOffer(raw, fit.raw, found.has_tools, hops, memory, asker, ask.body.wire, tool)
+    asker = RecallContext(ask.tenant, report.conversation, known_ids)
+    raw, hops = add_tool(support, tool.json), settings.recall.max_hops
+    return ToolOffer(raw, fit.raw, support.has_tools, hops, memory, asker, ask.body.wire, tool)
 
 
 async def is_tool_refusal(answer: UpstreamResponse) -> bool:
-    """Whether an error speaks of tools, and so perhaps of ours: of a model, or a list, that takes no more."""
+    """Returns whether an error complains of tools, and so perhaps of the search tool.
+
+    The model may take no tools, or the list of tools may be full.
+    """
     status = answer.response.status
     if status < httpx.codes.BAD_REQUEST or status in _ABOUT_THE_CLIENT:
         return False
-    seen = await answer.peek(PEEK_BYTES)
-    minded = _TOOLS.search(seen) is not None and parse_overflow(status, seen) is None
-    if minded:
+    beginning = await answer.peek(PEEK_BYTES)
+    is_refusal = _TOOLS.search(beginning) is not None and parse_overflow(status, beginning) is None
+    if is_refusal:
         _log.warning(RECALL_FAILED, error="tool-refused", status=status)
-    return minded
+    return is_refusal
 
 
 class RecallLoop:
-    """How the answer to one request goes on.
+    """Continues the answer to one request after calls of the search tool.
 
     Args:
-        tool_offer: The request.
-        send_body: Sends what it goes on by.
-        content_type: Content type of its first answer.
+        tool_offer: The request with the offered tool.
+        send_body: Sends the body of a continuation to the upstream.
+        content_type: The content type of the upstream's first answer.
 
     Attributes:
-        dialect: The wire.
+        wire: The wire of the request.
         tool: The tool on this wire.
-        hops: How often it went on.
+        hops: How often the answer has been continued.
         code: The status that the client got.
         tap: Watches what the client gets.
-        first: Watches the upstream's first answer, whose count is of the request as it was sized.
+        first_tap: Watches the upstream's first answer, whose token count is that of the request as it was
+            sized.
     """
 
     def __init__(self, tool_offer: ToolOffer, send_body: SendBody, content_type: str) -> None:
@@ -168,21 +172,22 @@ class RecallLoop:
         self.first_tap = tool_offer.wire.open_tap(content_type, "")
 
     def can_continue(self, after: int = 0) -> bool:
-        """Whether it may go on once more, after so many hops from now."""
+        """Returns whether the answer may be continued once more after this many further continuations."""
         return self.hops + after < self._offer.hops
 
     async def continue_after_calls(
         self, message: dict[str, Any], calls: Sequence[SearchCall]
     ) -> UpstreamResponse:
-        """Run these calls, and have the upstream go on from what they give; its next answer.
+        """Runs these calls, lets the upstream go on from their results, and returns its next answer.
 
         Args:
-            message: What the answer said that made them (`go_on` of a joiner).
+            message: What the answer with the calls said (`StreamJoiner.start_next_answer` or
+                `AnswerJoiner.get_assistant_message`).
             calls: Calls of the tool.
 
         Raises:
-            Overloaded: See `open_answer`.
-            UpstreamError: Likewise.
+            OverloadedError: See `send_request`.
+            UpstreamError: See `send_request`.
         """
         self.hops += 1
         turn = self.tool.build_turn(message, await self._run_calls(calls))
@@ -194,13 +199,13 @@ class RecallLoop:
         return answer
 
     async def _send_turn(self, turn: list[dict[str, Any]]) -> UpstreamResponse:
-        made, said = self._offer, [*self._said, *turn]
-        # Where there are no tools at all, a server may refuse the calls that stand in the conversation.
-        last = made.bare if made.has_tools else self.tool.forbid_calls(made.raw)
-        if made.has_tools and self.tool.binds_tools(said):
-            last = made.raw  # a further call is left out of the answer
-        raw = made.raw if self.can_continue() else last
-        return await self._send_body(await asyncio.to_thread(self.tool.continue_request, raw, said))
+        offer, turns = self._offer, [*self._said, *turn]
+        # In a request without any tools, a server may refuse the calls that stand in the conversation.
+        last = offer.bare if offer.has_tools else self.tool.forbid_calls(offer.raw)
+        if offer.has_tools and self.tool.binds_tools(turns):
+            last = offer.raw  # a further call is left out of the client's answer
+        raw = offer.raw if self.can_continue() else last
+        return await self._send_body(await asyncio.to_thread(self.tool.continue_request, raw, turns))
 
     async def _run_calls(self, calls: Sequence[SearchCall]) -> list[str]:
         until = asyncio.get_running_loop().time() + SEARCH_S
@@ -216,20 +221,20 @@ class RecallLoop:
 
 
 async def _close_if_too_long(answer: UpstreamResponse) -> bool:
-    """Whether the upstream refuses a request for its length, by status or inside a stream; closed then.
+    """Closes an answer that refuses the request for its length, by status or inside a stream.
 
-    So is one that nobody waits for any more.
+    Returns whether it closed the answer. An answer is also closed if the wait for its beginning is cancelled.
     """
-    kept = False
+    is_kept = False
     try:
         status = answer.response.status
-        seen = await answer.peek(1 if status == httpx.codes.OK else PEEK_BYTES)
-        fine = status == httpx.codes.OK and b"error" not in seen[:PEEK_BYTES]
-        kept = fine or parse_overflow(status, seen, answer.get_field(b"content-encoding")) is None
+        beginning = await answer.peek(1 if status == httpx.codes.OK else PEEK_BYTES)
+        is_fine = status == httpx.codes.OK and b"error" not in beginning[:PEEK_BYTES]
+        is_kept = is_fine or parse_overflow(status, beginning, answer.get_field(b"content-encoding")) is None
     finally:
-        if not kept:
+        if not is_kept:
             await answer.aclose()
-    return not kept
+    return not is_kept
 
 
 def _log_recall_failed(error: BaseException) -> None:

@@ -1,8 +1,8 @@
-"""One answer for the client, however many answers of the upstream it is made of (`gateway.recall_loop`).
+"""Joins one or several answers of the upstream into one answer for the client (`gateway.recall_loop`).
 
-Its head is that of the upstream's first answer. Where a later one fails, a client that has got nothing yet
-gets that failure. One that has got the beginning of a stream is told of it in an event, and then cut: no
-answer of ours looks whole that is not.
+The head is that of the upstream's first answer. If a later answer fails, a client that has received nothing
+yet gets that failure. A client that has received the beginning of a stream is told of the failure in an
+event, and the stream is then cut: an incomplete answer never looks complete.
 """
 
 import asyncio
@@ -25,16 +25,18 @@ from compaction_proxy.gateway.upstream import PEEK_BYTES, UpstreamResponse, rela
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import TAP_FAILED
 from compaction_proxy.wires.chat.continuation import encode_ascii_json
-from compaction_proxy.wires.decompress import IDENTITY, Inflater
+from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.wire import AnswerJoiner, StreamJoiner
 
-# An answer that is no stream is looked into up to so many bytes, packed or not, and is passed on beyond.
+# The most bytes of an answer, compressed or not, that are searched for calls if it is no stream. A longer
+# answer is passed on unread.
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
-# As much is inflated of a stream that came packed although it was not to be, and so much at once.
+# The most bytes that are inflated of a stream that came compressed although we asked for a plain one, and the
+# compressed bytes that are inflated at once.
 MAX_INFLATED_BYTES: Final = 256 * 1024 * 1024
 INFLATE_STEP_BYTES: Final = 4_096
-# An upstream that has said it is done is given so long to end its answer, in seconds, so that the connection
-# may serve again.
+# An upstream that has marked its answer as done gets this many seconds to end it, so that the connection can
+# be used again.
 LINGER_S: Final = 1.0
 
 _FRAMING: Final = frozenset({b"content-length", b"content-encoding"})
@@ -48,15 +50,16 @@ ExtraHeaders = Sequence[tuple[bytes, bytes]]
 async def relay_with_recall(
     recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra: ExtraHeaders
 ) -> bool:
-    """Relay an answer of status 200, going on where it calls the tool; whether the client got all of it.
+    """Relays an answer of status 200, and continues it where it calls the tool.
 
-    Every answer is closed. One that nobody can read but the client goes on as it is.
+    Returns whether the client got all of it. Every answer is closed. An answer that only the client can
+    decompress is relayed unchanged.
 
     Args:
-        recall_loop: How it goes on.
-        answer: The upstream's first one.
-        send: The client's ASGI channel.
-        extra: Header fields of ours.
+        recall_loop: Continues the answer.
+        answer: The upstream's first answer.
+        send: The client's ASGI send channel.
+        extra: Our own header fields.
     """
     if not _is_plain(answer) and Inflater(answer.get_field(b"content-encoding"), 0).failed:
         return await _relay_unchanged(recall_loop, answer, send, extra)
@@ -84,9 +87,9 @@ def _is_plain(answer: UpstreamResponse) -> bool:
 
 
 def _build_headers(first: HttpResponse, extra: ExtraHeaders) -> Headers:
-    """The fields of the first answer, without what speaks of its bytes."""
-    kept = to_client_headers(first.status, first.headers)
-    return [*[each for each in kept if each[0].lower() not in _FRAMING], *extra]
+    """Returns the header fields of the first answer, without those that describe its bytes."""
+    fields = to_client_headers(first.status, first.headers)
+    return [*[each for each in fields if each[0].lower() not in _FRAMING], *extra]
 
 
 async def _relay_stream(
@@ -99,8 +102,8 @@ async def _relay_stream(
         await _forward_stream(stream, answer, client)
         while calls := stream.calls:
             await answer.aclose()
-            going_on = partial(stream.start_next_answer, may_answer_calls=recall_loop.can_continue(1))
-            message = await run_in_worker_if_large(stream.buffered_bytes, going_on)
+            start_next = partial(stream.start_next_answer, may_answer_calls=recall_loop.can_continue(1))
+            message = await run_in_worker_if_large(stream.buffered_bytes, start_next)
             answer = await recall_loop.continue_after_calls(message, calls)
             if answer.response.status != httpx.codes.OK or not _is_stream(answer):
                 await client.send_data(stream.write_error(await _build_stream_error(answer, recall_loop)))
@@ -118,11 +121,11 @@ async def _relay_stream(
 
 
 class _ClientStream:
-    """The client's side of a stream.
+    """Sends a stream to the client, and feeds the taps.
 
     Args:
-        recall_loop: Whose taps watch.
-        send: The client's ASGI channel.
+        recall_loop: Holds the taps.
+        send: The client's ASGI send channel.
     """
 
     __slots__ = ("_send", "course")
@@ -132,24 +135,24 @@ class _ClientStream:
         self._send = send
 
     async def send_data(self, data: bytes) -> None:
-        """Send what there is."""
+        """Sends data to the client and to the tap of the client's answer. Sends nothing if it is empty."""
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             with suppress_and_report(_log_tap_failed):
                 self.course.tap.feed(data)
 
     def observe_upstream(self, data: bytes) -> None:
-        """The upstream has said this."""
+        """Feeds data from the upstream to the tap of its first answer, unless a later answer has begun."""
         if not self.course.hops:
             with suppress_and_report(_log_tap_failed):
                 self.course.first_tap.feed(data)
 
 
 async def _forward_stream(stream: StreamJoiner, answer: UpstreamResponse, client: _ClientStream) -> None:
-    """Pass one answer of the upstream on, but for what is hidden.
+    """Forwards one answer of the upstream, except for what is hidden from the client.
 
     Raises:
-        httpx.TransportError: It was cut, or cannot be read.
+        httpx.TransportError: The answer was cut or cannot be decompressed.
     """
     packed = (
         None if _is_plain(answer) else Inflater(answer.get_field(b"content-encoding"), MAX_INFLATED_BYTES)
@@ -167,7 +170,11 @@ async def _forward_stream(stream: StreamJoiner, answer: UpstreamResponse, client
 
 
 async def _read_until(answer: UpstreamResponse, until: float | None) -> bytes:
-    """The next bytes; of an answer that is done and goes on in another one, what comes until then."""
+    """Returns the next bytes of an answer; empty at its end.
+
+    `until` is the deadline for an answer that is done and continues in another one. A cut then counts as its
+    end.
+    """
     if until is None:
         return await answer.read()
     with suppress(TimeoutError, httpx.TransportError):
@@ -187,30 +194,30 @@ def _inflate_chunks(chunk: bytes, packed: Inflater | None) -> Iterator[bytes]:
 
 
 async def _build_stream_error(answer: UpstreamResponse, recall_loop: RecallLoop) -> bytes:
-    """The error that tells a client why a stream does not go on; in the upstream's words, if it has any."""
+    """Returns the error that tells a client why a stream ends early, if possible in the upstream's words."""
     body = await _peek_whole_body(answer, PEEK_BYTES)
     try:
-        told = json.loads(body or b"")
+        payload = json.loads(body or b"")
     except (ValueError, RecursionError):
-        told = None
-    if isinstance(told, dict) and told.get("error"):
-        return encode_ascii_json(told)
+        payload = None
+    if isinstance(payload, dict) and payload.get("error"):
+        return encode_ascii_json(payload)
     return recall_loop.wire.encode_error(UpstreamError(*_BROKEN))
 
 
 async def _relay_whole(
     recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra: ExtraHeaders
 ) -> bool:
-    hidden, first = recall_loop.tool.open_answer(TOOL_NAME), answer.response
+    joiner, first = recall_loop.tool.open_answer(TOOL_NAME), answer.response
     try:
-        told = await _join_answer(hidden, answer, recall_loop)
-        while told is None:
+        body = await _join_answer(joiner, answer, recall_loop)
+        while body is None:
             await answer.aclose()
-            answer = await recall_loop.continue_after_calls(hidden.get_assistant_message(), hidden.calls)
+            answer = await recall_loop.continue_after_calls(joiner.get_assistant_message(), joiner.calls)
             if answer.response.status != httpx.codes.OK:
                 break
-            told = await _join_answer(hidden, answer, recall_loop)
-        if not told:  # an error, or what was never looked into
+            body = await _join_answer(joiner, answer, recall_loop)
+        if not body:  # an error, or an answer that was not searched for calls
             return await _relay_unchanged(recall_loop, answer, send, extra)
     except (OverloadedError, UpstreamError) as error:
         recall_loop.code = error.status
@@ -218,45 +225,47 @@ async def _relay_whole(
         return False
     finally:
         await answer.aclose()
-    headers = [*_build_headers(first, extra), (b"content-length", b"%d" % len(told))]
+    headers = [*_build_headers(first, extra), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": first.status, "headers": headers})
-    await send({"type": "http.response.body", "body": told, "more_body": False})
-    recall_loop.tap.feed(told)
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+    recall_loop.tap.feed(body)
     return True
 
 
 async def _join_answer(
     hidden: AnswerJoiner, answer: UpstreamResponse, recall_loop: RecallLoop
 ) -> bytes | None:
-    """What the client gets; None: the answer goes on; empty: the upstream's own bytes.
+    """Returns the body for the client, or None if the answer has to be continued.
+
+    An empty result means that the upstream's own bytes are relayed.
 
     Raises:
-        UpstreamError: A later answer is none.
+        UpstreamError: A later answer cannot be used.
     """
     body = await _peek_whole_body(answer, MAX_ANSWER_BYTES)
     if not body and not recall_loop.hops:
         return b""
     if not body or (recall_loop.hops and _is_stream(answer)):
         raise UpstreamError(*_BROKEN)
-    told = await run_in_worker_if_large(
+    joined = await run_in_worker_if_large(
         len(body), lambda: hidden.join_answer(body, may_answer_calls=recall_loop.can_continue())
     )
-    if recall_loop.hops and told == b"":
+    if recall_loop.hops and joined == b"":
         raise UpstreamError(*_BROKEN)
     if not recall_loop.hops:
         recall_loop.first_tap.feed(body)
-    return b"" if told is body and not recall_loop.hops else told
+    return b"" if joined is body and not recall_loop.hops else joined
 
 
 async def _peek_whole_body(answer: UpstreamResponse, limit: int) -> bytes | None:
-    """The whole body, inflated; None if it is longer than `limit` bytes, was cut, or cannot be inflated."""
-    seen = await answer.peek(limit + 1)
-    if len(seen) > limit or answer.is_cut:
+    """Returns the whole body, inflated, or None if it exceeds `limit`, was cut or cannot be inflated."""
+    raw = await answer.peek(limit + 1)
+    if len(raw) > limit or answer.is_cut:
         return None
     if _is_plain(answer):
-        return seen
+        return raw
     inflater = Inflater(answer.get_field(b"content-encoding"), limit)
-    body = inflater.feed(seen)
+    body = inflater.feed(raw)
     return None if inflater.failed else body
 
 

@@ -1,4 +1,4 @@
-"""One request on its way through the relay: what is known of it at each stage, and its figures at the end."""
+"""The state of one request on its way through the relay, and its figures at the end."""
 
 import asyncio
 import re
@@ -25,7 +25,8 @@ from compaction_proxy.telemetry.exchange_log import ExchangeRecorder
 from compaction_proxy.telemetry.tracing import RequestTrace
 from compaction_proxy.wires.wire import TokenUsage
 
-# Ids of requests are told apart by the process and a number: they go into logs, and guess nothing.
+# Our request ids consist of an id of the process and a number. They go into logs, and to guess one is of no
+# use.
 _PROCESS = token_hex(5)
 _NUMBERS = count(1)
 _GIVEN = re.compile(rb"[!-~]{1,128}")
@@ -34,7 +35,7 @@ IDEMPOTENCY = b"idempotency-key"
 
 
 def choose_request_id(given: bytes | None) -> str:
-    """The id that the client gave its request (`x-request-id`), if it is fit to be shown; else a new one."""
+    """Returns the request id of the client (`x-request-id`) if it is fit to be shown, else a new one."""
     if given is not None and _GIVEN.fullmatch(given):
         return given.decode("ascii")
     return f"r_{_PROCESS}{next(_NUMBERS):x}"
@@ -42,35 +43,38 @@ def choose_request_id(given: bytes | None) -> str:
 
 @dataclass(slots=True)
 class RequestState:
-    """One request on its way.
+    """The state of one request on its way through the relay.
 
     Attributes:
-        identity: Whose it is.
-        raw: The client's body, decoded, until nobody needs it any more.
-        scope: The request (ASGI), as if its body had come decoded.
-        control: What the client asked of us.
-        size: Bytes of the body, decoded.
-        request_id: Its id.
-        hold: Counts its body.
-        side_kind: Which side call it is: nothing is learned of it, and no conversation notes it; None: it is
-            none.
-        original: The request as it came, as long as that may be forwarded; None: its body was not encoded.
-        opaque: Whether its body is encoded in a way that cannot be undone, so that nothing is read of it.
-        fit: What is forwarded; None where that is the body as it came, unread.
-        ask: The request as it was read.
-        model: The model asked for, as far as it matters.
+        identity: The tenant and the conversation that headers or body name.
+        raw: The client's body, decoded; empty once it is no longer needed.
+        scope: The ASGI scope of the request, as if its body had come decoded.
+        control: What the client asks for in its control headers.
+        size: Size of the decoded body in bytes.
+        request_id: The id of the request.
+        hold: Counts the body within the budget.
+        side_kind: The kind of side call, or None if the request is no side call. Nothing is learned from a
+            side call, and it is recorded for no conversation.
+        original: The request as it came, as long as it may be forwarded; None if its body was not encoded.
+        opaque: Whether the body cannot be decoded, so that nothing in it is read.
+        fit: The result of the fit, with the body to forward. None if the body is forwarded as it came,
+            unread.
+        ask: The parsed request, or None if the request was not read.
+        model: The requested model, where the request is not read; empty if it is unknown.
         code: The upstream's status code; 0 while there is no answer.
-        at: When it came, in seconds since the epoch.
-        started: The same in monotonic seconds.
-        waited_s: Seconds that the upstream was waited for, before its answers began.
-        first_byte_s: Of these, those for the answer that is relayed.
-        overhead_s: Seconds from its coming to its answer's being relayed that were not the upstream's.
-        trace: Follows it; None: nobody does.
-        recovered: Whether the upstream had refused it as too long, and took a shorter one.
-        offer: How the model may search what was removed; None: it may not.
-        trigger: The same request without the compaction trigger that it ends in; None: it ends in none.
-        recall_loop: How its answer goes on; None: nothing is to be looked for in it.
-        search: Looks for its conversation while the answer is relayed; None: nothing does.
+        at: The time when the request came, in seconds since the epoch.
+        started: The time when the request came, in monotonic seconds.
+        waited_s: Seconds that the proxy waited for the upstream before its answers began.
+        first_byte_s: The part of `waited_s` that belongs to the answer that is relayed; None before the first
+            call.
+        overhead_s: Seconds from the arrival of the request until its answer is relayed, without `waited_s`.
+        trace: Records the spans of the request. None disables tracing.
+        recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
+        offer: The request with the search tool; None if the tool is not offered.
+        trigger: The same request without the compaction trigger at its end; None if it has no trigger.
+        recall_loop: Continues the answer after calls of the search tool; None if the answer is relayed
+            directly.
+        search: The task that looks for the conversation while the answer is relayed; None if there is none.
     """
 
     identity: Identity
@@ -101,17 +105,17 @@ class RequestState:
 
     @property
     def conversation(self) -> str | None:
-        """The conversation, as far as it is known."""
+        """The id of the conversation, as far as it is known."""
         return (self.fit.report.conversation if self.fit else None) or self.identity.conversation
 
     @property
     def _recorded_conversation(self) -> str | None:
-        """The conversation that it is noted of."""
+        """The id of the conversation that the request is recorded for; None for a side call."""
         return self.conversation if self.side_kind is None else None
 
     @property
     def should_learn(self) -> bool:
-        """Whether anything is done with what its answer says."""
+        """Whether anything is learned from the answer."""
         return self.ask is not None or self.conversation is not None or self.search is not None
 
     @property
@@ -121,7 +125,7 @@ class RequestState:
 
     @property
     def prefix_digests(self) -> tuple[bytes, ...]:
-        """Prefix digests of the client's messages; none where they were not read."""
+        """The prefix digests of the client's messages; empty if they were not read."""
         return (
             self.fit.usage_basis.prefixes
             if self.fit and self.fit.usage_basis and self.side_kind is None
@@ -130,75 +134,78 @@ class RequestState:
 
     @property
     def token_estimates(self) -> tuple[int, int]:
-        """Our own counts of what the client sent and of what was forwarded; zeros where it was not read."""
+        """Our own token counts of the client's request and of the forwarded one; zeros if it was not read."""
         return (self.fit.client_tokens, self.fit.estimate) if self.fit else (0, 0)
 
     def drop_reused_idempotency_key(self, request: HttpRequest) -> HttpRequest:
-        """A request of it; the client's idempotency key names the first only: others have other bodies."""
+        """Returns an upstream request without the client's idempotency key, unless it is the first one.
+
+        The key names the first request only, because later ones have other bodies.
+        """
         if self.first_byte_s is None:
             return request
         return request._replace(headers=[each for each in request.headers if each[0] != IDEMPOTENCY])
 
     def record_wait(self, seconds: float) -> None:
-        """The upstream has answered, or failed to, after so long."""
-        if self.recall_loop is None:  # else it has answered long ago, and goes on
+        """Records that the upstream answered, or failed to answer, after this many seconds."""
+        if self.recall_loop is None:  # later calls continue an answer that has already begun
             self.waited_s += seconds
             self.first_byte_s = seconds
 
     def record_overhead(self) -> None:
-        """From here on the client waits for nobody but the upstream."""
+        """Records our own share of the time so far. From here on the client waits only for the upstream."""
         self.overhead_s = time.perf_counter() - self.started - self.waited_s
 
     def build_headers(self) -> Headers:
-        """Our response headers; a request that passed the gate carries its status only."""
+        """Builds our response headers. A request that passed the gate gets only its status."""
         if self.fit is None:
             return UNREAD_HEADERS
         if self.ask is None:
             return build_report_headers(self.fit.report)
-        told = build_report_headers(self.fit.report, self.overhead_s)
-        told.append((b"x-compaction-request-id", self.request_id.encode()))
-        return told
+        headers = build_report_headers(self.fit.report, self.overhead_s)
+        headers.append((b"x-compaction-request-id", self.request_id.encode()))
+        return headers
 
     def to_fit_result(self) -> FitResult:
-        """What is forwarded, as a fit in any case."""
+        """Returns the result of the fit, or one that holds the unchanged body if there is none."""
         return self.fit or FitResult(self.raw, 0, _NOTHING)
 
     def release_bodies(self) -> None:
-        """Let go of what nobody needs while the answer streams: bodies as they came, and those not read."""
-        self.original = None  # what may be sent from here on is changed
+        """Frees what is not needed while the answer streams: the original body, and one that was not read."""
+        self.original = None  # any request that is sent from here on differs from it
         if self.ask is None:
             self.raw = b""
             self.hold.release()
             self.fit = self.fit and replace(self.fit, raw=b"")
 
     def to_completed_request(self, usage: TokenUsage | None) -> CompletedRequest:
-        """What is left to do, now that the client has its answer."""
+        """Returns the record of the request for the work that follows its answer."""
         model = self.ask.model if self.ask else self.model
-        whose = self.identity.tenant, self._recorded_conversation, model, self.request_id
+        identity_fields = self.identity.tenant, self._recorded_conversation, model, self.request_id
         fit = self.fit
         if self.offer is not None and fit is not None and fit.estimate:
             fit = replace(fit, estimate=fit.estimate + self.offer.tool_tokens)
         if (
             self.recall_loop is not None and self.recall_loop.hops
-        ):  # the others had more to read than was sized
+        ):  # later answers had more input than was sized
             usage = self.recall_loop.first_tap.result()
         side = self.side_kind is not None
         return CompletedRequest(
-            *whose, usage, self.scope, self.ask, fit, self.has_failed, self.recovered, side
+            *identity_fields, usage, self.scope, self.ask, fit, self.has_failed, self.recovered, side
         )
 
     def record_end(self, usage: TokenUsage | None, origin: str, notes: ExchangeRecorder) -> None:
-        """Tell those who listen that it has ended; of what the upstream was never asked nothing is noted.
+        """Records the figures of the request, unless the upstream was never asked, and ends its trace.
 
         Args:
-            usage: What the upstream counted, if it said so.
-            origin: Of the upstream.
-            notes: Where it is noted.
+            usage: The token counts that the upstream reported, if any.
+            origin: The origin of the upstream.
+            notes: Records the figures.
         """
         first_s = self.first_byte_s
         if self.fit is None and first_s is not None:
-            whose = self.identity.tenant, self._recorded_conversation, origin
-            notes.record_unread(*whose, self.model, self.code, self._build_unread(usage, first_s))
+            account = self.identity.tenant, self._recorded_conversation, origin
+            notes.record_unread(*account, self.model, self.code, self._build_unread(usage, first_s))
         if self.fit is None and self.trace is None:
             return
         exchange = self.build_exchange(usage)
@@ -215,7 +222,7 @@ class RequestState:
             self.trace.end_request(exchange, self.conversation)
 
     def _compute_upstream_s(self, first_s: float) -> float:
-        """Seconds from asking the upstream to the end of its answer, which is now."""
+        """Returns the seconds from the call of the upstream to the end of its answer, which is now."""
         return time.perf_counter() - self.started - self.overhead_s - self.waited_s + first_s
 
     def _build_unread(self, usage: TokenUsage | None, first_s: float) -> UnreadExchange:
@@ -226,7 +233,7 @@ class RequestState:
         return UnreadExchange(self.at, self.request_id, self.size, prompt, completion, cached, *times)
 
     def build_exchange(self, usage: TokenUsage | None) -> Exchange:
-        """The request and its answer as figures."""
+        """Returns the figures of the request and its answer."""
         first_s = self.first_byte_s
         upstream_s = None if first_s is None else self._compute_upstream_s(first_s)
         report = self.fit.report if self.fit else _NOTHING
@@ -256,11 +263,14 @@ class RequestState:
         )
 
     def _count_recalls(self, usage: TokenUsage | None) -> tuple[int | None, int | None, int | None]:
-        """How often the answer went on, and what of `usage` that took; None: it did not, or nobody said."""
+        """Returns how often the answer was continued, and how many prompt and cached tokens that took.
+
+        All are None if the answer was not continued. The tokens are None if the upstream did not report them.
+        """
         if self.recall_loop is None or not self.recall_loop.hops:
             return None, None, None
         first = self.recall_loop.first_tap.result()
         if usage is None or first is None:
             return self.recall_loop.hops, None, None
-        more = usage.prompt_tokens - first.prompt_tokens, usage.cached_tokens - first.cached_tokens
-        return self.recall_loop.hops, max(0, more[0]), max(0, more[1])
+        extra = usage.prompt_tokens - first.prompt_tokens, usage.cached_tokens - first.cached_tokens
+        return self.recall_loop.hops, max(0, extra[0]), max(0, extra[1])

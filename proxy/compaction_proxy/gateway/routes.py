@@ -10,7 +10,7 @@ from compaction_proxy.gateway.paths import COMPACT_PATH
 
 _COMPACT: Final = "compact"
 _COMPACT_SUMMARY: Final = "Compact a list of messages"
-# The usual path of each wire, its summary, and the document that defines its body.
+# By wire: the usual path, the summary for OpenAPI, and the document that defines the body.
 _WIRES: Final = {
     "chat": (
         "/v1/chat/completions",
@@ -26,15 +26,15 @@ _STREAM: Final = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
 class RelayRoute(APIRoute):
-    """A route whose requests go to an ASGI application as they are: FastAPI reads and checks nothing.
+    """A route that hands its requests to an ASGI application unchanged: FastAPI reads and checks nothing.
 
     Args:
         path: The path of the requests.
-        handler: Answers them.
-        name: A wire's name, or `compact`.
+        handler: The application that answers them.
+        name: The name of a wire, or `compact`.
         summary: What the endpoint does, in a few words.
-        description: The same in sentences.
-        streams: Whether it may answer an event stream.
+        description: What the endpoint does, in sentences.
+        streams: Whether the endpoint may answer with an event stream.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RelayRoute(APIRoute):
 
 
 def _declare_no_parameters() -> None:
-    """Has the signature that FastAPI describes: none. Requests go to the handler of the route."""
+    """Has the signature that FastAPI describes: no parameters. The handler of the route gets the requests."""
 
 
 def create_relay_routes(
@@ -67,7 +67,7 @@ def create_relay_routes(
     Args:
         wires: The handlers by the wire's name.
         compact: The handler of `/v1/compact`.
-        base_path: Where our own paths live instead of the root.
+        base_path: The path below which our own paths stand; empty for the root.
     """
     for name, (path, summary, reference) in _WIRES.items():
         description = (

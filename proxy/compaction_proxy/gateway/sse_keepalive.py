@@ -1,9 +1,9 @@
-"""Long silences of an event stream, in which a comment tells everybody on the way that it is not over.
+"""Sends comments in the long silences of an event stream, so that no hop ends the connection.
 
 Load balancers, tunnels and some clients end a connection on which nothing has come for a minute, and models
-think for longer. A comment (a line that begins with a colon) is no event: readers pass over it. It stands
-between two events only, and only where the bytes are the text itself: nothing can be put into a packed body,
-or into one whose length was told.
+think for longer. A comment (a line that begins with a colon) is no event, and readers skip it. A comment may
+stand only between two events, and only where the bytes are the text itself: nothing can be inserted into a
+compressed body, or into a body whose length was declared.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from starlette.types import Message, Send
 from compaction_proxy.gateway.headers import EVENT_STREAM, build_header_map
 
 COMMENT: Final = b": keep-alive\n\n"
-# How a stream ends that is between two events: a line's end, and a blank line's. CR LF CR is none: an LF
-# may follow that belongs to it.
+# The last bytes of a stream that stands between two events: the end of a line, and the end of a blank line.
+# CR LF CR is not among them, because an LF that belongs to it may follow.
 BORDERS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 BORDER_BYTES: Final = 3
 
@@ -26,9 +26,9 @@ _BODY: Final = "http.response.body"
 
 @contextmanager
 def send_keepalives(send: Send, silence_s: float) -> Iterator[Send]:
-    """A client's ASGI channel, on which an event stream is never silent for longer than `silence_s` seconds.
+    """Yields a client's ASGI channel on which an event stream is never silent for longer than `silence_s`.
 
-    Nothing is sent before the head of the answer, behind its end, or once the context is left.
+    Nothing is sent before the head of the answer, after its end, or once the context is left.
     """
     channel = _KeepaliveChannel(send, silence_s)
     try:
@@ -38,7 +38,7 @@ def send_keepalives(send: Send, silence_s: float) -> Iterator[Send]:
 
 
 def can_take_comments(head: Message) -> bool:
-    """Whether comments may stand in the body that follows this `http.response.start`."""
+    """Returns whether comments may stand in the body that follows this `http.response.start`."""
     fields = build_header_map([(name.lower(), held) for name, held in head.get("headers", ())])
     plain = fields.get(b"content-encoding", b"").strip().lower() in {b"", b"identity"}
     kind = fields.get(b"content-type", b"").strip().lower()
@@ -46,7 +46,10 @@ def can_take_comments(head: Message) -> bool:
 
 
 class _KeepaliveChannel:
-    """Passes on what is sent, and keeps the time: one timer for a stream, put off when it rings too early."""
+    """Passes messages on, and sends a comment when the stream is silent for too long.
+
+    A stream has one timer, which is postponed if it fires too early.
+    """
 
     __slots__ = ("_busy", "_comment", "_heard_at", "_loop", "_send", "_silence_s", "_tail", "_timer")
 
@@ -57,11 +60,11 @@ class _KeepaliveChannel:
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
         self._heard_at = 0.0
-        self._tail = BORDERS[0]  # the beginning is a border, too
+        self._tail = BORDERS[0]  # a comment may also stand at the beginning
         self._busy = False
 
     async def __call__(self, message: Message) -> None:
-        """Pass a message on (ASGI)."""
+        """Passes a message on (ASGI)."""
         if self._timer is None:
             await self._send(message)
             if message["type"] != _BODY and can_take_comments(message):
@@ -72,7 +75,7 @@ class _KeepaliveChannel:
             self._stop_timer()
         self._busy = True
         if self._comment is not None:
-            await self._comment  # it is on its way: this stands behind it
+            await self._comment  # a comment is being sent: the message must follow it
         await self._send(message)
         self._busy = False
         self._heard_at = self._loop.time()
@@ -82,7 +85,7 @@ class _KeepaliveChannel:
         )
 
     def close(self) -> None:
-        """Say nothing more, not even what has been begun."""
+        """Stops all comments, even one that is being sent."""
         self._stop_timer()
         if self._comment is not None:
             self._comment.cancel()
@@ -96,7 +99,7 @@ class _KeepaliveChannel:
         self._timer = self._loop.call_at(self._heard_at + self._silence_s, self._check_silence)
 
     def _check_silence(self) -> None:
-        """Say something if nothing was said for as long, and look again."""
+        """Sends a comment if the stream has been silent for long enough, and schedules the next check."""
         now = self._loop.time()
         if now >= self._heard_at + self._silence_s:
             self._heard_at = now

@@ -1,4 +1,4 @@
-"""Whom to ask for a summary, and with whose credentials (DESIGN.md §5.11)."""
+"""Chooses the models to ask for a summary, and the credentials for that (DESIGN.md §5.11)."""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import Wire
 
-# A cheap model for summaries, by the provider's host; where a provider does not know it (any more), the
+# A cheap model for summaries, by the provider's host. If a provider does not know the model (any more), the
 # request's own model is asked instead. Names as of 2026-11.
 CHEAP_MODELS = MappingProxyType(
     {
@@ -32,9 +32,9 @@ CHEAP_MODELS = MappingProxyType(
         "openrouter.ai": "openai/gpt-5.4-mini",
     }
 )
-# What a provider may need beside the credential to know whom to bill.
+# Fields that a provider may need beside the credential to know which account to bill.
 _ACCOUNT_HEADERS = frozenset({b"openai-organization", b"openai-project"})
-# What says how the provider is to read a request, and what it allows with this credential.
+# Fields that say how the provider is to read a request, and what it allows with this credential.
 _READING_HEADERS = frozenset({b"anthropic-version", b"anthropic-beta"})
 
 
@@ -45,10 +45,11 @@ def _choose_credentials(
     headers: Sequence[tuple[bytes, bytes]],
     wire: Wire,
 ) -> dict[str, str]:
-    """The summary model's own key, else ours for the upstream, else the client's.
+    """Returns the summary model's own key, else ours for the upstream, else the client's, as header fields.
 
-    The last two never leave for another origin than the upstream's: the configuration sees to it. Nor does
-    the first: named without a URL of its own, it is for `upstream.base_url`, and no wire's other provider.
+    The last two never go to another origin than the upstream's: the configuration rules this out. Neither
+    does the first: without a URL of its own it is meant for `upstream.base_url`, and not for the other
+    provider of a wire.
     """
     own = summary.api_key.get_secret_value()
     if not own or _is_other_provider(config, summary, upstream):
@@ -57,26 +58,27 @@ def _choose_credentials(
 
 
 def _is_other_provider(config: Config, summary: SummarySection, upstream: Upstream) -> bool:
-    """Whether a summary is asked of a wire's own provider, which `summary` does not speak of."""
+    """Returns whether a summary comes from a wire's own provider, which `summary` does not configure."""
     return not summary.base_url and parse_origin(upstream.base_url) != parse_origin(config.upstream.base_url)
 
 
 def build_credentials(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Our key for the upstream, else the client's own, as header fields of a call of ours to it."""
-    wanted = CREDENTIALS | _ACCOUNT_HEADERS | _READING_HEADERS
-    shown = [(key, held) for key, held in headers if key in wanted]
+    """Returns our key for the upstream, else the client's own, as header fields for our own calls."""
+    forwarded_names = CREDENTIALS | _ACCOUNT_HEADERS | _READING_HEADERS
+    fields = [(key, held) for key, held in headers if key in forwarded_names]
     if upstream.api_key:
-        shown = [field for field in shown if field[0] in _READING_HEADERS]
-        shown = [*shown, build_credential(headers, upstream.api_key, upstream.key_field)]
-    return {key.decode("latin-1"): held.decode("latin-1") for key, held in shown}
+        fields = [field for field in fields if field[0] in _READING_HEADERS]
+        fields = [*fields, build_credential(headers, upstream.api_key, upstream.key_field)]
+    return {key.decode("latin-1"): held.decode("latin-1") for key, held in fields}
 
 
 def _choose_models(
     asked: str | None, policy: Policy, base_url: str, own: str, *, other_provider: bool
 ) -> tuple[str, ...]:
-    """Who is asked, in order: whom the configuration names, else whom the strategy wants.
+    """Returns the models to ask, in order: those that the configuration names, else those of the strategy.
 
-    A model that it names is not known `other_provider`.
+    With `other_provider`, a model that the configuration names is ignored, because the provider does not know
+    it.
     """
     if other_provider and asked not in {"none", "same"}:
         asked = None
@@ -86,12 +88,12 @@ def _choose_models(
     if asked == "same" or (asked is None and (shape.model == "same" or shape.form == "aligned")):
         return (own,)
     cheap = CHEAP_MODELS.get(urlsplit(base_url).hostname or "")
-    named = asked or cheap or own
-    return (named,) if asked or named == own else (named, own)
+    first_choice = asked or cheap or own
+    return (first_choice,) if asked or first_choice == own else (first_choice, own)
 
 
 def _build_url(base_url: str | None, upstream: Upstream, scope: Scope, model: str, wire: Wire) -> str:
-    """Where a model is asked: at the summary's own provider, else where the client asks for its own."""
+    """Returns the URL for a model: at the summary's own provider, else where the client's request goes."""
     if base_url:
         return base_url.rstrip("/") + wire.call_format.path
     path = replace_deployment(scope["raw_path"], model)
@@ -108,14 +110,14 @@ def build_summary_routes(
     model: str,
     request_wire: Wire = CHAT,
 ) -> tuple[SummaryRoute, ...]:
-    """Whom to ask for a summary of this request, in order; empty: nobody."""
+    """Returns where to ask for a summary of this request, in order. Empty if no model is to be asked."""
     summary = settings.summary
     base_url = summary.base_url or upstream.base_url
     if not summary.api_key.get_secret_value() and parse_origin(base_url) != parse_origin(upstream.base_url):
         return ()  # a credential never goes to a second origin
     wire = WIRES[summary.wire] if summary.base_url else request_wire
-    shown = _choose_credentials(config, summary, upstream, scope["headers"], wire)
-    headers = {**wire.call_format.headers, **shown, HOP_HEADER.decode(): upstream.hop}
+    credentials = _choose_credentials(config, summary, upstream, scope["headers"], wire)
+    headers = {**wire.call_format.headers, **credentials, HOP_HEADER.decode(): upstream.hop}
     return tuple(
         SummaryRoute(
             _build_url(summary.base_url, upstream, scope, name, wire),

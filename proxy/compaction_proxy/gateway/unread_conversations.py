@@ -1,8 +1,8 @@
-"""Finds the conversations of small requests that go on unread and whose clients send no id.
+"""Finds the conversations of small requests that are forwarded unread and whose clients send no id.
 
-A request is read for this once the upstream answers, so that nobody waits. That takes more processor time
-than relaying it. So a busy process reads some of them only: the others are in no conversation's figures, and
-the next one that is read continues the conversation all the same.
+Such a request is read once the upstream answers, so that nobody waits for it. Reading it takes more processor
+time than relaying it. So a busy process reads only some of these requests. The others are in no
+conversation's figures, and the next one that is read continues the conversation all the same.
 """
 
 import asyncio
@@ -25,13 +25,14 @@ from compaction_proxy.wires.project_instructions import (
 )
 from compaction_proxy.wires.wire import Wire
 
-# Larger requests are in no hurry to be listed: they will soon be read anyway.
+# Larger requests are not searched: they will soon be read anyway.
 MAX_BYTES = 786_432
-# What is read in a second, in bytes, and at once after a rest. A request counts as so many bytes more.
+# The bytes that may be read in a second, and at once after a rest. Each request counts as this many bytes
+# more.
 BYTES_PER_S = 524_288
 BURST_BYTES = 1_048_576
 REQUEST_BYTES = 4_096
-# Messages that are read before other requests have their turn.
+# The messages that are parsed before other requests get their turn.
 MESSAGES_AT_ONCE = 64
 TOOLS = b'"tools"'
 
@@ -39,12 +40,12 @@ _log = structlog.get_logger()
 
 
 class UnreadConversationFinder:
-    """Finds conversations of one wire, on one event loop.
+    """Finds the conversations of requests on one wire, on one event loop.
 
     Args:
-        wire: The wire.
-        conversations: Knows how far conversations have come.
-        clock: Monotonic seconds.
+        wire: The wire of the requests.
+        conversations: Finds conversations by their messages.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -62,13 +63,13 @@ class UnreadConversationFinder:
         self._searches: set[asyncio.Task[str | None]] = set()
 
     def start_search(self, tenant: str, raw: bytes, client: str) -> asyncio.Task[str | None] | None:
-        """Begin to look for the conversation of a request. None: it is too large, or there are too many.
+        """Starts to search for the conversation of a request; None if it is too large or too many came.
 
-        The task gives the id of the conversation; None if the request is part of none.
+        The task returns the id of the conversation, or None if the request belongs to none.
 
         Args:
-            tenant: Whose request it is.
-            raw: Its body.
+            tenant: The tenant that sent the request.
+            raw: The request body.
             client: The name of the client, as far as its header fields tell.
         """
         now, size = self._clock(), len(raw) + REQUEST_BYTES
@@ -88,19 +89,19 @@ class UnreadConversationFinder:
         return None
 
     async def _find_conversation(self, tenant: str, raw: bytes, client: str) -> str | None:
-        dialect, body = self._wire, parse_body(raw, self._wire)
+        wire, body = self._wire, parse_body(raw, self._wire)
         records: list[Any] = []
         for start in range(0, len(body.messages), MESSAGES_AT_ONCE):
-            records += map(dialect.parse_message, body.messages[start : start + MESSAGES_AT_ONCE])
+            records += map(wire.parse_message, body.messages[start : start + MESSAGES_AT_ONCE])
             await asyncio.sleep(0)
         messages = tuple(records)
         client = find_client_by_members(body.prompt_members) or find_client_by_messages(messages) or client
         if client:
-            messages = drop_instructions(messages, client, dialect.parse_message)
+            messages = drop_instructions(messages, client, wire.parse_message)
         messages = tuple(each for each in messages if not each.is_privileged)
         if not messages:
             return None
-        prefixes = compute_prefix_digests(messages, dialect.digest_seed)
+        prefixes = compute_prefix_digests(messages, wire.digest_seed)
         return await self._conversations.find_conversation(tenant, messages, prefixes, has_tools=TOOLS in raw)
 
 

@@ -1,4 +1,4 @@
-"""One exchange with the upstream: open it, look at the answer if need be, relay it back byte for byte.
+"""One exchange with the upstream: sends a request, inspects the answer if needed and relays it unchanged.
 
 The engine is called directly, without an `httpx.AsyncClient` on the hot path.
 """
@@ -39,7 +39,7 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import TAP_FAILED
 from compaction_proxy.wires import registry
 
-# How much of an error's body is looked at, in bytes.
+# The most bytes of an error's body that are inspected.
 PEEK_BYTES = 65_536
 
 _log = structlog.get_logger()
@@ -47,17 +47,19 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """Where requests go, and how.
+    """An upstream, and how requests are sent to it.
 
     Attributes:
-        base_url: Absolute; the client's path is appended to it (`gateway.paths.join`).
-        api_key: The proxy's own key, which replaces the client's credentials; empty to pass theirs on.
+        base_url: The absolute base URL, to which the client's path is appended
+            (`gateway.paths.join_upstream_url`).
+        api_key: The proxy's own key, which replaces the client's credentials; empty to pass those on.
         hop: The mark of this installation, 16 hex digits, by which a loop is noticed.
-        engine: What sends.
-        connect_timeout_s: Seconds until a connection must stand.
+        engine: Sends the requests.
+        connect_timeout_s: Seconds until a connection must be established.
         read_timeout_s: Seconds that the upstream may be silent, before the first byte or later.
-        key_field: The header field that shows the key; empty: as the client shows its own.
-        monitor: Reports its failures.
+        key_field: The header field that carries the key; empty for the field in which the client shows its
+            own.
+        monitor: Reports failures of the upstream.
     """
 
     base_url: str
@@ -71,19 +73,19 @@ class Upstream:
 
     @property
     def target(self) -> str:
-        """Scheme, host and port, by which its failures are reported; never credentials or a path."""
+        """Scheme, host and port, under which failures are reported; never credentials or a path."""
         return format_origin(self.base_url)
 
 
 def build_request(
     upstream: Upstream, scope: Scope, body: bytes | AsyncIterator[bytes], length: int | None = None
 ) -> HttpRequest:
-    """The client's request as it goes to the upstream.
+    """Builds the upstream request for a client's request.
 
     Args:
-        upstream: Where it goes.
-        scope: The client's request (ASGI).
-        body: The body to send; a stream is sent as it comes and cannot be replayed.
+        upstream: The upstream to which the request goes.
+        scope: The ASGI scope of the client's request.
+        body: The body to send. A stream is sent as it comes and cannot be replayed.
         length: Declared length of a stream in bytes; None sends it chunked.
     """
     server, target = join_upstream_url(upstream.base_url, scope["raw_path"], scope["query_string"])
@@ -102,14 +104,14 @@ def build_request(
 
 
 class UpstreamResponse:
-    """An upstream's answer whose beginning may have been looked at. Close it, or relay it back.
+    """An upstream's answer whose beginning can be inspected. The caller closes it or relays it.
 
     Args:
-        response: What the engine gave.
-        upstream: Whose answer it is, to report a cut; None reports nothing.
+        response: The response of the engine.
+        upstream: The upstream that answered, for the report of a cut; None reports nothing.
 
     Attributes:
-        response: Status and headers; its body belongs to this record.
+        response: The response of the engine, for status and headers. Only this object reads its body.
     """
 
     __slots__ = ("_coming", "_cut", "_fields", "_seen", "_upstream", "response")
@@ -120,12 +122,12 @@ class UpstreamResponse:
         self._seen: deque[bytes] = deque()
         self._fields: dict[bytes, bytes] | None = None
         self._cut: httpx.TransportError | None = None
-        self._coming: asyncio.Task[bytes] | None = None  # a chunk that was awaited no longer
+        self._coming: asyncio.Task[bytes] | None = None  # a read that a caller no longer waits for
 
     async def peek(self, limit: int) -> bytes:
-        """The beginning of the body: at least `limit` bytes if it has as many, else all there is.
+        """Returns the beginning of the body: at least `limit` bytes if it has as many, else all of it.
 
-        What was read is still relayed. A cut is not reported here but where the body is relayed.
+        What was read is still relayed. A cut is not raised here, but where the body is relayed.
         """
         size = sum(map(len, self._seen))
         try:
@@ -137,7 +139,7 @@ class UpstreamResponse:
         return b"".join(self._seen)
 
     async def peek_next(self) -> bytes:
-        """Returns the next unseen chunk, which is still relayed; empty at the end or at a cut."""
+        """Returns the next chunk that was not seen yet, and still relays it; empty at the end or at a cut."""
         try:
             chunk = b"" if self._cut is not None else await self._read_next()
         except httpx.TransportError as error:
@@ -148,14 +150,14 @@ class UpstreamResponse:
         return chunk
 
     async def peek_within(self, limit: int, seconds: float) -> bytes:
-        """What `peek` says, or what there is after so many seconds; what is late is relayed as it comes."""
+        """Returns what `peek` returns, or what came within `seconds`. Later bytes are still relayed."""
         if self._coming is None:
             self._coming = asyncio.create_task(self.response.read())
         done, _ = await asyncio.wait([self._coming], timeout=seconds)
         return await self.peek(limit) if done else b"".join(self._seen)
 
     async def _read_next(self) -> bytes:
-        """The next chunk from the upstream, or the one that somebody has begun to wait for."""
+        """Returns the next chunk from the upstream, or that of a read that has already begun."""
         coming, self._coming = self._coming, None
         try:
             return await (coming or self.response.read())
@@ -166,14 +168,14 @@ class UpstreamResponse:
 
     @property
     def is_cut(self) -> bool:
-        """Whether `peek` has seen that the upstream was cut."""
+        """Whether `peek` has seen that the answer was cut."""
         return self._cut is not None
 
     async def read(self) -> bytes:
-        """The next chunk of the body, as it came; empty at the end.
+        """Returns the next chunk of the body, as it came; empty at the end.
 
         Raises:
-            httpx.TransportError: The upstream was cut.
+            httpx.TransportError: The answer was cut.
         """
         if self._seen:
             return self._seen.popleft()
@@ -182,13 +184,13 @@ class UpstreamResponse:
         return await self._read_next()
 
     def get_field(self, name: bytes) -> str:
-        """The first value of a header field, empty if there is none; `name` in lower case."""
+        """Returns the first value of a header field; empty if there is none. `name` is in lower case."""
         if self._fields is None:
             self._fields = {key.lower(): held for key, held in reversed(self.response.headers)}
         return self._fields.get(name, b"").decode("latin-1")
 
     async def aclose(self) -> None:
-        """End the exchange; if the body is not at its end, the upstream sees a hang-up."""
+        """Ends the exchange. If the body is not at its end, the connection to the upstream is closed."""
         if self._coming is not None:
             self._coming.cancel()
             await asyncio.gather(self._coming, return_exceptions=True)
@@ -196,10 +198,10 @@ class UpstreamResponse:
 
 
 async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResponse:
-    """Send a request and wait for status and headers of the answer; report a failure of the upstream.
+    """Sends a request, and waits for status and headers of the answer. Reports a failure of the upstream.
 
     Raises:
-        Overloaded: There is no room for another connection; the upstream has seen nothing.
+        OverloadedError: There is no room for another connection; the upstream has seen nothing.
         UpstreamError: 502 `upstream_unreachable` or `upstream_protocol_error`, 504 `upstream_timeout`.
     """
     try:
@@ -207,7 +209,7 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
     except httpx.TransportError as error:
         raise _build_error(upstream, error) from error
     status, monitor = response.status, upstream.monitor
-    if not 200 <= status <= 599:  # an upgrade nobody asked for, or no HTTP status at all
+    if not 200 <= status <= 599:  # an upgrade that nobody asked for, or no HTTP status at all
         monitor.record_invalid_status(upstream.target)
         await response.aclose()
         raise UpstreamError(502, "The upstream's status is not valid.", "upstream_protocol_error")
@@ -217,7 +219,7 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
 
 
 def _build_error(upstream: Upstream, error: httpx.TransportError) -> OverloadedError | UpstreamError:
-    """Report that there is no answer, and build the error for the client."""
+    """Reports that there is no answer, and builds the error for the client."""
     cause = upstream.monitor.record_error(upstream.target, error)
     if cause == OUT_OF_SOCKETS:
         return OverloadedError(RETRY_AFTER_S)
@@ -240,16 +242,16 @@ async def relay_response(
     extra: Sequence[tuple[bytes, bytes]] = (),
     tap: Callable[[bytes], None] | None = None,
 ) -> bool:
-    """Relay an answer to the client as it comes, and close it.
+    """Relays an answer to the client as it comes, and closes it.
 
-    Returns whether it was whole. If the upstream was cut, so is the client: the response is left without
-    its end, and the server closes the connection.
+    Returns whether the answer was complete. If the upstream cuts it, the client is cut, too: the response is
+    left without its end, and the server closes the connection.
 
     Args:
-        answer: What `send_request` gave.
-        send: The client's ASGI channel.
-        extra: Header fields of ours, appended to the upstream's.
-        tap: Sees each chunk after it was sent; its failure is logged and does no harm.
+        answer: The answer that `send_request` returned.
+        send: The client's ASGI send channel.
+        extra: Our own header fields, appended to the upstream's.
+        tap: Gets each chunk after it was sent. A failure of the tap is logged and does no harm.
     """
     response = answer.response
     headers = to_client_headers(response.status, response.headers)
@@ -271,7 +273,11 @@ async def relay_response(
 async def _relay_chunks(
     answer: UpstreamResponse, send: Send, tap: Callable[[bytes], None] | None, length: int | None
 ) -> bytes:
-    """Relay a body but for what may go with its end: the last chunk, where the length tells that one."""
+    """Relays a body without its last chunk, and returns that chunk, so that it is sent with the end.
+
+    The last chunk is recognised by the length. Without a length, the whole body is relayed and nothing is
+    returned.
+    """
     while chunk := await answer.read():
         if length is not None:
             length -= len(chunk)
@@ -294,7 +300,7 @@ async def send_error(
     extra: Sequence[tuple[bytes, bytes]] = (),
     shape: Callable[[ClientFacingError], bytes] = format_openai_error,
 ) -> None:
-    """Answer the client with an error of ours, in the shape of its wire."""
+    """Answers the client with an error of our own, in the shape of its wire."""
     body = shape(error)
     headers: Headers = [
         (b"content-type", b"application/json"),
@@ -308,25 +314,25 @@ async def send_error(
 
 
 CONNECT_TIMEOUT_S = 10.0
-# What every request of an Anthropic client carries, to whatever path.
+# The header field that every request of an Anthropic client carries, on every path.
 ANTHROPIC = b"anthropic-version"
 
 
 def build_upstreams(
     config: Config, engine: HttpEngine, hop: str, monitor: UpstreamMonitor
 ) -> Mapping[str, Upstream]:
-    """Where requests go, by the name of their wire.
+    """Builds the upstreams, by the name of their wire.
 
     Args:
         config: The configuration.
-        engine: What sends.
+        engine: Sends the requests.
         hop: The mark of this installation.
-        monitor: Reports their failures.
+        monitor: Reports failures of the upstreams.
     """
-    made: dict[str, Upstream] = {}
+    upstreams: dict[str, Upstream] = {}
     for wire in WIRES:
         base_url, key = config.upstream.get_provider(wire)
-        made[wire] = Upstream(
+        upstreams[wire] = Upstream(
             base_url=base_url,
             api_key=key,
             hop=hop,
@@ -336,16 +342,16 @@ def build_upstreams(
             key_field=registry.WIRES[wire].key_field,
             monitor=monitor,
         )
-    monitor.keep_targets({each.target for each in made.values()})
-    return MappingProxyType(made)
+    monitor.keep_targets({each.target for each in upstreams.values()})
+    return MappingProxyType(upstreams)
 
 
 def find_wire_name(raw_path: bytes, header_map: Mapping[bytes, bytes]) -> str:
-    """The wire whose provider answers a request that no dialect reads.
+    """Returns the name of the wire whose provider answers a request that the proxy does not read.
 
     Args:
         raw_path: The path as the client wrote it.
-        header_map: The first value of each header field (`headers.first_values`).
+        header_map: The first value of each header field (`headers.build_header_map`).
     """
     if ANTHROPIC in header_map or b"/v1/messages/" in raw_path or raw_path.endswith(b"/v1/messages"):
         return "messages"
@@ -353,6 +359,6 @@ def find_wire_name(raw_path: bytes, header_map: Mapping[bytes, bytes]) -> str:
 
 
 def find_error_encoder(scope: Scope) -> Callable[[ClientFacingError], bytes]:
-    """How clients of this path expect errors."""
+    """Returns the function that encodes errors as clients of this path expect them."""
     wire = registry.WIRES.get(find_wire_name(scope["raw_path"], build_header_map(scope["headers"])))
     return wire.encode_error if wire else format_openai_error

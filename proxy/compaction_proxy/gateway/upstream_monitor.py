@@ -15,10 +15,10 @@ from compaction_proxy.core.upstream_failure import format_status_cause, is_failu
 from compaction_proxy.storage.resilient import Throttle
 from compaction_proxy.support.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVERED
 
-# Pairs of a target and a cause that are remembered in order to log each once a minute.
+# The most pairs of a target and a cause that are remembered in order to log each pair once a minute.
 MAX_PAIRS = 500
 
-# Is given the target and the cause of a failure, on the event loop; must not wait.
+# Receives the target and the cause of a failure, on the event loop. It must not block.
 Count = Callable[[str, str], None]
 
 _log = structlog.get_logger()
@@ -35,7 +35,7 @@ _BEFORE_AN_ANSWER: tuple[tuple[type[httpx.TransportError], str], ...] = (
 _CONNECT_ERRNOS = {
     errno.ECONNREFUSED: causes.CONNECTION_REFUSED,
     errno.ECONNRESET: causes.CONNECTION_RESET,
-    # What the system says when it has no file descriptor, port or buffer left for a connection.
+    # The errors of a system that has no file descriptor, port or buffer left for a connection.
     errno.EMFILE: causes.OUT_OF_SOCKETS,
     errno.ENFILE: causes.OUT_OF_SOCKETS,
     errno.EADDRNOTAVAIL: causes.OUT_OF_SOCKETS,
@@ -44,10 +44,10 @@ _CONNECT_ERRNOS = {
 
 
 def find_cause(error: httpx.TransportError, *, has_head: bool = False) -> str:
-    """The word for an error of the engine.
+    """Returns the cause of an error of the engine, in the words of `core.upstream_failure`.
 
     Args:
-        error: What the engine raised.
+        error: The error that the engine raised.
         has_head: Whether status and headers of the answer had come.
     """
     if has_head:
@@ -64,29 +64,30 @@ def _find_connect_cause(error: BaseException) -> str:
         error = error.__cause__
     if isinstance(error, ssl.SSLError):
         return causes.TLS_FAILED
-    if isinstance(error, socket.gaierror | ValueError):  # ValueError: a name that no name can be
+    if isinstance(error, socket.gaierror | ValueError):  # ValueError: not a possible host name
         return causes.NAME_NOT_RESOLVED
     number = error.errno if isinstance(error, OSError) else None
     return _CONNECT_ERRNOS.get(number or 0, causes.UNREACHABLE)
 
 
 def _ignore_failure(_target: str, _cause: str) -> None:
-    """Count nothing."""
+    """Ignores the failure."""
 
 
 class UpstreamMonitor:
     """Reports failures of all upstreams of a process.
 
-    Of each target and cause one line a minute is logged. Once a target that gave no answer, or one of 5xx,
-    gives another one, one line says so. A successful request costs a look at `failing`.
+    Each pair of target and cause is logged at most once a minute. A target fails if its last answer was
+    missing or had status 5xx. Once it gives another answer, one line reports the recovery. A successful
+    request costs a look at `failing`.
 
     Args:
-        count: Is told of every failure, and of every other answer with an error status.
-        keep: Is told of failures only.
-        clock: Monotonic seconds.
+        count: Receives every failure, and every other answer with an error status.
+        keep: Receives failures only.
+        clock: Returns monotonic seconds.
 
     Attributes:
-        failing: Targets whose last answer was none or one of 5xx, and how often that was so in a row.
+        failing: The targets that fail, and how many answers in a row were missing or had status 5xx.
     """
 
     def __init__(
@@ -99,11 +100,11 @@ class UpstreamMonitor:
         self._count = count
         self._keep = keep
         self._throttle = Throttle[tuple[str, str]](max_keys=MAX_PAIRS, clock=clock)
-        self._logged: set[str] = set()  # failing targets of which a line was logged
+        self._logged: set[str] = set()  # failing targets whose failure was logged
         self.failing: dict[str, int] = {}
 
     def record_error(self, target: str, error: httpx.TransportError) -> str:
-        """Report that no answer came; returns the cause."""
+        """Reports that no answer came. Returns the cause."""
         cause = find_cause(error)
         if cause in causes.LOCAL_CAUSES:
             self._record_failure(target, cause)
@@ -112,15 +113,15 @@ class UpstreamMonitor:
         return cause
 
     def record_invalid_status(self, target: str) -> None:
-        """Report that an answer had a status that is none."""
+        """Reports that an answer had an invalid status."""
         self._record_failing(target, causes.INVALID_ANSWER)
 
     def record_cut(self, target: str, error: httpx.TransportError) -> None:
-        """Report that an answer broke off."""
+        """Reports that an answer broke off."""
         self._record_failure(target, find_cause(error, has_head=True))
 
     def record_status(self, target: str, status: int) -> None:
-        """Report an error status, and the recovery of a target that has failed until now."""
+        """Reports an error status, and the recovery of a target that has failed until now."""
         if is_server_error(status):
             self._record_failing(target, format_status_cause(status))
             return
@@ -132,7 +133,7 @@ class UpstreamMonitor:
             self._count(target, format_status_cause(status))
 
     def keep_targets(self, targets: Collection[str]) -> None:
-        """Let go of failing targets that nobody asks any more: another configuration is in force."""
+        """Forgets failing targets that are no longer used, because another configuration is in force."""
         for target in self.failing.keys() - targets:
             del self.failing[target]
             self._logged.discard(target)
@@ -143,7 +144,7 @@ class UpstreamMonitor:
             self._logged.add(target)
 
     def _record_failure(self, target: str, cause: str) -> bool:
-        """Count a failure; whether it was logged."""
+        """Counts a failure. Returns whether it was logged."""
         self._count(target, cause)
         self._keep(target, cause)
         suppressed = self._throttle.count_suppressed((target, cause))
@@ -155,6 +156,6 @@ class UpstreamMonitor:
 
     def _record_recovery(self, target: str) -> None:
         failures = self.failing.pop(target)
-        if target in self._logged:  # else every second request could have such a line
+        if target in self._logged:  # otherwise every second request could log such a line
             self._logged.discard(target)
             _log.info(UPSTREAM_RECOVERED, target=target, failures=failures)

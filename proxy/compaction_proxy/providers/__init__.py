@@ -1,1 +1,1 @@
-"""What is known of models and upstreams: tokenizers, windows, calibration, prices."""
+"""Facts about models and upstreams: tokenizers, context windows, calibration and prices."""

@@ -1,4 +1,4 @@
-"""Asking an upstream for a model's window, over httpx: best effort, bounded in time and bytes."""
+"""Asks an upstream for a model's context window over HTTP: best effort, bounded in time and bytes."""
 
 import asyncio
 import ipaddress
@@ -13,7 +13,7 @@ import httpx
 _LEAST_TOKENS: Final = 256
 _MOST_TOKENS: Final = 100_000_000
 _MAX_MODELS: Final = 10_000
-# Providers whose lists of models tell no windows; the shipped table knows theirs.
+# Providers whose model lists name no context windows. The shipped table has their windows.
 _SILENT: Final = frozenset(
     {"api.openai.com", "api.anthropic.com", "api.deepseek.com", "api.x.ai", "api.perplexity.ai"}
     | {"generativelanguage.googleapis.com", "api.moonshot.ai", "api.z.ai", "api.minimax.io"}
@@ -23,18 +23,21 @@ _LOCAL_DOMAINS: Final = (".local", ".internal", ".lan", ".home.arpa", ".localhos
 
 
 def build_model_urls(base_url: str, model: str) -> tuple[str, ...]:
-    """Where to ask about a model, in order: the list, then the model alone. Empty: nothing would be told."""
+    """Returns the URLs that may name a model's context window, in order: the list, then the model alone.
+
+    Returns an empty tuple for providers that name no windows.
+    """
     host = (urlsplit(base_url).hostname or "").lower()
     if not host or host in _SILENT or host.endswith(_SILENT_DOMAINS):
         return ()
     start = f"{base_url.rstrip('/')}/models"
-    if not model or ".." in model:  # a name is the client's to choose: it must not lead to another page
+    if not model or ".." in model:  # clients choose the name: it must not lead to another page
         return (start,)
     return (start, f"{start}/{quote(model, safe='/:@', errors='replace')}")
 
 
 def build_local_urls(base_url: str) -> tuple[str, ...]:
-    """The pages of llama.cpp, LM Studio and Ollama, if the upstream may be one: it is not on the internet."""
+    """Returns the pages of llama.cpp, LM Studio and Ollama, or none if the upstream is on the internet."""
     parts = urlsplit(base_url)
     if not _is_local((parts.hostname or "").lower()):
         return ()
@@ -53,13 +56,16 @@ def _is_local(host: str) -> bool:
 
 
 def parse_window(body: bytes, model: str) -> int | None:
-    """The window that an answer from any of these URLs tells, in tokens; the smallest if it tells several."""
+    """Parses the context window, in tokens, from the response of a URL; the smallest if it names several.
+
+    Returns None if the response names no possible window.
+    """
     try:
         payload = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    found = [window for window in _iter_windows(payload, model) if _is_possible(window)]
-    return min(found, default=None)
+    windows = [window for window in _iter_windows(payload, model) if _is_possible(window)]
+    return min(windows, default=None)
 
 
 def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
@@ -70,12 +76,12 @@ def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
         yield entry.get("max_model_len")  # vLLM, SGLang
         yield entry.get("loaded_context_length")  # LM Studio
         yield entry.get("context_window")  # Groq
-        yield entry.get("context_length")  # OpenRouter, Together, Fireworks; Ollama: as loaded
+        yield entry.get("context_length")  # OpenRouter, Together, Fireworks; for Ollama the loaded length
         yield _as_mapping(entry.get("top_provider")).get("context_length")  # OpenRouter
 
 
 def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]]:
-    """What a page says about the model: its entry in a list, or the page itself."""
+    """Returns the parts of a page that describe the model: its entries in a list, or the page itself."""
     listed = page.get("data") if "data" in page else page.get("models")
     if isinstance(listed, Mapping):
         return [listed]
@@ -83,13 +89,13 @@ def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]
         return [page]
     entries = [_as_mapping(entry) for entry in listed[:_MAX_MODELS]]
     named = [entry for entry in entries if model in _get_names(entry)]
-    # A server with one model serves it under any name: llama.cpp does.
+    # A server with a single model serves it under any name, as llama.cpp does.
     return named or (entries if len(entries) == 1 and "meta" in entries[0] else [])
 
 
 def _get_names(entry: Mapping[str, Any]) -> set[str]:
     names = {name for key in ("id", "name", "model") if isinstance(name := entry.get(key), str)}
-    # Ollama adds the tag that is meant where none is named.
+    # Ollama adds the tag `latest` to a name without a tag.
     return names | {name.removesuffix(":latest") for name in names}
 
 
@@ -101,56 +107,56 @@ def _is_possible(window: Any) -> bool:
     return type(window) is int and _LEAST_TOKENS <= window <= _MOST_TOKENS
 
 
-# A list of models beyond this is not read, in bytes; the model is then asked for alone.
+# Largest response to read, in bytes. A longer model list is dropped and the model's own page is read instead.
 MAX_BODY_BYTES = 1_048_576
-# All questions together take at most this long, in seconds.
+# Time limit for all requests about a model together, in seconds.
 DEADLINE_S = 3.0
 
 
 class HttpWindowDiscovery:
-    """`ports.WindowDiscovery` over HTTP.
+    """Implements `providers.types.WindowDiscovery` over HTTP.
 
-    Nothing is followed elsewhere: the credential that comes along goes to the upstream's origin only.
+    Follows no redirects, so the credential in the headers reaches the upstream's origin only.
 
     Args:
-        transport: The upstream's.
-        deadline_s: Seconds that all questions about a model may take.
+        transport: Transport to the upstream.
+        deadline_s: Time limit for all requests about a model together, in seconds.
     """
 
     def __init__(self, transport: httpx.AsyncBaseTransport, deadline_s: float = DEADLINE_S) -> None:
-        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # one tenant's must not reach another
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # cookies must not cross tenants
         self._client = httpx.AsyncClient(transport=transport, cookies=no_cookies, timeout=None)  # noqa: S113
         self._deadline_s = deadline_s
 
     async def discover_window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
-        """What the upstream says the model takes, in tokens; None if it does not say, or not in time."""
+        """Returns the context window that the upstream names, in tokens, or None if it names none in time."""
         urls = build_model_urls(base_url, model)
         if not urls:
             return None
-        found: list[int] = []
+        windows: list[int] = []
         try:
             async with asyncio.timeout(self._deadline_s):
-                found += await self._find_first_window(urls, headers, model)
-                # A list may name a window that several slots share: the smaller one is a request's.
-                found += await self._find_first_window(build_local_urls(base_url), headers, model)
+                windows += await self._find_first_window(urls, headers, model)
+                # A list may name a window that several slots share. A request gets the window of one slot.
+                windows += await self._find_first_window(build_local_urls(base_url), headers, model)
         except TimeoutError:
             pass
-        return min(found, default=None)
+        return min(windows, default=None)
 
     async def _find_first_window(
         self, urls: Sequence[str], headers: Mapping[str, str], model: str
     ) -> list[int]:
-        """What the first of these pages tells that tells anything."""
+        """Returns the window of the first page that names one, or an empty list."""
         for url in urls:
-            told = await asyncio.to_thread(parse_window, await self._fetch_page(url, headers), model)
-            if told is not None:
-                return [told]
+            window = await asyncio.to_thread(parse_window, await self._fetch_page(url, headers), model)
+            if window is not None:
+                return [window]
         return []
 
     async def _fetch_page(self, url: str, headers: Mapping[str, str]) -> bytes:
-        """A page; empty if there is none, or it is too large."""
-        wanted = {"accept": "application/json", "accept-encoding": "identity", **headers}
-        fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in wanted.items()]
+        """Fetches a page. Returns empty bytes if the page is missing, unreachable or too large."""
+        sent = {"accept": "application/json", "accept-encoding": "identity", **headers}
+        fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent.items()]
         body = bytearray()
         try:
             async with self._client.stream("GET", url, headers=fields) as response:

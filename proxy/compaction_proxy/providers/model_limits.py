@@ -1,15 +1,15 @@
-"""What an upstream teaches about its models: the true window from its errors, the true count from its usage.
+"""Learns the limits of models: the context window from errors, and the token count from reported usage.
 
-Where it tells its window for the asking, that is taken too, and where it cuts a request in silence, its count
-gives the window away.
+An upstream that names its context window on request is believed as well. Where an upstream truncates requests
+silently, the window is inferred from its token counts.
 
-One record per tenant, upstream origin and model, held in the process and kept in the store for a day, so that
-a restart does not have to run into the same error again. Per tenant, because errors echo requests and counts
-follow them: what one tenant's requests provoke must not shape another's.
+There is one record per tenant, upstream origin and model. The process holds it, and the store keeps it for a
+day, so that a restart does not cause the same error again. Records are per tenant because errors echo
+requests and counts depend on them: the requests of one tenant must not influence another tenant.
 
-Replicas learn from each other: behind a request now and then, which does not wait for it, the record is read
-again. What counts is the ratio of whoever has seen most answers, the smallest window that an error named, and
-the latest that was told.
+Replicas learn from each other. From time to time a background task reads the record again; no request waits
+for it. The merged record takes the calibration with the most observations, the smallest window that an error
+named, and the window that was discovered last.
 """
 
 import asyncio
@@ -34,30 +34,32 @@ from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import NOT_OBSERVED, UPSTREAM_TRUNCATES
 
-# The limit that follows from a refusal without a number, as a share of the smallest refused size.
+# Limit that is derived from refusals that name no limit, as a share of the smallest refused size.
 REFUSED_SHARE = 0.9
 
 
-class LearnedLimits(NamedTuple):  # made for each answer: a dataclass costs four times as much
-    """What is known of one model at one upstream.
+class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs four times as much
+    """Limits that were learned for one model at one upstream.
+
+    All `..._until` times and `until` are in seconds since the epoch.
 
     Attributes:
-        calibration: How the upstream's count relates to ours.
-        window: Largest input that an error named or a silent cut gave away, in tokens; None if none did.
-        until: When the window is no longer believed, in seconds since the epoch.
-        discovered: The window that the upstream told when it was asked; None if it told none.
-        asked_until: When it may be asked again, in seconds since the epoch.
-        accepted: The largest input that it answered, if that was more than was known; else 0.
-        accepted_until: When that is no longer believed, in seconds since the epoch.
-        adds_output_until: Until when the upstream is believed to count the output asked for, too, in seconds
-            since the epoch; 0: it is not.
-        lacks_compaction_until: Until when the upstream is believed not to answer a compaction trigger, in
-            seconds since the epoch; 0: it is not.
-        refused_estimate: The smallest request that was refused as too long without a number, in counted
-            tokens before calibration; 0 if none was.
-        refused_until: When that is no longer believed, in seconds since the epoch.
-        accepted_estimate: The largest request that was answered, in the same unit; 0 if none was.
-        accepted_estimate_until: When that is no longer believed, in seconds since the epoch.
+        calibration: Relation of the upstream's count to ours.
+        window: Smallest context window that an error named or a silent truncation showed, in tokens; None if
+            there was none.
+        until: When `window` expires.
+        discovered: Context window that the upstream named when asked, in tokens; None if it named none.
+        asked_until: When the upstream may be asked again.
+        accepted: Largest input that the upstream answered, in tokens, if larger than the known window; else
+            0. accepted_until: When `accepted` expires. adds_output_until: Until when the upstream is believed
+            to count the requested output against the context window; 0 if it is not.
+        lacks_compaction_until: Until when the upstream is believed not to answer a compaction trigger; 0 if
+            it is not.
+        refused_estimate: Smallest request that was refused as too long by an error that names no limit, in
+            uncalibrated tokens; 0 if there was none.
+        refused_until: When `refused_estimate` expires.
+        accepted_estimate: Largest request that was answered, in uncalibrated tokens; 0 if there was none.
+        accepted_estimate_until: When `accepted_estimate` expires.
     """
 
     calibration: Calibration
@@ -76,14 +78,14 @@ class LearnedLimits(NamedTuple):  # made for each answer: a dataclass costs four
 
     @property
     def adds_output(self) -> bool:
-        """Whether the upstream refuses a prompt that exceeds the window together with its output."""
+        """Whether the upstream counts the requested output against the context window."""
         return self.adds_output_until > 0
 
     def get_effective_window(self, model: str, configured: int | None) -> int:
-        """The window to reckon with, in tokens (DESIGN.md §5.5).
+        """Returns the context window to calculate with, in tokens (DESIGN.md §5.5).
 
-        An error may make the configured one smaller (ADR 0009). What was answered makes a discovered or
-        shipped one larger, never a configured one.
+        An error may lower a configured window (ADR 0009). An accepted request raises a discovered or shipped
+        window, but never a configured one.
         """
         window = self.window or (self.get_base_window(model) if configured is None else configured)
         if configured is not None:
@@ -93,9 +95,9 @@ class LearnedLimits(NamedTuple):  # made for each answer: a dataclass costs four
 
     @property
     def limit_estimate(self) -> int:
-        """The limit that follows from refusals without a number, before calibration; 0 if there were none.
+        """Returns the limit derived from refusals that name none, in uncalibrated tokens; 0 without refusals.
 
-        It is a share of the smallest refused size, and never under the largest accepted one.
+        The limit is a share of the smallest refused size, and never below the largest accepted size.
         """
         if not self.refused_estimate:
             return 0
@@ -103,13 +105,14 @@ class LearnedLimits(NamedTuple):  # made for each answer: a dataclass costs four
 
     @property
     def is_limited(self) -> bool:
-        """Whether an error or a silent cut has made the window smaller."""
+        """Whether an error or a silent truncation has lowered the window."""
         return self.window is not None or self.refused_estimate > 0
 
     def add_refused(self, estimate: int, until: float) -> Self:
-        """Returns what is known after a refusal without a number.
+        """Returns the record after a refusal that names no limit.
 
-        Where so much was accepted before, the upstream takes less than it did, and the newer word counts.
+        If an equally large request was accepted before, the upstream now takes less, and the newer fact
+        counts.
         """
         if self.accepted_estimate >= estimate:
             cleared = self._replace(accepted_estimate=0, accepted_estimate_until=0.0)
@@ -119,7 +122,7 @@ class LearnedLimits(NamedTuple):  # made for each answer: a dataclass costs four
         return cleared._replace(refused_estimate=smallest, refused_until=until)
 
     def add_accepted(self, estimate: int, until: float) -> Self:
-        """Returns what is known after an answer; the refusal of a request that is no larger is forgotten."""
+        """Returns the record after an answer. Drops the refusal of a request that was not larger."""
         if estimate < self.accepted_estimate:
             return self
         known = self._replace(accepted_estimate=estimate, accepted_estimate_until=until)
@@ -128,12 +131,12 @@ class LearnedLimits(NamedTuple):  # made for each answer: a dataclass costs four
         return known._replace(refused_estimate=0, refused_until=0.0)
 
     def get_base_window(self, model: str) -> int:
-        """The window without errors and configuration, in tokens."""
+        """Returns the context window without errors and configuration, in tokens."""
         return max(self.discovered or get_known_window(model), self.accepted)
 
 
 def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> LearnedLimits:
-    """What two replicas know, taken together."""
+    """Merges the records of two replicas."""
     calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
     newer = max(ours, theirs, key=lambda each: each.accepted_until)
     accepted, since = newer.accepted if newer.accepted_until > now else 0, newer.accepted_until
@@ -157,7 +160,7 @@ def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> Lear
 
 
 def _add_sizes(together: LearnedLimits, parts: Sequence[LearnedLimits], now: float) -> LearnedLimits:
-    """Returns the record with the refused and accepted sizes of others, in the order they were learned."""
+    """Adds the refused and accepted sizes of `parts`, in the order in which they were learned."""
     sizes = [(each.refused_until, False, each.refused_estimate) for each in parts]
     sizes += [(each.accepted_estimate_until, True, each.accepted_estimate) for each in parts]
     for until, is_accepted, estimate in sorted(sizes):
@@ -168,7 +171,7 @@ def _add_sizes(together: LearnedLimits, parts: Sequence[LearnedLimits], now: flo
 
 
 def to_fields(learned: LearnedLimits) -> dict[str, object]:
-    """The record as JSON values, for an envelope."""
+    """Returns the record as JSON values, for an envelope."""
     return {
         "window": learned.window,
         "until": learned.until,
@@ -187,10 +190,10 @@ def to_fields(learned: LearnedLimits) -> dict[str, object]:
 
 
 def from_fields(fields: Mapping[str, Any]) -> LearnedLimits:
-    """The record that `to_fields` wrote, by this version or an earlier one.
+    """Restores the record that `to_fields` wrote in this version or an earlier one.
 
     Raises:
-        KeyError, ValueError, TypeError, OverflowError: It is none of ours.
+        KeyError, ValueError, TypeError, OverflowError: The fields are not such a record.
     """
     return LearnedLimits(
         Calibration.from_dict(fields["calibration"]),
@@ -213,41 +216,41 @@ def _as_tokens(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-# Providers change what they serve behind a name; what was learned is believed this long, in seconds.
+# Lifetime of learned limits, in seconds: providers change the model behind a name.
 BELIEVED_S = 86_400.0
 MAX_MODELS = 4_096
-# A ratio that has moved by this much (in its logarithm) since it was last kept is kept again.
+# The calibration is stored again when its mean (a logarithm) has moved by this much.
 KEPT_STEP = 0.02
-# No sooner than this after the last time, in seconds: while it settles it moves with every answer.
+# Shortest time between two writes of a calibration, in seconds: at first it changes with every answer.
 KEPT_EVERY_S = 5.0
-# Weight of one round in what is learned of rounds, and the most that is believed, as a logarithm.
+# Weight of one compaction in the learned drift, and the largest drift that is believed, as a logarithm.
 DRIFT_WEIGHT = 0.5
 MOST_DRIFT = 0.15
-# What other replicas have learned is asked for this often, in seconds.
+# Interval at which the record of other replicas is read again, in seconds.
 LOOK_EVERY_S = 10.0
-# Models whose window the upstream is asked for at once.
+# Number of window discoveries that may run at the same time.
 ASKED_AT_ONCE = 4
-# Conversations of which the last answer is remembered.
+# Number of conversations whose last answer is remembered.
 MAX_THREADS = 4_096
-# An inferred window, and a refused or accepted size, is believed this long, in seconds; then a full request
-# shows whether it still holds.
+# Lifetime of an inferred window and of a refused or accepted size, in seconds. Afterwards a full request
+# shows whether the limit still holds.
 INFERRED_S = 3_600.0
-# Low counts of a model that are remembered.
+# Number of low token counts that are remembered for each model.
 MAX_LOW = 8
 
 _log = structlog.get_logger()
 
 
 class ModelLimits:
-    """Remembers what was learned, on one event loop.
+    """Keeps the learned limits of all models, on one event loop.
 
     Args:
-        records: Where it is kept.
-        now: Seconds since the epoch.
-        clock: Monotonic seconds.
+        records: Store for the learned limits.
+        now: Returns the seconds since the epoch.
+        clock: Returns monotonic seconds.
 
     Attributes:
-        changes: How often something else has become known of how large requests may be.
+        changes: Number of times that a learned limit on the size of requests has changed.
     """
 
     def __init__(
@@ -261,18 +264,18 @@ class ModelLimits:
         self._now = now
         self._clock = clock
         self._known: dict[str, LearnedLimits] = {}
-        self._kept: dict[str, float] = {}  # the ratio's logarithm as the store has it
+        self._kept: dict[str, float] = {}  # the mean of each calibration in the store, a logarithm
         self._kept_at: dict[str, float] = {}
         self._looked: dict[str, float] = {}
         self._drifts: dict[str, float] = {}  # logarithms
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._last: OrderedDict[tuple[str, str | bytes], AnsweredRequest] = OrderedDict()
-        self._most: dict[str, int] = {}  # the largest count of each model
-        self._low: dict[str, deque[AnsweredRequest]] = {}  # its answers with low counts
-        self._accepted_bytes: dict[str, int] = {}  # its largest body that was answered unread
+        self._most: dict[str, int] = {}  # the largest token count of each model
+        self._low: dict[str, deque[AnsweredRequest]] = {}  # each model's answers with low token counts
+        self._accepted_bytes: dict[str, int] = {}  # each model's largest answered body that was not counted
 
     async def get(self, tenant: str, origin: str, model: str) -> LearnedLimits:
-        """What is known of a model. The store is waited for once in the life of the process."""
+        """Returns the limits of a model. Waits for the store only at a model's first use in this process."""
         return await self._get_by_key(model_limits_key(tenant, origin, model), model)
 
     async def _get_by_key(self, key: str, model: str) -> LearnedLimits:
@@ -283,13 +286,16 @@ class ModelLimits:
         return self._drop_expired(key)
 
     def peek_window(self, tenant: str, origin: str, model: str) -> int | None:
-        """The learned window, as far as this process knows it already."""
+        """Returns the learned window, in tokens, or None if this process has not learned one."""
         key = model_limits_key(tenant, origin, model)
         self._refresh_in_background(key, model)
         return self._drop_expired(key).window if key in self._known else None
 
     def peek_effective_window(self, tenant: str, origin: str, model: str, configured: int | None) -> int:
-        """The window to reckon with (`LearnedLimits.window_for`), as far as this process knows it already."""
+        """Returns the effective window, in tokens (`LearnedLimits.get_effective_window`), without a wait.
+
+        Uses only what this process knows already.
+        """
         key = model_limits_key(tenant, origin, model)
         self._refresh_in_background(key, model)
         known = (
@@ -298,24 +304,24 @@ class ModelLimits:
         return known.get_effective_window(model, configured)
 
     def is_known(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether this process has looked up what is known of a model."""
+        """Returns whether this process has looked up the limits of a model."""
         return model_limits_key(tenant, origin, model) in self._known
 
     def peek_calibration(self, tenant: str, origin: str, model: str) -> Calibration:
-        """How the upstream counts, as far as this process knows it already."""
+        """Returns the calibration that this process knows, or the model's prior."""
         known = self._known.get(model_limits_key(tenant, origin, model))
         return known.calibration if known else Calibration.build_prior(model)
 
     def get_drift(self, tenant: str, origin: str, model: str) -> float:
-        """What requests have come to for which a round was just made, as a factor of what was estimated.
+        """Returns the factor by which requests after a compaction differ from their estimate.
 
-        What rounds take away and what they put in its place need not cost the same for each token of ours.
+        The removed messages and their replacements need not cost the same per estimated token.
         """
         drift = self._drifts.get(model_limits_key(tenant, origin, model))
         return math.exp(drift) if drift else 1.0
 
     def record_drift(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
-        """The first answer after a round said how many tokens the request had, for what was estimated."""
+        """Records the token count of the first answer after a compaction against its estimate."""
         key = model_limits_key(tenant, origin, model)
         drift = self._drifts.pop(key, 0.0) + DRIFT_WEIGHT * math.log(max(1, actual) / max(1, estimate))
         self._drifts[key] = max(-MOST_DRIFT, min(MOST_DRIFT, drift))
@@ -325,19 +331,19 @@ class ModelLimits:
     async def learn_window(
         self, tenant: str, origin: str, model: str, window: int, believed_s: float = BELIEVED_S
     ) -> None:
-        """An error named the window. A smaller one replaces a larger one, until that is forgotten."""
+        """Learns the context window that an error named. Keeps the smaller window until that expires."""
         known = await self.get(tenant, origin, model)
         smaller = min(window, known.window or window)
         until = self._now() + believed_s
         key = model_limits_key(tenant, origin, model)
         known = known._replace(window=smaller, until=until)
-        if known.accepted > smaller:  # the upstream takes less than it did; the newer word counts
+        if known.accepted > smaller:  # the upstream now takes less than it did: the newer fact counts
             known = known._replace(accepted=smaller, accepted_until=self._now() + BELIEVED_S)
         self._remember_limits(key, known)
         await self._save_to_store(key, model)
 
     def record_accepted_bytes(self, tenant: str, origin: str, model: str, size_bytes: int) -> None:
-        """Remember that a body of this size, which was not counted, was answered; in this process only."""
+        """Records that a body of this size was answered without being counted; in this process only."""
         key = model_limits_key(tenant, origin, model)
         if size_bytes > self._accepted_bytes.get(key, 0):
             self._accepted_bytes[key] = size_bytes
@@ -347,17 +353,17 @@ class ModelLimits:
     async def learn_refused(
         self, tenant: str, origin: str, model: str, estimate: int, size_bytes: int
     ) -> None:
-        """Remember that a request of this size was refused as too long, and that no limit was named.
+        """Learns that a request of this size was refused as too long by an error that names no limit.
 
-        What was answered uncounted before is taken to have as many tokens for each byte as this request.
+        Answered bodies that were not counted are assumed to have as many tokens per byte as this request.
 
         Args:
-            tenant: Whose request it was.
-            origin: Of the upstream.
-            model: The model that was asked.
-            estimate: Our uncalibrated count of it as it was forwarded. A small one is not remembered: no
-                model's window is so small.
-            size_bytes: Bytes of its body as it was forwarded.
+            tenant: Tenant of the request.
+            origin: Origin of the upstream.
+            model: Requested model.
+            estimate: Our uncalibrated count of the forwarded request, in tokens. A small request is ignored
+                because no model's window is so small.
+            size_bytes: Size of the forwarded body.
         """
         known = await self.get(tenant, origin, model)
         if known.calibration.predict_tokens(estimate) < LEAST_SIZE_TOKENS:
@@ -371,7 +377,7 @@ class ModelLimits:
         await self._save_to_store(key, model)
 
     async def learn_accepted(self, tenant: str, origin: str, model: str, estimate: int) -> None:
-        """Remember that a request of this size, in uncalibrated tokens, was answered in full."""
+        """Learns that a request of this size, in uncalibrated tokens, was answered in full."""
         key = model_limits_key(tenant, origin, model)
         known = await self._get_by_key(key, model)
         accepted = known.add_accepted(estimate, self._now() + INFERRED_S)
@@ -382,23 +388,23 @@ class ModelLimits:
             await self._save_to_store(key, model)
 
     async def is_limited(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether the upstream is believed to take less than it was said to."""
+        """Returns whether an error or a silent truncation has lowered the window."""
         return (await self.get(tenant, origin, model)).is_limited
 
     async def learn_adds_output(self, tenant: str, origin: str, model: str) -> None:
-        """Remember that the upstream refused the sum of a prompt and the output asked for."""
+        """Learns that the upstream refused a prompt together with the requested output."""
         known = await self.get(tenant, origin, model)
         key = model_limits_key(tenant, origin, model)
         self._remember_limits(key, known._replace(adds_output_until=self._now() + BELIEVED_S))
         await self._save_to_store(key, model)
 
     def adds_output(self, tenant: str, origin: str, model: str) -> bool:
-        """Whether the upstream counts the output asked for, too, as far as this process knows already."""
+        """Returns whether the upstream adds the requested output, as far as this process knows."""
         key = model_limits_key(tenant, origin, model)
         return key in self._known and self._drop_expired(key).adds_output
 
     async def learn_lacks_compaction(self, tenant: str, origin: str, model: str) -> None:
-        """Remember that the upstream does not answer a compaction trigger with a compaction item."""
+        """Learns that the upstream does not answer a compaction trigger with a compaction item."""
         known = await self.get(tenant, origin, model)
         key = model_limits_key(tenant, origin, model)
         self._remember_limits(key, known._replace(lacks_compaction_until=self._now() + BELIEVED_S))
@@ -411,7 +417,7 @@ class ModelLimits:
     async def learn_token_count(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
     ) -> None:
-        """An answer's usage said how many tokens a request really had."""
+        """Learns the token count that an answer's usage reports for a request."""
         key = model_limits_key(tenant, origin, model)
         await self._update_calibration(key, model, await self._get_by_key(key, model), estimate, actual)
 
@@ -437,17 +443,18 @@ class ModelLimits:
         find_mentioned_numbers: Callable[[], Container[int]],
         is_window_configured: bool = False,
     ) -> bool:
-        """Learn from the usage of an answer. Whether the upstream had cut the request in silence.
+        """Learns from the usage of an answer. Returns whether the upstream truncated the request silently.
 
         Args:
-            tenant: Whose request it was.
-            origin: Of the upstream.
-            model: The model that answered.
-            answer: What was counted.
-            thread: The conversation's root or id; None if it has none, or branches without order.
-            is_window_configured: Whether the window is configured: only an error beats that.
-            find_mentioned_numbers: Gives the numbers that stand in the request, of which none is taken for a
-                window. Called only where it matters.
+            tenant: Tenant of the request.
+            origin: Origin of the upstream.
+            model: Model that answered.
+            answer: Token counts of the request and its answer.
+            thread: Root or id of the conversation; None if it has none, or if it branches without order.
+            find_mentioned_numbers: Returns the numbers that the request's text contains. None of them is
+                taken for a window. Called only if needed.
+            is_window_configured: Whether the window is configured. Only an error overrides a configured
+                window.
         """
         key = model_limits_key(tenant, origin, model)
         known = await self._get_by_key(key, model)
@@ -475,9 +482,9 @@ class ModelLimits:
     def start_discovery(
         self, tenant: str, origin: str, model: str, discover_window: Callable[[], Awaitable[int | None]]
     ) -> None:
-        """Let the upstream be asked for the window, behind whoever calls, once in a day.
+        """Starts a background task that asks the upstream for its context window, once a day.
 
-        Nothing is asked of a model that this process has not looked up yet (`get`).
+        Does nothing for a model that this process has not looked up yet (`get`).
         """
         key = model_limits_key(tenant, origin, model)
         known = self._known.get(key)
@@ -487,7 +494,7 @@ class ModelLimits:
             task.add_done_callback(lambda _: self._asking.pop(key, None))
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancels all running discoveries and waits for them to end."""
         tasks = list(self._asking.values())
         for task in tasks:
             task.cancel()
@@ -496,9 +503,10 @@ class ModelLimits:
     def _replace_last_answer(
         self, key: str, thread: str | bytes | None, answer: AnsweredRequest
     ) -> AnsweredRequest | None:
-        """The answer before this one in a conversation; of several with one count the first.
+        """Stores an answer as the last one of its conversation and returns the previous one.
 
-        This one takes its place, unless the count is the same again: then growth adds up.
+        If both have the same count, the previous answer stays in place, so that growth adds up over several
+        requests with equal counts.
         """
         if thread is None:
             return None
@@ -511,9 +519,10 @@ class ModelLimits:
     async def _learn_larger_window(
         self, key: str, model: str, known: LearnedLimits, answer: AnsweredRequest
     ) -> LearnedLimits:
-        """An answered request shows that the window is at least as large, if its count can be true.
+        """Raises the known window to the size of an answered request, if its token count is plausible.
 
-        Returns what is known now.
+        Returns:
+            The current limits.
         """
         if not (known.window or known.get_base_window(model)) < answer.prompt <= MAX_RATIO * answer.estimate:
             return known
@@ -526,24 +535,24 @@ class ModelLimits:
     async def _run_discovery(
         self, key: str, model: str, discover_window: Callable[[], Awaitable[int | None]]
     ) -> None:
-        found = None
+        window = None
         with suppress_and_report(_log_failed_discovery):
-            found = await discover_window()
+            window = await discover_window()
         known = self._known.get(key) or LearnedLimits(Calibration.build_prior(model))
         until = self._now() + BELIEVED_S
-        self._remember_limits(key, known._replace(discovered=found, asked_until=until))
+        self._remember_limits(key, known._replace(discovered=window, asked_until=until))
         await self._save_to_store(key, model)
 
     def _refresh_in_background(self, key: str, model: str) -> None:
-        """Look if it is time, behind whoever asks."""
+        """Starts a background read of the stored record if the last read is old enough."""
         if self._clock() - self._looked.get(key, -math.inf) >= LOOK_EVERY_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key, model))
 
     async def _load_from_store(self, key: str, model: str) -> None:
-        """Take over what the store knows. Where it fails, what this process has kept stands in."""
+        """Merges the stored record into this process's record. A failed read leaves the latter unchanged."""
         [fields] = await self._records.get_many([key], bypass_cache=True)
         theirs = self._parse_stored(fields, model)
-        ours = self._known.get(key)  # as it is now: something may have been learned meanwhile
+        ours = self._known.get(key)  # read after the wait: the process may have learned more meanwhile
         self._remember_limits(key, merge_limits(ours, theirs, self._now()) if ours else theirs)
         self._looked[key] = self._clock()
         if fields is None:
@@ -582,7 +591,7 @@ class ModelLimits:
         self._known[key] = learned
 
     async def _save_to_store(self, key: str, model: str) -> None:
-        """Keep what is known, and what another replica has kept since."""
+        """Merges the record with what other replicas have stored, then stores it."""
         await self._load_from_store(key, model)
         learned = self._known[key]
         self._kept[key] = learned.calibration.mean

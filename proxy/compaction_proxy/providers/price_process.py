@@ -1,4 +1,4 @@
-"""Asks the table of prices in a process of its own: it takes 80 MB, and questions are few and not urgent."""
+"""Looks up prices in a process of its own: the table takes 80 MB, and lookups are few and not urgent."""
 
 import json
 import subprocess
@@ -8,23 +8,24 @@ from typing import Any
 
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 
-# How long the process may take, in seconds; on a machine that has nothing else to do it takes one.
+# Time limit of the process, in seconds. On an idle machine it takes one second.
 LIMIT_S = 20.0
-# Nothing but this process's own `sys.path` says what is imported there.
+# The child process imports from this process's own `sys.path` only.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from compaction_proxy.providers.price_table import main; main()"
 )
 
 
 class PriceProcess:
-    """Knows what models cost, by a process that ends once it has answered.
+    """Looks up prices through a process that ends after its answer.
 
-    It reads a line `["model", "origin", at]` for each name until there are no more, and so outlives a parent
-    that dies by no more than its own work. It writes a line for each: null, or the fields of a `ModelPrice`.
+    The process reads one line `["model", "origin", at]` per name until the end of its input. If its parent
+    dies, it therefore only finishes the work at hand. It writes one line per name: null, or the fields of a
+    `ModelPrice`.
 
     Args:
-        command: What runs it.
-        limit_s: How long it may take, in seconds.
+        command: Command line of the process.
+        limit_s: Time limit of the process, in seconds.
     """
 
     def __init__(
@@ -34,22 +35,22 @@ class PriceProcess:
         self._limit_s = limit_s
 
     def find_prices(self, names: Sequence[tuple[str, str]], at: float) -> list[ModelPrice | None]:
-        """What models cost; see `compaction_proxy.providers.pricing.PriceTable`."""
-        told = "".join(f"{json.dumps([*name, at])}\n" for name in names)
-        answer = subprocess.run(  # noqa: S603 - nothing of what clients choose is in the command
+        """Returns the prices of models; see `compaction_proxy.providers.pricing.PriceTable`."""
+        questions = "".join(f"{json.dumps([*name, at])}\n" for name in names)
+        answer = subprocess.run(  # noqa: S603 - nothing that clients choose is in the command
             (*self._command, *sys.path),
-            input=told,
+            input=questions,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             encoding="ascii",
             timeout=self._limit_s,
             check=True,
-            start_new_session=True,  # who interrupts the server from a terminal lets this finish
+            start_new_session=True,  # an interrupt of the server from a terminal lets the process finish
         )
-        found = [_parse_price(json.loads(line)) for line in answer.stdout.splitlines()]
-        if len(found) != len(names):
-            raise ValueError(f"{len(names)} names, {len(found)} answers")
-        return found
+        prices = [_parse_price(json.loads(line)) for line in answer.stdout.splitlines()]
+        if len(prices) != len(names):
+            raise ValueError(f"{len(names)} names, {len(prices)} answers")
+        return prices
 
 
 def _parse_price(fields: dict[str, Any] | None) -> ModelPrice | None:

@@ -1,7 +1,7 @@
-"""Prices by model name, from the table in genai-prices (Pydantic). It is never refreshed over the network.
+"""Finds prices by model name in the table of genai-prices (Pydantic), without any network access.
 
-Importing this takes half a second and 80 MB, so that the server does not: `price_process` has it run as a
-program of its own.
+Importing this module takes half a second and 80 MB. The server therefore never imports it: `price_process`
+runs it as a separate program.
 """
 
 import json
@@ -21,40 +21,41 @@ from compaction_proxy.core.model_names import normalize_model_name
 
 LIBRARY = "genai-prices"
 SOURCE = f"{LIBRARY} {version(LIBRARY)}"
-# After so long the program ends, whatever it does and whoever waits for it, in seconds.
+# The program ends after this many seconds, even if it has not finished.
 LIMIT_S = 30
-# How much everything else that the machine has to do goes before.
+# Niceness of the program: all other work on the machine goes first.
 NICENESS = 10
-_NAME_CHARACTERS = 200  # a name is the client's to choose
+_NAME_CHARACTERS = 200  # longest name that is looked up: clients choose the names
 _DEFAULT_PORTS = {"https": ":443", "http": ":80"}
 
 
 def find_price(model: str, origin: str, at: float) -> ModelPrice | None:
-    """What a model costs; see `compaction_proxy.providers.pricing.PriceTable`.
+    """Returns the price of a model; see `compaction_proxy.providers.pricing.PriceTable`.
 
-    The library's own search remembers every name that it was ever asked for, so it is not used.
+    Does not use the library's own search, because that search remembers every name forever.
     """
-    found = _find_model(model[-_NAME_CHARACTERS:], origin)
-    if found is None:
+    entry = _find_model(model[-_NAME_CHARACTERS:], origin)
+    if entry is None:
         return None
     moment = datetime.fromtimestamp(at, UTC)
-    return _convert_price(found.get_prices(moment), _find_start_date(found, moment))
+    return _convert_price(entry.get_prices(moment), _find_start_date(entry, moment))
 
 
 def main() -> None:
-    """Write a line for each line of standard input; `price_process` says what they look like."""
+    """Writes one line for each line of standard input; `price_process` describes the format."""
     os.nice(NICENESS)
     signal.alarm(LIMIT_S)
     for line in sys.stdin:
-        found = find_price(*json.loads(line))
-        told = found and {"tiers": found.tiers, "source": found.source, "date": found.date}
-        sys.stdout.write(f"{json.dumps(told)}\n")
+        price = find_price(*json.loads(line))
+        fields = price and {"tiers": price.tiers, "source": price.source, "date": price.date}
+        sys.stdout.write(f"{json.dumps(fields)}\n")
 
 
 def _find_model(model: str, origin: str) -> types.ModelInfo | None:
-    """The entry of a model: of the provider whose address this is, else of the one that its name tells.
+    """Finds a model's entry, by the provider at this origin or else by the provider that the name implies.
 
-    A provider that is known but does not list the model says nothing: another one's price is not its own.
+    Returns None if the provider at this origin is known but does not list the model: another provider's price
+    would be wrong.
     """
     bare = normalize_model_name(model)
     address = f"{origin.removesuffix(_DEFAULT_PORTS.get(origin.partition(':')[0], ''))}/"
@@ -67,18 +68,18 @@ def _find_model(model: str, origin: str) -> types.ModelInfo | None:
 
 
 def _find_named_provider(model: str) -> types.Provider | None:
-    """The provider that stands before a model's name, as in `openai/gpt-4o`."""
+    """Finds the provider that stands before a model's name, as in `openai/gpt-4o`."""
     named = model.rpartition("/")[0].rpartition("/")[2]
     return next((each for each in providers if each.id == named), None)
 
 
 def _find_maker(bare: str) -> types.Provider | None:
-    """The provider that makes models of such names."""
+    """Finds the provider that makes models with such names."""
     return next((each for each in providers if each.model_match and each.model_match.is_match(bare)), None)
 
 
 def _find_start_date(model: types.ModelInfo, moment: datetime) -> str:
-    """The day from which on the price holds, where the table names one."""
+    """Returns the day from which the price is valid, or an empty string if the table names none."""
     if not isinstance(model.prices, list):
         return ""
     begun = (each.constraint for each in model.prices if each.constraint and each.constraint.active(moment))
@@ -87,7 +88,7 @@ def _find_start_date(model: types.ModelInfo, moment: datetime) -> str:
 
 
 def _convert_price(prices: types.ModelPrice, since: str) -> ModelPrice | None:
-    """The table's prices as ours; None where it has none for tokens of text."""
+    """Converts the library's prices. Returns None if the model has no price for text tokens."""
     held = {name: getattr(prices, name, None) for name in ("input_mtok", "output_mtok")}
     if held["input_mtok"] is None:
         return None
@@ -98,20 +99,20 @@ def _convert_price(prices: types.ModelPrice, since: str) -> ModelPrice | None:
 
 
 def _build_tier(prices: dict[str, Decimal | types.TieredPrices | None], above: int) -> PriceTier:
-    """The prices of requests with more than so many tokens; what has none of its own costs the input's."""
-    asked = _read_dollars(prices["input_mtok"], above) or 0.0
+    """Builds the tier of requests with more than `above` tokens. Cache prices default to the input price."""
+    uncached = _read_dollars(prices["input_mtok"], above) or 0.0
     cached, written = (_read_dollars(prices[f"cache_{name}_mtok"], above) for name in ("read", "write"))
     return PriceTier(
         above=above,
-        input=asked,
-        cached=asked if cached is None else cached,
-        cache_write=asked if written is None else written,
+        input=uncached,
+        cached=uncached if cached is None else cached,
+        cache_write=uncached if written is None else written,
         output=_read_dollars(prices["output_mtok"], above) or 0.0,
     )
 
 
 def _read_dollars(price: Decimal | types.TieredPrices | None, above: int) -> float | None:
-    """A price of requests with more than so many tokens, in dollars per million tokens."""
+    """Reads the price of requests with more than `above` tokens, in dollars per million tokens."""
     if price is None or isinstance(price, Decimal):
         return None if price is None else float(price)
     reached = [tier.price for tier in price.tiers if tier.start <= above]

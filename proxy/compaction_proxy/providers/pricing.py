@@ -1,4 +1,4 @@
-"""What models cost: as configured, else as a table knows it, which is asked beside everything else."""
+"""Finds the prices of models in the configuration, or in a table that a background thread queries."""
 
 import asyncio
 import threading
@@ -20,47 +20,47 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import PRICES_FAILED
 from compaction_proxy.support.lru import LruCache
 
-# Looked-up prices that are held, and for how long: some of them differ by the hour. In seconds.
+# Number of cached prices, and their lifetime in seconds. Some prices change by the hour.
 MAX_HELD = 4_096
 HELD_S = 3_600.0
-# How long one is taken as unknown after the table could not be asked, in seconds.
+# Lifetime of an unknown price after a failed lookup, in seconds.
 FAILED_S = 60.0
-# Names that may wait to be looked up: clients choose them. Of those beyond, nothing is known.
+# Number of names that may wait for a lookup. Clients choose the names, so further names have no price.
 MAX_ASKED = 1_024
-# Questions that the table is asked as they come, and the seconds that lie between those after them: each
-# costs half a second of a processor, and clients may name models without end.
+# Number of lookups without a pause, and the pause before each further lookup in seconds. A lookup costs half
+# a second of processor time, and clients may name any number of models.
 AT_ONCE = 8
 REST_S = 2.0
 
-# Domains that no server on the internet has.
+# Domains that do not exist on the internet.
 PRIVATE_DOMAINS = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".test")
 
-# A model, and the origin of its upstream.
+# Model name and origin of the upstream.
 PriceKey = tuple[str, str]
 
 _log = structlog.get_logger()
 
 
 class PriceTable(Protocol):
-    """Knows what models cost."""
+    """Looks up model prices."""
 
     def find_prices(self, names: Sequence[PriceKey], at: float) -> Sequence[ModelPrice | None]:
-        """What models cost, in the order of `names`; None where that is not known.
+        """Returns the prices in the order of `names`, with None for unknown prices.
 
-        May take seconds, so that it belongs into a thread; never asks the network. It may fail in any way.
+        Never uses the network. May take seconds, so call it in a thread. May raise any exception.
 
         Args:
-            names: Models as clients name them, each with the origin of the upstream that is asked, such as
-                `https://api.openai.com:443`. A provider of this address is believed alone; of an address that
-                nobody is known by, the model's name tells the provider.
-            at: When, in seconds since the epoch: prices change, some of them by the hour.
+            names: Model names as clients give them, each with the origin of its upstream, such as
+                `https://api.openai.com:443`. If the origin belongs to a known provider, only its prices
+                count. Otherwise the model name determines the provider.
+            at: Time of the request, in seconds since the epoch: prices change, some of them by the hour.
         """
         ...
 
 
 @lru_cache(maxsize=256)
 def is_local(origin: str) -> bool:
-    """Whether an upstream is a server of one's own: on this machine, in a private network, with no domain."""
+    """Returns whether an upstream is self-hosted: local, on a private network, or without a public domain."""
     host = urlsplit(origin).hostname or ""
     try:
         return ip_address(host).is_private
@@ -69,7 +69,7 @@ def is_local(origin: str) -> bool:
 
 
 class _CachedPrice(NamedTuple):
-    """A price, and until when it is believed, in seconds since the epoch."""
+    """A price and when it expires, in seconds since the epoch."""
 
     price: ModelPrice | None
     until: float
@@ -79,13 +79,13 @@ _UNKNOWN = _CachedPrice(None, 0.0)
 
 
 class PriceBook:
-    """Knows prices.
+    """Finds the prices of models.
 
     Args:
-        config: Prices that are configured; they beat the table, and cost nothing.
-        table: Everybody's prices.
-        now: Seconds since the epoch.
-        rest_s: Seconds between two questions to the table, once it has been asked `AT_ONCE`.
+        config: Configuration. Its prices override the table and need no lookup.
+        table: Table of public prices.
+        now: Returns the seconds since the epoch.
+        rest_s: Pause between two lookups after the first `AT_ONCE`, in seconds.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class PriceBook:
         self._questions = 0
 
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
-        """What a model costs, or None where nothing is known; never waits.
+        """Returns the price of a model, or None if it is unknown; never waits.
 
-        What neither the configuration tells nor an earlier answer is asked of the table, in a thread. Until
-        that is done the answer is the one of before, or None. Nobody's table knows what a server of one's
-        own costs: there the configuration alone is believed.
+        A model without a configured or cached price is queued for a lookup in a thread. Until that has
+        finished, the result is the previous price or None. No table has prices of self-hosted servers, so for
+        them only the configuration counts.
 
         Args:
-            model: Its name, as clients give it.
-            origin: Of the upstream that is asked, such as `https://api.openai.com:443`.
+            model: Model name as clients give it.
+            origin: Origin of the upstream, such as `https://api.openai.com:443`.
         """
         configured = get_model_settings(self._config, model).prices
         if configured is not None or is_local(origin):
@@ -124,7 +124,7 @@ class PriceBook:
             return self._get_or_queue((model, origin))
 
     def is_resolved(self, model: str, origin: str) -> bool:
-        """Whether `get_price` tells all that will be known for now; nothing is asked."""
+        """Returns whether the result of `get_price` is final for now; starts no lookup."""
         if is_local(origin) or get_model_settings(self._config, model).prices is not None:
             return True
         with self._lock:
@@ -132,19 +132,19 @@ class PriceBook:
         return held.until > self._now()
 
     def reload(self, config: Config) -> None:
-        """Take the prices of another configuration."""
+        """Uses the prices of another configuration."""
         self._config = config
 
     def compute_cost(self, model: str, url: str, prompt: int, cached: int, completion: int) -> float | None:
-        """Dollars for a request that was sent to a URL, or None where no price is known; never waits."""
+        """Returns the dollars for a request to a URL, or None if no price is known; never waits."""
         price = self.get_price(model, str(parse_origin(url)))
         return None if price is None else price.compute_cost(prompt, cached, completion)
 
     async def wait_for_prices(self, names: Iterable[PriceKey]) -> None:
-        """Return once everything is known of these models that can be known.
+        """Waits until the lookups of these models have finished.
 
         Args:
-            names: The models, each with the origin of the upstream that is asked.
+            names: The models, each with the origin of its upstream.
         """
         unpriced = {
             name
@@ -158,37 +158,37 @@ class PriceBook:
         await asyncio.gather(*asked)
 
     def _get_or_queue(self, name: PriceKey) -> ModelPrice | None:
-        """What the table has said of a model; where it is to be asked, it will be. The lock is held."""
+        """Returns the cached price and queues a lookup if it has expired. The caller holds the lock."""
         held = self._held.get(name) or _UNKNOWN
         if held.until <= self._now():
             self._queue_lookup(name)
         return held.price
 
     def _queue_lookup(self, name: PriceKey) -> None:
-        """Have a model looked up with the next question to the table. The lock is held."""
+        """Queues a model for the next lookup. The caller holds the lock."""
         if name in self._asked or len(self._asked) >= MAX_ASKED:
             return
         self._asked[name] = Future()
-        self._asked[name].set_running_or_notify_cancel()  # whoever ceases to wait does not cancel it
+        self._asked[name].set_running_or_notify_cancel()  # a waiter that gives up does not cancel the lookup
         if not self._asking:
             self._asking = True
             threading.Thread(target=self._look_up_queued, name="prices", daemon=True).start()
 
     def _look_up_queued(self) -> None:
-        """Ask the table as long as there is anything to ask."""
+        """Looks up all queued models, until the queue is empty."""
         while names := self._get_queued_names():
             now = self._now()
-            found, until = dict.fromkeys(names), now + FAILED_S
+            prices, until = dict.fromkeys(names), now + FAILED_S
             with suppress_and_report(_log_failed_lookup):
-                found = dict(zip(names, self._table.find_prices(names, now), strict=True))
+                prices = dict(zip(names, self._table.find_prices(names, now), strict=True))
                 until = (now // HELD_S + 1) * HELD_S
-            self._cache_prices(found, until)
+            self._cache_prices(prices, until)
             self._questions += 1
             if self._questions > AT_ONCE:
                 time.sleep(self._rest_s)
 
     def _get_queued_names(self) -> list[PriceKey]:
-        """Every model that is to be looked up; where there is none, the thread is over."""
+        """Returns all queued models. An empty list ends the thread."""
         with self._lock:
             self._asking = bool(self._asked)
             return list(self._asked)

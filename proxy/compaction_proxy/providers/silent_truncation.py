@@ -1,8 +1,8 @@
-"""Noticing that an upstream read only a part of what it was sent, and said nothing.
+"""Detects that an upstream silently read only a part of a request.
 
-Ollama, for one, cuts from the front and answers with status 200; what gives it away is its count. Counts that
-stay the same while requests grow show a window. A single low count shows nothing: a text of one repeated
-letter has far fewer tokens than estimated. An answer out of a cache carries the count of another request.
+Ollama, for example, cuts from the front and answers with status 200. Only its token count shows this. Counts
+that stay the same while requests grow reveal the context window. A single low count proves nothing: a text of
+one repeated letter has far fewer tokens than estimated. A cached answer carries the count of another request.
 """
 
 from collections.abc import Sequence
@@ -10,33 +10,33 @@ from typing import Literal, NamedTuple
 
 from compaction_proxy.providers.calibration import MIN_USAGE_TOKENS, Calibration
 
-# Below this share of our estimate the upstream has not read everything.
+# A count below this share of our estimate shows that the upstream has not read everything.
 READ_SHARE = 0.6
-# Growth of an estimate, as a factor, that a count cannot sleep through.
+# Growth of the estimate, as a factor, that must change the count.
 GROWN = 1.1
-# Share of what was added that a count must show to be believed.
+# Share of the added tokens that the count must grow by to be believed.
 FOLLOWED_SHARE = 0.5
-# A window is inferred from so many low counts at least. They differ by the first factor at most, while the
-# sizes of their requests differ by the second at least.
+# Number of low counts that are needed to infer a window. The counts differ by at most COUNT_SPREAD, while the
+# sizes of their requests differ by at least SIZE_SPREAD.
 LEAST_LOW = 3
 COUNT_SPREAD = 1.15
 SIZE_SPREAD = 1.3
-# No one runs a model with a window so small that a smaller request, in tokens, would be cut.
+# Requests with fewer tokens are never truncated: no model runs with so small a window.
 LEAST_SIZE_TOKENS = 2_000
-TRUSTED_AFTER = 3  # observations
+TRUSTED_AFTER = 3  # observations after which the calibration is trusted
 
 Verdict = Literal["whole", "doubtful", "low"]
 
 
 class AnsweredRequest(NamedTuple):
-    """One answered request, in tokens.
+    """Token counts of one answered request.
 
     Attributes:
-        estimate: Our uncalibrated count of it as it was forwarded.
+        estimate: Our uncalibrated count of the forwarded request.
         prompt: `usage.prompt_tokens`.
         completion: `usage.completion_tokens`; 0 if unknown.
-        cached: How many of the prompt's were cached; some gateways leave those out of `prompt`.
-        guessed: Whether the estimate holds images and the like, which we may price too high.
+        cached: Number of cached prompt tokens. Some gateways leave them out of `prompt`.
+        guessed: Whether the request contains images or the like, whose tokens we may overestimate.
     """
 
     estimate: int
@@ -47,14 +47,14 @@ class AnsweredRequest(NamedTuple):
 
 
 def judge_answer(now: AnsweredRequest, last: AnsweredRequest | None, calibration: Calibration) -> Verdict:
-    """Whether the upstream read all of a request.
+    """Judges whether the upstream read all of a request.
 
-    Nothing should be learned from a doubtful answer, and from a low one only what `infer_window` says.
+    Learn nothing from a doubtful answer, and only the result of `infer_window` from low answers.
 
     Args:
-        now: The request.
-        last: The one before in the same conversation, to the same model; None if it is not known.
-        calibration: Of the model, before this answer.
+        now: The answered request.
+        last: Previous request of the same conversation to the same model; None if unknown.
+        calibration: Calibration of the model before this answer.
     """
     size = calibration.predict_tokens(now.estimate)
     if size < LEAST_SIZE_TOKENS or now.prompt < MIN_USAGE_TOKENS:
@@ -69,11 +69,11 @@ def judge_answer(now: AnsweredRequest, last: AnsweredRequest | None, calibration
 
 
 def infer_window(low: Sequence[AnsweredRequest], most: int) -> int | None:
-    """Returns the window, in tokens, at which the upstream seems to cut; None if the counts do not show one.
+    """Infers the window, in tokens, at which the upstream truncates. Returns None if the counts show none.
 
     Args:
-        low: Answers whose counts are low, the newest last.
-        most: The largest count of any answer so far, in tokens: the window is never smaller.
+        low: Answers with low counts, the newest last.
+        most: Largest count of any answer so far, in tokens. The window is never smaller.
     """
     if not low:
         return None
@@ -87,6 +87,6 @@ def infer_window(low: Sequence[AnsweredRequest], most: int) -> int | None:
 
 
 def _has_followed_growth(now: AnsweredRequest, last: AnsweredRequest) -> bool:
-    """Whether the count has grown with the estimate."""
+    """Returns whether the count has grown with the estimate."""
     added = now.estimate - last.estimate
     return added > 0 and now.prompt - last.prompt >= FOLLOWED_SHARE * added

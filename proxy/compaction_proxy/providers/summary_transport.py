@@ -1,4 +1,4 @@
-"""The summary model behind httpx: one answer on any wire, small and never streamed."""
+"""Calls the summary model over HTTP: one answer on any wire, small and never streamed."""
 
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
@@ -7,37 +7,41 @@ import httpx
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.wires.chat.summary_call import find_refused_member
+from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.context_errors import parse_overflow
-from compaction_proxy.wires.decompress import IDENTITY, Inflater
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import CallFormat
 
-# A summary is a few thousand tokens; an answer beyond this is none.
+# A summary has a few thousand tokens. A longer answer is no summary.
 MAX_ANSWER_BYTES = 1_048_576
-# Members and efforts that a provider may refuse one after the other.
+# Number of attempts: a provider may refuse several members and efforts, one in each answer.
 MAX_ATTEMPTS = 6
-# Models of which is remembered what their provider refuses. Clients choose models and queries of URLs.
+# Number of models whose refused members are remembered. Clients choose the models and the queries of URLs.
 MAX_MODELS = 256
 _REFUSALS = frozenset({httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY})
 
 
 class HttpSummaryModel:
-    """`ports.SummaryModel` over HTTP. The deadline is the caller's."""
+    """Implements `providers.types.SummaryModel` over HTTP. The caller enforces the deadline."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
-        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # one tenant's must not reach another
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # cookies must not cross tenants
         self._client = httpx.AsyncClient(transport=transport, cookies=no_cookies, timeout=None)  # noqa: S113
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """One answer; a member that the provider refuses is left out from then on."""
-        key, asking = (call.url, call.model), WIRES[call.wire].call_format
+        """Requests one summary. Leaves out members that the provider refuses, from then on.
+
+        Raises:
+            SummaryError: The provider cannot be reached or gives no usable answer.
+        """
+        key, call_format = (call.url, call.model), WIRES[call.wire].call_format
         for _ in range(MAX_ATTEMPTS):
             refused = self._refused.get(key, frozenset())
-            own = asking.build_own_members(call, refused)
-            response, body = await self._post_call(call, asking.build_request(call, own))
+            own = call_format.build_own_members(call, refused)
+            response, body = await self._post_call(call, call_format.build_request(call, own))
             if response.is_success:
-                return _parse_answer(body, asking)
+                return _parse_answer(body, call_format)
             overflow = parse_overflow(response.status_code, body)
             if overflow is not None:
                 raise SummaryError("overflow", limit=overflow.limit)
@@ -48,7 +52,7 @@ class HttpSummaryModel:
         raise _build_failure(response, body)
 
     def _remember_refused(self, key: tuple[str, str], member: str) -> None:
-        refused = self._refused.get(key, frozenset())  # another call may have added to it meanwhile
+        refused = self._refused.get(key, frozenset())  # read again: another call may have added a member
         if len(self._refused) >= MAX_MODELS:
             self._refused.clear()
         self._refused[key] = refused | {member}
@@ -69,10 +73,11 @@ class HttpSummaryModel:
 
 
 async def _read_body(response: httpx.Response) -> bytes:
-    """The body, inflated.
+    """Reads and decompresses the body.
 
     Raises:
-        SummaryFailed: `garbage`; it is too large, or encoded in a way that we did not ask for.
+        SummaryError: The body is too large, or compressed in a way that cannot be decoded. The reason is
+            `garbage`, or `http-` and the status of an error.
     """
     encoding = response.headers.get("content-encoding", "")
     plain = encoding.strip().lower() in IDENTITY
@@ -86,10 +91,10 @@ async def _read_body(response: httpx.Response) -> bytes:
 
 
 def _parse_answer(body: bytes, asking: CallFormat) -> SummaryAnswer:
-    """What a success says; some providers answer an overflow with one.
+    """Parses a successful answer. Some providers report an overflow with status 200.
 
     Raises:
-        SummaryFailed: `overflow` or `garbage`.
+        SummaryError: The reason is `overflow` or `garbage`.
     """
     overflow = parse_overflow(httpx.codes.OK, body)
     if overflow is not None:
@@ -107,5 +112,5 @@ def _build_failure(response: httpx.Response, body: bytes) -> SummaryError:
 
 
 def _parse_retry_after(retry_after: str) -> float:
-    """The seconds that a `retry-after` names; 0 for none, and for a date, which asks for more than a wait."""
+    """Returns the seconds in `retry-after`; 0 if it is missing or a date, which asks for a long wait."""
     return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0

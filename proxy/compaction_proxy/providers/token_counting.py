@@ -1,8 +1,8 @@
-"""Counting for a request without stopping the others.
+"""Counts the tokens of a request without delaying other requests.
 
-A little text is counted at once, as long as that takes no time worth mentioning. Much of it goes to a small
-pool of threads, in turns of bounded length, so that requests take turns and the event loop goes on (a
-tokenizer releases the interpreter lock).
+A short text is counted at once on the event loop. Longer texts go to a small pool of threads in turns of
+bounded length, so that requests alternate and the event loop keeps running (a tokenizer releases the
+interpreter lock).
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from compaction_proxy.core.message import Span
 from compaction_proxy.providers.types import TokenCounter
 
 SLICE_CHARACTERS = 64 * 1024
-BUDGET_CHARACTERS = 8 * 1024 * 1024  # five seconds of counting at the worst; the rest is extrapolated
-_SEEK_CHARACTERS = 1024  # how far back from the limit a blank is looked for
-_GRID = 4  # characters; cuts stand on it, so that ⌈characters/4⌉ summed over slices is that of the whole
+BUDGET_CHARACTERS = 8 * 1024 * 1024  # at worst five seconds of counting; the rest is extrapolated
+_SEEK_CHARACTERS = 1024  # how far before the limit a space is looked for
+_GRID = 4  # cuts are multiples of 4 characters, so that ⌈characters/4⌉ of the slices adds up to the whole
 
 
 def _find_cut(text: str, start: int, limit: int) -> int:
-    """Where to end a slice that begins at `start`: before a lone blank, or at the limit if there is none.
+    """Returns the end of the slice that begins at `start`: before a single space, or else at the limit.
 
-    A word and the blank before it are one token, so a cut there costs nothing; any other, a token or two.
+    A word and the space before it are one token, so such a cut costs nothing. Any other costs a token or two.
     """
     stop = start + limit
     for index in range(stop, max(start, stop - _SEEK_CHARACTERS), -_GRID):
@@ -33,7 +33,7 @@ def _find_cut(text: str, start: int, limit: int) -> int:
 
 
 def iter_slices(text: str, limit: int = SLICE_CHARACTERS) -> Iterator[Span]:
-    """Cover `text` with spans of at most `limit` characters, a multiple of four; none for an empty text."""
+    """Yields spans of at most `limit` characters (a multiple of four) that cover `text`."""
     start = 0
     while len(text) - start > limit:
         stop = _find_cut(text, start, limit)
@@ -44,11 +44,11 @@ def iter_slices(text: str, limit: int = SLICE_CHARACTERS) -> Iterator[Span]:
 
 
 def sample_slices(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iterator[int]:
-    """Indices of the slices to be counted, so that they hold at most `budget` characters; all if all fit.
+    """Yields the indices of slices to count, with at most `budget` characters together; all if all fit.
 
-    Beyond the budget each slice is drawn with a probability in proportion to its size (systematic sampling:
-    one mark every `step` characters), which keeps short and long ones from biasing the result. No slice may
-    be larger than the budget.
+    Beyond the budget, each slice is drawn with a probability in proportion to its size (systematic sampling:
+    one mark every `step` characters), so that short and long slices do not bias the result. No slice may be
+    larger than the budget.
     """
     total, largest = sum(sizes), max(sizes, default=0)
     if total <= budget:
@@ -64,11 +64,11 @@ def sample_slices(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iter
 
 
 def spread_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]:
-    """Tokens of every slice: as counted, or by the tokens a character of those that were.
+    """Returns the tokens of every slice: its count, or an estimate from the counted slices.
 
     Args:
         sizes: Characters of each slice.
-        counted: Tokens by index, for the slices that `sample_slices` named.
+        counted: Tokens by index, for the slices that `sample_slices` chose.
     """
     characters = sum(sizes[index] for index in counted) or 1
     tokens = sum(counted.values())
@@ -78,21 +78,22 @@ def spread_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]
     ]
 
 
-# The worst texts known take a tokenizer 0.6 µs a character (a run of hyphens with toktok, Chinese function
-# words in random order or □□□… with tiktoken; prose and code: 0.004 and 0.05). So what is counted on the loop
-# takes it at most AT_ONCE_S and then 3.7 ms for one last text, 5 ms together.
-AT_ONCE_CHARACTERS = 6 * 1024  # of one text
-AT_ONCE_S = 0.001  # nothing more is begun after this long
-# With more than this in all nothing is begun there: the rest would need a thread anyway.
+# The worst known texts take a tokenizer 0.6 µs a character (a run of hyphens with toktok; Chinese function
+# words in random order or □□□… with tiktoken). Prose and code take 0.004 µs with toktok and 0.05 µs with
+# tiktoken. Counting on the loop therefore takes at most AT_ONCE_S plus 3.7 ms for one last text, 5 ms
+# together.
+AT_ONCE_CHARACTERS = 6 * 1024  # largest single text
+AT_ONCE_S = 0.001  # no further text is begun after this time
+# Largest total that is counted on the loop. More text would need a thread anyway.
 LITTLE_CHARACTERS = 64 * 1024
-# How long a request keeps a thread, up to one more step of at most SLICE_CHARACTERS (40 ms at the worst). A
-# shorter turn is cut up more by waiting for the loop than it is worth.
+# How long a request keeps a thread, plus one more step of at most SLICE_CHARACTERS (at worst 40 ms). Shorter
+# turns would lose more time by waiting for the loop than they gain.
 TURN_S = 0.01
 _KNOWN_MODELS = 256
 
 
 class _TextSlice(NamedTuple):
-    """Where a slice stands: in which piece, and which characters of it."""
+    """Position of a slice: the index of its piece, and its range of characters."""
 
     piece: int
     start: int
@@ -106,7 +107,7 @@ def _slice_pieces(pieces: Sequence[str]) -> Iterator[_TextSlice]:
 
 
 def _group_steps(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """The slices to be counted, by index, in steps of at most one full slice's characters."""
+    """Yields the indices of the slices to count, in steps of at most one full slice's characters."""
     step: list[int] = []
     characters = 0
     for index in sample_slices(sizes):
@@ -120,10 +121,10 @@ def _group_steps(sizes: Sequence[int]) -> Iterator[list[int]]:
 
 
 class _CountingTask:
-    """The counting of one request beside the loop: everything of it is done in a thread, a turn at a time.
+    """Counts one request in a worker thread, one turn at a time.
 
     Attributes:
-        dropped: Set when nobody waits for the result any more; the step under way is the last.
+        dropped: Set when the result is no longer needed. The current step is then the last.
     """
 
     def __init__(self, counter: TokenCounter, pieces: Sequence[str], model: str) -> None:
@@ -137,7 +138,7 @@ class _CountingTask:
         self._left: Iterator[list[int]] | None = None
 
     def run_turn(self, seconds: float) -> list[int] | None:
-        """Count for `seconds`, at least one step. The tokens of each piece once all is counted."""
+        """Counts for `seconds`, at least one step. Returns the tokens of each piece once all are counted."""
         end = perf_counter() + seconds
         for step in self._get_steps():
             texts = [self._get_text(self._slices[index]) for index in step]
@@ -148,7 +149,7 @@ class _CountingTask:
         return self._sum_pieces()
 
     def _get_steps(self) -> Iterator[list[int]]:
-        """Those that are left."""
+        """Returns the steps that remain."""
         if self._left is None:
             self._slices = list(_slice_pieces(self._pieces))
             self._sizes = [stop - start for _, start, stop in self._slices]
@@ -166,12 +167,12 @@ class _CountingTask:
 
 
 class TokenScheduler:
-    """Counts the texts of requests, on the loop or beside it.
+    """Counts the texts of requests, on the event loop or in threads.
 
     Args:
-        counter: What counts; must be thread-safe.
-        workers: Threads beside the loop.
-        turn_s: How long a request may keep one of them while others wait, in seconds.
+        counter: Token counter; must be thread-safe.
+        workers: Number of threads.
+        turn_s: How long a request may keep a thread while others wait, in seconds.
     """
 
     def __init__(self, counter: TokenCounter, workers: int = 2, turn_s: float = TURN_S) -> None:
@@ -181,20 +182,21 @@ class TokenScheduler:
         self._known: dict[str, None] = {}
 
     async def run_in_worker(self, work: Callable[[], None]) -> None:
-        """Do something to the counter, on a thread that is to count with it.
+        """Runs work on the counter in one of the counting threads.
 
-        Tokenizers keep memory for each thread that they were used on (toktok 16 MB), so another would cost.
+        Tokenizers keep memory for each thread that uses them (toktok 16 MB), so another thread would cost
+        more.
         """
         await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def count(self, pieces: Sequence[str], model: str) -> list[int]:
-        """Tokens of each piece for `model`, in order, before calibration.
+        """Counts the tokens of each piece for `model`, in order, before calibration.
 
-        Beyond `BUDGET_CHARACTERS` in all, the rest is extrapolated. When the caller is cancelled, the step
-        under way (some 64 thousand characters) ends unheard, and no other begins.
+        Beyond `BUDGET_CHARACTERS` in all, the rest is extrapolated. If the caller is cancelled, the current
+        step (some 64 thousand characters) finishes, its result is dropped, and no other step begins.
 
         Raises:
-            RuntimeError: After `close`.
+            RuntimeError: The scheduler is closed.
         """
         counts = self._count_inline(pieces, model)
         if len(counts) < len(pieces):
@@ -202,11 +204,11 @@ class TokenScheduler:
         return counts
 
     def close(self) -> None:
-        """Drop what has not begun and let the threads end; does not wait for them."""
+        """Drops the work that has not begun and lets the threads end; does not wait for them."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _count_inline(self, pieces: Sequence[str], model: str) -> list[int]:
-        """Tokens of the first pieces: as many as can be counted before others had to wait."""
+        """Counts the first pieces: as many as can be counted without delaying other requests."""
         counts: list[int] = []
         if model not in self._known or sum(map(len, pieces)) > LITTLE_CHARACTERS:
             return counts
@@ -230,7 +232,10 @@ class TokenScheduler:
         return counts
 
     def _remember_model(self, model: str) -> None:
-        """A model's first count may load its vocabulary, so only known ones are counted on the loop."""
+        """Remembers that a model's vocabulary is loaded. Only such models are counted on the loop.
+
+        The first count for a model may load its vocabulary, which would block the loop.
+        """
         if len(self._known) >= _KNOWN_MODELS:
             self._known.clear()
         self._known[model] = None

@@ -1,7 +1,7 @@
 """Counts tokens with tiktoken, on vocabularies that come with the package, or by characters.
 
-tiktoken's own loader goes to the network at run time and deletes a cached file whose hash it does not know;
-so the vocabularies are read, checked and parsed here, and `tiktoken.get_encoding` is never called.
+tiktoken's own loader uses the network at run time and deletes a cached file whose hash it does not know. This
+module therefore reads, checks and parses the vocabularies itself and never calls `tiktoken.get_encoding`.
 """
 
 import base64
@@ -28,24 +28,24 @@ from compaction_proxy.support.fail_open import suppress_and_report
 
 
 class CharacterCounter:
-    """⌈characters / 4⌉, whatever the model. `core.token_rules.CHARACTERS` holds its framing.
+    """Counts ⌈characters / 4⌉ for any model. `core.token_rules.CHARACTERS` holds its framing.
 
-    Cheap and blind: it counts dense text (Chinese, digits, JSON) up to 2.5 times too low.
+    Fast but inaccurate: dense text (Chinese, digits, JSON) is counted up to 2.5 times too low.
     """
 
     def count(self, text: str, model: str) -> int:  # noqa: ARG002 - the port's signature
-        """Tokens of `text`; the model does not matter."""
+        """Counts the tokens of `text`; ignores the model."""
         return -(-len(text) // 4)
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        """Tokens of every text."""
+        """Counts the tokens of every text."""
         return [self.count(text, model) for text in texts]
 
 
 DATA = Path(__file__).parent.parent / "data"
-_BYTES_PER_TOKEN = 3  # of an estimate: every measured kind of prose or code has 2.1 to 4.6
-# A special token of our own, which stands between texts that are counted in one call. Characters of private
-# use; as it begins with one that it holds but once, it is found in no other place than where it was put.
+_BYTES_PER_TOKEN = 3  # for estimates: all measured kinds of prose and code have 2.1 to 4.6
+# A special token of our own that separates texts in a joint call. It consists of private-use characters. It
+# holds its first character only once, so it is found only where it was inserted.
 _BETWEEN = "\uf8f0\uf8f1\uf8f2"
 _KNOWN_MODELS = 256
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -54,12 +54,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What makes an encoding.
+    """Definition of an encoding.
 
     Attributes:
-        name: As tiktoken calls it.
-        sha256: Of the vocabulary's text, hexadecimal, as tiktoken expects it.
-        pattern: How text is split before merging, in the syntax of Rust's fancy-regex.
+        name: Name in tiktoken.
+        sha256: Digest of the vocabulary's text, hexadecimal, as tiktoken expects it.
+        pattern: Pattern that splits the text before merging, in the syntax of Rust's fancy-regex.
     """
 
     name: str
@@ -80,7 +80,7 @@ CL100K = Vocabulary(
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
     r"|\s*[\r\n]|\s+(?!\S)|\s",
 )
-# The longest prefix that fits decides; everything else is O200K, the nearest to current models of all makers.
+# The longest matching prefix counts. All other names use O200K, the nearest to current models of all makers.
 _PREFIXES = {
     "gpt-4": CL100K,
     "gpt-4o": O200K,
@@ -96,7 +96,7 @@ class _WrongVocabularyError(ValueError):
 
 @lru_cache(maxsize=_KNOWN_MODELS)
 def find_vocabulary(model: str) -> Vocabulary:
-    """Which vocabulary counts for a model, by its name."""
+    """Returns the vocabulary for a model, by the model's name."""
     return find_by_prefix(normalize_model_name(model), _PREFIXES) or O200K
 
 
@@ -105,9 +105,9 @@ def _join_surrogates(pair: re.Match[str]) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """The text with a replacement character for each lone surrogate, which is what tiktoken counts.
+    """Replaces each lone surrogate by a replacement character, which is what tiktoken counts.
 
-    It makes the same of them by way of UTF-16, five times as slowly and without a pause: 35 ms a slice.
+    tiktoken's own replacement goes through UTF-16: it is five times as slow and blocks for 35 ms a slice.
     """
     if text.isascii() or not _SURROGATE.search(text):
         return text
@@ -115,18 +115,18 @@ def replace_surrogates(text: str) -> str:
 
 
 def estimate_tokens(text: str) -> int:
-    """⌈UTF-8 bytes / 3⌉: what stands in where a text cannot be counted."""
+    """Estimates ⌈UTF-8 bytes / 3⌉ tokens for a text that cannot be counted."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
 @lru_cache(maxsize=4)
 def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
-    """Read, check and build an encoding: about 0.4 s and 50 MB, once a process.
+    """Reads, checks and builds an encoding: about 0.4 s and 50 MB, once per process.
 
-    OpenAI's special tokens are text; the only special one is ours, for ids that no text has.
+    OpenAI's special tokens count as plain text. The only special token is our separator.
 
     Raises:
-        Exception: Whatever a missing, damaged or wrong file leads to.
+        Exception: The file is missing, damaged or wrong.
     """
     packed = (data / f"{vocabulary.name}.tiktoken.xz").read_bytes()
     content = lzma.decompress(packed)
@@ -138,12 +138,12 @@ def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
     encoding = tiktoken.Encoding(
         vocabulary.name, pat_str=vocabulary.pattern, mergeable_ranks=ranks, special_tokens=special
     )
-    ranks.clear()  # tiktoken counts with its own copy, and keeps these 30 MB for pickling alone
+    ranks.clear()  # tiktoken counts with its own copy and keeps these 30 MB only for pickling
     return encoding
 
 
 def count_sliced(text: str, count: Callable[[str], int]) -> int:
-    """The sum of `count` over slices of a long text; beyond `BUDGET_CHARACTERS` extrapolated from samples."""
+    """Sums `count` over the slices of a long text. Extrapolates from samples beyond `BUDGET_CHARACTERS`."""
     spans = list(iter_slices(text))
     sizes = [stop - start for start, stop in spans]
     counted = {index: count(text[slice(*spans[index])]) for index in sample_slices(sizes)}
@@ -151,7 +151,7 @@ def count_sliced(text: str, count: Callable[[str], int]) -> int:
 
 
 def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
-    """How many ids stand before, between and after the marks."""
+    """Returns the numbers of ids before, between and after the marks."""
     lengths, start = [], 0
     for _ in range(runs - 1):
         stop = ids.index(mark, start)
@@ -161,7 +161,7 @@ def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
 
 
 def _count_together(texts: Sequence[str], encoding: tiktoken.Encoding) -> list[int] | None:
-    """Tokens of each text, from one call; None where a text holds the mark that would stand between them."""
+    """Counts each text in one joint call. Returns None if a text contains the separator."""
     joined = replace_surrogates(_BETWEEN.join(texts))
     if joined.count(_BETWEEN) != len(texts) - 1:
         return None
@@ -170,13 +170,13 @@ def _count_together(texts: Sequence[str], encoding: tiktoken.Encoding) -> list[i
 
 
 class TiktokenCounter:
-    """Counts with the vocabulary of a model, and estimates where that cannot be had.
+    """Counts with the vocabulary of a model, and estimates if the vocabulary cannot be loaded.
 
     Thread-safe. An encoding is loaded once, at its first use or by `warm_up`.
 
     Args:
-        report: Told in one line, once a cause, that counts are estimated from now on or were once. Never
-            holds any of the text.
+        report: Receives one line for each cause, once, when counts are estimated. The line never contains any
+            of the text.
         data: Folder of the vocabularies.
     """
 
@@ -188,7 +188,7 @@ class TiktokenCounter:
         self._reported: set[str] = set()
 
     def count(self, text: str, model: str) -> int:
-        """Tokens of `text` for `model`; beyond `BUDGET_CHARACTERS` extrapolated from samples."""
+        """Counts the tokens of `text` for `model`. Extrapolates from samples beyond `BUDGET_CHARACTERS`."""
         encoding = self._get_encoding(find_vocabulary(model))
         if encoding is None:
             return estimate_tokens(text)
@@ -197,22 +197,22 @@ class TiktokenCounter:
         return count_sliced(text, lambda part: self._count_or_estimate(part, encoding))
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        """Tokens of every text.
+        """Counts the tokens of every text.
 
-        Together no longer than a slice they are one call: it costs what they cost one by one, but the
-        interpreter lock is given away and waited for once, and not once a text.
+        Texts that together are no longer than a slice are counted in one call. That takes as long as separate
+        calls, but releases and acquires the interpreter lock once instead of once per text.
         """
         encoding = self._get_encoding(find_vocabulary(model))
         counts = None
         if encoding is not None and len(texts) > 1 and sum(map(len, texts)) <= SLICE_CHARACTERS:
             with suppress_and_report(
                 lambda _: None
-            ):  # whatever it is, it is said of the text that it comes from
+            ):  # the error is reported when the text that causes it is counted alone
                 counts = _count_together(texts, encoding)
         return counts or [self.count(text, model) for text in texts]
 
     def warm_up(self, model: str = "") -> None:
-        """Load now what the first count for `model` would load."""
+        """Loads the vocabulary that the first count for `model` would load."""
         self._get_encoding(find_vocabulary(model))
 
     def _count_or_estimate(self, text: str, encoding: tiktoken.Encoding) -> int:

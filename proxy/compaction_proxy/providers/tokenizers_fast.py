@@ -1,8 +1,9 @@
-"""Counting with toktok, the extra `fast`: about fifteen times as fast as tiktoken, where it counts the same.
+"""Counts tokens with toktok (the extra `fast`), about fifteen times as fast as tiktoken.
 
-It is young, and the only thing asked of a tokenizer is the right number. So it is adopted once it has given
-tiktoken's count for each of the texts in `data/golden_counts.json` (written by `.ci/golden_counts.py`), and
-only for o200k_base: of 30,000 strings made to trip it one was counted otherwise with cl100k_base, none here.
+toktok is a young package, and a tokenizer must count correctly. So it is used only after it has given
+tiktoken's count for each text in `data/golden_counts.json` (written by `.ci/golden_counts.py`). It is used
+only for o200k_base: of 30,000 adversarial strings it miscounted one with cl100k_base and none with
+o200k_base.
 """
 
 import json
@@ -28,27 +29,28 @@ from compaction_proxy.support.fail_open import suppress_and_report
 
 GOLDEN = DATA / "golden_counts.json"
 PACKAGE = "toktok-rs"
-_THREADS = 1  # a call's own; how many calls there are at a time is for others to say
+_THREADS = 1  # threads within a call; the caller decides how many calls run at a time
 
 
 class Tokenizer(Protocol):
-    """What is used of toktok. Both calls release the interpreter lock, and fail on a lone surrogate.
+    """The used part of toktok. Both methods release the interpreter lock and fail on a lone surrogate.
 
-    The package's `batch_count` is the second one; the first takes 0.2 µs beside its work, the second 12.
+    `count_batch` is the package's `batch_count`. A call of `count` costs 0.2 µs on top of its work, a call of
+    `count_batch` 12 µs.
     """
 
     def count(self, text: str) -> int:
-        """Tokens of a text; special tokens are text."""
+        """Counts the tokens of a text. Special tokens count as plain text."""
         ...
 
     def count_batch(self, texts: list[str], threads: int) -> list[int]:
-        """Tokens of each text."""
+        """Counts the tokens of each text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenText:
-    """A text, and how many tokens of o200k_base tiktoken makes of it."""
+    """A text and tiktoken's count of its o200k_base tokens."""
 
     text: str
     tokens: int
@@ -60,18 +62,18 @@ class _OtherCountError(ValueError):
 
 
 def read_golden_texts(path: Path = GOLDEN) -> list[GoldenText]:
-    """The stored counts, from rows of text, how often it is repeated, and tokens."""
+    """Reads the stored counts. Each row holds a text, the number of its repetitions, and the tokens."""
     rows = json.loads(path.read_text(encoding="utf-8"))
     return [GoldenText(text * times, tokens) for text, times, tokens in rows]
 
 
 def load_tokenizer() -> Tokenizer:
-    """Its tokenizer for o200k_base: about 0.4 s and 50 MB, once a process.
+    """Loads toktok's tokenizer for o200k_base: about 0.4 s and 50 MB, once per process.
 
     Raises:
-        Exception: Whatever a package that is missing, broken or of another version leads to.
+        Exception: The package is missing, broken or of another version.
     """
-    tokenizer: Tokenizer = import_module("toktok")._encoding(O200K.name)  # noqa: SLF001 - meant for this
+    tokenizer: Tokenizer = import_module("toktok")._encoding(O200K.name)  # noqa: SLF001 - meant for this use
     return tokenizer
 
 
@@ -90,10 +92,10 @@ def _count_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
 
 
 def check_counts(tokenizer: Tokenizer, known: Sequence[GoldenText]) -> None:
-    """Compare counts, made one by one and together, with those known.
+    """Compares the counts of single and joint calls with the known counts.
 
     Raises:
-        ValueError: One differs, or none are known.
+        ValueError: A count differs, or no counts are known.
     """
     together = _count_batch(tokenizer, [each.text for each in known])
     for number, (each, counted) in enumerate(zip(known, together, strict=True)):
@@ -110,14 +112,15 @@ def _explain_failure(error: BaseException) -> str:
 
 
 class ToktokCounter:
-    """Counts with toktok what it has shown to count right, and everything else with tiktoken.
+    """Counts with toktok where it has proved correct, and otherwise with tiktoken.
 
-    Thread-safe. Until `warm_up` has been called, or if toktok was not adopted then, all of it is tiktoken's.
+    Thread-safe. Uses only tiktoken before `warm_up`, and if toktok failed its check there.
 
     Args:
-        fallback: Counts what toktok does not.
-        report: Told in one line, once a cause, that a text was estimated. Never holds any of the text.
-        known: The file of stored counts.
+        fallback: Counter for everything that toktok does not count.
+        report: Receives one line for each cause, once, when a text is estimated. The line never contains any
+            of the text.
+        known: File of stored counts.
     """
 
     def __init__(
@@ -132,9 +135,9 @@ class ToktokCounter:
         self.chosen = "tiktoken"
 
     def warm_up(self, model: str = "") -> None:
-        """Try toktok, and load now what the first count for `model` would load.
+        """Checks toktok and loads the vocabulary that the first count for `model` would load.
 
-        Afterwards `chosen` says in a line what counts and, where toktok does not, why.
+        Afterwards `chosen` names the counter in one line and, if that is not toktok, the reason.
         """
         with self._lock:
             if self._tokenizer is None:
@@ -143,7 +146,7 @@ class ToktokCounter:
             self._otherwise.warm_up(model)
 
     def count(self, text: str, model: str) -> int:
-        """Tokens of `text` for `model`; beyond `BUDGET_CHARACTERS` extrapolated from samples."""
+        """Counts the tokens of `text` for `model`. Extrapolates from samples beyond `BUDGET_CHARACTERS`."""
         tokenizer = self._get_tokenizer(model)
         if tokenizer is None:
             return self._otherwise.count(text, model)
@@ -152,14 +155,14 @@ class ToktokCounter:
         return self._count_or_estimate(tokenizer, text)
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        """Tokens of every text; of texts that are no longer than a slice in one call."""
+        """Counts the tokens of every text, in one call if no text is longer than a slice."""
         tokenizer = self._get_tokenizer(model)
         if tokenizer is None:
             return self._otherwise.count_each(texts, model)
         if max(map(len, texts), default=0) <= SLICE_CHARACTERS:
             with suppress_and_report(
                 lambda _: None
-            ):  # whatever it is, it is said of the text that it comes from
+            ):  # the error is reported when the text that causes it is counted alone
                 return _count_batch(tokenizer, texts)
         return [self.count(text, model) for text in texts]
 
@@ -176,7 +179,7 @@ class ToktokCounter:
             self._tokenizer, self.chosen = tokenizer, name
 
     def _count_or_estimate(self, tokenizer: Tokenizer, text: str) -> int:
-        """By toktok or, where it fails, estimated: to load tiktoken's vocabulary would hold up the loop."""
+        """Counts with toktok. Estimates if that fails: loading tiktoken's vocabulary would block the loop."""
 
         def report_failure(error: BaseException) -> None:
             line = f"text was estimated, not counted: {type(error).__name__}"

@@ -1,4 +1,4 @@
-"""What is asked of models, and about them: counts of tokens, summaries, windows, prices."""
+"""Protocols for questions to and about models: token counts, summaries, context windows and prices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -8,14 +8,14 @@ from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 
 
 class TokenCounter(Protocol):
-    """Counts the tokens of a text. Never fails: what cannot be counted is estimated from its length."""
+    """Counts the tokens of texts. Never fails: a text that cannot be counted is estimated by its length."""
 
     def count(self, text: str, model: str) -> int:
-        """Tokens of `text` for `model`, before calibration. Thread-safe; about one second per megabyte."""
+        """Counts tokens for `model`, before calibration. Thread-safe; takes about one second per megabyte."""
         ...
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        """Tokens of each text, exactly as `count` gives them, at a lower price beside busy threads."""
+        """Counts the tokens of each text exactly as `count` does. Cheaper while other threads are busy."""
         ...
 
 
@@ -23,35 +23,35 @@ class SummaryModel(Protocol):
     """A model that writes summaries."""
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """One answer, without retries beyond those for refused parameters. The deadline is the caller's.
+        """Requests one summary. Retries only without refused parameters. The caller enforces the deadline.
 
         Raises:
-            SummaryFailed: The model could not be asked, or what came back is no answer. Its
-                `reason` is one of `http-NNN`, `overflow`, `unknown-model`, `unreachable`, `garbage`; with
-                `http-429` and `http-503` it may say when to ask again.
+            SummaryError: The model cannot be reached or gives no usable answer. The `reason` is one of
+                `http-NNN`, `overflow`, `unknown-model`, `unreachable`, `garbage`. With `http-429` and
+                `http-503` the error may name the time until the next attempt.
         """
         ...
 
 
 class WindowDiscovery(Protocol):
-    """Asks an upstream what it says of itself."""
+    """Asks an upstream for the context windows of its models."""
 
     async def discover_window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
-        """The largest input of a model, in tokens; None if the upstream does not say, or not in time."""
+        """Returns a model's context window, in tokens; None if the upstream does not name it in time."""
         ...
 
 
 class PriceSource(Protocol):
-    """Knows what models cost."""
+    """Looks up the prices of models."""
 
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
-        """The price of a model at an upstream; None where it is not known, or not yet."""
+        """Returns the price of a model at an upstream; None if it is unknown or not known yet."""
         ...
 
     def is_resolved(self, model: str, origin: str) -> bool:
-        """Whether `get_price` tells all that will be known for now."""
+        """Returns whether the result of `get_price` is final for now."""
         ...
 
     async def wait_for_prices(self, names: Iterable[tuple[str, str]]) -> None:
-        """Come back when the prices of models at upstreams are known, or cannot be."""
+        """Waits until the prices of models at upstreams have been looked up."""
         ...

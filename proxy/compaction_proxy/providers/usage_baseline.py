@@ -1,7 +1,8 @@
-"""The anchors of conversations: what providers last counted of them, found again by any replica.
+"""Keeps anchors: providers' token counts of earlier requests, shared between replicas.
 
-They live in the process. A conversation that is new to it is looked up once; after that the store is asked
-and told behind the requests, so that none waits for it. Branches share a root, so several are kept for each.
+Anchors live in the process. A conversation that is new to the process is looked up in the store once.
+Afterwards reads and writes of the store run in the background, so that no request waits for them. Branches
+share a root, so several anchors are kept for each root.
 """
 
 import asyncio
@@ -22,20 +23,20 @@ from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import NOT_OBSERVED
 
-# What was added since, or taken away, may be wrong by this factor.
+# The predicted difference in tokens between two requests may be wrong by this factor.
 MARGIN = 1.15
 _PLACE_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class UsageBaseline:
-    """What a provider counted of one request.
+    """A provider's token count of one request: an anchor for the estimate of the next request.
 
     Attributes:
-        prefix: Prefix digest of the client's non-privileged messages.
-        length: How many those were.
-        key: What stood for them upstream (`build_baseline_key`).
-        estimate: Our uncalibrated count of what was forwarded, tokens.
+        prefix: Prefix digest of the client's messages that are not privileged.
+        length: Number of these messages.
+        key: Identity of the counter and the checkpoint in force (`build_baseline_key`).
+        estimate: Our uncalibrated count of the forwarded request, in tokens.
         actual: `usage.prompt_tokens` of the answer, cached tokens included.
     """
 
@@ -48,16 +49,17 @@ class UsageBaseline:
 
 @lru_cache(maxsize=4_096)
 def build_baseline_key(origin: str, model: str, checkpoint: bytes = b"") -> bytes:
-    """What makes two requests of a conversation comparable, 16 bytes.
+    """Builds the key, 16 bytes, under which two requests of a conversation are comparable.
 
-    Who counts, and the place of the checkpoint in force (`core.checkpoint.place`; empty for none).
+    The key combines the counter (origin and model) with the id of the checkpoint in force
+    (`core.checkpoint_ids.compute_checkpoint_id`; empty without one).
     """
     parts = (origin, model, checkpoint.hex())
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).digest()[:_PLACE_BYTES]
 
 
 def build_baseline(prefixes: Sequence[bytes], key: bytes, estimate: int, actual: int) -> UsageBaseline | None:
-    """An anchor for a request that was answered; None if its count says nothing about a next one."""
+    """Builds an anchor from an answered request; None if its count cannot be used for the next request."""
     if not prefixes or estimate <= 0 or actual < MIN_USAGE_TOKENS:
         return None
     if not MIN_RATIO <= actual / estimate <= MAX_RATIO:
@@ -66,7 +68,7 @@ def build_baseline(prefixes: Sequence[bytes], key: bytes, estimate: int, actual:
 
 
 def matches_request(baseline: UsageBaseline, prefixes: Sequence[bytes], key: bytes) -> bool:
-    """Whether a request with these prefix digests continues what was counted, seen by the same counter."""
+    """Returns whether a request with these prefix digests and this key continues the counted request."""
     reached = 0 < baseline.length <= len(prefixes)
     return reached and baseline.key == key and prefixes[baseline.length - 1] == baseline.prefix
 
@@ -74,29 +76,29 @@ def matches_request(baseline: UsageBaseline, prefixes: Sequence[bytes], key: byt
 def select_deepest(
     baselines: Sequence[UsageBaseline], prefixes: Sequence[bytes], key: bytes
 ) -> UsageBaseline | None:
-    """The anchor that stands and covers most; of equal ones the last given."""
-    found: UsageBaseline | None = None
+    """Returns the matching anchor that covers the most messages; of equal ones the last in `baselines`."""
+    deepest: UsageBaseline | None = None
     for anchor in reversed(baselines):
-        if (found is None or anchor.length > found.length) and matches_request(anchor, prefixes, key):
-            found = anchor
-    return found
+        if (deepest is None or anchor.length > deepest.length) and matches_request(anchor, prefixes, key):
+            deepest = anchor
+    return deepest
 
 
 def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
-    """What the provider will count of a request, ⌈tokens⌉.
+    """Predicts the provider's count of a request, in tokens, rounded up.
 
-    The difference is taken at the geometric mean of this conversation's ratio and the model's.
+    Converts the difference to the anchor at the geometric mean of this conversation's and the model's ratio.
 
     Args:
-        baseline: One that stands.
-        estimate: Our uncalibrated count of the request as it would be forwarded, tokens.
-        calibration: Of the model.
+        baseline: Anchor that matches the request.
+        estimate: Our uncalibrated count of the request as it would be forwarded, in tokens.
+        calibration: Calibration of the model.
     """
     return _predict_with_margin(baseline, estimate, calibration, 1.0)
 
 
 def predict_upper_bound(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
-    """As `predict_tokens`, with the margin: more for what was added, less off for what was taken away."""
+    """Predicts the count with `MARGIN`: additions count for more, and removals for less."""
     return _predict_with_margin(baseline, estimate, calibration, MARGIN)
 
 
@@ -110,35 +112,35 @@ def _predict_with_margin(
 
 
 def to_fields(baseline: UsageBaseline) -> list[Any]:
-    """The anchor as JSON values."""
+    """Returns the anchor as JSON values."""
     return [baseline.prefix.hex(), baseline.length, baseline.key.hex(), baseline.estimate, baseline.actual]
 
 
 def from_fields(fields: Mapping[str, Any] | None) -> tuple[UsageBaseline, ...]:
-    """The anchors under `baselines` in a record, without what is none of ours."""
+    """Parses the anchors of a stored record. Skips entries that are not valid anchors."""
     listed = fields.get("anchors") if fields else None
-    made = map(_parse_baseline, listed) if isinstance(listed, list) else ()
-    return tuple(anchor for anchor in made if anchor is not None)
+    parsed = map(_parse_baseline, listed) if isinstance(listed, list) else ()
+    return tuple(anchor for anchor in parsed if anchor is not None)
 
 
-def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - whatever was stored
+def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - any stored value
     try:
         prefix, length, place, estimate, actual = fields
-        read = UsageBaseline(
+        baseline = UsageBaseline(
             bytes.fromhex(prefix), int(length), bytes.fromhex(place), int(estimate), int(actual)
         )
     except (TypeError, ValueError):
         return None
-    return read if min(read.length, read.estimate, read.actual) > 0 else None
+    return baseline if min(baseline.length, baseline.estimate, baseline.actual) > 0 else None
 
 
 MAX_ROOTS = 4_000
 ANCHORS_PER_ROOT = 6
-# A provider may count otherwise tomorrow; anchors are kept this long, in seconds.
+# Lifetime of anchors, in seconds: a provider may change its way of counting.
 KEPT_S = 86_400.0
-# What other replicas have counted is asked for this often, in seconds.
+# Interval at which the anchors of other replicas are read again, in seconds.
 LOOK_EVERY_S = 10.0
-# What was counted here is written this often, in seconds.
+# Interval at which new anchors are written to the store, in seconds.
 FLUSH_S = 5.0
 
 _log = structlog.get_logger()
@@ -147,20 +149,20 @@ _log = structlog.get_logger()
 def _merge_baselines(
     older: Iterable[UsageBaseline], newer: Iterable[UsageBaseline]
 ) -> tuple[UsageBaseline, ...]:
-    """The newest of both, oldest first, one for each prefix and place."""
-    kept: dict[tuple[bytes, bytes], UsageBaseline] = {}
+    """Merges anchors, the newest last, one per prefix and key, at most `ANCHORS_PER_ROOT`."""
+    merged: dict[tuple[bytes, bytes], UsageBaseline] = {}
     for anchor in (*older, *newer):
-        kept.pop((anchor.prefix, anchor.key), None)
-        kept[anchor.prefix, anchor.key] = anchor
-    return tuple(kept.values())[-ANCHORS_PER_ROOT:]
+        merged.pop((anchor.prefix, anchor.key), None)
+        merged[anchor.prefix, anchor.key] = anchor
+    return tuple(merged.values())[-ANCHORS_PER_ROOT:]
 
 
 class UsageBaselineStore:
-    """Keeps anchors, on one event loop.
+    """Keeps the anchors of conversations, on one event loop.
 
     Args:
-        records: Where they are kept.
-        clock: Monotonic seconds.
+        records: Store for the anchors.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, records: RecordStore, clock: Callable[[], float] = time.monotonic) -> None:
@@ -176,19 +178,19 @@ class UsageBaselineStore:
     async def find_deepest(
         self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
     ) -> UsageBaseline | None:
-        """The deepest anchor that stands for a request (`providers.usage_baseline.stands`), or None.
+        """Returns the deepest anchor that matches a request (`matches_request`), or None.
 
-        The store is waited for only where this process does not know the root.
+        Waits for the store only if this process does not know the root.
         """
         await self.load_root(tenant, root)
         return self.peek_deepest(tenant, root, prefixes, baseline_key)
 
     def is_loaded(self, tenant: str, root: bytes) -> bool:
-        """Whether the store has been asked for a root."""
+        """Returns whether the anchors of a root have been loaded from the store."""
         return usage_baselines_key(tenant, root) in self._looked
 
     async def load_root(self, tenant: str, root: bytes) -> None:
-        """Ask the store for a root, unless it has been asked."""
+        """Loads the anchors of a root from the store, unless they are loaded."""
         key = usage_baselines_key(tenant, root)
         if key not in self._looked:
             await self._load_from_store(key)
@@ -196,14 +198,14 @@ class UsageBaselineStore:
     def peek_deepest(
         self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
     ) -> UsageBaseline | None:
-        """As `find_deepest`, of what this process knows."""
+        """Returns the deepest matching anchor that this process knows; never waits."""
         key = usage_baselines_key(tenant, root)
         if self._clock() - self._looked.get(key, math.inf) >= LOOK_EVERY_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key))
         return select_deepest(self._known.get(key, ()), prefixes, baseline_key)
 
     def record_baseline(self, tenant: str, root: bytes, baseline: UsageBaseline) -> None:
-        """Keep what was counted of a request that was answered; written to the store later."""
+        """Keeps the anchor of an answered request. A background task writes it to the store."""
         key = usage_baselines_key(tenant, root)
         if self._records.deletion_fence.is_deleted(key):
             return
@@ -211,19 +213,19 @@ class UsageBaselineStore:
         self._unwritten.add(key)
 
     def start(self) -> None:
-        """Begin to write in the background."""
+        """Starts to write in the background."""
         self._task = asyncio.create_task(self._flush_periodically())
 
     async def close(self) -> None:
-        """Write what waits, and end."""
+        """Writes the pending anchors and stops the background task."""
         if self._task is not None:
-            async with self._writing:  # what is being written is written to its end
+            async with self._writing:  # lets a write in progress finish
                 self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.flush()
 
     async def flush(self) -> None:
-        """Write what waits, and take over what other replicas have written of the same conversations."""
+        """Writes pending anchors and merges what other replicas have written for the same conversations."""
         async with self._writing:
             for key in list(self._unwritten):
                 if not self._records.is_in_use:
@@ -233,7 +235,7 @@ class UsageBaselineStore:
 
     async def _write_root(self, key: str) -> None:
         await self._load_from_store(key)
-        if key not in self._unwritten:  # forgotten meanwhile
+        if key not in self._unwritten:  # deleted during the load
             return
         self._unwritten.discard(key)
         fields = {"anchors": [to_fields(anchor) for anchor in self._known.get(key, ())]}
@@ -255,11 +257,11 @@ class UsageBaselineStore:
                 await self.flush()
 
     async def _load_from_store(self, key: str) -> None:
-        """Take over what the store knows."""
+        """Merges the stored anchors into those of this process."""
         [fields] = await self._records.get_many([key], bypass_cache=True)
         if self._records.deletion_fence.is_deleted(key):
             fields = None
-        ours = self._known.get(key, ())  # as it is now: something may have been counted meanwhile
+        ours = self._known.get(key, ())  # read after the wait: anchors may have been added meanwhile
         self._remember_root(key, _merge_baselines(from_fields(fields), ours))
         self._looked[key] = self._clock()
 

@@ -1,11 +1,11 @@
-"""The windows of current models, in input tokens. Written by .ci/window_table.py."""
+"""Context windows of current models, in input tokens. Written by .ci/window_table.py."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 AS_OF = "2026-11-22"
 SOURCE = "PyPI litellm 1.109.1 and genai-prices 0.2.3 (both MIT)"
-# A name stands for itself and for what continues it after `-`, `:` or `@`, unless a longer one does.
+# A key matches its name and every name that continues it after `-`, `:` or `@`, unless a longer key matches.
 WINDOWS: Mapping[str, int] = MappingProxyType(
     {
         "chat-latest": 272_000,

@@ -1,1 +1,1 @@
-"""The archive of removed messages, and the search in it."""
+"""Recall: the archive of removed messages and the search in it."""

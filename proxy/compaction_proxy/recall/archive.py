@@ -1,8 +1,8 @@
-"""The archive: the messages that rounds have replaced, as text, for people and for recall.
+"""Builds and reads archives: the messages that compactions have replaced, as text for people and for recall.
 
-The archive of a round is a record that names its pieces, committed with them, with the round's checkpoint and
-with a line in the list of its root that says where it is (`recall.archive`). Versions before wrote the
-messages into the record itself; those are read, too.
+The archive of a compaction is a record that names its pieces. One commit writes the record, the pieces, the
+compaction's checkpoint, and a line in the list of the root that says where the archive is. Earlier versions
+of the proxy wrote the messages into the record itself. Such records are still read.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.storage.keys import archive_key, archive_piece_key, root_archives_key
 from compaction_proxy.storage.records import Fields, ListItem, RecordItem, RecordStore
 
-# Archives of one root that are found again.
+# Maximum number of archives listed under one root.
 KEPT_ARCHIVES = 200
 
 
@@ -25,11 +25,11 @@ class RemovedMessage:
     """A message in the archive.
 
     Attributes:
-        id: Its id, `m_…`.
+        id: The message's id, `m_…`.
         index: Its index among the non-privileged messages.
         role: Its role.
-        text: Its text, then its tool calls and what else it carried, as text.
-        turn: The turn it belongs to, from 1; 0 before the first; None where it is not known.
+        text: Its text, then its other parts and its tool calls as text.
+        turn: The turn it belongs to, from 1; 0 before the first; None if unknown.
     """
 
     id: str
@@ -40,11 +40,11 @@ class RemovedMessage:
 
 
 class ArchivePiece(NamedTuple):
-    """What an archive says of one of its pieces.
+    """The name and size of one piece of an archive.
 
     Attributes:
-        name: By which it is found: a digest of its content, 64 hex digits.
-        size_bytes: Bytes of its text, as UTF-8.
+        name: Digest of the piece's content, 64 hex digits. The piece is stored under this name.
+        size_bytes: Bytes of the piece's text as UTF-8.
     """
 
     name: str
@@ -53,12 +53,12 @@ class ArchivePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveContents:
-    """What an archive consists of.
+    """The pieces of an archive.
 
     Attributes:
-        stretches: Pieces that hold messages, in their order.
-        texts: Pieces that hold one text each, which a stretch names.
-        size_bytes: Bytes of text of what it has that is in no piece, because a version before wrote it.
+        stretches: Pieces that hold messages, in the order of the messages.
+        texts: Pieces that hold one long text each, to which a stretch refers.
+        size_bytes: Bytes of text in the record itself, if an earlier version of the proxy wrote it there.
     """
 
     stretches: tuple[ArchivePiece, ...]
@@ -66,21 +66,21 @@ class ArchiveContents:
     size_bytes: int = 0
 
     def __iter__(self) -> Iterator[ArchivePiece]:
-        """All of them."""
+        """Yields all pieces."""
         yield from self.stretches
         yield from self.texts
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedRound:
-    """The round that a record is about.
+    """The compaction that an archive belongs to.
 
     Attributes:
-        conversation: The conversation it was made in, `c_…`.
+        conversation: The conversation of the compaction, `c_…`.
         strategy: Name of the strategy.
-        place: Where its checkpoint is kept, 64 bytes.
-        number: 1 for the first of a chain.
-        at: When it was made, in seconds since the epoch.
+        place: Where the compaction's checkpoint is stored, 64 bytes.
+        number: The round: 1 for the first compaction of a chain.
+        at: Time of the compaction, in seconds since the epoch.
     """
 
     conversation: str
@@ -91,7 +91,7 @@ class ArchivedRound:
 
 
 def parse_round(fields: Fields) -> ArchivedRound | None:
-    """The round that a record or a line is about; None if it does not say so."""
+    """Returns the compaction that a record or a line belongs to, or None if its fields are incomplete."""
     try:
         return ArchivedRound(
             conversation=str(fields["conversation"]),
@@ -105,15 +105,15 @@ def parse_round(fields: Fields) -> ArchivedRound | None:
 
 
 def count_utf8_bytes(text: str) -> int:
-    """Bytes of a text as UTF-8."""
+    """Returns the number of bytes of a text as UTF-8."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 
 def parse_contents(fields: Fields) -> ArchiveContents:
-    """What the archive in a record consists of."""
-    written = sum(count_utf8_bytes(each.text) for each in parse_messages(fields))
+    """Returns the pieces of the archive in a record."""
+    size_bytes = sum(count_utf8_bytes(each.text) for each in parse_messages(fields))
     return ArchiveContents(
-        _parse_pieces(fields.get("stretches")), _parse_pieces(fields.get("texts")), written
+        _parse_pieces(fields.get("stretches")), _parse_pieces(fields.get("texts")), size_bytes
     )
 
 
@@ -127,17 +127,19 @@ def _parse_pieces(rows: object) -> tuple[ArchivePiece, ...]:
 
 
 def parse_piece_text(fields: Fields) -> str | None:
-    """The text in a piece that holds one; None if it holds none."""
+    """Returns the text of a piece, or None if the piece holds no text."""
     text = fields.get("text")
     return text if isinstance(text, str) else None
 
 
 def parse_messages(fields: Fields, texts: Mapping[str, str] | None = None) -> Iterator[RemovedMessage]:
-    """The messages in a stretch, or in an archive of a version before, without those that cannot be read.
+    """Yields the messages of a stretch, or of an archive record that an earlier version of the proxy wrote.
+
+    Messages that cannot be read are left out.
 
     Args:
-        fields: What the record says.
-        texts: By the name of its piece, each long text; a message whose text is not there is left out.
+        fields: The fields of the record.
+        texts: Long texts by the name of their piece. A message whose text is missing is left out.
     """
     rows = fields.get("messages")
     for row in rows if isinstance(rows, list) else ():
@@ -157,15 +159,15 @@ def _parse_message(row: object, texts: Mapping[str, str]) -> RemovedMessage | No
     return None
 
 
-# Characters of text in one record, and of one message in it.
+# Maximum characters of text in one record, and of one message in it.
 MAX_RECORD_CHARACTERS = 2 * 1024 * 1024
 MAX_MESSAGE_CHARACTERS = 256 * 1024
-# Messages in one record; of more, the newest.
+# Maximum number of messages in one record. The newest are kept.
 MAX_MESSAGES = 10_000
 MAX_ROLE_CHARACTERS = 64
-# Messages in one stretch: the more, the better they are compressed, and the more of a branch is written anew.
+# Messages in one stretch. More messages compress better, but a branch then writes more of them again.
 STRETCH_MESSAGES = 32
-# From here on a text is a piece of its own, in characters.
+# A text of at least this many characters becomes a piece of its own.
 PIECE_CHARACTERS = 8 * 1024
 OMISSION_NOTE = "\n[… {} characters left out …]\n"
 
@@ -176,7 +178,7 @@ class OriginalMessage:
 
     Attributes:
         index: Its index among the non-privileged messages.
-        id: Its id, `m_…`.
+        id: The message's id, `m_…`.
         turn: The turn it belongs to, from 1; 0 before the first.
         message: The message.
     """
@@ -188,7 +190,7 @@ class OriginalMessage:
 
 
 def format_message_text(message: Message) -> str:
-    """A message as text: what it says, a line for each part that is no text, a line for each tool call."""
+    """Returns a message as text, with one line for each part that is not text and for each tool call."""
     lines = [message.text, message.refusal]
     lines += [f"[{part.kind}]" for part in message.parts]
     lines += [f"{call.name}({call.arguments})" for call in message.calls]
@@ -196,7 +198,7 @@ def format_message_text(message: Message) -> str:
 
 
 def shorten_text(text: str, limit: int) -> str:
-    """The text, or as much of its beginning and its end, `limit` characters in all, around a note."""
+    """Returns the text, or `limit` characters from its beginning and end with a note between them."""
     if len(text) <= limit:
         return text
     head = limit - limit // 2
@@ -205,33 +207,33 @@ def shorten_text(text: str, limit: int) -> str:
 
 
 def compute_fair_limit(sizes: Sequence[int], limit: int) -> int:
-    """The most that each of these may take so that all of them take `limit` at most: the small ones whole."""
-    left = limit
+    """Returns the largest size per item at which all items together, each cut to it, stay within `limit`."""
+    room = limit
     ordered = sorted(sizes)
     for index, size in enumerate(ordered):
-        share = left // (len(ordered) - index)
+        share = room // (len(ordered) - index)
         if size > share:
             return share
-        left -= size
+        room -= size
     return limit
 
 
 def _shorten_messages(messages: Sequence[RemovedMessage]) -> Iterator[RemovedMessage]:
     newest = messages[-MAX_MESSAGES:]
-    most = compute_fair_limit(
+    limit = compute_fair_limit(
         [min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], MAX_RECORD_CHARACTERS
     )
     for each in newest:
-        yield replace(each, text=shorten_text(each.text, min(most, MAX_MESSAGE_CHARACTERS)))
+        yield replace(each, text=shorten_text(each.text, min(limit, MAX_MESSAGE_CHARACTERS)))
 
 
 class Archive(NamedTuple):
-    """What to commit beside a round's checkpoint.
+    """An archive to commit together with a compaction's checkpoint.
 
     Attributes:
-        items: Its record, and its pieces.
-        line: By which it is found.
-        pieces: What it consists of.
+        items: The archive's record and its pieces.
+        line: The line of the root's list by which the archive is found.
+        pieces: The names and sizes of the pieces.
     """
 
     items: tuple[RecordItem, ...]
@@ -242,19 +244,19 @@ class Archive(NamedTuple):
 def build_archive(
     tenant: str, root: bytes, archived_round: ArchivedRound, messages: Iterable[OriginalMessage], ttl_s: float
 ) -> Archive:
-    """The archive of a round.
+    """Builds the archive of a compaction.
 
     Args:
-        tenant: Whose it is.
-        root: The root that the checkpoint is kept under.
-        archived_round: The round.
-        messages: Those that it replaces and no earlier round has, in their order.
-        ttl_s: Seconds that they are kept.
+        tenant: The tenant that owns the conversation.
+        root: The root under which the checkpoint is stored.
+        archived_round: The compaction.
+        messages: The messages that it replaces and that no earlier compaction has archived, in their order.
+        ttl_s: Seconds for which the archive is kept.
     """
-    removed = _shorten_messages([_to_removed_message(each) for each in messages])
+    removed_messages = _shorten_messages([_to_removed_message(each) for each in messages])
     stretches: dict[ArchivePiece, Fields] = {}
     texts: dict[ArchivePiece, Fields] = {}
-    for _, stretch in groupby(removed, key=lambda each: each.index // STRETCH_MESSAGES):
+    for _, stretch in groupby(removed_messages, key=lambda each: each.index // STRETCH_MESSAGES):
         rows = [_build_row(each, texts) for each in stretch]
         stretches[
             _build_piece(rows, sum(count_utf8_bytes(row[3]) for row in rows if isinstance(row[3], str)))
@@ -266,14 +268,16 @@ def build_archive(
     record = RecordItem(
         archive_key(tenant, root, archived_round.strategy, archived_round.place), record_fields, ttl_s
     )
-    written = [
+    piece_items = [
         RecordItem(archive_piece_key(tenant, root, piece.name), fields, ttl_s)
         for piece, fields in (stretches | texts).items()
     ]
     pieces = ArchiveContents(tuple(stretches), tuple(texts))
-    listed = _round_to_fields(archived_round) | {"bytes": sum(piece.size_bytes for piece in pieces)}
+    list_fields = _round_to_fields(archived_round) | {"bytes": sum(piece.size_bytes for piece in pieces)}
     return Archive(
-        (record, *written), ListItem(root_archives_key(tenant, root), listed, ttl_s, KEPT_ARCHIVES), pieces
+        (record, *piece_items),
+        ListItem(root_archives_key(tenant, root), list_fields, ttl_s, KEPT_ARCHIVES),
+        pieces,
     )
 
 
@@ -297,7 +301,7 @@ def _build_piece(content: object, size: int) -> ArchivePiece:
 
 
 def _build_row(message: RemovedMessage, texts: dict[ArchivePiece, Fields]) -> list[Any]:
-    """A message in a stretch. A long text joins `texts`, and the name of its piece stands in its place."""
+    """Returns a message as a row of a stretch. A long text goes into `texts`, and the row names its piece."""
     text: Any = message.text
     if len(message.text) >= PIECE_CHARACTERS:
         piece = _build_piece(message.text, count_utf8_bytes(message.text))
@@ -306,19 +310,19 @@ def _build_row(message: RemovedMessage, texts: dict[ArchivePiece, Fields]) -> li
     return [message.id, message.index, message.role, text, message.turn]
 
 
-# What is asked of a store in one call: so many records, and bytes of text in them.
+# Maximum number of records, and of bytes of text in them, that one call reads from a store.
 RECORDS_AT_ONCE = 32
 BYTES_AT_ONCE = 1_000_000
-# Archives that a version before wrote hold everything, so that many are read at once.
+# Archives read in one call. Those that earlier versions wrote hold all their text, so the number is small.
 ARCHIVES_AT_ONCE = 8
 
 
 class ArchiveRef(NamedTuple):
-    """Where an archive is.
+    """The place of an archive in the store.
 
     Attributes:
-        root: The root that it is kept under.
-        round: The round that it is of.
+        root: The root under which the archive is stored.
+        round: The compaction that the archive belongs to.
     """
 
     root: bytes
@@ -327,11 +331,11 @@ class ArchiveRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecalledMessage:
-    """A message that rounds have taken out, whole.
+    """A removed message, read from an archive.
 
     Attributes:
         message: The message.
-        round: The round that took it out.
+        round: The compaction that removed it.
     """
 
     message: RemovedMessage
@@ -339,41 +343,41 @@ class RecalledMessage:
 
 
 def build_archive_key(tenant: str, ref: ArchiveRef) -> str:
-    """The key of an archive's record."""
+    """Returns the store key of an archive's record."""
     return archive_key(tenant, ref.root, ref.round.strategy, ref.round.place)
 
 
 def _batch_pieces(named: Iterable[tuple[bytes, ArchivePiece]]) -> Iterator[list[tuple[bytes, str]]]:
-    """Pieces, each once, in portions that a store gives within its deadline."""
+    """Yields the pieces, each once, in batches that a store can return within its deadline."""
     portion: list[tuple[bytes, str]] = []
-    taken = 0
+    taken_bytes = 0
     for root, piece in dict.fromkeys(named):
-        if portion and (len(portion) == RECORDS_AT_ONCE or taken + piece.size_bytes > BYTES_AT_ONCE):
+        if portion and (len(portion) == RECORDS_AT_ONCE or taken_bytes + piece.size_bytes > BYTES_AT_ONCE):
             yield portion
-            portion, taken = [], 0
+            portion, taken_bytes = [], 0
         portion.append((root, piece.name))
-        taken += piece.size_bytes
+        taken_bytes += piece.size_bytes
     if portion:
         yield portion
 
 
 class ArchiveReader:
-    """Reads what rounds have taken out. No method raises because of the store.
+    """Reads archives. No method raises because of the store.
 
     Args:
-        records: Where archives are kept.
+        records: The store of the archives.
     """
 
     def __init__(self, records: RecordStore) -> None:
         self._records = records
 
     async def read_contents(self, tenant: str, places: Sequence[ArchiveRef]) -> list[ArchiveContents | None]:
-        """What each of these archives consists of; None for one that is not there."""
+        """Returns the pieces of each archive, or None for an archive that is missing."""
         found = await self._read_records(tenant, places)
         return [parse_contents(fields) if fields else None for fields in found]
 
     async def read_messages(self, tenant: str, places: Sequence[ArchiveRef]) -> list[RecalledMessage]:
-        """The messages in these archives, archive by archive, without what is not there."""
+        """Returns the messages of these archives, archive by archive. Missing records are skipped."""
         archives = await self._read_records(tenant, places)
         present = [
             (place, fields, parse_contents(fields))
@@ -383,11 +387,13 @@ class ArchiveReader:
         stretches = await self.read_pieces(
             tenant, [(place.root, piece) for place, _, pieces in present for piece in pieces.stretches]
         )
-        read = await self.read_pieces(
+        text_records = await self.read_pieces(
             tenant, [(place.root, piece) for place, _, pieces in present for piece in pieces.texts]
         )
         texts = {
-            name: text for (_, name), fields in read.items() if (text := parse_piece_text(fields)) is not None
+            name: text
+            for (_, name), fields in text_records.items()
+            if (text := parse_piece_text(fields)) is not None
         }
         found: list[RecalledMessage] = []
         for place, fields, pieces in present:
@@ -400,7 +406,7 @@ class ArchiveReader:
     async def read_pieces(
         self, tenant: str, named: Iterable[tuple[bytes, ArchivePiece]]
     ) -> dict[tuple[bytes, str], Fields]:
-        """The content of pieces under their roots, by root and name, without what is not there."""
+        """Returns the fields of pieces by root and name. Missing pieces are left out."""
         found: dict[tuple[bytes, str], Fields] = {}
         for portion in _batch_pieces(named):
             keys = [archive_piece_key(tenant, root, name) for root, name in portion]

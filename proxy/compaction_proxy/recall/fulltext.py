@@ -1,7 +1,8 @@
-"""Full text in memory: the lists of SQLite's FTS5, which are small and quick to make, ranked by our own sums.
+"""Full-text search in memory: SQLite FTS5 finds the terms, and `recall.ranking` ranks the results.
 
-FTS5 is given our terms and says where they stand; its own ranking knows single rows, not what is around them.
-A long message is cut into rows, so that what stands in it counts as much as what stands in a short one.
+The FTS5 index is small and quick to build. It gets the terms of `recall.tokenize` and returns where they
+occur. Its own ranking is not used, because it scores single rows without their neighbours. A long message is
+cut into rows, so that its words count as much as those of a short message.
 """
 
 import re
@@ -20,12 +21,12 @@ from compaction_proxy.recall.stems import list_irregular_forms
 from compaction_proxy.recall.tokenize import ParsedQuery, parse_query, split_terms
 
 
-class SearchDocument(NamedTuple):  # made for each message of an archive
-    """One message as a search sees it.
+class SearchDocument(NamedTuple):  # one for each message of an archive
+    """One message in the form that is indexed.
 
     Attributes:
         id: The message's id.
-        text: Its whole text, whatever that holds.
+        text: Its whole text.
         role: Its role.
     """
 
@@ -35,14 +36,14 @@ class SearchDocument(NamedTuple):  # made for each message of an archive
 
 
 class TextMatch(NamedTuple):
-    """One passage that a query found.
+    """One document that a query found.
 
     Attributes:
-        document_index: Its index in the sequence that the index was built of.
-        score: Above 0 and at most 1, higher is better: how much of what was asked for stands there and around
-            it, words that stand nowhere included. Exact within one query, and about the same between several.
-        offset: Where in the passage's text the best match begins, in characters; 0 if it is found by its
-            neighbours alone.
+        document_index: Its index in the sequence from which the index was built.
+        score: Share of the query that the document and its neighbours match, above 0 and at most 1. Words
+            that occur nowhere count as unmatched. Scores are exact within one query and roughly comparable
+            between queries.
+        offset: Where the best match begins in the text, in characters; 0 if only its neighbours match.
     """
 
     document_index: int
@@ -51,46 +52,46 @@ class TextMatch(NamedTuple):
 
 
 class TextIndex(Protocol):
-    """Passages that can be searched. Any thread may search, one at a time is served."""
+    """A search index of documents. Any thread may search; searches run one at a time."""
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Approximate memory use of the index."""
         ...
 
     def search(self, query: str, limit: int) -> list[TextMatch]:
-        """The best `limit` passages, best first; empty if nothing matches, or after `close`.
+        """Returns the best `limit` documents, best first; an empty list if none matches, or after `close`.
 
-        Any text is a query: plain words rank, any of them is enough; a phrase in double quotes must stand in
-        what is found; `word*` stands for every word that begins like that. Never raises.
+        Any text is a query. Plain words rank the documents, and one of them is enough. A document must
+        contain every phrase in double quotes. `word*` stands for all words with that beginning. Never raises.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the memory. Calling it twice does no harm."""
+        """Frees the memory. A second call does nothing."""
         ...
 
 
 class TextIndexBuilder(Protocol):
-    """Makes indexes of the messages of a conversation, or of several."""
+    """Builds search indexes from the messages of one or several conversations."""
 
     def build(self, passages: Sequence[SearchDocument]) -> TextIndex:
-        """An index of these, whatever they hold; neighbours in the sequence are neighbours in conversation.
+        """Builds an index of the documents. Neighbours in the sequence are neighbours in the conversation.
 
-        Takes seconds for many megabytes: call it in a thread.
+        This takes seconds for many megabytes. Call it in a thread.
 
         Raises:
-            SearchUnavailable: This installation cannot search.
+            SearchUnavailableError: This installation cannot search.
         """
         ...
 
 
-# Most of a row; the next begins behind white space, behind any separator, or else within a word.
+# Maximum characters of a row. The next row begins after white space, after a separator, or within a word.
 ROW_CHARACTERS = 2_000
-# Terms looked at for a word or a beginning; no English ending is longer than so many letters.
+# Maximum number of terms read for a word or a prefix, and maximum number of letters in an English ending.
 MAX_FORMS = 1_024
 MAX_ENDING_CHARACTERS = 9
-# What SQLite takes for a database in memory beside its pages, as measured over 2,000 of them.
+# Bytes that SQLite needs for a database in memory beside its pages, measured over 2,000 databases.
 _DATABASE_BYTES = 64 * 1024
 
 _WORD = re.compile(r"\S+")
@@ -105,13 +106,13 @@ _LISTS = """
 _COUNTS = "SELECT doc, count(*) FROM places WHERE term = ? GROUP BY doc"
 _BEGINNING = "SELECT term FROM known WHERE term >= ? AND term < ? LIMIT ?"
 _FOLLOWING = "SELECT rowid FROM rows WHERE rows MATCH ?"
-# Behind every term that begins alike.
+# Sorts behind every term with the same beginning.
 _LAST = "\U0010ffff"
 FTS5_MISSING = "The SQLite of this Python has no FTS5: what was removed cannot be searched."
 
 
 def is_fts5_available() -> bool:
-    """Whether this Python's SQLite has what it takes."""
+    """Returns whether this Python's SQLite has FTS5."""
     with closing(sqlite3.connect(":memory:")) as lists:
         try:
             lists.executescript(_LISTS)
@@ -121,20 +122,20 @@ def is_fts5_available() -> bool:
 
 
 class SqliteTextIndexBuilder:
-    """Makes indexes in memory: about 0.3 s of a processor and 2 MB for each megabyte of text.
+    """Builds indexes in memory, at about 0.3 s of processor time and 2 MB for each megabyte of text.
 
     Args:
-        ranking: What counts.
+        ranking: The parameters of the ranking.
     """
 
     def __init__(self, ranking: RankingParameters | None = None) -> None:
         self._ranking = ranking or RankingParameters()
 
     def build(self, passages: Sequence[SearchDocument]) -> "SqliteTextIndex":
-        """An index of these, whatever they hold. May run in any thread.
+        """Builds an index of the documents. Any thread may call it.
 
         Raises:
-            SearchUnavailable: SQLite was made without FTS5.
+            SearchUnavailableError: SQLite was built without FTS5.
         """
         if not is_fts5_available():
             raise SearchUnavailableError("no-full-text", FTS5_MISSING)
@@ -142,11 +143,11 @@ class SqliteTextIndexBuilder:
 
 
 class SqliteTextIndex:
-    """Texts that can be searched. Any thread may search, one at a time is served.
+    """A search index of texts. Any thread may search; searches run one at a time.
 
     Args:
-        texts: What can be found; neighbours are neighbours in conversation.
-        ranking: What counts.
+        texts: The texts to index. Neighbours in the sequence are neighbours in the conversation.
+        ranking: The parameters of the ranking.
     """
 
     def __init__(self, texts: Sequence[str], ranking: RankingParameters) -> None:
@@ -154,7 +155,7 @@ class SqliteTextIndex:
         self._ranking = ranking
         self._lock = Lock()
         self._closed = False
-        # Of each row: which text it is of, where it begins in there, and how many terms it has.
+        # For each row: the index of its text, its offset in the text, and its number of terms.
         self._row_documents, self._row_starts, self._row_lengths = array("l"), array("l"), array("l")
         self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self._database.close)
@@ -167,17 +168,17 @@ class SqliteTextIndex:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory, with the texts."""
+        """Approximate memory use of the index, including the texts."""
         return self._size
 
     def search(self, query: str, limit: int) -> list[TextMatch]:
-        """The best `limit` texts, best first, newer ones before older ones that are as good."""
+        """Returns the best `limit` texts, best first. Among equal scores, newer texts come first."""
         parsed_query = parse_query(query, self._ranking.stop_words)
         with self._lock:
             return [] if self._closed or limit < 1 else self._search_locked(parsed_query, limit)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Frees the memory."""
         with self._lock:
             self._closed = True
             self._texts = []
@@ -196,12 +197,12 @@ class SqliteTextIndex:
         [size] = self._database.execute(
             "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
         )
-        held = (*self._texts, self._row_documents, self._row_starts, self._row_lengths)
-        return _DATABASE_BYTES + int(size[0]) + sum(map(sys.getsizeof, held))
+        objects = (*self._texts, self._row_documents, self._row_starts, self._row_lengths)
+        return _DATABASE_BYTES + int(size[0]) + sum(map(sys.getsizeof, objects))
 
     def _search_locked(self, parsed_query: ParsedQuery, limit: int) -> list[TextMatch]:
         scores = RowScorer(self._ranking, self._row_lengths)
-        worth = self._score_words(parsed_query, scores)
+        word_weights = self._score_words(parsed_query, scores)
         for name in parsed_query.codes:
             scores.add_name(self._find_rows_with_sequence(name), len(name))
         best: dict[int, tuple[float, int]] = {}
@@ -215,36 +216,37 @@ class SqliteTextIndex:
             }
         ranked = sorted(best.items(), key=lambda item: (item[1][0], item[0]), reverse=True)[:limit]
         return [
-            TextMatch(place, score, self._find_match_offset(place, -row, parsed_query, worth))
+            TextMatch(place, score, self._find_match_offset(place, -row, parsed_query, word_weights))
             for place, (score, row) in ranked
         ]
 
     def _score_words(self, parsed_query: ParsedQuery, scores: RowScorer) -> dict[str, tuple[str, float]]:
-        """Score words and beginnings; for each of their forms, which word it is of and how much it tells."""
-        meant = {self._ranking.root(word): word for word in reversed(parsed_query.words)}
-        groups = [(of, self._find_word_forms(word, of)) for of, word in meant.items()]
+        """Adds the scores of words and prefixes. Returns each form's word and the weight of that word."""
+        words_by_root = {self._ranking.root(word): word for word in reversed(parsed_query.words)}
+        groups = [(of, self._find_word_forms(word, of)) for of, word in words_by_root.items()]
         groups += [(f"{start}*", set(self._find_terms_by_prefix(start))) for start in parsed_query.prefixes]
-        worth: dict[str, tuple[str, float]] = {}
+        word_weights: dict[str, tuple[str, float]] = {}
         for of, forms in groups:
             counts: dict[int, int] = {}
             for form in forms:
                 for row, count in self._database.execute(_COUNTS, (form,)):
                     counts[row] = counts.get(row, 0) + count
             scores.add_word(counts)
-            worth |= dict.fromkeys(forms, (of, scores.compute_weight(len(counts))))
-        return worth
+            word_weights |= dict.fromkeys(forms, (of, scores.compute_weight(len(counts))))
+        return word_weights
 
     def _find_word_forms(self, word: str, word_root: str) -> set[str]:
-        """The terms that are forms of a word, itself among them."""
-        # A stem is how its words begin, but for an e that came with it, an i that was a y, an l of -ility.
+        """Returns the terms that are forms of a word, including the word itself."""
+        # The forms of a word begin with its stem, except for a final e that the stemmer added, an i that was
+        # a y, and an l of -ility.
         shared = word_root[:-1] if len(word_root) > 2 and word_root[-1] in "eil" else word_root
         longest = len(word_root) + MAX_ENDING_CHARACTERS
-        alike = [term for term in self._find_terms_by_prefix(shared) if len(term) <= longest]
+        candidates = [term for term in self._find_terms_by_prefix(shared) if len(term) <= longest]
         return {
             word,
             *(
                 term
-                for term in (*alike, *list_irregular_forms(word_root))
+                for term in (*candidates, *list_irregular_forms(word_root))
                 if self._ranking.root(term) == word_root
             ),
         }
@@ -254,11 +256,11 @@ class SqliteTextIndex:
         return [term for (term,) in found]
 
     def _find_rows_with_sequence(self, name: Sequence[str]) -> list[int]:
-        """Rows in which these terms follow one another."""
+        """Returns the rows in which these terms follow one another."""
         return [row for (row,) in self._database.execute(_FOLLOWING, (f'"{" ".join(name)}"',))]
 
     def _find_texts_with_phrases(self, phrases: Sequence[str]) -> set[int]:
-        """The texts that hold every phrase."""
+        """Returns the indices of the texts that contain every phrase."""
         places = set.intersection(*(self._find_texts_with_terms(phrase) for phrase in phrases))
         wanted = [phrase.lower() for phrase in phrases]
         return {
@@ -266,7 +268,7 @@ class SqliteTextIndex:
         }
 
     def _find_texts_with_terms(self, phrase: str) -> set[int]:
-        """Texts that hold all terms of a phrase, or all texts if it has none."""
+        """Returns the indices of texts with all terms of a phrase, or of all texts if it has no terms."""
         places: set[int] | None = None
         for term in {term.text for term in split_terms(phrase)}:
             found = {self._row_documents[row] for row, _ in self._database.execute(_COUNTS, (term,))}
@@ -276,37 +278,41 @@ class SqliteTextIndex:
     def _find_match_offset(
         self, place: int, row: int, parsed_query: ParsedQuery, word_scores: Mapping[str, tuple[str, float]]
     ) -> int:
-        """Where in a text begins what says most of what was asked: a phrase, or in its best row a name."""
+        """Returns the offset of the best match in a text.
+
+        The best match is the query's first phrase. Without a phrase, it is a code in the best row, or else
+        the passage of that row with the most weight.
+        """
         text, start = self._texts[place], self._row_starts[row]
         if parsed_query.phrases:
             return _find_original_offset(text, _normalize_text(text).find(parsed_query.phrases[0].lower()))
-        inside = list(split_terms(text[start : start + ROW_CHARACTERS]))
-        said = tuple(term.text for term in inside)
+        terms = list(split_terms(text[start : start + ROW_CHARACTERS]))
+        term_texts = tuple(term.text for term in terms)
         for name in parsed_query.codes:
-            for first in range(len(said) - len(name) + 1):
-                if said[first : first + len(name)] == name:
-                    return start + inside[first].start
-        matches = [(term.start, *word_scores[term.text]) for term in inside if term.text in word_scores]
+            for first in range(len(term_texts) - len(name) + 1):
+                if term_texts[first : first + len(name)] == name:
+                    return start + terms[first].start
+        matches = [(term.start, *word_scores[term.text]) for term in terms if term.text in word_scores]
         return start + (matches[find_densest_match(matches)][0] if matches else 0)
 
 
 def _normalize_text(text: str) -> str:
-    """In lower case, with single spaces."""
+    """Returns a text in lower case with single spaces."""
     return " ".join(text.lower().split())
 
 
 def _find_original_offset(text: str, offset: int) -> int:
-    """Where in a text stands what stands at an offset of what `_normalize_text` makes of it."""
-    passed = 0
+    """Converts an offset in the normalised text (`_normalize_text`) to the offset in the original text."""
+    length = 0
     for match in _WORD.finditer(text):
-        if passed + len(match[0]) > offset:
-            return match.start() + offset - passed
-        passed += len(match[0]) + 1
+        if length + len(match[0]) > offset:
+            return match.start() + offset - length
+        length += len(match[0]) + 1
     return 0
 
 
 def _split_rows(text: str) -> Iterator[tuple[int, int]]:
-    """Where the rows of a text begin and end, in characters; an empty text has one row that is empty."""
+    """Yields the start and end of each row of a text, in characters. An empty text has one empty row."""
     start = 0
     while len(text) - start > ROW_CHARACTERS:
         row = text[start : start + ROW_CHARACTERS]

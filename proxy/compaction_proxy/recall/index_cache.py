@@ -1,9 +1,10 @@
-"""Archives made searchable: read, put in order, indexed in a thread, and held while they are asked for.
+"""Caches search indexes: reads the archives, indexes them in threads and keeps the indexes in use.
 
-What is held is named by the very archives that it is made of. An archive never changes, so whoever knows
-which there are, from a list that is read each time, knows whether what is held is still all there is.
+The key of an index is the list of the archives in it. An archive never changes, and the list of a tenant's
+archives is read for each search, so a cached index with the same key is complete.
 
-The threads are of their own: what a request waits for, the store's among it, runs in those that all share.
+Indexing has threads of its own. Work that requests wait for, such as that of the store, runs in the shared
+threads.
 """
 
 import asyncio
@@ -17,29 +18,31 @@ from compaction_proxy.recall.archive import ArchiveReader, ArchiveRef, RecalledM
 from compaction_proxy.recall.fulltext import SearchDocument, TextIndex, TextIndexBuilder, TextMatch
 from compaction_proxy.storage.records import RecordStore
 
-# What all that is held takes at most, in bytes: texts and indexes.
+# Maximum bytes of all cached texts and indexes.
 MAX_HELD_BYTES = 64 * 1024 * 1024
-# What a message takes, a character of it and the rest; most texts take one byte a character, some up to four.
+# Estimated bytes for each character of a message, and for the rest of the message. Most texts need one byte
+# for a character, some up to four.
 _CHARACTER_BYTES = 2
 _MESSAGE_BYTES = 400
-# The store forgets what has expired; here it is forgotten after so long, in seconds.
+# The store drops expired archives. The cache therefore drops an index after this many seconds.
 MAX_AGE_S = 3_600.0
-# More would only take turns with the event loop more often: each has it wait for up to 5 ms at a time.
+# More threads would only compete with the event loop: each makes it wait for up to 5 ms at a time.
 THREADS = 2
-# Conversations, or tenants, whose archives are read at once: each may be 16 MB of text, unpacked in a thread.
+# Maximum number of conversations or tenants whose archives are read at the same time. Each may have 16 MB of
+# text, which a thread unpacks.
 READ_AT_ONCE = 2
-# Between conversations, so that the last message of one is no neighbour of the first one of the next.
+# Stands between two conversations, so that the last message of one is no neighbour of the next one's first.
 _NOTHING = SearchDocument("", "", "")
 
 
 class MessageIndex:
-    """Messages that can be searched, on one event loop. Their index is made when somebody searches.
+    """Searchable messages on one event loop. The first search builds the index.
 
     Args:
-        messages: The messages, in an order in which neighbours belong together; None between conversations.
-        index_builder: Makes the index.
-        threads: Where that is made and searched.
-        created_at: When it was made, in monotonic seconds.
+        messages: The messages in an order in which neighbours belong together; None between conversations.
+        index_builder: Builds the index.
+        threads: The threads that build and search the index.
+        created_at: Time of creation, in monotonic seconds.
     """
 
     def __init__(
@@ -66,28 +69,28 @@ class MessageIndex:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Approximate memory use of the messages and the index."""
         return self._texts_bytes + (self._index.size_bytes if self._index else 0)
 
     def find_message(self, message_id: str) -> RecalledMessage | None:
-        """The message with this id; None if there is none."""
+        """Returns the message with this id, or None if there is none."""
         return self._by_id.get(message_id)
 
     async def search(self, query: str, limit: int) -> list[tuple[RecalledMessage, TextMatch]]:
-        """The best hits, the best first."""
-        # What stands between conversations may be found for its neighbours' sake.
-        most = limit + len(self._messages) - len(self._by_id)
-        task = asyncio.create_task(self._search_in_thread(query, most))
+        """Returns the best matches, best first."""
+        # The search may also find empty documents between conversations, because of their neighbours.
+        padded_limit = limit + len(self._messages) - len(self._by_id)
+        task = asyncio.create_task(self._search_in_thread(query, padded_limit))
         self._search_tasks.add(task)
         task.add_done_callback(self._on_search_done)
-        # A thread goes on, whoever stops waiting; what it makes is there for the next one.
+        # A thread goes on if the caller stops waiting, and the next search uses the index that it builds.
         hits = await asyncio.shield(task)
         return [(each, hit) for hit in hits if (each := self._messages[hit.document_index]) is not None][
             :limit
         ]
 
     def close(self) -> None:
-        """Let go of the index, once nobody searches it."""
+        """Frees the index once no search uses it."""
         self._closed = True
         self._close_if_idle()
 
@@ -100,7 +103,7 @@ class MessageIndex:
         self._search_tasks.discard(task)
         self._close_if_idle()
         if not task.cancelled():
-            task.exception()  # for those who wait, if anybody does
+            task.exception()  # marks the exception as read; a caller that waits gets it anyway
 
     async def _search_in_thread(self, query: str, most: int) -> list[TextMatch]:
         run = asyncio.get_running_loop().run_in_executor
@@ -117,7 +120,10 @@ class MessageIndex:
 
 
 def _order_messages(read: Iterable[RecalledMessage]) -> list[RecalledMessage | None]:
-    """Each message once, conversation by conversation, in its order; of copies the first."""
+    """Returns each message once, grouped by conversation in its order, with None between conversations.
+
+    Of several copies of a message, the first one counts.
+    """
     first: dict[str, RecalledMessage] = {}
     for each in read:
         first.setdefault(each.message.id, each)
@@ -135,13 +141,13 @@ IndexKey = tuple[str, tuple[ArchiveRef, ...]]
 
 
 class SearchIndexCache:
-    """Makes and holds what can be searched, on one event loop.
+    """Builds and caches message indexes on one event loop.
 
     Args:
-        records: Where archives are kept.
-        index_builder: Makes indexes.
-        max_bytes: How much is held.
-        clock: Monotonic seconds.
+        records: The store of the archives.
+        index_builder: Builds the search indexes.
+        max_bytes: Maximum bytes of all cached indexes.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -164,16 +170,19 @@ class SearchIndexCache:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def get_or_load(self, tenant: str, places: Iterable[ArchiveRef]) -> MessageIndex:
-        """The messages of these archives; where several have the same one, it is that of the first."""
-        name = (tenant, tuple(places))
-        held = self._indexes.get(name)
-        if held is not None and held.created_at + MAX_AGE_S > self._clock():
-            self._indexes.move_to_end(name)
-            return held
-        return await self._load_once(name)
+        """Returns the index of these archives. If several hold the same message, the first archive counts."""
+        key = (tenant, tuple(places))
+        index = self._indexes.get(key)
+        if index is not None and index.created_at + MAX_AGE_S > self._clock():
+            self._indexes.move_to_end(key)
+            return index
+        return await self._load_once(key)
 
     def evict_excess(self) -> None:
-        """Let go of what is too much, the least recently used first. After a search, which may add to it."""
+        """Evicts indexes over the byte limit, least recently used first.
+
+        Call it after a search, which may build an index.
+        """
         sizes = {name: each.size_bytes for name, each in self._indexes.items()}
         total = sum(sizes.values())
         for name, size in sizes.items():
@@ -183,7 +192,7 @@ class SearchIndexCache:
             total -= size
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Cancels all loads, frees all indexes and stops the threads."""
         tasks = list(self._load_tasks.values())
         for task in tasks:
             task.cancel()
@@ -198,7 +207,7 @@ class SearchIndexCache:
             task = asyncio.create_task(self._load_index(name))
             self._load_tasks[name] = task
             task.add_done_callback(partial(self._on_load_done, name))
-        # Whoever stops waiting does not stop the others.
+        # A caller that stops waiting does not cancel the load for the others.
         return await asyncio.shield(task)
 
     def _on_load_done(self, name: IndexKey, task: asyncio.Task[MessageIndex]) -> None:
@@ -208,22 +217,24 @@ class SearchIndexCache:
     async def _load_index(self, name: IndexKey) -> MessageIndex:
         tenant, places = name
         async with self._load_slots:
-            unanswered = self._records.failed_reads
-            read = await self._archive_reader.read_messages(tenant, places)
-            whole = self._records.failed_reads == unanswered
-            if asyncio.current_task() is not self._load_tasks.get(name):  # forgotten meanwhile
-                read = []
-            found = await asyncio.to_thread(_order_messages, read)
-        made = MessageIndex(found, self._index_builder, self._threads, self._clock())
-        if len(made) and whole and asyncio.current_task() is self._load_tasks.get(name):
+            failed_reads = self._records.failed_reads
+            messages = await self._archive_reader.read_messages(tenant, places)
+            is_complete = self._records.failed_reads == failed_reads
+            if asyncio.current_task() is not self._load_tasks.get(
+                name
+            ):  # the archives were deleted meanwhile
+                messages = []
+            ordered = await asyncio.to_thread(_order_messages, messages)
+        index = MessageIndex(ordered, self._index_builder, self._threads, self._clock())
+        if len(index) and is_complete and asyncio.current_task() is self._load_tasks.get(name):
             self._evict_index(name)
-            self._indexes[name] = made
-        return made
+            self._indexes[name] = index
+        return index
 
     def _evict_index(self, name: IndexKey) -> None:
-        held = self._indexes.pop(name, None)
-        if held is not None:
-            held.close()
+        index = self._indexes.pop(name, None)
+        if index is not None:
+            index.close()
 
     def _forget_prefix(self, prefix: str) -> None:
         for name in [name for name in (*self._indexes, *self._load_tasks) if _has_key_prefix(name, prefix)]:
@@ -232,6 +243,6 @@ class SearchIndexCache:
 
 
 def _has_key_prefix(name: IndexKey, prefix: str) -> bool:
-    """Whether anything of it is forgotten with everything that begins so."""
+    """Returns whether the store key of one of the index's archives begins with `prefix`."""
     tenant, places = name
     return any(build_archive_key(tenant, place).startswith(prefix) for place in places)

@@ -1,8 +1,8 @@
-"""Whether a request is offered the tool by which its model searches what was removed.
+"""Decides whether a request is offered the tool with which its model searches the removed messages.
 
-Offering a tool to a model, or to a server, that takes none ends in an error that the client would not have
-got. So a model takes tools where the configuration says so, where the request brings tools itself, or where
-its name stands for a service that takes them.
+If a model or a server takes no tools, an offered tool causes an error that the client would not have got. A
+model therefore counts as taking tools only if the configuration says so, if the request brings tools itself,
+or if the model's name stands for a service that takes them.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from compaction_proxy.providers.windows import normalize_name
 
 RecallToolMode = Literal["none", "inject", "always"]
 
-# Names that only their makers, and clouds on their behalf, answer to, by prefix; the longest one decides.
-# From PyPI litellm 1.109.1 (`supports_function_calling`) and the makers' pages of models. Open weights are
-# not here: whether they take tools depends on how their server was started.
+# Prefixes of model names that only their makers, and clouds on their behalf, serve. The longest prefix
+# decides. Source: PyPI litellm 1.109.1 (`supports_function_calling`) and the makers' pages of models. Models
+# with open weights are not listed: whether they take tools depends on how their server was started.
 _TAKING_TOOLS: Mapping[str, bool] = MappingProxyType(
     {
         "claude": True,
@@ -65,7 +65,7 @@ _TAKING_TOOLS: Mapping[str, bool] = MappingProxyType(
 
 
 class RecallSettings(Protocol):
-    """What is configured of recall, as far as it matters here."""
+    """The part of the recall settings that is needed here."""
 
     @property
     def tool(self) -> RecallToolMode:
@@ -73,27 +73,27 @@ class RecallSettings(Protocol):
 
 
 class ToolOfferSettings(Protocol):
-    """What is configured for a model, as far as it matters here."""
+    """The part of a model's settings that is needed here."""
 
     @property
     def recall(self) -> RecallSettings:
-        """How the model gets at what was removed."""
+        """How the model gets access to removed messages."""
 
     @property
     def tools(self) -> bool | None:
-        """Whether the model takes tools; None: as its name says."""
+        """Whether the model takes tools. None means that the model's name decides."""
 
 
 def supports_tools(model: str) -> bool:
-    """Whether a model is known by its name to take tools, wherever it is served."""
+    """Returns whether a model is known by its name to take tools, wherever it is served."""
     return find_by_prefix(normalize_name(model), _TAKING_TOOLS) or False
 
 
 def should_offer_tool(settings: ToolOfferSettings, *, compacted: bool, has_tools: bool, model: str) -> bool:
-    """Whether a request is offered the search tool, if it can be (`dialects.tools.offering`).
+    """Returns whether a request should be offered the search tool, if its wire allows it.
 
     Args:
-        settings: What holds for its model.
+        settings: The settings of its model.
         compacted: Whether something of the conversation has been removed.
         has_tools: Whether the request brings tools of its own.
         model: The model that will answer.

@@ -1,9 +1,11 @@
-"""How well rows of text answer a query: BM25 over what stands in a row and what stands around it.
+"""Ranks rows of text for a query with BM25 over the words of a row and of its neighbours.
 
-A conversation says what it is about once and goes on from there, so that the answer to a question seldom
-holds its words: they stand in the messages before it. So a row counts what its neighbours say, half as much
-for each step away, and only then saturates. Sources: S. Robertson, H. Zaragoza, M. Taylor, "Simple BM25
-extension to multiple weighted fields", CIKM 2004; for weights of words that are never negative, Lucene.
+A conversation names its subject once and goes on from there. An answer therefore seldom holds the words of a
+question: they stand in the messages before it. A row's word counts include those of its neighbours, half as
+much for each step away, and are saturated only after that.
+
+Sources: S. Robertson, H. Zaragoza, M. Taylor, "Simple BM25 extension to multiple weighted fields", CIKM 2004;
+Lucene, for word weights that are never negative.
 """
 
 from collections import defaultdict
@@ -15,20 +17,20 @@ from math import log
 from compaction_proxy.recall.stems import find_word_root
 from compaction_proxy.recall.tokenize import STOP_WORDS
 
-# What is around a match and makes it a better one, in characters: about a snippet.
+# Characters of a passage in which matches add up: about the length of a snippet.
 PASSAGE_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class RankingParameters:
-    """What counts, and how much.
+    """The parameters of the ranking.
 
     Attributes:
-        saturation: How slowly more of the same word stops to matter (k1).
-        length: How much a long row needs more of a word than a short one, 0 to 1 (b).
-        near: Weights of what stands in the rows next to a row, the one after those, and so on.
-        root: What two forms of one word have in common.
-        stop_words: Words that do not rank as long as others do.
+        saturation: BM25's k1: how slowly repetitions of a word stop to count.
+        length: BM25's b: how much more occurrences of a word a long row needs than a short one, 0 to 1.
+        near: Weights of the neighbouring rows at distance 1, 2 and so on.
+        root: Function that returns the root that all forms of a word have in common.
+        stop_words: Words that do not rank if the query has others.
     """
 
     saturation: float = 1.2
@@ -39,10 +41,10 @@ class RankingParameters:
 
 
 class RowScorer:
-    """Scores of rows, added up word by word.
+    """Adds up the scores of rows word by word.
 
     Args:
-        ranking: What counts.
+        ranking: The parameters of the ranking.
         lengths: Number of terms of each row.
     """
 
@@ -54,44 +56,47 @@ class RowScorer:
         self._max_score = 0.0
 
     def compute_weight(self, rows: int) -> float:
-        """How much a word tells that stands in so many rows."""
+        """Returns the weight of a word that occurs in `rows` rows. Rarer words weigh more."""
         return log(1 + (len(self._lengths) - rows + 0.5) / (rows + 0.5))
 
     def add_word(self, counts: Mapping[int, int]) -> None:
-        """A word that stands so many times in each of these rows, in any of its forms."""
-        most = self.compute_weight(len(counts)) * (self._ranking.saturation + 1)
-        self._max_score += most
+        """Adds the scores of a word. `counts` holds the occurrences of all its forms by row."""
+        max_score = self.compute_weight(len(counts)) * (self._ranking.saturation + 1)
+        self._max_score += max_score
         for row, count in self._spread_to_neighbours(counts).items():
-            self._sums[row] += most * count / (count + self._ranking.saturation)
+            self._sums[row] += max_score * count / (count + self._ranking.saturation)
 
     def add_name(self, rows: Sequence[int], terms: int) -> None:
-        """A name, of so many terms: a row that holds it outweighs those that hold its terms alone."""
-        most = self.compute_weight(len(rows)) * (self._ranking.saturation + 1) * terms
-        self._max_score += most
+        """Adds the score of a name of `terms` terms to the rows that contain it.
+
+        A row with the whole name outweighs rows that contain only its single terms.
+        """
+        max_score = self.compute_weight(len(rows)) * (self._ranking.saturation + 1) * terms
+        self._max_score += max_score
         for row in rows:
-            self._sums[row] += most
+            self._sums[row] += max_score
 
     def compute_shares(self) -> dict[int, float]:
-        """The score of each row that has one: its share of what could be reached, above 0 and at most 1."""
+        """Returns each matching row's score as a share of the best possible score, above 0 and at most 1."""
         return {row: score / self._max_score for row, score in self._sums.items() if score > 0}
 
     def _spread_to_neighbours(self, counts: Mapping[int, int]) -> dict[int, float]:
-        """Occurrences of a word in each row and around it, as in rows of mean length."""
+        """Returns the occurrences of a word in and around each row, normalised to rows of mean length."""
         around: defaultdict[int, float] = defaultdict(float)
         last, length = len(self._lengths) - 1, self._ranking.length
         for row, count in counts.items():
-            evened = count / (1 - length + length * self._lengths[row] / self._mean)
-            around[row] += evened
+            normalized = count / (1 - length + length * self._lengths[row] / self._mean)
+            around[row] += normalized
             for distance, share in enumerate(self._ranking.near, 1):
                 if row >= distance:
-                    around[row - distance] += share * evened
+                    around[row - distance] += share * normalized
                 if row + distance <= last:
-                    around[row + distance] += share * evened
+                    around[row + distance] += share * normalized
         return around
 
 
 def find_densest_match(matches: Sequence[tuple[int, str, float]]) -> int:
-    """Where the passage begins that says most, as the index of its first match; 0 without matches.
+    """Returns the index of the first match in the passage with the most weight; 0 if there are no matches.
 
     Args:
         matches: Place in characters, word and weight of each match, in the order of places.
@@ -103,9 +108,9 @@ def find_densest_match(matches: Sequence[tuple[int, str, float]]) -> int:
         weight += worth if not inside[word] else 0.0
         inside[word] += 1
         while at - matches[first][0] > PASSAGE_CHARACTERS:
-            _, gone, lost = matches[first]
-            inside[gone] -= 1
-            weight -= lost if not inside[gone] else 0.0
+            _, word_left, weight_left = matches[first]
+            inside[word_left] -= 1
+            weight -= weight_left if not inside[word_left] else 0.0
             first += 1
         if weight > heaviest + 1e-9:
             best, heaviest = first, weight

@@ -1,12 +1,13 @@
-"""Which archives a tenant has, over all of its conversations, and that they stay within bounds.
+"""Lists the archives of a tenant over all its conversations, and keeps them within bounds.
 
-A list of the tenant has a line for each archive, and one for what is gone of it. Once a round is committed,
-the oldest archives of its conversation go until the others are within the bound of a conversation; then the
-oldest of the tenant, whatever conversation they are of. A piece goes with the last archive that names it, and
-the newest archive always stays. Bytes are those of the text before compression, each piece counted once.
+The tenant's list has a line for each archive and for each deletion. After a compaction is committed, the
+oldest archives of its conversation are deleted until the rest is within the bound of a conversation. Then the
+oldest archives of the tenant follow, whatever their conversation. A piece is deleted with the last archive
+that names it, and the newest archive always stays. Sizes are bytes of text before compression, with each
+piece counted once.
 
-Conversations that begin alike share archives, so they count as one here. What else the store keeps of a
-round, its checkpoint and events among them, is no part of this.
+Conversations that begin alike share archives, so they count as one here. The other records of a compaction,
+such as its checkpoint and its events, are not affected.
 """
 
 import time
@@ -30,24 +31,24 @@ from compaction_proxy.recall.archive import (
 from compaction_proxy.storage.keys import archive_piece_key, lease_key, root_archives_key, tenant_archives_key
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 
-# Archives of a tenant that are found again and counted. Lines of its list: some say what is gone.
+# Maximum archives of a tenant that are listed and counted, and maximum lines of its list with deletions.
 KEPT_OF_TENANT = 2_000
 _KEPT_LINES = 2 * KEPT_OF_TENANT
-# What is gone stays in the store for so long, empty, in seconds: no store deletes a single record.
+# Seconds until the empty record expires that overwrites a deleted one. No store can delete a single record.
 _GONE_S = 1.0
-# A process looks at all that a tenant has once in so many seconds; of so many tenants it knows when it did.
+# Seconds between two checks of all archives of a tenant by one process, and tenants whose check it remembers.
 TENANT_EVERY_S = 60.0
 _TENANTS = 1_000
-# How long one process may take to let go of what is over the bounds of a tenant, in seconds.
+# Seconds that one process may take to delete the archives over the bounds of a tenant.
 _LEASE_S = 10.0
 
 
 class ArchiveBounds(NamedTuple):
-    """How much is archived, in bytes of text; 0: without bound.
+    """Bounds of the archives, in bytes of text. 0 means no bound.
 
     Attributes:
-        conversation_bytes: Of one conversation and its branches.
-        tenant_bytes: Of all that a tenant has.
+        conversation_bytes: Bound for one conversation and its branches.
+        tenant_bytes: Bound for all archives of a tenant.
     """
 
     conversation_bytes: int = 0
@@ -55,12 +56,12 @@ class ArchiveBounds(NamedTuple):
 
 
 class ListedArchive(NamedTuple):
-    """An archive of a tenant.
+    """An archive in a list.
 
     Attributes:
-        ref: Where it is.
-        size_bytes: Bytes of its text; in the list of a tenant without those that its conversation had before.
-            0 for one of a version before.
+        ref: The place of the archive in the store.
+        size_bytes: Bytes of its text. In the list of a tenant, pieces that another archive of its
+            conversation already had are not counted. 0 if an earlier version of the proxy wrote the archive.
     """
 
     ref: ArchiveRef
@@ -68,12 +69,16 @@ class ListedArchive(NamedTuple):
 
 
 def _parse_line(line: Fields, root: object) -> ListedArchive | None:
-    made, size = parse_round(line), parse_number(line.get("bytes"))
+    archived_round, size = parse_round(line), parse_number(line.get("bytes"))
     try:
-        where = bytes.fromhex(root) if isinstance(root, str) else b""
+        root_bytes = bytes.fromhex(root) if isinstance(root, str) else b""
     except ValueError:
         return None
-    return ListedArchive(ArchiveRef(where, made), int(size or 0)) if made and where else None
+    return (
+        ListedArchive(ArchiveRef(root_bytes, archived_round), int(size or 0))
+        if archived_round and root_bytes
+        else None
+    )
 
 
 def _get_line_key(line: Fields) -> tuple[object, object, object]:
@@ -81,22 +86,22 @@ def _get_line_key(line: Fields) -> tuple[object, object, object]:
 
 
 def _list_present(lines: Iterable[Fields]) -> list[ListedArchive]:
-    """The archives that a tenant's list tells of and that are not gone, oldest first."""
+    """Returns the archives in a tenant's list that are not deleted, oldest first."""
     found: dict[tuple[object, object, object], ListedArchive] = {}
     for line in lines:
-        gone = line.get("gone")
-        if gone == "root":
+        deleted_kind = line.get("gone")
+        if deleted_kind == "root":
             found = {name: held for name, held in found.items() if name[0] != line.get("root")}
-        elif gone == "archive":
+        elif deleted_kind == "archive":
             found.pop(_get_line_key(line), None)
         elif (held := _parse_line(line, line.get("root"))) is not None:
-            found.pop(_get_line_key(line), None)  # made anew: it is as old as that
+            found.pop(_get_line_key(line), None)  # an archive written again counts as new
             found[_get_line_key(line)] = held
     return list(found.values())
 
 
 def _count_excess(sizes: Sequence[int], bound: int) -> int:
-    """How many of the first, at most all but the last, go so that the others are within the bound."""
+    """Returns how many of the first items must go so that the rest is within the bound. The last stays."""
     total, gone = sum(sizes), 0
     while total > bound and gone < len(sizes) - 1:
         total -= sizes[gone]
@@ -105,7 +110,7 @@ def _count_excess(sizes: Sequence[int], bound: int) -> int:
 
 
 def _compute_own_sizes(pieces: Sequence[ArchiveContents]) -> list[int]:
-    """What each archive takes that no newer one has too, in bytes; they come oldest first."""
+    """Returns for each archive, oldest first, the bytes of the pieces that no newer archive has."""
     newer: set[ArchivePiece] = set()
     sizes: list[int] = []
     for each in reversed(pieces):
@@ -116,20 +121,22 @@ def _compute_own_sizes(pieces: Sequence[ArchiveContents]) -> list[int]:
 
 
 def _build_gone_lines(places: Iterable[ArchiveRef]) -> Iterator[Fields]:
-    """Lines that say that archives are gone."""
+    """Yields the lines that record the deletion of archives."""
     for root, made in places:
         yield {"gone": "archive", "root": root.hex(), "strategy": made.strategy, "place": made.place.hex()}
 
 
 class ArchiveRetention:
-    """The archives of tenants, on one event loop. No method raises because of the store.
+    """Lists the archives of tenants and deletes those over the bounds, on one event loop.
+
+    No method raises because of the store.
 
     Args:
-        records: Where they are kept.
-        ttl_s: Seconds that they are kept.
-        bounds: How much of them.
-        clock: Monotonic seconds.
-        now: Seconds since the epoch.
+        records: The store of the archives.
+        ttl_s: Seconds for which archives are kept.
+        bounds: The bounds of the archives.
+        clock: Returns monotonic seconds.
+        now: Returns seconds since the epoch.
     """
 
     def __init__(
@@ -147,33 +154,33 @@ class ArchiveRetention:
         self._bounds = bounds
         self._clock = clock
         self._now = now
-        # By tenant, the one that was looked at last at the end: when all that it has is looked at again.
+        # When the archives of each tenant are checked again. The tenant that was checked last is at the end.
         self._check_due_at: OrderedDict[str, float] = OrderedDict()
 
     async def add_archive(self, tenant: str, ref: ArchiveRef, archive: Archive) -> None:
-        """An archive was committed: list it, and let go of what is over the bounds, behind the request."""
+        """Lists a committed archive, and starts to delete archives over the bounds in the background."""
         size = await self._count_new_bytes(tenant, ref, archive.pieces)
         await self._append_lines(tenant, [{**archive.line.fields, "root": ref.root.hex(), "bytes": size}])
         work = ("archives", tenant, ref.root)
         self._records.background_tasks.start_once(work, lambda: self.enforce_bounds(tenant, ref.root))
 
     async def record_deleted_roots(self, tenant: str, roots: Iterable[bytes]) -> None:
-        """Everything under these roots was deleted."""
+        """Records that everything under these roots was deleted."""
         await self._append_lines(tenant, [{"gone": "root", "root": root.hex()} for root in roots])
 
     async def list_archives(self, tenant: str) -> list[ListedArchive]:
-        """The archives that a tenant has, the oldest first; of too many, the newest."""
+        """Returns the archives of a tenant, oldest first; of too many, only the newest."""
         lines = await self._records.read_tail(tenant_archives_key(tenant), _KEPT_LINES)
         oldest = self._now() - self._ttl_s
         return [held for held in _list_present(lines) if held.ref.round.at > oldest][-KEPT_OF_TENANT:]
 
     async def list_root_archives(self, tenant: str, root: bytes) -> list[ListedArchive]:
-        """The archives under a root, the oldest first; some may be gone."""
+        """Returns the archives under a root, oldest first. Some of them may be deleted."""
         lines = await self._records.read_tail(root_archives_key(tenant, root), KEPT_ARCHIVES)
         return [held for line in lines if (held := _parse_line(line, root.hex())) is not None]
 
     async def enforce_bounds(self, tenant: str, root: bytes) -> None:
-        """Let go of what is over the bounds, unless another process is at it for this tenant."""
+        """Deletes archives over the bounds, unless another process is doing so for this tenant."""
         try:
             lease = await self._records.acquire_lease(lease_key(tenant_archives_key(tenant)), _LEASE_S)
         except StoreUnavailableError:
@@ -190,7 +197,7 @@ class ArchiveRetention:
             )
 
     async def _count_new_bytes(self, tenant: str, place: ArchiveRef, pieces: ArchiveContents) -> int:
-        """Bytes of an archive that no other one under its root has."""
+        """Returns the bytes of an archive's pieces that no other archive under its root has."""
         others = [held.ref for held in await self.list_root_archives(tenant, place.root) if held.size_bytes]
         known = await self._read_piece_set(tenant, [other for other in others if other != place])
         return sum(piece.size_bytes for piece in set(pieces) - known)
@@ -202,23 +209,27 @@ class ArchiveRetention:
 
     async def _enforce_conversation_bound(self, tenant: str, root: bytes) -> None:
         bound = self._bounds.conversation_bytes
-        held = await self.list_root_archives(tenant, root) if bound else []
-        if sum(each.size_bytes for each in held) <= bound:  # were every piece counted each time
+        archives = await self.list_root_archives(tenant, root) if bound else []
+        if (
+            sum(each.size_bytes for each in archives) <= bound
+        ):  # an upper bound: shared pieces count several times
             return
-        places = [each.ref for each in held]
-        read = zip(places, await self._archive_reader.read_contents(tenant, places), strict=True)
-        there = [(place, pieces) for place, pieces in read if pieces is not None]
-        over = _count_excess(_compute_own_sizes([pieces for _, pieces in there]), bound)
-        await self._delete_archives(tenant, [place for place, _ in there[:over]])
+        places = [each.ref for each in archives]
+        contents = zip(places, await self._archive_reader.read_contents(tenant, places), strict=True)
+        present = [(place, pieces) for place, pieces in contents if pieces is not None]
+        excess = _count_excess(_compute_own_sizes([pieces for _, pieces in present]), bound)
+        await self._delete_archives(tenant, [place for place, _ in present[:excess]])
 
     async def _enforce_tenant_bound(self, tenant: str) -> None:
         bound = self._bounds.tenant_bytes
         if not bound or not self._is_tenant_check_due(tenant):
             return
-        held = await self.list_archives(tenant)
-        gone = [each.ref for each in held[: _count_excess([each.size_bytes for each in held], bound)]]
-        for root in dict.fromkeys(place.root for place in gone):
-            await self._delete_archives(tenant, [place for place in gone if place.root == root])
+        archives = await self.list_archives(tenant)
+        excess = [
+            each.ref for each in archives[: _count_excess([each.size_bytes for each in archives], bound)]
+        ]
+        for root in dict.fromkeys(place.root for place in excess):
+            await self._delete_archives(tenant, [place for place in excess if place.root == root])
 
     def _is_tenant_check_due(self, tenant: str) -> bool:
         now = self._clock()
@@ -231,19 +242,21 @@ class ArchiveRetention:
         return True
 
     async def _delete_archives(self, tenant: str, refs: Sequence[ArchiveRef]) -> None:
-        """Let go of archives under one root, and of the pieces that no other one has."""
+        """Deletes archives under one root, and the pieces that no other archive has."""
         if not refs:
             return
         root = refs[0].root
         listed = await self.list_root_archives(tenant, root)
         others = [held.ref for held in listed if held.size_bytes and held.ref not in refs]
-        leaving = await self._read_piece_set(tenant, refs) - await self._read_piece_set(tenant, others)
-        read = await self._archive_reader.read_pieces(tenant, [(root, piece) for piece in leaving])
+        unused_pieces = await self._read_piece_set(tenant, refs) - await self._read_piece_set(tenant, others)
+        piece_fields = await self._archive_reader.read_pieces(
+            tenant, [(root, piece) for piece in unused_pieces]
+        )
         keys = [build_archive_key(tenant, place) for place in refs]
-        keys += [archive_piece_key(tenant, root, piece.name) for piece in leaving]
+        keys += [archive_piece_key(tenant, root, piece.name) for piece in unused_pieces]
         if await self._records.write([RecordItem(key, {}, _GONE_S) for key in keys]):
             await self._append_lines(tenant, _build_gone_lines(refs))
-            await self._restore_pieces(tenant, root, {held.ref for held in listed}, read)
+            await self._restore_pieces(tenant, root, {held.ref for held in listed}, piece_fields)
 
     async def _restore_pieces(
         self,
@@ -252,13 +265,13 @@ class ArchiveRetention:
         known: AbstractSet[ArchiveRef],
         read: Mapping[tuple[bytes, str], Fields],
     ) -> None:
-        """Write those pieces again that an archive has which was committed while they were let go of."""
-        new = [held.ref for held in await self.list_root_archives(tenant, root) if held.ref not in known]
-        names = {piece.name for piece in await self._read_piece_set(tenant, new)}
-        back = [(name, fields) for (_, name), fields in read.items() if name in names]
-        if back:
+        """Writes deleted pieces again that belong to an archive committed during the deletion."""
+        new_refs = [held.ref for held in await self.list_root_archives(tenant, root) if held.ref not in known]
+        names = {piece.name for piece in await self._read_piece_set(tenant, new_refs)}
+        restored = [(name, fields) for (_, name), fields in read.items() if name in names]
+        if restored:
             items = [
                 RecordItem(archive_piece_key(tenant, root, name), fields, self._ttl_s)
-                for name, fields in back
+                for name, fields in restored
             ]
             await self._records.write(items)

@@ -1,7 +1,7 @@
-"""What one round did, for people: what it took out, what was asked of a model, what the model saw afterwards.
+"""Builds and reads the details of a compaction for people: removed messages, prompts and what the model saw.
 
-What a round took out is in its archive. The rest is one more record, committed with the round's checkpoint as
-the archive is, and bounded as that is. Privileged messages are in neither.
+The removed messages are in the archive of the compaction. The rest is one more record. It is committed with
+the compaction's checkpoint and bounded like the archive. Neither holds privileged messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,23 +24,23 @@ from compaction_proxy.storage.keys import round_detail_key
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# Prompts that are kept of one round; of more, the last. Characters of each, its instructions included.
+# Maximum number of prompts kept of one compaction (the last), and characters of each with its instructions.
 MAX_PROMPTS = 8
 MAX_PROMPT_CHARACTERS = 64 * 1024
-# Where a shown message comes from: it was put there by a round, or stands as the client sent it.
+# The origin of a visible message: a compaction wrote it, or the client sent it like this.
 STAND_IN, KEPT = "stand-in", "kept"
-# In place of instructions, where a prompt stood behind the conversation itself.
+# Stands in place of the instructions if the prompt followed the conversation itself.
 CONTINUED = "[The conversation itself, as it would have been forwarded, with this behind it:]"
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryPrompt:
-    """What a summary model was asked.
+    """The prompt of a summary call.
 
     Attributes:
-        model: Its name.
-        system: Its instructions; `CONTINUED` where the call continued the conversation and had none.
-        text: What followed.
+        model: The name of the summary model.
+        system: The instructions; `CONTINUED` if the call continued the conversation and had no instructions.
+        text: The text after the instructions.
     """
 
     model: str
@@ -50,13 +50,13 @@ class SummaryPrompt:
 
 @dataclass(frozen=True, slots=True)
 class VisibleMessage:
-    """A message as the model saw it once the round was made.
+    """A message as the model saw it after the compaction.
 
     Attributes:
-        role: Its role.
-        text: As in `RemovedMessage`.
+        role: The message's role.
+        text: The message as text, as in `RemovedMessage`.
         origin: `stand-in` or `kept`.
-        id: Its id, `m_…`; empty for a stand-in, unless it is the message itself, shortened.
+        id: The message's id, `m_…`; empty for a replacement, unless it is the original message, shortened.
     """
 
     role: str
@@ -67,13 +67,13 @@ class VisibleMessage:
 
 @dataclass(frozen=True, slots=True)
 class RoundDetail:
-    """What one round did.
+    """The details of one compaction.
 
     Attributes:
-        event: The round.
-        removed: What it took out or shortened, in the conversation's order.
-        prompts: What summary models were asked for it, the last at the end; none where no model was asked.
-        seen: What the model that the conversation asks saw then, privileged messages aside.
+        event: The event that reports the compaction.
+        removed: The messages that it removed or shortened, in the conversation's order.
+        prompts: The prompts of its summary calls, the last at the end; empty if no model was asked.
+        seen: The messages that the conversation's model saw afterwards, without privileged messages.
     """
 
     event: Event
@@ -83,7 +83,7 @@ class RoundDetail:
 
 
 def build_bounded_prompt(model: str, system: str, text: str) -> SummaryPrompt:
-    """A prompt of at most 64 Ki characters."""
+    """Builds a prompt whose instructions and text are cut to 64 Ki characters in all."""
     instructions = shorten_text(system, MAX_PROMPT_CHARACTERS // 2)
     return SummaryPrompt(model, instructions, shorten_text(text, MAX_PROMPT_CHARACTERS - len(instructions)))
 
@@ -96,20 +96,21 @@ def build_detail_item(
     seen: Sequence[VisibleMessage],
     ttl_s: float,
 ) -> RecordItem:
-    """What to commit beside a round's checkpoint and its archive.
+    """Builds the detail record to commit together with a compaction's checkpoint and archive.
 
     Args:
-        tenant: Whose it is.
-        root: The root that the checkpoint is kept under.
-        archived_round: The round.
-        prompts: Bounded ones, in the order in which they were sent.
-        seen: What the model saw then; of too much, each of the longest messages keeps its two ends.
-        ttl_s: Seconds that it is kept.
+        tenant: The tenant that owns the conversation.
+        root: The root under which the checkpoint is stored.
+        archived_round: The compaction.
+        prompts: Bounded prompts (`build_bounded_prompt`), in the order in which they were sent.
+        seen: The messages that the model saw afterwards. If they are too large, the longest messages keep
+            only their two ends.
+        ttl_s: Seconds for which the record is kept.
     """
-    asked = prompts[-MAX_PROMPTS:]
-    room = MAX_RECORD_CHARACTERS - sum(len(each.system) + len(each.text) for each in asked)
+    kept_prompts = prompts[-MAX_PROMPTS:]
+    room = MAX_RECORD_CHARACTERS - sum(len(each.system) + len(each.text) for each in kept_prompts)
     fields = {
-        "prompts": [list(astuple(each)) for each in asked],
+        "prompts": [list(astuple(each)) for each in kept_prompts],
         "seen": [[each.role, each.text, each.origin, each.id] for each in _shorten_messages(seen, room)],
     }
     return RecordItem(
@@ -126,7 +127,7 @@ def _shorten_messages(seen: Sequence[VisibleMessage], room: int) -> Iterator[Vis
 
 
 def parse_prompts(fields: Fields) -> Iterator[SummaryPrompt]:
-    """The prompts in a record, without those that cannot be read."""
+    """Yields the prompts in a record that can be read."""
     for row in _get_rows(fields, "prompts"):
         match row:
             case [str(model), str(system), str(text)]:
@@ -134,7 +135,7 @@ def parse_prompts(fields: Fields) -> Iterator[SummaryPrompt]:
 
 
 def parse_visible_messages(fields: Fields) -> Iterator[VisibleMessage]:
-    """The messages in a record, without those that cannot be read."""
+    """Yields the visible messages in a record that can be read."""
     for row in _get_rows(fields, "seen"):
         match row:
             case [str(role), str(text), str(origin), str(name)]:
@@ -147,11 +148,11 @@ def _get_rows(fields: Fields, name: str) -> list[object]:
 
 
 class RoundDetailReader:
-    """Reads what rounds did. No method raises because of the store.
+    """Reads the details of compactions. No method raises because of the store.
 
     Args:
-        records: Where archives and details are kept.
-        history: Knows the rounds.
+        records: The store of archives and details.
+        history: The event history, which lists the compactions.
     """
 
     def __init__(self, records: RecordStore, history: EventHistory) -> None:
@@ -160,16 +161,16 @@ class RoundDetailReader:
         self._history = history
 
     async def find_detail(self, tenant: str, conversation: str, place: bytes) -> RoundDetail | None:
-        """What the round at this place did, as far as it is kept; None if it is none of this conversation.
+        """Returns the stored details of a compaction, or None if it does not belong to the conversation.
 
         Args:
-            tenant: Whose it is.
-            conversation: Its id.
-            place: Where the round's checkpoint is kept, 64 bytes (`Event.place`, as bytes).
+            tenant: The tenant that owns the conversation.
+            conversation: The conversation's id.
+            place: Where the compaction's checkpoint is stored, 64 bytes (`Event.place`, as bytes).
         """
         events = await self._history.list_events(tenant, conversation)
-        made = (each for each in events if each.kind == COMPACTED and each.place == place.hex())
-        event = next(made, None)
+        matching = (each for each in events if each.kind == COMPACTED and each.place == place.hex())
+        event = next(matching, None)
         if event is None:
             return None
         round_made = ArchivedRound(conversation, event.strategy, place, event.round or 0, event.at)
@@ -179,10 +180,10 @@ class RoundDetailReader:
                 [round_detail_key(tenant, root, event.strategy, place)], keep_in_cache=False
             )
             if removed or record_fields:
-                taken = tuple(each.message for each in removed)
+                removed_messages = tuple(each.message for each in removed)
                 return RoundDetail(
                     event,
-                    taken,
+                    removed_messages,
                     tuple(parse_prompts(record_fields or {})),
                     tuple(parse_visible_messages(record_fields or {})),
                 )

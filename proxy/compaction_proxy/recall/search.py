@@ -1,7 +1,7 @@
-"""Finding what rounds have taken out of a conversation, or of all that a tenant has.
+"""Searches the messages that compactions have removed from a conversation or from all of a tenant's.
 
-Conversations that begin alike share archives. What is found belongs to the conversation asked about, or is a
-message that whoever asks can name, because it stands in their own list.
+Conversations that begin alike share archives. A search therefore returns only messages that compactions of
+the given conversation removed, or messages whose id the caller knows, because they are in its own request.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,11 +19,11 @@ __all__ = ["ArchiveSearch", "Hit", "RecalledMessage"]
 
 MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
-# Longer runs without white space are no words that a snippet must not cut.
+# A snippet may cut runs without white space that are longer than this.
 _WORD_CHARACTERS = 24
-# How much of a snippet stands before what was found: one part in so many.
+# One part in `_LEAD_SHARE` of a snippet stands before the match.
 _LEAD_SHARE = 3
-# How much of a tenant's archives is searched at once, the newest first: bytes of text, and archives.
+# Maximum bytes of text, and maximum number of archives, that one search of a tenant reads, newest first.
 SEARCHED_BYTES = 16_000_000
 SEARCHED_ARCHIVES = 500
 _NO_IDS: frozenset[str] = frozenset()
@@ -31,19 +31,19 @@ _NO_IDS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message that was found.
+    """A message that a search found.
 
     Attributes:
-        message_id: Its id, `m_…`.
+        message_id: The message's id, `m_…`.
         index: Its index among the non-privileged messages.
         role: Its role.
-        round: The number of the round that took it out.
-        strategy: The strategy of that round.
-        at: When that was, in seconds since the epoch.
-        score: How much of what was asked for stands there, above 0 and at most 1 (`ports.TextMatch`).
-        snippet: What stands around the best match, at most 300 characters unless more were asked for.
-        conversation: The conversation that the round was made in, `c_…`.
-        turn: The turn it belongs to, from 1; 0 before the first; None where it is not known.
+        round: The number of the compaction that removed it.
+        strategy: The strategy of that compaction.
+        at: Time of that compaction, in seconds since the epoch.
+        score: Share of the query that the message matches, above 0 and at most 1 (`fulltext.TextMatch`).
+        snippet: The text around the best match, at most 300 characters unless the caller asks for more.
+        conversation: The conversation of that compaction, `c_…`.
+        turn: The turn it belongs to, from 1; 0 before the first; None if unknown.
     """
 
     message_id: str
@@ -59,7 +59,7 @@ class Hit:
 
 
 def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -> str:
-    """The surroundings of a match, in one line, without the halves of words at its ends."""
+    """Returns the text around a match on one line, without cut words at its ends."""
     start = max(0, min(at - characters // _LEAD_SHARE, len(text) - characters))
     stop = start + characters
     words = text[start:stop].split()
@@ -71,29 +71,29 @@ def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -
 
 
 def _is_cut_word(text: str, at: int, word: Sequence[str]) -> bool:
-    """Whether this is what a cut has left of a word; a cut may go through what is longer than words are."""
+    """Returns whether the cut at `at` goes through this word. Overlong words may be cut and do not count."""
     inside = not (text[at - 1].isspace() or text[at].isspace())
     return inside and all(len(each) <= _WORD_CHARACTERS for each in word)
 
 
 def _build_hit(recalled: RecalledMessage, found: TextMatch, characters: int) -> Hit:
-    message, made = recalled.message, recalled.round
+    message, archived_round = recalled.message, recalled.round
     return Hit(
         message_id=message.id,
         index=message.index,
         role=message.role,
-        round=made.number,
-        strategy=made.strategy,
-        at=made.at,
+        round=archived_round.number,
+        strategy=archived_round.strategy,
+        at=archived_round.at,
         score=found.score,
         snippet=_extract_snippet(message.text, found.offset, characters),
-        conversation=made.conversation,
+        conversation=archived_round.conversation,
         turn=message.turn,
     )
 
 
 def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
-    """The newest archives of these, as many as are searched at once."""
+    """Returns the newest archives, as many as one search may read."""
     remaining_bytes = SEARCHED_BYTES
     places: list[ArchiveRef] = []
     for each in sorted(archives, key=lambda each: each.ref.round.at, reverse=True)[:SEARCHED_ARCHIVES]:
@@ -105,13 +105,13 @@ def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
 
 
 class ArchiveSearch:
-    """Searches archives. No method raises because of the store, or of any query.
+    """Searches archives. No method raises because of the store or of any query.
 
     Args:
-        records: Where archives are kept.
-        history: Knows the roots of conversations.
-        retention: Know which archives there are.
-        index_builder: Ranks what is in them.
+        records: The store of the archives.
+        history: The event history, which lists the roots of conversations.
+        retention: Lists the archives.
+        index_builder: Builds the search indexes.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ArchiveSearch:
         self._index_cache = SearchIndexCache(records, index_builder)
 
     async def close(self) -> None:
-        """Let go of what is held."""
+        """Frees the cached indexes."""
         await self._index_cache.close()
 
     async def search(
@@ -140,33 +140,33 @@ class ArchiveSearch:
         known: AbstractSet[str] = _NO_IDS,
         snippet_characters: int = SNIPPET_CHARACTERS,
     ) -> list[Hit]:
-        """The messages that answer a query best, the best first.
+        """Returns the messages that match a query best, best first.
 
         Args:
-            tenant: Whose it is.
-            conversation: Its id; None for all that the tenant has, of which the newest 16 MB are searched.
-            query: Any text: words, any of which will do, `beginnings*` and "quoted phrases". Of a
-                long one both ends are looked for (`recall.tokenize.asked`).
-            limit: Most hits, up to 100.
-            known: Ids of messages that may be found wherever they were archived, such as those of a request.
-            snippet_characters: Most characters of a snippet.
+            tenant: The tenant that owns the archives.
+            conversation: The conversation's id. None searches the newest 16 MB of all the tenant's archives.
+            query: Any text: words, any of which is enough, `beginnings*` and "quoted phrases". Of a long
+                query only both ends are used (`recall.tokenize.parse_query`).
+            limit: Maximum number of hits, up to 100.
+            known: Ids of messages that may be found in any archive, such as those of the caller's request.
+            snippet_characters: Maximum characters of a snippet.
 
         Raises:
-            SearchUnavailable: This installation cannot search.
+            SearchUnavailableError: This installation cannot search.
         """
         most = max(0, min(limit, MAX_HITS))
         if not query.strip() or not most:
             return []
         places = await self._find_archives(tenant, conversation, known)
-        indexed = await self._index_cache.get_or_load(tenant, places)
-        allowed = _build_access_filter(conversation, known)
-        # Of what may not be told there may be any number before what may.
-        sought = (
-            len(indexed) if conversation and any(map(_build_foreign_filter(conversation), places)) else most
+        index = await self._index_cache.get_or_load(tenant, places)
+        is_allowed = _build_access_filter(conversation, known)
+        # Any number of messages that the caller must not see may rank before those that it may see.
+        search_limit = (
+            len(index) if conversation and any(map(_build_foreign_filter(conversation), places)) else most
         )
-        found = await indexed.search(query, sought) if len(indexed) else []
+        found = await index.search(query, search_limit) if len(index) else []
         self._index_cache.evict_excess()
-        return [_build_hit(each, hit, snippet_characters) for each, hit in found if allowed(each)][:most]
+        return [_build_hit(each, hit, snippet_characters) for each, hit in found if is_allowed(each)][:most]
 
     async def find_message(
         self,
@@ -176,16 +176,19 @@ class ArchiveSearch:
         *,
         known: AbstractSet[str] = _NO_IDS,
     ) -> RecalledMessage | None:
-        """The archived message with this id, of the conversation or (None) of the tenant; None if none."""
-        indexed = await self._index_cache.get_or_load(
+        """Returns the archived message with this id, or None if there is none.
+
+        If `conversation` is None, all archives of the tenant are searched.
+        """
+        index = await self._index_cache.get_or_load(
             tenant, await self._find_archives(tenant, conversation, known)
         )
         self._index_cache.evict_excess()
-        found = indexed.find_message(message_id)
+        found = index.find_message(message_id)
         return found if found is not None and _build_access_filter(conversation, known)(found) else None
 
     async def list_removed_messages(self, tenant: str, conversation: str) -> list[RecalledMessage]:
-        """All that rounds of this very conversation have taken out and that is kept, in its order."""
+        """Returns all archived messages that compactions of this conversation have removed, in its order."""
         found: dict[str, RecalledMessage] = {}
         for each in await self._archive_reader.read_messages(
             tenant, await self._find_archives(tenant, conversation, _NO_IDS)
@@ -194,13 +197,13 @@ class ArchiveSearch:
         return sorted(found.values(), key=lambda each: (each.message.index, each.round.at))
 
     async def record_deleted_roots(self, tenant: str, roots: Iterable[bytes]) -> None:
-        """Everything under these roots was deleted: let nobody look for it."""
+        """Records that everything under these roots was deleted, so that no search reads it."""
         await self._retention.record_deleted_roots(tenant, roots)
 
     async def _find_archives(
         self, tenant: str, conversation: str | None, known: AbstractSet[str]
     ) -> Sequence[ArchiveRef]:
-        """The archives that may hold what is asked for, those of the conversation first, the newest first."""
+        """Returns the archives to search: the conversation's own first, then others, each newest first."""
         if conversation is None:
             return _select_newest(await self._retention.list_archives(tenant))
         found: list[ArchiveRef] = []
@@ -213,14 +216,14 @@ class ArchiveSearch:
 
 
 def _build_foreign_filter(conversation: str) -> Callable[[ArchiveRef], bool]:
-    """Whether an archive is another conversation's."""
+    """Returns a predicate for archives that belong to another conversation."""
     return lambda place: place.round.conversation != conversation
 
 
 def _build_access_filter(
     conversation: str | None, known: AbstractSet[str]
 ) -> Callable[[RecalledMessage], bool]:
-    """Whether a message may be told."""
+    """Returns a predicate for messages that the caller may see."""
     if conversation is None:
         return lambda _: True
     return lambda each: each.round.conversation == conversation or each.message.id in known

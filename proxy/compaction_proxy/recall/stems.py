@@ -1,7 +1,7 @@
-"""Words that differ by their ending only: the stemmer of M. F. Porter, and the forms that no rule gives.
+"""Stems English words with M. F. Porter's stemmer and a table of irregular forms.
 
-Two words belong together if their stems are equal; a stem is no word itself. English, because that is where
-endings come off by rule; words with other letters than a to z are their own stems.
+Two words belong together if their stems are equal. A stem need not be a word. The stemmer is for English,
+whose endings follow rules. A word with other letters than a to z is its own stem.
 Source: M. F. Porter, "An algorithm for suffix stripping", Program 14 (1980) 130-137.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 _LETTERS = re.compile(r"[a-z]{3,}")
-# Shorter endings behind those that they end, so that the longest is found first.
+# A longer ending comes before the shorter endings that it contains, so that the longest is found first.
 _STEP_2 = (
     ("ational", "ate"), ("ization", "ize"), ("iveness", "ive"), ("fulness", "ful"), ("ousness", "ous"),
     ("tional", "tion"), ("biliti", "ble"), ("entli", "ent"), ("ousli", "ous"), ("ation", "ate"),
@@ -28,8 +28,8 @@ _STEP_4 = tuple(
         "ous", "ive", "ize", "al", "er", "ic", "ou",
     )
 )  # fmt: skip
-# Forms of one word, the first of them its name. Words that stand for two (left, found, saw) go where they are
-# most often meant.
+# Rows of the forms of one word. The first form names the word. A form of two words (left, found, saw) stands
+# with the word that is meant most often.
 _IRREGULAR = (
     "be am is are was were been being", "go went gone goes", "have has had", "do does did done", "say said",
     "get got gotten", "make made", "know knew known", "think thought", "take took taken", "see saw seen",
@@ -59,17 +59,17 @@ _NAMES = {form: forms.split()[0] for forms in _IRREGULAR for form in forms.split
 
 
 def stem_word(word: str) -> str:
-    """What a folded word is without its endings."""
+    """Returns a folded word without its endings."""
     return _strip_final_letter(_strip_suffixes(_strip_inflection(word))) if _LETTERS.fullmatch(word) else word
 
 
 def find_word_root(word: str) -> str:
-    """The stem of a folded word, after its irregular forms have become one."""
+    """Returns the stem of a folded word. Irregular forms have the stem of their word."""
     return stem_word(_NAMES.get(word, word))
 
 
 def list_irregular_forms(word_root: str) -> tuple[str, ...]:
-    """The forms that no rule gives of the words whose root this is, with their regular names."""
+    """Returns all forms of the irregular words with this root, including the form that names each word."""
     return _FAMILIES.get(word_root, ())
 
 
@@ -80,7 +80,7 @@ def _group_by_root() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _classify_letters(word: str) -> str:
-    """A letter for each of a word's: `v` for a vowel, `c` for a consonant; y is a vowel after a consonant."""
+    """Returns `v` for each vowel of a word and `c` for each consonant. A y after a consonant is a vowel."""
     shape = ""
     for letter in word:
         vowel = letter in "aeiou" or (letter == "y" and shape.endswith("c"))
@@ -89,7 +89,7 @@ def _classify_letters(word: str) -> str:
 
 
 def _count_vowel_groups(word: str) -> int:
-    """How many times vowels are followed by consonants."""
+    """Returns how many times consonants follow vowels in a word."""
     return _classify_letters(word).count("vc")
 
 
@@ -98,12 +98,12 @@ def _ends_in_double_consonant(word: str) -> bool:
 
 
 def _is_short(word: str) -> bool:
-    """Whether it ends in consonant, vowel, consonant, as words do that have lost an e."""
+    """Returns whether a word ends in consonant, vowel, consonant, as words do that have lost an e."""
     return _classify_letters(word).endswith("cvc") and word[-1] not in "wxy"
 
 
 def _strip_inflection(word: str) -> str:
-    """Step 1: plurals, and what -ed and -ing leave."""
+    """Step 1: removes plural endings, -ed and -ing, and repairs the rest."""
     if word.endswith(("sses", "ies")):
         word = word[:-2]
     elif word.endswith("s") and not word.endswith("ss"):
@@ -128,7 +128,7 @@ def _repair_stem(word: str) -> str:
 
 
 def _strip_suffixes(word: str) -> str:
-    """Steps 2 to 4: suffixes, the outermost first."""
+    """Steps 2 to 4: removes suffixes, the outermost first."""
     word = _replace_ending(word, _STEP_2, 1)
     word = _replace_ending(word, _STEP_3, 1)
     return _replace_ending(word, _STEP_4, 2)
@@ -144,7 +144,7 @@ def _replace_ending(word: str, endings: tuple[tuple[str, str], ...], least: int)
 
 
 def _strip_final_letter(word: str) -> str:
-    """Step 5: a last e, and one l of two."""
+    """Step 5: removes a final e, and one of two final l."""
     if word.endswith("e"):
         rest = word[:-1]
         if _count_vowel_groups(rest) > 1 or (_count_vowel_groups(rest) == 1 and not _is_short(rest)):

@@ -1,10 +1,9 @@
-"""How texts become the terms of an index, and what a query asks for.
+"""Splits texts into the terms of an index, and parses queries.
 
-A term is what stands in a text between separators, in lower case and without accents; it is not stemmed, so
-that what was written can be found as it was written, and which forms of a word belong together is decided
-when somebody asks (`recall.stems`). Names in camel case are also there in their pieces, numbers with
-thousands separators are there without, and scripts that put no space between words are there in pairs of
-characters. Whatever is no letter, digit or mark is no part of any term.
+A term is a run between separators, in lower case and without accents. Terms are not stemmed, so that a text
+is found as it was written; a search decides which forms of a word belong together (`recall.stems`). A name in
+camel case also gives its pieces. A number with thousands separators gives a term without them. A script
+without spaces between words gives pairs of characters. Terms consist of letters, digits and marks only.
 """
 
 import re
@@ -14,9 +13,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Longer runs of letters and digits are known by their beginning.
+# Of a longer run of letters and digits, only the beginning is a term.
 MAX_TERM_CHARACTERS = 128
-# What of a query is read: of a longer one both ends, since a question stands before or behind its matter.
+# Limits of a query. Of a query that is too long, both ends are read, because a question stands before or
+# after its material.
 MAX_QUERY_CHARACTERS = 8_192
 MAX_QUERY_WORDS = 64
 MAX_QUERY_PHRASES = 16
@@ -25,7 +25,7 @@ MAX_QUERY_PREFIXES = 8
 MAX_QUERY_CODES = 16
 MAX_CODE_TERMS = 32
 MAX_CAMEL_PIECES = 8
-# A number that is shorter is one among many; one that is this long names something.
+# Minimum characters of a code with digits. Shorter numbers are too common to identify anything.
 LEAST_CODE_CHARACTERS = 5
 
 # Thai and Lao; Myanmar; Khmer; Chinese, Japanese and Korean with their extensions.
@@ -33,8 +33,8 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
 )
-# Marks that stand inside words but are no letters: accents, points of Hebrew and Arabic, vowels of India, and
-# what scripts of `_UNSPACED` set above and below.
+# Marks that stand inside words but are no letters: accents, points of Hebrew and Arabic, vowels of Indian
+# scripts, and marks above and below the letters of the scripts in `_UNSPACED`.
 _MARKS = (
     "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0903\u093a-\u0963\u0981-\u0983\u09bc-\u0a03"
     "\u0a3c-\u0dff\u0e31-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ecd\u102b-\u103e\u17b6-\u17d3"
@@ -45,7 +45,7 @@ _RUN = re.compile(rf"{_CONTRACTED}|{_GROUPED}|(?:[^\W_]+|[{_MARKS}]+)+")
 _UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 _IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*|[0-9]+")
-# Letters that no decomposition takes their stroke from.
+# Letters that Unicode decomposition does not reduce to plain letters.
 _STROKES = str.maketrans(
     {"ø": "o", "ł": "l", "đ": "d", "\u0131": "i", "æ": "ae", "œ": "oe", "þ": "th", "ð": "d"}
 )
@@ -56,7 +56,7 @@ _DIGIT = re.compile(r"[0-9]")
 _CAMEL_CASE = re.compile(r"[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}")
 _CORE = re.compile(r"[^\W_](?:.*[^\W_])?", re.DOTALL)
 
-# Words that questions are made of, and that say nothing about what is asked.
+# Words that occur in most questions and say nothing about the subject.
 _STOPPED = """
 a about after again all also am an and any are as at be because been before being both but by
 can could d did do does doing done down each few for from further had has have having he her
@@ -74,7 +74,7 @@ class Term(NamedTuple):
 
     Attributes:
         text: The term.
-        start: Where it begins in the text, in characters.
+        start: Offset in the text, in characters.
     """
 
     text: str
@@ -83,13 +83,13 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedQuery:
-    """What a query asks for.
+    """The parts of a query.
 
     Attributes:
-        words: Terms that rank, each once; stop words only if nothing else was asked for.
+        words: Terms that rank, each once. Stop words are included only if the query has nothing else.
         prefixes: Beginnings of terms.
-        codes: Names of one thing, such as paths, ids, versions and amounts, as terms that follow one another.
-        phrases: Texts that must stand in what is found, in any case and with any white space for a space.
+        codes: Names of one thing, such as paths, ids, versions and amounts, as sequences of terms.
+        phrases: Texts that every result must contain. Case and the kind of white space do not matter.
     """
 
     words: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class ParsedQuery:
 
 
 def split_terms(text: str) -> Iterator[Term]:
-    """The terms of a text in their order; pieces of a name come before the whole."""
+    """Yields the terms of a text in their order. The pieces of a name come before the whole name."""
     known: dict[str, tuple[str, ...]] = {}
     for match in _RUN.finditer(text):
         run, start = match[0], match.start()
@@ -120,16 +120,16 @@ def split_terms(text: str) -> Iterator[Term]:
 
 
 def fold_case(run: str) -> str:
-    """A run of letters, digits and marks in lower case and without accents."""
+    """Returns a run of letters, digits and marks in lower case and without accents."""
     if run.isascii():
         return run.lower()
     plain = "".join(each for each in unicodedata.normalize("NFKD", run) if not unicodedata.combining(each))
-    # Folding can bring in what is no part of a term, as the apostrophe of "ŉ".
+    # Folding can add characters that are no part of a term, such as the apostrophe of "ŉ".
     return "".join(_RUN.findall(plain.casefold().translate(_STROKES))) or run
 
 
 def _split_run(run: str) -> tuple[str, ...]:
-    """The terms of a run of letters and digits: its pieces, if it is a name in camel case, and itself."""
+    """Returns the terms of a run of letters and digits: the pieces of a name in camel case, and the run."""
     if run[0].isdigit() and "," in run:
         return (run.replace(",", "")[:MAX_TERM_CHARACTERS],)
     whole = fold_case(run[:MAX_TERM_CHARACTERS])
@@ -142,7 +142,7 @@ def _split_run(run: str) -> tuple[str, ...]:
 
 
 def _split_unspaced(run: str, start: int) -> Iterator[Term]:
-    """Pairs of neighbouring characters, and the last alone, so that each character begins a term."""
+    """Yields pairs of neighbouring characters and the last one alone: each character begins a term."""
     for match in _UNSPACED_RUN.finditer(run):
         part, at = match[0], start + match.start()
         if _IS_UNSPACED.match(part):
@@ -153,7 +153,7 @@ def _split_unspaced(run: str, start: int) -> Iterator[Term]:
 
 
 def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> ParsedQuery:
-    """What a query asks for; whatever it holds, it is read somehow."""
+    """Parses a query. Any text is a valid query."""
     if len(query) > MAX_QUERY_CHARACTERS:
         query = f"{query[: MAX_QUERY_CHARACTERS // 2]} {query[-MAX_QUERY_CHARACTERS // 2 :]}"
     phrases = [" ".join(each.split())[:MAX_PHRASE_CHARACTERS].strip() for each in _PHRASE.findall(query)]
@@ -177,12 +177,12 @@ def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Parsed
 
 
 def _drop_lone_characters(found: Iterable[Term]) -> tuple[str, ...]:
-    """The terms of a chunk, without a lone character of a run that stands in pairs already."""
-    kept: list[str] = []
+    """Returns the terms of a chunk, without single characters that end the pair before them."""
+    terms: list[str] = []
     for term in found:
-        if not (_is_lone_character(term.text) and kept and kept[-1].endswith(term.text)):
-            kept.append(term.text)
-    return tuple(kept)
+        if not (_is_lone_character(term.text) and terms and terms[-1].endswith(term.text)):
+            terms.append(term.text)
+    return tuple(terms)
 
 
 def _is_lone_character(term: str) -> bool:
@@ -192,14 +192,18 @@ def _is_lone_character(term: str) -> bool:
 def _select_ranking_words(
     words: Iterable[str], stop_words: AbstractSet[str], *, alone: bool
 ) -> tuple[str, ...]:
-    """The words that rank: those that tell something, or all if there is nothing else."""
-    kept = [word for word in words if word not in stop_words] or (list(words) if alone else [])
+    """Returns the words that rank: all but stop words, or all words if the query has nothing else."""
+    ranking_words = [word for word in words if word not in stop_words] or (list(words) if alone else [])
     half = MAX_QUERY_WORDS // 2
-    return tuple(kept if len(kept) <= MAX_QUERY_WORDS else kept[:half] + kept[-half:])
+    return tuple(
+        ranking_words
+        if len(ranking_words) <= MAX_QUERY_WORDS
+        else ranking_words[:half] + ranking_words[-half:]
+    )
 
 
 def _is_code(chunk: str, found: tuple[str, ...]) -> bool:
-    """Whether a chunk of a query, which has these terms, names one thing rather than saying something."""
+    """Returns whether a chunk of a query names one thing, such as a path. `found` holds the chunk's terms."""
     core = _CORE.search(chunk)
     if not core or not found or len(found) > MAX_CODE_TERMS or STOP_WORDS.issuperset(found):
         return False

@@ -1,7 +1,7 @@
-"""What a model or an agent may ask of what was removed: every question is answered with text for a model.
+"""Answers calls of the search tool, with which a model or an agent searches the removed messages.
 
-No method raises because of the store, or because of arguments as models write them: a sentence says what is
-wrong instead, and what to do.
+Every answer is text for a model. No method raises because of the store or because of a model's faulty
+arguments. The answer then says what is wrong and what to do.
 """
 
 import json
@@ -25,9 +25,9 @@ Scope = Literal["conversation", "tenant"]
 
 MOST_HITS: Final = 20
 MAX_QUERY_CHARACTERS: Final = 1_000
-# All snippets of one answer, in characters: about as many as its tokens have room for.
+# Characters of all snippets in one answer: about as many as the answer's tokens have room for.
 _SNIPPETS_CHARACTERS: Final = 5_000
-# Arguments of a call that are read at all, in characters.
+# Maximum characters of a call's arguments. Longer arguments are not read.
 _MAX_ARGUMENTS_CHARACTERS: Final = 64_000
 _NO_IDS: frozenset[str] = frozenset()
 USAGE_TEXT: Final = (
@@ -41,13 +41,13 @@ SEARCH_UNAVAILABLE_TEXT: Final = "What was removed cannot be searched by this in
 
 
 class RecallContext(NamedTuple):
-    """Who asks.
+    """The caller of the tool and what it may search.
 
     Attributes:
-        tenant: Whose conversations may be looked at.
-        conversation: The conversation that is asked about, `c_…`; None: none in particular.
-        known_ids: Ids of messages that may be found wherever they were archived, such as those of a request.
-        source: `model`, or who else it is; a label of metrics.
+        tenant: The tenant whose conversations the caller may search.
+        conversation: The conversation to search, `c_…`. None means no particular one.
+        known_ids: Ids of messages that may be found in any archive, such as those of the caller's request.
+        source: `model` or another kind of caller. It is a label of metrics.
     """
 
     tenant: str
@@ -57,13 +57,13 @@ class RecallContext(NamedTuple):
 
 
 class RecallTool:
-    """Answers questions about what was removed, on one event loop.
+    """Answers queries about removed messages on one event loop.
 
     Args:
-        archive_search: Finds it.
-        count: Tokens of a text of at most some thousand characters.
-        is_store_reachable: Whether the store answers; must not wait.
-        on_search: Told of each search: who asked, and `found` or `nothing`.
+        archive_search: Searches the archives.
+        count: Returns the tokens of a text of at most some thousand characters.
+        is_store_reachable: Returns whether the store answers. It must not wait.
+        on_search: Called for each search with the source of the call, and `found` or `nothing`.
     """
 
     def __init__(
@@ -82,23 +82,23 @@ class RecallTool:
     async def search(
         self, context: RecallContext, query: str, *, limit: int = 5, scope: Scope = "conversation"
     ) -> str:
-        """The best hits, or a sentence; at most 2,000 tokens.
+        """Returns the best hits as text, or a sentence if there are none; at most 2,000 tokens.
 
         Args:
-            context: Who asks.
-            query: Any text; its first 1,000 characters are looked for.
-            limit: Most hits, 1 to 20.
-            scope: Where to look: in the conversation that is asked about, or in all of the tenant's.
+            context: The caller and what it may search.
+            query: Any text. Only its first 1,000 characters are used.
+            limit: Maximum number of hits, 1 to 20.
+            scope: Where to search: in the context's conversation, or in all conversations of the tenant.
         """
-        where = context.conversation if scope == "conversation" else None
+        conversation = context.conversation if scope == "conversation" else None
         hits: list[Hit] = []
-        if scope == "tenant" or where is not None:
+        if scope == "tenant" or conversation is not None:
             most = min(max(limit, 1), MOST_HITS)
             text = query[:MAX_QUERY_CHARACTERS]
             room = max(SNIPPET_CHARACTERS, _SNIPPETS_CHARACTERS // most)
             try:
                 hits = await self._archive_search.search(
-                    context.tenant, where, text, most, known=context.known_ids, snippet_characters=room
+                    context.tenant, conversation, text, most, known=context.known_ids, snippet_characters=room
                 )
             except SearchUnavailableError:
                 return SEARCH_UNAVAILABLE_TEXT
@@ -110,13 +110,13 @@ class RecallTool:
     async def read_message(
         self, context: RecallContext, message_id: str, lines: str = "", *, scope: Scope = "conversation"
     ) -> str:
-        """A message, or some of its lines, or a sentence; at most 2,000 tokens.
+        """Returns a message or some of its lines, or a sentence if there is none; at most 2,000 tokens.
 
         Args:
-            context: Who asks.
-            message_id: Its id, `m_…`.
-            lines: Which lines, such as "10-40"; empty for all. Those that have room are shown.
-            scope: Where to look, as with `search`; the conversation that is asked about comes first.
+            context: The caller and what it may search.
+            message_id: The message's id, `m_…`.
+            lines: The lines to show, such as "10-40"; empty for all. Only lines that fit are shown.
+            scope: Where to search, as in `search`. The context's conversation comes first.
         """
         found = await self._find_message(context, message_id.strip(), scope)
         if found is None:
@@ -124,16 +124,16 @@ class RecallTool:
         return format_message(_quote_message(found, context), lines, self._count_tokens)
 
     async def answer_call(self, context: RecallContext, arguments: str) -> str:
-        """The result of a call of `memory_search`, as a model wrote it.
+        """Returns the result of a model's call of `memory_search`.
 
         Args:
-            context: Who asks.
-            arguments: JSON; where it cannot be used, the answer says what is wanted.
+            context: The caller and what it may search.
+            arguments: The arguments as JSON. If they cannot be used, the answer says what is expected.
         """
-        given = _parse_arguments(arguments)
-        query, message_id = (_to_text(given.get(name)) for name in ("query", "id"))
+        parsed = _parse_arguments(arguments)
+        query, message_id = (_to_text(parsed.get(name)) for name in ("query", "id"))
         if message_id:
-            return await self.read_message(context, message_id, _to_text(given.get("lines")))
+            return await self.read_message(context, message_id, _to_text(parsed.get("lines")))
         if query:
             return await self.search(context, query)
         return USAGE_TEXT
@@ -155,23 +155,25 @@ def _quote_hit(hit: Hit, context: RecallContext) -> QuotedMessage:
 
 
 def _quote_message(found: RecalledMessage, context: RecallContext) -> QuotedMessage:
-    message, made = found.message, found.round
-    elsewhere = "" if made.conversation == context.conversation else made.conversation
-    return QuotedMessage(message.id, message.role, message.text, message.turn, made.number, elsewhere)
+    message, archived_round = found.message, found.round
+    elsewhere = "" if archived_round.conversation == context.conversation else archived_round.conversation
+    return QuotedMessage(
+        message.id, message.role, message.text, message.turn, archived_round.number, elsewhere
+    )
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """The members of a JSON object; none if it is no such thing."""
+    """Returns the members of a JSON object, or an empty dict if the text is no JSON object."""
     if len(arguments) > _MAX_ARGUMENTS_CHARACTERS or has_too_many_brackets(arguments):
         return {}
     try:
-        given = json.loads(arguments)
+        parsed = json.loads(arguments)
     except (ValueError, RecursionError):
         return {}
-    return given if isinstance(given, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _to_text(value: object) -> str:
-    """A text or a number as text, without white space around it; empty if it is neither."""
+    """Returns a string or a number as text without white space around it, or "" for any other value."""
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value).strip() if numeric or isinstance(value, str) else ""

@@ -1,1 +1,1 @@
-"""Replay: what strategies would do with a recorded conversation, without a provider and without a model."""
+"""Replay: plays recorded conversations to strategies, without a provider and without a model."""

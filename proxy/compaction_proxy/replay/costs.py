@@ -1,4 +1,4 @@
-"""From the requests that were played to what they come to, in tokens and in dollars."""
+"""Sums up replayed requests in tokens and in dollars."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.replay.result import ReplayBill, ReplayResult, RequestPoint, RequestSpending, build_bill
 from compaction_proxy.replay.writer import SummaryCallUsage
 
-# Where no price is known, costs are told in uncached input tokens of the conversation's model. Assumed is
-# what most providers charge: a cached token a tenth of another one, a token of a cheap summary model
-# likewise, and an output token as much as five of its input.
+# Without known prices, costs are given in uncached input tokens of the conversation's model. The assumptions
+# are what most providers charge: a cached token costs a tenth of an uncached one, a token of a cheap summary
+# model also a tenth, and an output token as much as five input tokens.
 CACHED_SHARE = 0.1
 SUMMARY_SHARE = 0.1
 OUTPUT_SHARE = 5.0
 
 
 class ReplaySubject(NamedTuple):
-    """What was played: a strategy's name, what the conversation is called, its model, and its window."""
+    """The subject of a replay: strategy, name of the conversation, its model, and the context window."""
 
     strategy: str
     conversation: str
@@ -28,17 +28,17 @@ class ReplaySubject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlayedRequest:
-    """One request that was played.
+    """One replayed request.
 
     Attributes:
-        point: Its sizes.
-        completion: Tokens of the answer that it got when it was recorded.
-        calls: Summary calls made for it, or behind its answer.
-        trigger: T, in tokens; None: nothing fires by itself.
-        over: Whether it was still over the window once it was compacted, and had to be made shorter.
-        failed: Whether it could not be made to fit, or met a fault of ours.
-        has_stable_prefix: Whether it began with all that was forwarded before.
-        failed_open: Whether a round was due for it, and it went on without.
+        point: Sizes of the request.
+        completion: Tokens of the recorded answer.
+        calls: Summary calls for the request, including those that ran after its answer.
+        trigger: T, in tokens; None if no compaction starts automatically.
+        over: Whether the compacted request still exceeded the context window and had to be shortened.
+        failed: Whether the request could not be made to fit, or the proxy had a fault.
+        has_stable_prefix: Whether the request began with everything that was forwarded before.
+        failed_open: Whether a compaction was due, but the request was forwarded without it.
     """
 
     point: RequestPoint
@@ -54,12 +54,12 @@ class PlayedRequest:
 def build_result(
     subject: ReplaySubject, requests: Sequence[PlayedRequest], prices: Mapping[str, ModelPrice | None]
 ) -> ReplayResult:
-    """What requests come to.
+    """Sums up replayed requests.
 
     Args:
-        subject: What was played.
-        requests: Its requests, in order.
-        prices: Of every model that was asked, the conversation's and those that wrote summaries.
+        subject: Subject of the replay.
+        requests: The replayed requests, in order.
+        prices: Price of every used model: the conversation's model and the summary models.
     """
     points = tuple(each.point for each in requests)
     calls = [call for each in requests for call in each.calls]
@@ -95,7 +95,7 @@ def build_result(
 
 
 def _compute_token_spendings(model: str, requests: Sequence[PlayedRequest]) -> Iterator[RequestSpending]:
-    """What requests cost in uncached input tokens of the conversation's model."""
+    """Computes the cost of each request in uncached input tokens of the conversation's model."""
     for each in requests:
         point = each.point
         written = OUTPUT_SHARE * each.completion
@@ -119,7 +119,7 @@ def _weigh_prompt(tokens: int, cached: int) -> float:
 def _build_dollar_bill(
     model: str, requests: Sequence[PlayedRequest], prices: Mapping[str, ModelPrice | None]
 ) -> ReplayBill | None:
-    """What requests cost in dollars; None if the price of a model is not known."""
+    """Computes the bill in dollars; None if the price of a model is unknown."""
     known = {name: price for name, price in prices.items() if price is not None}
     return (
         build_bill(list(_compute_dollar_spendings(model, requests, known)))

@@ -1,4 +1,4 @@
-"""Rehearsals for people who look at the pages: each in a process of its own; no request waits for it."""
+"""Runs rehearsals for users of the admin pages, each in a separate process, so that no request waits."""
 
 import asyncio
 import json
@@ -17,13 +17,13 @@ from compaction_proxy.replay.runner import ReplayOptions
 from compaction_proxy.wires.json.slices import find_members
 
 AT_ONCE = 2
-# Sections of the configuration that mean nothing to a rehearsal, which keeps everything in memory.
+# Sections of the configuration that a rehearsal does not need, because it keeps everything in memory.
 UNNEEDED = {"server", "store", "observability"}
 LIMIT_S = 30.0
 MAX_TOKENS = 1_000_000_000
-# Of a failure so much is told.
+# Longest error message that is reported.
 MAX_LINE_CHARACTERS = 300
-# What is imported there comes from where this process has it, not from the folder that it was started in.
+# The process imports modules from where this process found them, and not from its working directory.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from compaction_proxy.cli.replay_worker import main; main()"
 )
@@ -34,13 +34,13 @@ SLOW = f"The rehearsal took more than {LIMIT_S:.0f} s: send less of the conversa
 
 @dataclass(frozen=True, slots=True)
 class ReplayJob:
-    """What is to be played.
+    """A conversation to replay, with strategies and options.
 
     Attributes:
-        conversation: Id of one whose messages are kept; empty: `members` hold it.
-        members: The conversation as the members of a request body, each value as JSON.
-        strategies: Names of strategies; none: the configured one.
-        options: What is to be otherwise than configured.
+        conversation: Id of a stored conversation; empty if `members` holds the conversation.
+        members: Conversation as the members of a request body, each value as JSON.
+        strategies: Names of strategies; empty for the configured one.
+        options: Settings that differ from the configuration.
     """
 
     conversation: str
@@ -50,27 +50,27 @@ class ReplayJob:
 
 
 def parse_job(raw: bytes) -> ReplayJob:
-    """What a body asks for; the conversation in it is not decoded. Takes milliseconds for each megabyte.
+    """Parses a request for a rehearsal without decoding its conversation. Takes milliseconds per megabyte.
 
     Args:
-        raw: `{"messages": […], "tools": […]}` or `{"conversation": "c_…"}`, and with either as wanted
-            `model`, `strategies`, `trigger_tokens`, `target_tokens` and `window`.
+        raw: `{"messages": […], "tools": […]}` or `{"conversation": "c_…"}`, both optionally with `model`,
+            `strategies`, `trigger_tokens`, `target_tokens` and `window`.
 
     Raises:
-        RequestRefused: It makes no sense (400).
+        RequestRefusedError: The body is invalid (400).
     """
     try:
-        found = {name: raw[place.start : place.stop] for name, place in find_members(raw).items()}
-        small = {name: json.loads(value) for name, value in found.items() if name not in _LARGE}
+        values = {name: raw[place.start : place.stop] for name, place in find_members(raw).items()}
+        small = {name: json.loads(value) for name, value in values.items() if name not in _LARGE}
     except (UnreadableBodyError, ValueError, RecursionError):
         raise _build_refusal("The body is no JSON object.") from None
     conversation = small.get("conversation") or ""
-    if not isinstance(conversation, str) or bool(conversation) == ("messages" in found):
+    if not isinstance(conversation, str) or bool(conversation) == ("messages" in values):
         raise _build_refusal("messages or conversation: one of them")
     strategies = small.get("strategies") or []
     if not isinstance(strategies, list) or any(name not in STRATEGIES for name in map(str, strategies)):
         raise _build_refusal(f"strategies: a list of {', '.join(STRATEGIES)}")
-    shaping = {name: value for name, value in found.items() if name in _LARGE}
+    shaping = {name: value for name, value in values.items() if name in _LARGE}
     return ReplayJob(conversation, shaping, tuple(map(str, strategies)), _parse_options(small))
 
 
@@ -99,13 +99,13 @@ def _build_refusal(message: str) -> RequestRefusedError:
 
 
 class ReplayJobRunner:
-    """Has conversations played, two at once.
+    """Replays conversations in subprocesses, two at a time.
 
     Args:
-        config: The configuration in force. None of its secrets leaves the process.
-        load_conversation: Gives what is kept of a conversation as a request body.
-        command: What plays. It is told on its standard input, and answers with a JSON object.
-        limit_s: How long it may take, in seconds.
+        config: Configuration in force. None of its secrets leaves the process.
+        load_conversation: Returns the stored part of a conversation as a request body.
+        command: Command line of the subprocess. It reads its standard input and answers with a JSON object.
+        limit_s: Time limit of the subprocess, in seconds.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class ReplayJobRunner:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def run_job(self, job: ReplayJob) -> list[JsonObject]:
-        """The results as JSON values (`replay.result.to_fields`), one for each strategy.
+        """Returns the results as JSON values (`replay.result.to_fields`), one for each strategy.
 
         Raises:
-            RequestRefused: It is no conversation (400) or not known (404), too little of it is kept (409),
-                it took too long (413), or others are under way (429).
-            RehearsalFailed: The process that plays has ended without an answer.
+            RequestRefusedError: The conversation is invalid (400) or unknown (404), too little of it is
+                stored (409), the replay takes too long (413), or others are running (429).
+            ReplayFailedError: The subprocess ended without an answer.
         """
         if self._slots.locked():
             raise RequestRefusedError(429, BUSY, "busy")
@@ -145,18 +145,19 @@ class ReplayJobRunner:
         return results
 
     def _encode_input(self, job: ReplayJob, body_members: Mapping[str, bytes]) -> bytes:
-        """What the process needs to know: a line of JSON, then the conversation.
+        """Encodes the input of the subprocess: a line of JSON, then the conversation.
 
-        Secrets are masked where a configuration is written as JSON; a store's URL may hold one, too.
+        The configuration masks its secrets when it is written as JSON. The section `store` is left out
+        because its URL may contain a secret.
         """
-        about = {
+        header = {
             "config": self._config.model_dump(mode="json", exclude_unset=True, exclude=UNNEEDED),
             "name": job.conversation or "conversation",
             "strategies": job.strategies or (self._config.compaction.strategy,),
             "wanted": asdict(job.options),
         }
         body = b",".join(b"%b:%b" % (dump_json(name), value) for name, value in body_members.items())
-        return b"%b\n{%b}" % (dump_json(about), body)
+        return b"%b\n{%b}" % (dump_json(header), body)
 
     async def _run_process(self, input_bytes: bytes) -> Mapping[str, Any]:
         process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
@@ -175,10 +176,10 @@ class ReplayJobRunner:
 
 
 def _parse_output(stdout: bytes, stderr: bytes) -> Mapping[str, Any]:
-    """The answer of a process that has ended well.
+    """Parses the answer of a process that ended without an error.
 
     Raises:
-        RehearsalFailed: It is none.
+        ReplayFailedError: The output is not an answer.
     """
     try:
         output = json.loads(stdout)
@@ -190,7 +191,7 @@ def _parse_output(stdout: bytes, stderr: bytes) -> Mapping[str, Any]:
 
 
 def _extract_last_line(stderr: bytes, code: int = 0) -> str:
-    """What a process said last on stderr, such as the error that ended it; else how it ended."""
+    """Returns the last line on stderr, such as the error that ended the process, or else its exit code."""
     lines = stderr.decode("utf-8", "replace").split("\n")
     plain = ("".join(filter(str.isprintable, line)).strip() for line in reversed(lines))
     otherwise = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,7 +1,7 @@
-"""A provider that counts what it is sent and keeps what it has read in a prompt cache, and says nothing.
+"""Simulates a provider that counts prompts and keeps a prompt cache, but writes no answers.
 
-It counts like OpenAI's: a message's texts and a frame. Its cache knows the beginnings of prompts in whole
-messages, and gives them in blocks of 128 tokens from 1,024 tokens on.
+It counts as OpenAI does: the texts of a message plus a frame. Its cache recognises the beginnings of prompts
+in whole messages, and serves them in blocks of 128 tokens, from 1,024 tokens on.
 """
 
 import json
@@ -19,12 +19,12 @@ from compaction_proxy.replay.prompt_size import (
 
 
 class ProviderPrompt(NamedTuple):
-    """What a provider reads.
+    """A prompt as the provider reads it.
 
     Attributes:
-        model: The model asked.
-        definitions: The JSON of tools and the like.
-        messages: Each message's JSON.
+        model: Requested model.
+        definitions: JSON of the tools and similar members.
+        messages: JSON of each message.
     """
 
     model: str
@@ -33,12 +33,12 @@ class ProviderPrompt(NamedTuple):
 
 
 class SimulatedProvider:
-    """Counts prompts, remembering each message that it has counted and each beginning that it has read.
+    """Counts prompts and remembers every counted message and every beginning of a prompt.
 
-    What it remembers is as large as what it was sent: it is made for one conversation.
+    Its memory grows with the prompts, so use one instance per conversation.
 
     Args:
-        counter: Counts texts.
+        counter: Token counter for texts.
     """
 
     def __init__(self, counter: TokenCounter) -> None:
@@ -47,19 +47,19 @@ class SimulatedProvider:
         self._known: set[int] = set()
 
     def count_text_tokens(self, text: str, model: str) -> int:
-        """Tokens of a text."""
+        """Counts the tokens of a text."""
         return self._counter.count(text, model) if text else 0
 
     def count_answer_tokens(self, raw: bytes, model: str) -> int:
-        """Tokens of an answer; `raw` is its message, or empty."""
+        """Counts the tokens of an answer; `raw` is the message, or empty without an answer."""
         return self._count_message(raw, model) - FRAME_TOKENS if raw else 0
 
     def count_prompt_tokens(self, prompt: ProviderPrompt) -> int:
-        """Tokens of a prompt."""
+        """Counts the tokens of a prompt."""
         return self._count_definitions(prompt) + sum(self._count_each_message(prompt)) + FRAME_TOKENS
 
     def read_through_cache(self, prompt: ProviderPrompt) -> int:
-        """How many tokens of a prompt the cache gives; from then on it knows all of it."""
+        """Returns how many tokens of a prompt the cache serves, and adds the whole prompt to the cache."""
         beginning = hash((prompt.model, prompt.definitions))
         longest = 0
         sizes = accumulate(self._count_each_message(prompt), initial=self._count_definitions(prompt))

@@ -1,4 +1,4 @@
-"""Recorded conversations: read from a file or a request, and cut into the requests that they grew by."""
+"""Recorded conversations: reads them from a file or a request, and splits them into their requests."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,16 +9,16 @@ from typing import Any
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# Larger files are no transcript; of one, a line or a body may hold as much as the proxy reads of a request.
+# Largest file, and largest request in a file, in bytes. The latter is also the proxy's limit for requests.
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# What of a request shapes what is forwarded, or how large it may be.
+# Members of a request that shape the forwarded request or limit its size.
 SHAPING = ("tools", "functions", "response_format", "max_tokens", "max_completion_tokens")
-# A client asks after these; an assistant message behind one is the answer to a request.
+# Roles that a client sends. An assistant message after one of them is the answer to a request.
 _ASKING = frozenset({"user", "tool", "function"})
-# Blocks that only Anthropic's format has; read as chat, they would be counted as nothing.
+# Block types of Anthropic's format only. Read as Chat Completions, they would count as empty.
 _MESSAGES_BLOCKS = frozenset({"thinking", "redacted_thinking", "tool_use", "tool_result"})
-# What a model is called where nobody says it.
+# Model of recordings that name none.
 DEFAULT_MODEL = "gpt-4o"
 
 
@@ -27,11 +27,11 @@ class Recording:
     """A conversation as its client has it.
 
     Attributes:
-        name: What to call it.
-        model: The model that it asks; empty if it does not say.
-        messages: Each as compact JSON.
-        lengths: How many of them each request holds, in order.
-        members: What the requests say beside model and messages, each value as JSON.
+        name: Name for reports.
+        model: Requested model; empty if the recording names none.
+        messages: Messages as compact JSON.
+        lengths: Number of messages in each request, in order.
+        members: Members of the requests besides model and messages, each value as JSON.
     """
 
     name: str
@@ -41,18 +41,18 @@ class Recording:
     members: Mapping[str, bytes] = field(repr=False)
 
     def get_answer(self, length: int) -> bytes:
-        """The assistant message behind so many messages; empty where it is not known."""
+        """Returns the assistant message after the first `length` messages; empty if it is unknown."""
         return self.messages[length] if length < len(self.messages) else b""
 
     def build_body(self, length: int, model: str) -> bytes:
-        """The request that holds so many messages, as a client would send it to `model`."""
+        """Builds the request with the first `length` messages, as a client would send it to `model`."""
         messages = b"[" + b",".join(self.messages[:length]) + b"]"
         members = {"model": dump_json(model), "messages": messages, **self.members}
         return b"{" + b",".join(b'"%b":%b' % (key.encode(), value) for key, value in members.items()) + b"}"
 
 
 def dump_json(value: object) -> bytes:
-    """Compact JSON in UTF-8. A lone surrogate, which a client may send escaped, stays escaped."""
+    """Encodes a value as compact JSON in UTF-8. An escaped lone surrogate of a client stays escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         return text.encode()
@@ -61,10 +61,10 @@ def dump_json(value: object) -> bytes:
 
 
 def parse_recording(value: object, name: str) -> Recording:
-    """The conversation that a JSON value holds: a request body, or a list of messages.
+    """Parses a conversation from a JSON value: a request body, or a list of messages.
 
     Raises:
-        RequestRefused: It holds none.
+        RequestRefusedError: The value is not a conversation of the Chat Completions wire.
     """
     body: Mapping[str, Any] = value if isinstance(value, dict) else {"messages": value}
     messages = body.get("messages")
@@ -87,17 +87,17 @@ def parse_recording(value: object, name: str) -> Recording:
 
 
 def read_recordings(path: Path) -> Iterator[Recording]:
-    """The conversations in a file: a JSON request body or array of messages, or a line for each.
+    """Reads the conversations in a file: one JSON request body or array of messages, or one per line.
 
     Raises:
-        RequestRefused: The file cannot be read, is no regular one, is too large, or a line of it is no
-            conversation.
+        RequestRefusedError: The file cannot be read, is not a regular file or is too large, or one of its
+            lines is not a conversation.
     """
     try:
-        found = path.stat()
-        if not S_ISREG(found.st_mode):  # it is read more than once, and a pipe or a device may never end
+        status = path.stat()
+        if not S_ISREG(status.st_mode):  # the file is read more than once, and a pipe or device may never end
             raise _build_refusal(f"{path}: no regular file")
-        if found.st_size > MAX_FILE_BYTES:
+        if status.st_size > MAX_FILE_BYTES:
             raise _build_refusal(f"{path}: larger than {MAX_FILE_BYTES // 1024**2} MiB")
         if (whole := _read_single_value(path)) is not None:
             yield parse_recording(whole, _choose_name(whole, path.name))
@@ -112,12 +112,12 @@ def read_recordings(path: Path) -> Iterator[Recording]:
 
 
 def select_lengths(recording: Recording, every: int) -> tuple[int, ...]:
-    """The lengths of every so many requests, the last among them."""
+    """Returns the length of every `every`-th request, including the last one."""
     return tuple(reversed(recording.lengths[::-1][::every]))
 
 
 def _read_single_value(path: Path) -> object | None:
-    """The value of a file that is one JSON text, over several lines or alone on one; None for lines."""
+    """Reads a file that is a single JSON text, on one or several lines. Returns None for a file of lines."""
     with path.open("rb") as file:
         first = file.readline(MAX_BODY_BYTES + 1)
         rest = file.readline(MAX_BODY_BYTES + 1)
@@ -149,21 +149,21 @@ def _parse_json(raw: bytes, where: str) -> object:
 
 
 def _choose_name(value: object, default: str) -> str:
-    """What a line calls its conversation."""
-    named = value.get("id") if isinstance(value, dict) else None
-    return named if isinstance(named, str) and named.isprintable() and 0 < len(named) <= 80 else default
+    """Returns the `id` of a recording as its name, if it is usable, or the default."""
+    name = value.get("id") if isinstance(value, dict) else None
+    return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 80 else default
 
 
 def _detect_other_wire(body: Mapping[str, Any], messages: object) -> str:
-    """The wire of a conversation that is none of chat completions; empty where nothing speaks for one."""
+    """Returns the name of a wire other than Chat Completions if the body looks like one; else empty."""
     listed = messages if isinstance(messages, list) else []
     items = [each for each in listed if isinstance(each, dict)]
     if ("input" in body and not listed) or any("type" in item and "role" not in item for item in items):
         return "Responses"
     contents = (item.get("content") for item in items)
     blocks = (block for content in contents if isinstance(content, list) for block in content)
-    of_messages = any(isinstance(block, dict) and block.get("type") in _MESSAGES_BLOCKS for block in blocks)
-    return "Messages" if of_messages or "system" in body else ""
+    has_blocks = any(isinstance(block, dict) and block.get("type") in _MESSAGES_BLOCKS for block in blocks)
+    return "Messages" if has_blocks or "system" in body else ""
 
 
 def _is_message(value: object) -> bool:
@@ -171,7 +171,7 @@ def _is_message(value: object) -> bool:
 
 
 def _is_request(roles: list[str], length: int) -> bool:
-    """Whether a client would ask with so many messages: what follows is an answer, or nothing yet."""
+    """Returns whether a request may end here: the next message is an answer, or there is none yet."""
     follows = length == len(roles) or roles[length] == "assistant"
     return follows and roles[length - 1] in _ASKING
 

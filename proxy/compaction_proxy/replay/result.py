@@ -1,4 +1,4 @@
-"""What came of a rehearsal: figures of each request, and what they come to."""
+"""Results of rehearsals: figures of each request, and their sums."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -10,10 +10,10 @@ class RequestPoint(NamedTuple):
     """One request, in tokens as the provider counts them.
 
     Attributes:
-        before: What the client sent.
-        after: What was forwarded.
-        cached: How much of that the provider had cached.
-        cached_before: How much it would have had cached of what the client sent.
+        before: Size as the client sent it.
+        after: Size as it was forwarded.
+        cached: Part of the forwarded request that the provider had cached.
+        cached_before: Part of the client's request that the provider would have had cached.
         round: Whether another checkpoint came into force.
     """
 
@@ -25,14 +25,14 @@ class RequestPoint(NamedTuple):
 
 
 class ReplayBill(NamedTuple):
-    """What a conversation costs.
+    """Cost of a conversation, in one unit.
 
     Attributes:
-        without: Its requests as they came, never compacted.
-        compacted: Its requests as they were forwarded.
-        summaries: The summary calls.
-        pays_back_after: Requests from the first round until all that it cost has come back for good; None if
-            it does not, or there was no round.
+        without: Cost of the requests as they came, without compaction.
+        compacted: Cost of the requests as they were forwarded.
+        summaries: Cost of the summary calls.
+        pays_back_after: Number of requests from the first compaction until its costs are recovered for good;
+            None if they never are, or without a compaction.
     """
 
     without: float
@@ -42,12 +42,12 @@ class ReplayBill(NamedTuple):
 
     @property
     def net(self) -> float:
-        """What compacting saves, what it costs taken off."""
+        """Saving by compaction, less the cost of summaries."""
         return self.without - self.compacted - self.summaries
 
 
 class RequestSpending(NamedTuple):
-    """What one request costs, and the summary calls made for it or since the one before."""
+    """Cost of one request, and of the summary calls for it or since the previous request."""
 
     without: float
     compacted: float
@@ -57,35 +57,35 @@ class RequestSpending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a strategy does with a conversation, or with several together.
+    """Result of a strategy for one conversation, or for several together.
 
     Attributes:
-        strategy: Its name.
-        conversation: What the conversation is called.
-        model: The model that it asks.
-        window: Of the model, in tokens.
-        trigger: T at the last request, in tokens; None: nothing fires by itself.
+        strategy: Name of the strategy.
+        conversation: Name of the conversation.
+        model: Requested model.
+        window: Context window of the model, in tokens.
+        trigger: T at the last request, in tokens; None if no compaction starts automatically.
         requests: Number of requests.
-        rounds: How often another checkpoint came into force.
-        summary_calls: Calls to a summary model.
-        summary_prompt_tokens: Input of them.
-        summary_completion_tokens: Output of them.
-        sent_tokens: What the client sent, in all requests together.
-        forwarded_tokens: What was forwarded.
-        largest_tokens: The largest request that was forwarded.
-        cached_tokens: What the provider had cached of what was forwarded.
-        cached_without_tokens: What it would have had cached of what the client sent.
-        comparable_requests: Requests after the first that no round came into force in.
-        steady_requests: How many of them began with all that was forwarded before.
-        over_without: Requests that are over the window as the client sent them.
-        over_with: Requests that were over it, and had to be made shorter after all.
-        failed_open: Requests that a round was due for, and that went on without: no summary came, or it would
-            have made nothing shorter.
-        failed: Requests that could not be made to fit, or met a fault of ours.
-        tokens: The bill in uncached input tokens, at assumed shares.
-        dollars: The bill in dollars; None where a price is not known.
-        price_source: Where the prices are from.
-        points: Its requests; empty for several conversations.
+        rounds: Number of times that another checkpoint came into force.
+        summary_calls: Number of summary calls.
+        summary_prompt_tokens: Input tokens of summary calls.
+        summary_completion_tokens: Output tokens of summary calls.
+        sent_tokens: Tokens that the client sent, in all requests together.
+        forwarded_tokens: Tokens that were forwarded, in all requests together.
+        largest_tokens: Size of the largest forwarded request, in tokens.
+        cached_tokens: Forwarded tokens that the provider had cached.
+        cached_without_tokens: Tokens of the client's requests that the provider would have had cached.
+        comparable_requests: Number of requests after the first in which no other checkpoint came into force.
+        steady_requests: Number of comparable requests that began with everything that was forwarded before.
+        over_without: Number of requests that exceed the context window as the client sent them.
+        over_with: Number of compacted requests that exceeded the context window and had to be shortened.
+        failed_open: Number of requests that were forwarded without a due compaction, because there was no
+            summary, or because it would not have shortened the request.
+        failed: Number of requests that could not be made to fit, or met a fault of the proxy.
+        tokens: Bill in uncached input tokens, at assumed prices.
+        dollars: Bill in dollars; None if a price is unknown.
+        price_source: Source of the prices.
+        points: The requests; empty for several conversations.
     """
 
     strategy: str
@@ -116,22 +116,22 @@ class ReplayResult:
 
     @property
     def cached_share(self) -> float:
-        """How much of what was forwarded the provider had cached, 0..1."""
+        """Share of the forwarded tokens that the provider had cached, 0..1."""
         return self.cached_tokens / max(1, self.forwarded_tokens)
 
     @property
     def cached_share_without(self) -> float:
-        """How much it would have had cached of what the client sent, 0..1."""
+        """Share of the client's tokens that the provider would have had cached, 0..1."""
         return self.cached_without_tokens / max(1, self.sent_tokens)
 
     @property
     def prefix_stability(self) -> float:
-        """Of the requests that no round came into force in, the share that began as the one before, 0..1."""
+        """Share of comparable requests that began with everything that was forwarded before, 0..1."""
         return self.steady_requests / self.comparable_requests if self.comparable_requests else 1.0
 
 
 def build_bill(spendings: Sequence[RequestSpending]) -> ReplayBill:
-    """What requests come to."""
+    """Sums up the cost of requests."""
     first = next((index for index, each in enumerate(spendings) if each.round or each.summaries), None)
     saved = list(accumulate(each.without - each.compacted - each.summaries for each in spendings))
     losing = [index for index, sum_ in enumerate(saved) if sum_ <= 0]
@@ -143,9 +143,10 @@ def build_bill(spendings: Sequence[RequestSpending]) -> ReplayBill:
 
 
 def sum_results(results: Sequence[ReplayResult], name: str) -> ReplayResult:
-    """Several conversations under one strategy, together.
+    """Sums up the results of several conversations under one strategy.
 
-    Dollars are told only if all have them. Pay-back is of each conversation, and so not of their sum.
+    The dollars are summed only if all results have them. Pay-back applies to single conversations, so the sum
+    has none.
     """
     dollars = [each.dollars for each in results if each.dollars is not None]
     added: dict[str, Any] = {field: sum(getattr(each, field) for each in results) for field in _ADDED}
@@ -164,7 +165,7 @@ def sum_results(results: Sequence[ReplayResult], name: str) -> ReplayResult:
 
 
 def to_fields(result: ReplayResult) -> dict[str, Any]:
-    """The result as JSON values, with what follows from its figures."""
+    """Returns the result as JSON values, including derived figures."""
     values = {each.name: getattr(result, each.name) for each in fields(result)}
     return values | {
         "cached_share": round(result.cached_share, 4),
@@ -203,7 +204,7 @@ def _sum_bills(bills: Sequence[ReplayBill]) -> ReplayBill:
     )
 
 
-def _get_common_value(values: Iterable[Any]) -> Any:  # noqa: ANN401 - the type of whatever is compared
-    """What all of them are; None if they differ."""
+def _get_common_value(values: Iterable[Any]) -> Any:  # noqa: ANN401 - the type of the compared values
+    """Returns the value that all have in common; None if they differ."""
     different = set(values)
     return different.pop() if len(different) == 1 else None

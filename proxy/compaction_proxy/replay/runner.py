@@ -1,8 +1,8 @@
-"""Playing a conversation: the real compactor is asked for each request as the conversation grew.
+"""Replays a conversation: asks the real compactor for each request as the conversation grew.
 
-Everything is as in the proxy, but that nobody answers: the provider only counts, and summaries are written by
-rule. What the proxy does behind an answer is done before the next request, so that the same recording always
-gives the same result.
+Everything works as in the proxy, except that no model answers: the provider only counts, and summaries are
+written by rules. Work that the proxy does after an answer is finished before the next request, so that the
+same recording always gives the same result.
 """
 
 import asyncio
@@ -33,23 +33,23 @@ from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.wire import TokenUsage
 
-# What is begun behind an answer ends soon, since nothing is waited for but the processor; in seconds.
+# Time limit for the work after an answer, in seconds. It ends soon, because it waits only for the processor.
 LONGEST_PAUSE_S = 30.0
 
-# Given the requests played so far, and how many there are.
+# Receives the number of replayed requests and the number of all requests.
 ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What to play otherwise than configured. None: as it is.
+    """Settings of a replay that differ from the configuration. None keeps the configured value.
 
     Attributes:
-        model: The model asked.
-        trigger_tokens: T.
-        target_tokens: What to shrink to.
-        window: Of the model, in tokens.
-        every: Plays every so many requests only.
+        model: Requested model.
+        trigger_tokens: T, in tokens.
+        target_tokens: Size after a compaction, in tokens.
+        window: Context window of the model, in tokens.
+        every: Interval of the requests to replay: 2 replays every second request.
     """
 
     model: str | None = None
@@ -61,18 +61,18 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplayComponents:
-    """What a rehearsal needs of the proxy: everything as in one that serves, over a memory of its own.
+    """The parts of the proxy that a replay needs. They work as in a server, but on memory of their own.
 
     Attributes:
-        compactor: Makes requests fit. Its summaries are by `summary_model`.
+        compactor: Makes requests fit. Uses `summary_model` for its summaries.
         usage_feedback: Learns from answers.
         summary_model: Writes summaries.
-        counter: Counts as the provider does.
-        get_settings: What is configured for a model.
-        resolve_summary_routes: Whom to ask for a summary under a model's settings and a strategy.
-        get_price: What a model costs, if that is known.
-        wait_for_prices: Waits until everything is known of what models cost that can be known.
-        origin: Of the upstream.
+        counter: Counts tokens as the provider does.
+        get_settings: Returns the settings of a model.
+        resolve_summary_routes: Returns the summary models for a model's settings, a strategy and a model.
+        get_price: Returns the price of a model, or None if it is unknown.
+        wait_for_prices: Waits until the prices of models have been looked up.
+        origin: Origin of the upstream.
     """
 
     compactor: Compactor
@@ -88,7 +88,7 @@ class ReplayComponents:
 
 @dataclass(slots=True)
 class _ReplayRun:
-    """One conversation under one strategy, and what is known of it so far."""
+    """State of the replay of one conversation under one strategy."""
 
     recording: Recording
     model: str
@@ -107,7 +107,7 @@ class _ReplayRun:
 
     @property
     def window(self) -> int:
-        """Of the model, in tokens."""
+        """Context window of the model, in tokens."""
         return self.settings.window or get_known_window(self.model)
 
 
@@ -118,14 +118,14 @@ async def replay_recording(
     options: ReplayOptions,
     progress: ProgressCallback = lambda *_: None,
 ) -> ReplayResult:
-    """What a strategy does with a conversation.
+    """Replays a conversation under a strategy.
 
     Args:
-        stage: The proxy.
+        stage: Parts of the proxy.
         recording: The conversation.
         strategy: Name of a strategy.
-        options: What is to be otherwise than configured.
-        progress: Told after each request.
+        options: Settings that differ from the configuration.
+        progress: Called after each request.
     """
     model = options.model or recording.model or DEFAULT_MODEL
     settings = _override_settings(stage.get_settings(model), options)
@@ -145,7 +145,7 @@ async def replay_recording(
 
 
 async def _replay_request(stage: ReplayComponents, run: _ReplayRun, length: int) -> PlayedRequest:
-    """One request, and what follows its answer."""
+    """Replays one request and the work after its answer."""
     since = len(run.calls)
     raw = run.recording.build_body(length, run.model)
     body = run.reader.read(raw, run.tenant)
@@ -165,7 +165,7 @@ async def _replay_request(stage: ReplayComponents, run: _ReplayRun, length: int)
         cached_before=run.unchanged.read_through_cache(sent),
         round=fit.report.checkpoint_id != run.place and bool(fit.report.round),
     )
-    kept = tuple(prompt.messages[: len(run.forwarded)]) == run.forwarded
+    has_stable_prefix = tuple(prompt.messages[: len(run.forwarded)]) == run.forwarded
     run.forwarded, run.place = tuple(prompt.messages), fit.report.checkpoint_id
     completion = run.provider.count_answer_tokens(run.recording.get_answer(length), run.model)
     failed_open = fit.report.status is CompactionStatus.FAILED_OPEN
@@ -183,7 +183,7 @@ async def _replay_request(stage: ReplayComponents, run: _ReplayRun, length: int)
         fit.report.trigger,
         over is not None,
         failed,
-        kept,
+        has_stable_prefix,
         failed_open,
     )
 
@@ -206,12 +206,12 @@ def _build_fit_request(stage: ReplayComponents, run: _ReplayRun, body: RequestBo
 
 
 def _build_prompt(sent: ProviderPrompt, ask: FitRequest, fit: FitResult) -> ProviderPrompt:
-    """What a fit forwards."""
+    """Returns the prompt that the proxy forwards for a fit."""
     return sent if fit.raw is ask.body.raw else sent._replace(messages=parse_body(fit.raw, CHAT).messages)
 
 
 def _find_overflow(run: _ReplayRun, body: RequestBody, size: int) -> Overflow | None:
-    """What a provider would say of a prompt that does not fit; None if it does."""
+    """Returns the provider's error for a prompt that does not fit, or None if it fits."""
     output = body.max_output or 0
     if size + output <= run.window:
         return None
@@ -221,7 +221,7 @@ def _find_overflow(run: _ReplayRun, body: RequestBody, size: int) -> Overflow | 
 async def _refit_until_accepted(
     stage: ReplayComponents, run: _ReplayRun, ask: FitRequest, refused: FitResult, over: Overflow
 ) -> FitResult:
-    """What is sent in the end where the provider refuses a request as too long."""
+    """Shortens a refused request until the provider accepts it or the proxy gives up. Returns the result."""
     fit, overflow = refused, over
     for refusals in range(1, MAX_REFITS + 1):
         shorter = await stage.compactor.refit_after_refusal(ask, fit, overflow, refusals)
@@ -240,14 +240,14 @@ async def _refit_until_accepted(
 
 
 async def _wait_for_background_tasks(earlier_tasks: frozenset[asyncio.Task[Any]]) -> None:
-    """Wait until the proxy has done what it does behind an answer."""
+    """Waits until the proxy has finished the work that it does after an answer."""
     async with asyncio.timeout(LONGEST_PAUSE_S):
-        while behind := asyncio.all_tasks() - earlier_tasks:
-            await asyncio.wait(behind)
+        while pending := asyncio.all_tasks() - earlier_tasks:
+            await asyncio.wait(pending)
 
 
 def _override_settings(settings: ModelSettings, options: ReplayOptions) -> ModelSettings:
-    """What holds for the conversation. No bound of the hour does: requests of days come in seconds."""
+    """Applies the options. Lifts the hourly limit on summary calls: requests of days come in seconds."""
     over: dict[str, object] = {}
     if options.trigger_tokens is not None:
         over["trigger"] = [{"tokens": options.trigger_tokens}]

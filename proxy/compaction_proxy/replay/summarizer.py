@@ -1,7 +1,7 @@
-"""A rule-based summary model: extracts, never invents, and works on any transcript.
+"""A rule-based summary model: extracts sentences, invents nothing, and works on any transcript.
 
-What a user demanded or stated comes first, because nothing else can bring it back; then names and numbers,
-findings, work done and errors, newest first. Each kind has its share of the size.
+User demands and statements come first, because nothing else can restore them. Then come names and numbers,
+findings, finished work and errors, newest first. Each kind has its share of the size.
 """
 
 import re
@@ -24,14 +24,14 @@ FRAME_TOKENS = 90  # headings, table head and labels
 CLIP_CHARACTERS = 240
 CELL_CHARACTERS = 110
 CALL_CHARACTERS = 60
-PENDING_ENTRIES = 12  # how far back an announced piece of work counts as pending
+PENDING_ENTRIES = 12  # number of last entries in which announced work counts as pending
 
 RULE = "Rule: "
 STATED = "Stated by the user: "
 NAMES = "Identifiers: "
 TABLE_HEAD = "| File/Component | Action | Description |\n|----------------|--------|-------------|"
 
-# Where the parts of a summary stand if the seven sections of `full` are asked for.
+# Headings for a prompt that asks for the seven sections of the format `full`, by our own headings.
 FULL_HEADINGS = {
     "### Completed Work": "2. Conversation Timeline and Progress",
     "### Key Technical Decisions": "3. Technical Context and Decisions",
@@ -77,18 +77,18 @@ def _clip_text(text: str, characters: int = CLIP_CHARACTERS) -> str:
 
 
 def _select_fitting(items: Iterable[str], tokens: float, count: Count) -> list[str]:
-    """The items that fit, taken in their order; one that is too large for what is left is passed over."""
-    kept = []
+    """Returns the items that fit, in order. Skips an item that is too large for the remaining tokens."""
+    selected = []
     for item in items:
         cost = count(item) + 2
         if cost <= tokens:
-            kept.append(item)
+            selected.append(item)
             tokens -= cost
-    return kept
+    return selected
 
 
 def _select_both_ends(items: Iterable[str], tokens: float, count: Count) -> list[str]:
-    """The oldest in half of the room, so that what came first stays; the newest in what is left."""
+    """Fills half of the tokens with the oldest items and the rest with the newest."""
     unique = list(dict.fromkeys(items))
     first = _select_fitting(unique, tokens / 2, count)
     left = tokens - sum(count(item) + 2 for item in first)
@@ -111,16 +111,16 @@ def _list_sentences(entries: Iterable[TranscriptEntry], *roles: str) -> list[str
 
 
 def _extract_statements(entries: Iterable[TranscriptEntry]) -> tuple[list[str], list[str]]:
-    """What users demanded, and what they stated with a name or number in it."""
-    said = [
+    """Returns the users' demands, and their statements that contain a name or number."""
+    statements = [
         _clip_text(sentence) for sentence in _list_sentences(entries, "user") if not sentence.endswith("?")
     ]
-    rules = [sentence for sentence in said if _RULES.search(sentence)]
-    return rules, [sentence for sentence in said if MARK.search(sentence) and sentence not in rules]
+    rules = [sentence for sentence in statements if _RULES.search(sentence)]
+    return rules, [sentence for sentence in statements if MARK.search(sentence) and sentence not in rules]
 
 
 def _extract_names(entries: Iterable[TranscriptEntry]) -> list[str]:
-    """Paths, ids and amounts in prose: users' first, then the assistant's."""
+    """Returns paths, ids and amounts in prose: first those of users, then those of the assistant."""
     prose = [*_list_sentences(entries, "user"), *_list_sentences(entries, "assistant")]
     return [mark.rstrip(".,:") for sentence in prose for mark in MARK.findall(sentence)]
 
@@ -134,32 +134,32 @@ def _format_cell(text: str, characters: int = CELL_CHARACTERS) -> str:
 
 
 def _build_rows(entries: Sequence[TranscriptEntry]) -> list[str]:
-    """Table rows: files that the assistant spoke of, and calls with what was said about their results."""
-    rows, called = [], ""
+    """Builds table rows: files that the assistant mentioned, and tool calls with the next comment."""
+    rows, call = [], ""
     for entry in entries:
-        said = entry.list_sentences() if entry.role == "assistant" else []
-        if said and called:
-            rows.append(f"| {_format_cell(called, CALL_CHARACTERS)} | Called | {_format_cell(said[0])} |")
-            called = ""
-        for sentence in said:
-            found = PATH.search(sentence)
-            if found:
+        sentences = entry.list_sentences() if entry.role == "assistant" else []
+        if sentences and call:
+            rows.append(f"| {_format_cell(call, CALL_CHARACTERS)} | Called | {_format_cell(sentences[0])} |")
+            call = ""
+        for sentence in sentences:
+            path = PATH.search(sentence)
+            if path:
                 rows.append(
-                    f"| {found[0].rstrip('.')} | {_classify_action(sentence)} | {_format_cell(sentence)} |"
+                    f"| {path[0].rstrip('.')} | {_classify_action(sentence)} | {_format_cell(sentence)} |"
                 )
-        called = next(iter(entry.list_calls()), called) if entry.role == "assistant" else called
+        call = next(iter(entry.list_calls()), call) if entry.role == "assistant" else call
     return rows
 
 
 def _extract_errors(entries: Sequence[TranscriptEntry]) -> list[str]:
-    """Lines that report an error, each with what was said about it next."""
-    found = []
-    for at, entry in enumerate(entries):
+    """Returns the lines that report an error, each with the assistant's next comment."""
+    errors = []
+    for index, entry in enumerate(entries):
         line = next((line for line in entry.text.splitlines() if _ERROR.search(line)), None)
         if entry.role == "tool" and line:
-            after = _list_sentences(entries[at + 1 : at + 2], "assistant")
-            found.append(f"{_format_cell(line)} → {_format_cell(after[0]) if after else 'open'}")
-    return found
+            after = _list_sentences(entries[index + 1 : index + 2], "assistant")
+            errors.append(f"{_format_cell(line)} → {_format_cell(after[0]) if after else 'open'}")
+    return errors
 
 
 def _describe_current_state(entries: Sequence[TranscriptEntry]) -> list[str]:
@@ -171,13 +171,13 @@ def _describe_current_state(entries: Sequence[TranscriptEntry]) -> list[str]:
 
 
 def _collect_constraints(material: SummaryMaterial, tokens: float, count: Count) -> list[str]:
-    """The part of the decisions that survives every round: rules, statements, names."""
+    """Collects the decisions that survive every compaction: rules, statements and names."""
     earlier = material.get_section("key technical decisions")
-    rules, stated = _extract_statements(material.entries)
-    listed = [name for line in _strip_labels(earlier, NAMES) for name in line.split(", ")]
+    rules, statements = _extract_statements(material.entries)
+    names = [name for line in _strip_labels(earlier, NAMES) for name in line.split(", ")]
     kept_rules = _select_both_ends([*_strip_labels(earlier, RULE), *rules], tokens * 0.40, count)
-    kept_stated = _select_both_ends([*_strip_labels(earlier, STATED), *stated], tokens * 0.36, count)
-    kept_names = _select_both_ends([*listed, *_extract_names(material.entries)], tokens * 0.24, count)
+    kept_stated = _select_both_ends([*_strip_labels(earlier, STATED), *statements], tokens * 0.36, count)
+    kept_names = _select_both_ends([*names, *_extract_names(material.entries)], tokens * 0.24, count)
     lines = [RULE + rule for rule in kept_rules] + [STATED + line for line in kept_stated]
     return lines + ([NAMES + ", ".join(kept_names)] if kept_names else [])
 
@@ -188,16 +188,16 @@ def _collect_decisions(material: SummaryMaterial, tokens: float, count: Count) -
         for item in material.get_section("key technical decisions")
         if not item.startswith((RULE, STATED, NAMES))
     ]
-    found = [
+    findings = [
         _clip_text(text) for text in _list_sentences(material.entries, "assistant") if _FINDINGS.search(text)
     ]
-    return _select_newest([*earlier, *found], tokens, count)
+    return _select_newest([*earlier, *findings], tokens, count)
 
 
 def _collect_pending(material: SummaryMaterial, tokens: float, count: Count) -> list[str]:
     recent = _list_sentences(material.entries[-PENDING_ENTRIES:], "user", "assistant")
-    found = [_clip_text(sentence) for sentence in recent if _PENDING.search(sentence)]
-    return _select_newest(found, tokens, count) or ["Go on with the latest request"]
+    pending = [_clip_text(sentence) for sentence in recent if _PENDING.search(sentence)]
+    return _select_newest(pending, tokens, count) or ["Go on with the latest request"]
 
 
 def _collect_completed(material: SummaryMaterial, tokens: float, count: Count) -> list[str]:
@@ -206,30 +206,30 @@ def _collect_completed(material: SummaryMaterial, tokens: float, count: Count) -
 
 
 def summarize_messages(messages: Sequence[JsonObject], tokens: int, count: Count) -> str:
-    """A summary of what the user messages hold, in at most about `tokens` tokens.
+    """Summarises the user messages, in at most about `tokens` tokens.
 
-    It has the sections Completed Work, Key Technical Decisions, Current State, Pending Work and, where there
-    were errors, Errors & Resolutions; or four sections of `full`, where those are asked for. Several runs get
-    a text each, behind their marks; a conversation whose last message asks for its summary is summarised
-    itself.
+    The summary has the sections Completed Work, Key Technical Decisions, Current State, Pending Work and, if
+    there were errors, Errors & Resolutions. If the prompt asks for the format `full`, the first four use its
+    headings. If the prompt holds several runs, each gets its own text after a mark. If the last message asks
+    for a summary of the conversation above it, that conversation is summarised.
     """
     for_full = any(all(each in extract_text(told) for each in FULL_HEADINGS.values()) for told in messages)
     if is_summary_request(messages):
         text = _write_summary(build_material(messages[:-1]), tokens, count)
         return _replace_headings(text, FULL_HEADINGS) if for_full else text
-    given = "\n\n".join(extract_text(message) for message in messages if message["role"] == "user")
-    found = extract_runs(given)
-    if not found and for_full:
-        earlier = _replace_headings(given, {full: own for own, full in FULL_HEADINGS.items()})
+    prompt = "\n\n".join(extract_text(message) for message in messages if message["role"] == "user")
+    runs = extract_runs(prompt)
+    if not runs and for_full:
+        earlier = _replace_headings(prompt, {full: own for own, full in FULL_HEADINGS.items()})
         return _replace_headings(_write_summary(parse_transcript(earlier), tokens, count), FULL_HEADINGS)
-    if not found:
-        return _write_summary(parse_transcript(given), tokens, count)
-    texts = [_write_summary(parse_transcript(run), tokens // len(found), count) for run in found]
+    if not runs:
+        return _write_summary(parse_transcript(prompt), tokens, count)
+    texts = [_write_summary(parse_transcript(run), tokens // len(runs), count) for run in runs]
     return "\n\n".join(f"=== RUN {number} ===\n{text}" for number, text in enumerate(texts, 1))
 
 
 def _replace_headings(text: str, headings: Mapping[str, str]) -> str:
-    """Returns the text with lines that are headings replaced."""
+    """Replaces the lines of a text that are headings."""
     return "\n".join(headings.get(line, line) for line in text.split("\n"))
 
 

@@ -1,7 +1,7 @@
-"""Reading what a summary model is given: the sections of an earlier summary, and a numbered transcript.
+"""Parses the input of a summary model: the sections of an earlier summary, and a numbered transcript.
 
-Nothing here knows a particular conversation. A transcript's messages begin with lines such as
-`[3] ASSISTANT:`, numbered without gaps; all before the first is preamble.
+The parser works for any conversation. Each message of a transcript begins with a line such as
+`[3] ASSISTANT:`, numbered without gaps. All text before the first such line is the preamble.
 """
 
 import re
@@ -20,7 +20,7 @@ _ITEM = re.compile(r"^\s*(?:[-*] (?:\[.\] )?(?P<bullet>.+)|(?P<row>\|.+\|))\s*$"
 _RULER = re.compile(r"^\|[\s|:-]+\|$")
 _BULLET = re.compile(r"^- (?:\[.\] )?")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[A-Z\"'(`€$£])|\n+")
-# Runs that get a text each, and the end of a conversation that is itself to be summarised.
+# A run that gets a summary of its own, and the prompt behind a conversation that is to be summarised.
 _RUN = re.compile(
     r"^<run-(?P<number>\d+)-(?P<mark>\w+)>\n(?P<text>.*?)\n</run-(?P=number)-(?P=mark)>$",
     re.MULTILINE | re.DOTALL,
@@ -38,46 +38,46 @@ PATH = re.compile(_PATH)
 
 @dataclass(frozen=True, slots=True)
 class TranscriptEntry:
-    """One message of a transcript; `role` is in lower case."""
+    """One message of a transcript. `role` is in lower case."""
 
     role: str
     text: str
 
     def list_sentences(self) -> list[str]:
-        """Its prose, without the lines that show tool calls."""
+        """Returns the sentences of the message, without the lines that show tool calls."""
         return split_sentences(_CALL.sub("", self.text))
 
     def list_calls(self) -> list[str]:
-        """Its tool calls as shown."""
+        """Returns the tool calls of the message as the transcript shows them."""
         return [found["call"] for found in _CALL.finditer(self.text)]
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryMaterial:
-    """What is to be summarised: items of an earlier summary by section title in lower case, then messages."""
+    """Input for a summary: items of an earlier summary by section title in lower case, and messages."""
 
     earlier: dict[str, list[str]]
     entries: list[TranscriptEntry]
 
     def get_section(self, title: str) -> list[str]:
-        """The items of the earlier summary under a title that contains the given words."""
+        """Returns the items of all earlier sections whose title contains `title`."""
         return [item for name, items in self.earlier.items() if title in name for item in items]
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, white space joined; of lists without their bullets, of tables nothing."""
-    found = (_BULLET.sub("", " ".join(piece.split())) for piece in _SENTENCE.split(text))
-    return [piece for piece in found if piece and not piece.startswith(("#", "|"))]
+    """Splits a text into sentences with single spaces. Strips bullets, and skips headings and tables."""
+    pieces = (_BULLET.sub("", " ".join(piece.split())) for piece in _SENTENCE.split(text))
+    return [piece for piece in pieces if piece and not piece.startswith(("#", "|"))]
 
 
 def _find_entry_starts(text: str) -> Iterator[re.Match[str]]:
-    """The lines that open a message: a number that does not follow the last one is part of a text."""
+    """Yields the lines that open a message. A number out of sequence is part of a message's text."""
     expected: int | None = None
-    for found in _ENTRY.finditer(text):
-        number = int(found["number"])
+    for match in _ENTRY.finditer(text):
+        number = int(match["number"])
         if expected is None or number == expected:
             expected = number + 1
-            yield found
+            yield match
 
 
 def _parse_sections(text: str) -> dict[str, list[str]]:
@@ -93,23 +93,23 @@ def _parse_sections(text: str) -> dict[str, list[str]]:
 
 
 def extract_runs(text: str) -> list[str]:
-    """The transcripts of the runs that are to be summarised one by one; empty if there is one transcript."""
+    """Returns the transcripts of runs that need separate summaries; empty if there is one transcript."""
     return [found["text"] for found in _RUN.finditer(text)]
 
 
 def is_summary_request(messages: Sequence[JsonObject]) -> bool:
-    """Whether the last message asks for a summary of all the others."""
+    """Returns whether the last message asks for a summary of all the others."""
     return messages[-1]["role"] == "user" and _ALIGNED.search(extract_text(messages[-1])) is not None
 
 
 def build_material(messages: Sequence[JsonObject]) -> SummaryMaterial:
-    """The messages themselves, but for those that instruct."""
-    said = [each for each in messages if each["role"] not in {"system", "developer"}]
-    return SummaryMaterial({}, [TranscriptEntry(each["role"], extract_text(each)) for each in said])
+    """Converts messages to summary material, without system and developer messages."""
+    spoken = [each for each in messages if each["role"] not in {"system", "developer"}]
+    return SummaryMaterial({}, [TranscriptEntry(each["role"], extract_text(each)) for each in spoken])
 
 
 def parse_transcript(text: str) -> SummaryMaterial:
-    """Take apart what the summary model was sent. Text without any numbered message is one user message."""
+    """Parses the input of a summary model. Text without a numbered message counts as one user message."""
     starts = list(_find_entry_starts(text))
     if not starts:
         return SummaryMaterial({}, [TranscriptEntry("user", text)])

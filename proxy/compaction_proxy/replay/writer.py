@@ -1,4 +1,4 @@
-"""A summary model that writes at once: extracts of the size that a model would write, the same each time."""
+"""A simulated summary model: writes extracts of realistic size at once, always the same."""
 
 import json
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from compaction_proxy.wires.chat.wire import CHAT
 
 
 class SummaryCallUsage(NamedTuple):
-    """What a summary call took, in tokens."""
+    """Usage of a summary call, in tokens."""
 
     model: str
     prompt: int
@@ -22,11 +22,11 @@ class SummaryCallUsage(NamedTuple):
 
 
 class ExtractiveSummaryModel:
-    """`ports.SummaryModel` without a model. It writes for one conversation at a time.
+    """Implements `providers.types.SummaryModel` without a model. Serves one conversation at a time.
 
     Attributes:
-        provider: Whose models are asked: what the conversation has sent it may be in its cache.
-        calls: What was asked since `start_conversation`.
+        provider: Simulated provider of the conversation. Its cache may hold what the conversation has sent.
+        calls: Usage of the calls since `start_conversation`.
     """
 
     def __init__(self, provider: SimulatedProvider) -> None:
@@ -34,15 +34,15 @@ class ExtractiveSummaryModel:
         self.calls: list[SummaryCallUsage] = []
 
     def start_conversation(self, provider: SimulatedProvider) -> list[SummaryCallUsage]:
-        """Write for another conversation; the calls made for it will be in the list that comes back."""
+        """Switches to another conversation. Returns the list that will receive the usage of its calls."""
         self.provider, self.calls = provider, []
         return self.calls
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """The answer.
+        """Writes a summary.
 
         Raises:
-            SummaryFailed: `garbage`; what is to be asked is no request.
+            SummaryError: The reason is `garbage`: the call cannot be encoded as a request.
         """
         provider, calls = self.provider, self.calls
         try:

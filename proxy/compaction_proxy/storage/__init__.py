@@ -1,1 +1,1 @@
-"""Records over a store that may be slow, broken or away."""
+"""Keeps records in a store that may be slow, broken or unreachable."""

@@ -1,25 +1,25 @@
-"""Work behind requests: what a request starts and does not wait for, such as another look at a record."""
+"""Runs work that a request starts but does not wait for, such as reading a record again."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 
-# Pieces of work under way at once; what comes on top is not begun, and the next request tries again.
+# The most tasks that run at once. Further work is not started, and the next request tries again.
 MAX_BACKGROUND_TASKS = 8
 
 
 class BackgroundTasks:
-    """Runs pieces of work on one event loop, each under its key once at a time. None may raise."""
+    """Runs background tasks on one event loop, at most one per key at a time. No task may raise."""
 
     def __init__(self) -> None:
         self._tasks: dict[Hashable, asyncio.Task[object]] = {}
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is under way."""
+        """Whether any task is running."""
         return bool(self._tasks)
 
     def start_once(self, key: Hashable, create_work: Callable[[], Coroutine[object, object, object]]) -> bool:
-        """Begin a piece of work, unless it is under way or there is too much. Whether it was begun."""
+        """Starts a task unless its key or too many others are running. Returns whether it was started."""
         if key in self._tasks or len(self._tasks) >= MAX_BACKGROUND_TASKS:
             return False
         self._tasks[key] = task = asyncio.create_task(create_work())
@@ -27,7 +27,7 @@ class BackgroundTasks:
         return True
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancels the running tasks and waits for their end."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -1,7 +1,7 @@
-"""What was begun before something was forgotten, so that nothing of it is written afterwards.
+"""Prevents work that began before a deletion from writing deleted records again.
 
-Each request remembers how much had been forgotten when it began. Whatever it starts inherits that, tasks of
-their own among them (a context variable), and so a round that is still being made is known to be too old.
+Each request remembers the number of deletions at its start. A context variable passes this number on to all
+that the request starts, tasks included. So a compaction that is still in progress is recognised as too old.
 """
 
 from collections import deque
@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 
-# Deletions that are remembered. What was begun before more of them than that writes nothing at all.
+# The most deletions that are remembered. Work that began before more deletions than this writes nothing.
 MAX_DELETIONS = 10_000
 
 _start_mark: ContextVar[int | None] = ContextVar("begun", default=None)
 
 
 class DeletionFence:
-    """What was forgotten in this process, in order. For use on one event loop.
+    """The deletions in this process, in order. For use on one event loop.
 
     Attributes:
-        begun: Gives when what runs here began, for those who ask later whether it `is_deleted` a key. Every
-            request asks.
+        get_start_mark: Returns the start mark of the running context, for a later `is_deleted_since`. A plain
+            alias, because every request calls it.
     """
 
     get_start_mark = staticmethod(_start_mark.get)
@@ -31,12 +31,12 @@ class DeletionFence:
         self._count = 0
 
     def set_start_mark(self) -> None:
-        """What runs from here on begins now. Without this it never is too old."""
+        """Marks the start of the work in this context. Work without a start mark never counts as too old."""
         _start_mark.set(self._count)
 
     @contextmanager
     def use_start_mark(self) -> Iterator[None]:
-        """What runs in this block begins now."""
+        """Marks the start of the work in this block, and restores the earlier mark after it."""
         token = _start_mark.set(self._count)
         try:
             yield
@@ -44,16 +44,16 @@ class DeletionFence:
             _start_mark.reset(token)
 
     def add_deletion(self, prefix: str) -> None:
-        """Every key that begins so is forgotten."""
+        """Records that all keys with this prefix are deleted."""
         self._prefixes.append(prefix)
         self._count += 1
 
     def is_deleted(self, key: str) -> bool:
-        """Whether a key was forgotten since what runs here began."""
+        """Whether a key was deleted since the work in this context began."""
         return self.is_deleted_since(key, _start_mark.get())
 
     def is_deleted_since(self, key: str, start_mark: int | None) -> bool:
-        """Whether a key was forgotten since then."""
+        """Whether a key was deleted since `start_mark`. None means that the work has no start mark."""
         if start_mark is None or start_mark == self._count:
             return False
         newer = self._count - start_mark

@@ -1,8 +1,9 @@
-"""A store whose values nobody can read or forge without the key: AES-256-GCM around every envelope.
+"""A store whose values cannot be read or forged without the key: AES-256-GCM around every envelope.
 
-A sealed value is the envelope's version byte, form byte 2, four bytes that name the key, a nonce of twelve
-and the ciphertext. The store key is associated data, so a value moved to another key does not open. The first
-key of the list seals; any of them opens, so keys are rotated by putting a new one first.
+A sealed value is the envelope's version byte, the form byte 2, four bytes that identify the key, a nonce of
+twelve bytes, and the ciphertext. The store key is associated data, so a value that was moved to another key
+does not decrypt. The first key of the list encrypts, and any of them decrypts. So keys are rotated by putting
+a new one first.
 """
 
 import base64
@@ -28,15 +29,15 @@ KEY_BYTES = 32
 _KEY_ID_BYTES = 4
 _NONCE_BYTES = 12
 _START = bytes((VERSION, SEALED))
-# What a reader gets in place of a value that does not open: no envelope, so a miss.
+# Replaces a value that does not decrypt. An empty value is no envelope, so the reader finds no record.
 _UNREADABLE = b""
 
 
 def parse_key(text: str) -> bytes:
-    """The 32 bytes of a key given as base64.
+    """Decodes a key of 32 bytes from base64.
 
     Raises:
-        ConfigError: It is none. The message does not quote it.
+        ConfigError: The text is not a key. The message does not quote it.
     """
     try:
         key = base64.b64decode(text, validate=True)
@@ -48,10 +49,10 @@ def parse_key(text: str) -> bytes:
 
 
 class EncryptedStore:
-    """`ports.Store` over another one, with sealed values.
+    """Implements `store.Store` over another store, with encrypted values.
 
     Args:
-        store: Where the sealed values go.
+        store: The store that keeps the encrypted values.
         keys: Keys of 32 bytes, the newest first; at least one.
     """
 
@@ -61,55 +62,55 @@ class EncryptedStore:
         self._newest = next(iter(self._ciphers))
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """As the port says; what does not open is no envelope."""
+        """Reads values as `Store.read` does. A value that does not decrypt comes back empty."""
         values = await self._store.read(keys)
         return [value and self._decrypt_value(key, value) for key, value in zip(keys, values, strict=True)]
 
     async def commit(
         self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
-        """As the port says."""
-        stands = await self._store.commit(
+        """Encrypts and commits the items as `Store.commit` does."""
+        stored = await self._store.commit(
             self._encrypt_item(claim), [self._encrypt_item(each) for each in also], lease=lease
         )
-        return stands and self._decrypt_value(claim.key, stands)
+        return stored and self._decrypt_value(claim.key, stored)
 
     async def write(self, items: Sequence[Record | ListEntry]) -> None:
-        """As the port says."""
+        """Encrypts and writes the items as `Store.write` does."""
         await self._store.write([self._encrypt_item(each) for each in items])
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
-        """As the port says."""
+        """Reads lines as `Store.read_tail` does. A line that does not decrypt comes back empty."""
         return [self._decrypt_value(key, line) for line in await self._store.read_tail(key, limit)]
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-        """As the port says."""
+        """Acquires a lease as `Store.acquire_lease` does."""
         return await self._store.acquire_lease(key, ttl_s)
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """As the port says."""
+        """Renews a lease as `Store.renew_lease` does."""
         return await self._store.renew_lease(lease, ttl_s)
 
     async def release_lease(self, lease: Lease) -> None:
-        """As the port says."""
+        """Releases a lease as `Store.release_lease` does."""
         await self._store.release_lease(lease)
 
     async def delete_prefix(self, prefix: str) -> int:
-        """As the port says."""
+        """Deletes keys as `Store.delete_prefix` does."""
         return await self._store.delete_prefix(prefix)
 
     async def publish(self, channel: str, message: bytes) -> None:
-        """As the port says."""
+        """Encrypts and publishes a message as `Store.publish` does."""
         await self._store.publish(channel, self._encrypt_item(Record(channel, message, math.inf)).value)
 
     async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
-        """As the port says; what does not open is no envelope."""
+        """Yields messages as `Store.listen` does. A message that does not decrypt comes as empty bytes."""
         async with aclosing(self._store.listen(channel)) as messages:
             async for message in messages:
                 yield message and self._decrypt_value(channel, message)
 
     async def close(self) -> None:
-        """As the port says."""
+        """Closes the underlying store."""
         await self._store.close()
 
     def _encrypt_item(self, item: Item) -> Item:
@@ -118,12 +119,12 @@ class EncryptedStore:
         return replace(item, value=_START + self._newest + nonce + ciphertext)
 
     def _decrypt_value(self, key: str, value: bytes) -> bytes:
-        name, nonce, ciphertext = (
+        key_id, nonce, ciphertext = (
             value[2 : 2 + _KEY_ID_BYTES],
             value[2 + _KEY_ID_BYTES : 2 + _KEY_ID_BYTES + _NONCE_BYTES],
             value[2 + _KEY_ID_BYTES + _NONCE_BYTES :],
         )
-        cipher = self._ciphers.get(name) if value[:2] == _START else None
+        cipher = self._ciphers.get(key_id) if value[:2] == _START else None
         if cipher is None:
             return _UNREADABLE
         try:

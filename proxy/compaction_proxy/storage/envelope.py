@@ -1,12 +1,13 @@
-"""The envelope of every stored record: a version, a form, and the record's fields as JSON.
+"""The envelope of every stored record: a version byte, a form byte, and the record's fields as JSON.
 
-Byte 0 is the version of the layout, byte 1 the form of what follows: 0 plain JSON, 1 JSON deflated with
-zlib, 2 a whole envelope sealed with authenticated encryption, which the store opens before it gets here. The
-JSON is UTF-8 with sorted keys, so the same fields give the same bytes; lone surrogates, which clients do
-send, are written as UTF-8 would write any other code point. Bytes are no JSON: a record that has some carries
-them as base64 in a field that says so.
+Byte 0 is the version of the layout. Byte 1 is the form of the rest: 0 is plain JSON, 1 is JSON deflated with
+zlib, 2 is a whole envelope that is encrypted and authenticated, which `EncryptedStore` decrypts before this
+module sees it. The JSON is UTF-8 with sorted keys, so the same fields give the same bytes. Lone surrogates,
+which clients do send, are encoded as UTF-8 would encode any other code point. JSON has no type for bytes, so
+a record that has bytes carries them as base64 in a field whose name says so.
 
-Replicas of different versions share a store, so what cannot be read is "not ours" and never an error.
+Replicas of different versions share a store. So an envelope that cannot be read counts as another version's,
+and is never an error.
 """
 
 import json
@@ -25,10 +26,10 @@ _DEFLATE_LEVEL = 6
 
 
 def pack(fields: Mapping[str, Any]) -> bytes:
-    """The envelope of `fields`, whose values are what JSON knows; tuples come back as lists.
+    """Encodes `fields` as an envelope. The values must be JSON values; tuples come back as lists.
 
     Raises:
-        TypeError: A value is nothing that JSON knows.
+        TypeError: A value is not a JSON value.
         ValueError: The JSON would be larger than 16 MiB, or a number is not finite.
     """
     text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
@@ -50,7 +51,7 @@ def _inflate_body(body: bytes) -> bytes | None:
 
 
 def extract_json(data: bytes) -> bytes | None:
-    """The JSON text in an envelope, at most 16 MiB; None if the envelope is not ours to read."""
+    """Returns the JSON text of an envelope, at most 16 MiB, or None if the envelope cannot be read."""
     if len(data) <= _HEADER_BYTES or data[0] != VERSION:
         return None
     body = data[_HEADER_BYTES:]
@@ -61,7 +62,10 @@ def extract_json(data: bytes) -> bytes | None:
 
 
 def unpack(data: bytes) -> dict[str, Any] | None:
-    """The fields in an envelope, or None: a newer version, another form, damage, no object. Never raises."""
+    """Decodes the fields of an envelope. Never raises.
+
+    Returns None for a newer version, an unknown form, damaged data, or JSON that is not an object.
+    """
     text = extract_json(data)
     if text is None:
         return None

@@ -1,8 +1,9 @@
-"""From `store.url` to a store, and to the installation's secret, which lives in it or beside its file.
+"""Opens the store that `store.url` names, and loads the installation's secret.
 
-The secret keys the digests that tell tenants apart, so replicas that share a store must share it. In a shared
-store it has no time to live: it says nothing of any user, a new one would orphan everything stored, and the
-`volatile` eviction policies leave alone what does not expire.
+The secret is kept in a shared store or beside the file of an embedded one. It is the key of the digests that
+identify tenants, so replicas that share a store must share it. In a shared store it has no time to live, for
+three reasons: it says nothing about any user, a new secret would orphan everything stored, and the `volatile`
+eviction policies spare keys that do not expire.
 """
 
 import math
@@ -20,11 +21,11 @@ from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Record, Store
 
 SECRET_BYTES = 32
-_REDIS = "compaction_proxy.storage.redis.store:RedisStore"  # by name: its library takes 6 MB
-SECRET_KEY = "v1:secret"  # noqa: S105 - where it is, not what it is
-"""In a shared store; the only key outside any scope."""
+_REDIS = "compaction_proxy.storage.redis.store:RedisStore"  # imported by name: its library takes 6 MB
+SECRET_KEY = "v1:secret"  # noqa: S105 - the name of the record, not the secret
+"""The key of the secret in a shared store. It is the only key outside any scope."""
 NO_SECRET = "secret-unavailable"  # noqa: S105 - a reason
-"""The reason where there is a secret, or a place for one, that cannot be used."""
+"""The error reason if a secret, or a place for one, exists but cannot be used."""
 
 
 def is_shared_store(url: str) -> bool:
@@ -33,16 +34,18 @@ def is_shared_store(url: str) -> bool:
 
 
 def get_store_path(url: str) -> Path | None:
-    """The file of an embedded store, None where there is none. `sqlite:///~/…` starts at the home directory.
+    """Returns the file of an embedded store, or None for another store.
+
+    `sqlite:///~/…` starts at the home directory.
 
     Raises:
-        ConfigError: This version has no such store.
+        ConfigError: This version does not support the store.
     """
     scheme, separator, rest = url.partition("://")
     if is_shared_store(url) or (separator and scheme == "memory" and rest in {"", "/"}):
         return None
     if not separator or scheme != "sqlite":
-        # Of the URL only the scheme is shown: what follows may hold a password.
+        # The message shows only the scheme of the URL: the rest may contain a password.
         name = f"'{scheme}://'" if separator else "a URL without '://'"
         raise ConfigError(f"store.url: no store for {name}; there are sqlite:///, redis:// and memory://")
     if not rest.startswith("/") or rest in {"/", "/:memory:"} or rest.endswith("/"):
@@ -56,10 +59,10 @@ def get_store_path(url: str) -> Path | None:
 
 
 def open_store(url: str) -> Store:
-    """The store that `store.url` names. Nothing is opened yet.
+    """Creates the store that `store.url` names. Opens no file or connection yet.
 
     Raises:
-        ConfigError: This version has no such store.
+        ConfigError: This version does not support the store.
     """
     if is_shared_store(url):
         store: Store = resolve_name(_REDIS)(parse_redis_url(url))
@@ -69,17 +72,17 @@ def open_store(url: str) -> Store:
 
 
 def get_secret_path(url: str) -> Path | None:
-    """Where the installation's secret is kept, None if it lives no longer than the process."""
+    """Returns the file of the installation's secret, or None if the secret is kept in no file."""
     path = get_store_path(url)
     return None if path is None else path.with_name(path.name + ".secret")
 
 
 def load_installation_secret(url: str, report: Callable[[StoreUnavailableError], None]) -> bytes:
-    """The installation's secret, 32 bytes, made by whichever process asks first.
+    """Loads the installation's secret of 32 bytes. The first process that asks creates it.
 
-    Where it can be neither read nor made it is random and lives as long as the process, like one for a store
-    in memory, and `report` is told; so it is for a shared store until `load_shared_secret` answers. Does
-    blocking I/O; meant for start-up.
+    If the secret can be neither read nor created, it is random, lives as long as the process, and `report`
+    gets the error. For a store in memory the secret is always random. For a shared store it is random until
+    `load_shared_secret` answers. Does blocking I/O; meant for start-up.
     """
     path = get_secret_path(url)
     if path is None:
@@ -96,21 +99,25 @@ def load_installation_secret(url: str, report: Callable[[StoreUnavailableError],
 
 
 async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
-    """The secret of all who share `store`: the first that one of them offered, such as `offered_secret`.
+    """Returns the secret of all processes that share `store`: the first one that any of them offered.
 
-    Offering it again does no harm, and puts it back where the store has lost it.
+    `offered_secret` is this process's offer. A repeated offer does no harm, and restores the secret if the
+    store has lost it.
 
     Raises:
-        StoreUnavailable: The store cannot be asked, or something else stands in the secret's place.
+        StoreUnavailableError: The store does not answer, or the record of the secret contains something else.
     """
-    standing = await store.commit(Record(SECRET_KEY, offered_secret, math.inf))
-    if standing is None or len(standing) != SECRET_BYTES:
+    stored = await store.commit(Record(SECRET_KEY, offered_secret, math.inf))
+    if stored is None or len(stored) != SECRET_BYTES:
         raise StoreUnavailableError(NO_SECRET, "the store holds something else in its place")
-    return standing
+    return stored
 
 
 def _read_secret(path: Path) -> bytes:
-    """The secret in a file; ValueError if it holds none. A pipe is not opened: that waits for a writer."""
+    """Reads the secret from a file; raises ValueError if the file does not contain one.
+
+    Only a regular file is opened: a pipe would wait for a writer.
+    """
     secret = bytes.fromhex(path.read_text(encoding="ascii")) if path.is_file() else b""
     if len(secret) != SECRET_BYTES:
         raise ValueError
@@ -118,9 +125,12 @@ def _read_secret(path: Path) -> bytes:
 
 
 def _create_secret(path: Path) -> None:
-    """Write a secret unless there is one. A link to a finished file makes it appear whole or not at all."""
+    """Writes a secret unless there is one.
+
+    A hard link to the finished file makes the secret appear completely or not at all.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # of mode 0600
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # created with mode 0600
     finished = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:

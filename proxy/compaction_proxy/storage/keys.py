@@ -1,8 +1,8 @@
 """The names of everything in a store: `v1:{<scope>}:<kind>[:<rest>]`.
 
-What stands in braces is the hash tag: keys that share it live on one node of a cluster, where they can be
-read in one round trip and committed at once. A key holds hex digests and words of ours, never an id, the
-name of a model, or text as it came. Every store and every version keeps these names; a change needs a `v2`.
+The part in braces is the hash tag. Keys with the same tag live on one node of a cluster, where they can be
+read in one round trip and committed together. A key contains hex digests and fixed words, never an id, a
+model's name, or text from a client. Every store and every version uses these names; a change needs a `v2`.
 
 | scope | kinds |
 | --- | --- |
@@ -12,13 +12,14 @@ name of a model, or text as it came. Every store and every version keeps these n
 | tenant | `archived` (its lease: `…:lease`), `compacted` |
 | tenant and conversation | `conversation`, `events`, `exchanges`, `roots`, `wishes` |
 | conversation | `tenant` |
-| nobody, and a day | `hours`, `writers`, `recent` |
-| nobody | `feed`, `compacted` |
+| no tenant, and a day | `hours`, `writers`, `recent` |
+| no tenant | `feed`, `compacted` |
 | tenant, upstream origin and model | `model` |
 
-The root of a conversation is the prefix digest of its first four non-privileged messages. Branches, edits and
-regenerations further on keep it, so they share a scope whatever ids they come with, and a checkpoint is found
-by its prefix digest alone. Of four messages, because many conversations begin with the same one.
+The root of a conversation is the prefix digest of its first four non-privileged messages. Later branches,
+edits and regenerations keep the root, so they share a scope whatever ids clients send, and a checkpoint is
+found by its prefix digest alone. The root covers four messages because many conversations begin with the same
+first one.
 """
 
 import hashlib
@@ -38,190 +39,215 @@ def _short_digest(value: str | bytes) -> str:
 _NOBODY = _short_digest("")
 
 
-# The keys of what every request looks at are asked for several times in each.
+# Every request needs the keys of its own records several times.
 _cached_key = lru_cache(maxsize=1_024)
 
 
 @lru_cache(maxsize=4_096)
 def _build_key_start(first: str, second: str | bytes) -> str:
-    """Start of a key. The first digest stands alone, so that all keys of a tenant share a beginning."""
+    """Builds the start of a key. `first` has its own digest, so all keys of a tenant share a prefix."""
     return f"v1:{{{_short_digest(first)}.{_short_digest(second)}}}"
 
 
 def tenant_prefix(tenant: str) -> str:
-    """What every key of a tenant begins with."""
+    """Returns the prefix of all keys of a tenant."""
     return f"v1:{{{_short_digest(tenant)}."
 
 
 def scope_prefix(tenant: str, scope: str | bytes) -> str:
-    """What every key of one of a tenant's scopes begins with: of a root, or of a conversation."""
+    """Returns the prefix of all keys of one scope of a tenant: a root or a conversation."""
     return f"{_build_key_start(tenant, scope)}:"
 
 
 def conversation_root(prefixes: Sequence[bytes]) -> bytes | None:
-    """The root of a conversation with these prefix digests; None if it is too short to have one."""
+    """Returns the root of a conversation with these prefix digests, or None if it is too short."""
     return prefixes[_ROOT_MESSAGES - 1] if len(prefixes) >= _ROOT_MESSAGES else None
 
 
 def checkpoint_keys(tenant: str, root: bytes, strategy: str, checkpoint_ids: Iterable[bytes]) -> list[str]:
-    """Records: the checkpoints of a strategy (one of our row names) at these places (`checkpoint.place`)."""
+    """Returns the keys of a strategy's checkpoints with these ids (`checkpoint.build_checkpoint_id`).
+
+    `strategy` must be a fixed name, because it becomes part of the key.
+    """
     start = f"{_build_key_start(tenant, root)}:checkpoint:{strategy}:"
     return [start + place.hex() for place in checkpoint_ids]
 
 
 @_cached_key
 def checkpoint_list_key(tenant: str, root: bytes, strategy: str) -> str:
-    """List: the places of a strategy's checkpoints, committed at once with each."""
+    """Returns the key of the list of a strategy's checkpoint ids, committed with each checkpoint."""
     return f"{_build_key_start(tenant, root)}:checkpoints:{strategy}"
 
 
 def staged_checkpoints_key(tenant: str, root: bytes, strategy: str) -> str:
-    """List: the places of checkpoints made ahead of need, which no request has been given yet."""
+    """Returns the key of the list of ids of staged checkpoints, which no request has used yet."""
     return f"{_build_key_start(tenant, root)}:staged:{strategy}"
 
 
 def lease_key(key: str) -> str:
-    """The lease on making the record under `key`."""
+    """Returns the key of the lease on creating the record under `key`."""
     return f"{key}:lease"
 
 
 def archive_key(tenant: str, root: bytes, strategy: str, checkpoint_id: bytes) -> str:
-    """Record: which pieces hold the original messages that the checkpoint at this place replaced."""
+    """Returns the key of the record that names the pieces with the messages a checkpoint replaced."""
     return f"{_build_key_start(tenant, root)}:archive:{strategy}:{checkpoint_id.hex()}"
 
 
 def root_archives_key(tenant: str, root: bytes) -> str:
-    """List: where the archives of a root are, of all strategies; committed at once with each."""
+    """Returns the key of the list of a root's archives, of all strategies, committed with each archive."""
     return f"{_build_key_start(tenant, root)}:archives"
 
 
 def archive_piece_key(tenant: str, root: bytes, name: str) -> str:
-    """Record: messages, or one text, that archives of a root name by a digest of the content."""
+    """Returns the key of an archive piece: messages, or one text.
+
+    The archives of a root refer to the piece by `name`, a digest of its content.
+    """
     return f"{_build_key_start(tenant, root)}:piece:{name}"
 
 
 @_cached_key
 def tenant_archives_key(tenant: str) -> str:
-    """List: the archives that a tenant has, and those that it has no more."""
+    """Returns the key of the list of a tenant's archives, existing and deleted."""
     return f"{_build_key_start(tenant, 'archived')}:archived"
 
 
 def round_detail_key(tenant: str, root: bytes, strategy: str, checkpoint_id: bytes) -> str:
-    """Record: what making the checkpoint at this place took, and what the model saw once it was made."""
+    """Returns the key of the record with a compaction's cost and what the model saw after it."""
     return f"{_build_key_start(tenant, root)}:detail:{strategy}:{checkpoint_id.hex()}"
 
 
 def round_events_key(tenant: str, root: bytes) -> str:
-    """List: the events of finished rounds, committed at once with their checkpoints."""
+    """Returns the key of the list of events of finished compactions, committed with their checkpoints."""
     return f"{_build_key_start(tenant, root)}:rounds"
 
 
 @_cached_key
 def usage_baselines_key(tenant: str, root: bytes) -> str:
-    """Record: what providers last counted of the conversations with this root."""
+    """Returns the key of the record with the providers' latest token counts for a root's conversations."""
     return f"{_build_key_start(tenant, root)}:anchors"
 
 
 @_cached_key
 def conversation_key(tenant: str, conversation: str) -> str:
-    """Record: what is known of a conversation; its totals, and the root it was last seen with."""
+    """Returns the key of the record with a conversation's totals and its latest root."""
     return f"{_build_key_start(tenant, conversation)}:conversation"
 
 
 def roots_key(tenant: str, conversation: str) -> str:
-    """List: the roots under which a conversation has checkpoints."""
+    """Returns the key of the list of roots under which a conversation has checkpoints."""
     return f"{_build_key_start(tenant, conversation)}:roots"
 
 
 def events_key(tenant: str, conversation: str) -> str:
-    """List: events of a conversation that belong to no checkpoint, such as failures."""
+    """Returns the key of the list of a conversation's events without a checkpoint, such as failures."""
     return f"{_build_key_start(tenant, conversation)}:events"
 
 
 @_cached_key
 def conversation_heads_key(tenant: str, beginning: bytes) -> str:
-    """List: how far the conversations have come that begin so and whose clients send no id."""
+    """Returns the key of the list of heads of the conversations that begin with `beginning`, a digest.
+
+    The list serves conversations whose clients send no id.
+    """
     return f"{_build_key_start(tenant, beginning)}:heads"
 
 
 def exchanges_key(tenant: str, conversation: str) -> str:
-    """List: the exchanges of a conversation, as figures."""
+    """Returns the key of the list of a conversation's exchanges, as figures."""
     return f"{_build_key_start(tenant, conversation)}:exchanges"
 
 
 @_cached_key
 def directives_key(tenant: str, conversation: str) -> str:
-    """Record: what people have asked of a conversation."""
+    """Returns the key of the record with the directives that people have set for a conversation."""
     return f"{_build_key_start(tenant, conversation)}:wishes"
 
 
 def conversation_tenant_key(conversation: str) -> str:
-    """Record: whose a conversation is, for those who know nothing but its id. It stands in nobody's scope."""
+    """Returns the key of the record that names a conversation's tenant.
+
+    Its scope belongs to no tenant, so a reader needs only the conversation's id.
+    """
     return f"{_build_key_start('', conversation)}:tenant"
 
 
 def derive_tenant_key(key: str) -> str | None:
-    """Returns the `conversation_tenant_key` to which a tenant's key, or the beginning of one, belongs.
+    """Returns the `conversation_tenant_key` that belongs to a tenant's key or to the start of one.
 
-    Of a root or a model, whose scopes look the same, it is a name that nothing has. None for other keys.
+    For a root or a model, whose scopes look the same, the result is a key that does not exist. For other keys
+    the result is None.
     """
     first, dot, second = parse_hash_tag(key).partition(".")
     return f"v1:{{{_NOBODY}.{second}}}:tenant" if dot and first != _NOBODY else None
 
 
 def day_prefix(day: str) -> str:
-    """What the statistics of one day (`2026-11-22`, UTC) begin with. They stand in nobody's scope."""
+    """Returns the key prefix of one day's statistics (`2026-11-22`, UTC), which belong to no tenant."""
     return f"{_build_key_start('', f'day {day}')}:"
 
 
 def hours_key(day: str, hour: int, writer: str) -> str:
-    """Record: what one process has counted in one hour of a day, 0 to 23; nobody else writes it."""
+    """Returns the key of the record with one process's counts for one hour of a day, 0 to 23.
+
+    Only the process `writer` writes this record.
+    """
     return f"{day_prefix(day)}hours:{hashlib.sha256(f'{hour} {writer}'.encode()).hexdigest()}"
 
 
 def writers_key(day: str) -> str:
-    """List: the processes that have counted something on a day."""
+    """Returns the key of the list of processes that have counted something on a day."""
     return f"{day_prefix(day)}writers"
 
 
 def recent_conversations_key(day: str) -> str:
-    """List: conversations that were in use on a day."""
+    """Returns the key of the list of conversations that were used on a day."""
     return f"{_build_key_start('', f'recent {day}')}:recent"
 
 
 def feed_key(kind: str) -> str:
-    """List (`events`, `exchanges`) or record (`listening`) of the live feed. It stands in nobody's scope."""
+    """Returns the key of a part of the live feed, which belongs to no tenant.
+
+    `kind` is `events` or `exchanges` for a list, or `listening` for a record.
+    """
     return f"{_build_key_start('', 'feed')}:feed:{kind}"
 
 
 @_cached_key
 def compacted_conversations_key(tenant: str) -> str:
-    """List: the conversations of a tenant that have rounds although their requests may be small."""
+    """Returns the key of the list of a tenant's compacted conversations.
+
+    The proxy reads the requests of these conversations even if they are small.
+    """
     return f"{_build_key_start(tenant, 'compacted')}:compacted"
 
 
 def compacted_tenants_key() -> str:
-    """List: the tenants that have such conversations. It stands in nobody's scope."""
+    """Returns the key of the list of tenants with compacted conversations, which belongs to no tenant."""
     return f"{_build_key_start('', 'compacted')}:compacted:tenants"
 
 
 def compacted_changes_key() -> str:
-    """List: the newest changes of those lists."""
+    """Returns the key of the list of the newest changes to the lists of compacted conversations."""
     return f"{_build_key_start('', 'compacted')}:compacted:changes"
 
 
 @_cached_key
 def client_key_name(tenant: str) -> str:
-    """What a tenant, which is a client's key, is called in statistics: `k_` and 12 hex digits."""
+    """Returns the name of a tenant's client key in statistics: `k_` and 12 hex digits."""
     return f"k_{_short_digest(tenant)[:_NAME_HEX_DIGITS]}"
 
 
 @_cached_key
 def model_limits_key(tenant: str, origin: str, model: str) -> str:
-    """Record: what a tenant's requests have taught of a model at an upstream, such as its window."""
+    """Returns the key of the record of what a tenant's requests taught about a model at an upstream.
+
+    One such fact is the model's context window.
+    """
     return f"{_build_key_start(tenant, origin + ' ' + model)}:model"
 
 
 def parse_hash_tag(key: str) -> str:
-    """What stands in a key's braces."""
+    """Returns the text in a key's braces."""
     return key.partition("{")[2].partition("}")[0]

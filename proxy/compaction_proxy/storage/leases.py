@@ -1,8 +1,8 @@
-"""Whose turn it is to make a record: one process at a time, on however many replicas.
+"""Lets one process at a time create a record, across all replicas.
 
-A lease says who is at it. Whoever comes later waits for the record, and takes over when the lease runs out
-because its holder has died or been stopped. The fence in the lease keeps a holder that wakes up too late from
-writing over what its successor has made.
+A lease marks the process that creates the record. Other processes wait for the record, and one of them takes
+over if the lease expires because its holder died or was stopped. The fence in the lease prevents a holder
+that resumes too late from overwriting its successor's record.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from compaction_proxy.storage.keys import lease_key
 from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.storage.store import Lease
 
-# A dead holder is succeeded after this long, in seconds; a living one renews its lease so often meanwhile.
+# A lease lasts this many seconds, so a dead holder is succeeded after them. A live holder renews its lease
+# `RENEWALS` times in that span.
 LEASE_S = 10.0
 RENEWALS = 3
 POLL_S = 0.05
@@ -23,11 +24,12 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LeaseOrRecord:
-    """How it stands with a record that has to be made.
+    """The result of waiting for a record that has to be created.
 
     Attributes:
-        record: What the record says, if another has made it meanwhile.
-        lease: The right to make it; None also where the store cannot lend one, and everybody may.
+        record: The record's fields, if another process has created it meanwhile.
+        lease: The right to create the record. If both are None, the store cannot lend a lease, and any
+            process may create the record.
     """
 
     record: Fields | None = None
@@ -38,40 +40,46 @@ class LeaseOrRecord:
 async def wait_for_lease_or_record(
     records: RecordStore, key: str, lease_s: float = LEASE_S
 ) -> AsyncIterator[LeaseOrRecord]:
-    """Wait until the record under `key` is there, or it is ours to make. The lease is kept and given back."""
+    """Waits until the record under `key` exists, or until this process holds the lease to create it.
+
+    The lease is renewed while the block runs, and released after it.
+    """
     async with AsyncExitStack() as stack:
-        made = lease = None
-        while made is None and lease is None:
+        record = lease = None
+        while record is None and lease is None:
             try:
                 lease = await _acquire_or_give_back(records, lease_key(key), lease_s)
             except StoreUnavailableError:
                 break
             if lease is not None:
                 stack.push_async_callback(records.release_lease, lease)
-            [made] = await records.get_many([key], bypass_cache=True)
-            if made is None and lease is None:
+            [record] = await records.get_many([key], bypass_cache=True)
+            if record is None and lease is None:
                 await asyncio.sleep(POLL_S)
-        if lease is not None and made is None:
-            keeping = asyncio.create_task(_renew_until_lost(records, lease, lease_s))
-            stack.callback(keeping.cancel)
-        yield LeaseOrRecord(record=made, lease=lease if made is None else None)
+        if lease is not None and record is None:
+            renewal = asyncio.create_task(_renew_until_lost(records, lease, lease_s))
+            stack.callback(renewal.cancel)
+        yield LeaseOrRecord(record=record, lease=lease if record is None else None)
 
 
 async def _acquire_or_give_back(records: RecordStore, key: str, lease_s: float) -> Lease | None:
-    """A lease, if there is one. One that comes once the caller has been cancelled is given back."""
-    asking = asyncio.ensure_future(records.acquire_lease(key, lease_s))
+    """Acquires a lease, or returns None if another process holds it.
+
+    If the caller is cancelled meanwhile, a lease that is still granted is released.
+    """
+    request = asyncio.ensure_future(records.acquire_lease(key, lease_s))
     try:
-        return await asyncio.shield(asking)
+        return await asyncio.shield(request)
     except asyncio.CancelledError:
         with suppress(StoreUnavailableError):
-            lease = await asking
+            lease = await request
             if lease is not None:
                 await records.release_lease(lease)
         raise
 
 
 async def _renew_until_lost(records: RecordStore, lease: Lease, lease_s: float) -> None:
-    """Renew until the store says that the lease is another's; a store that fails to answer says nothing."""
+    """Renews the lease until the store says that it is lost. A store that does not answer is asked again."""
     while True:
         await asyncio.sleep(lease_s / RENEWALS)
         try:

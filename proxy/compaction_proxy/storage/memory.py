@@ -1,4 +1,4 @@
-"""A store in the memory of this process: nothing survives a restart, nothing is shared with a replica."""
+"""A store in the memory of this process. It is lost on a restart and not shared with replicas."""
 
 import time
 from collections import OrderedDict
@@ -26,7 +26,7 @@ class _StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class _HeldLease:
-    """A lease that someone holds."""
+    """A lease that has been lent."""
 
     fence: int
     expires: float
@@ -37,11 +37,11 @@ def _count_bytes(items: Sequence[Record | ListEntry]) -> int:
 
 
 class MemoryStore:
-    """Implements `ports.Store` in a dict; what was written longest ago leaves first.
+    """Implements `store.Store` in a dict. A full store drops the items that were written longest ago.
 
     Args:
-        max_bytes: Keys and values together take no more than this.
-        clock: Monotonic seconds.
+        max_bytes: The most bytes that keys and values may take together.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class MemoryStore:
         self._fences = count(1)
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The live values under `keys`."""
+        """Returns the live values under `keys`."""
         return [self._get_value(key) for key in keys]
 
     async def commit(
         self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
-        """Write everything unless the claim is taken or the lease is lost; return what stands there."""
+        """Commits all items or none, as `Store.commit` specifies."""
         taken = self._get_value(claim.key)
         if taken is not None:
             return taken
@@ -72,7 +72,7 @@ class MemoryStore:
         return claim.value
 
     async def write(self, items: Sequence[Record | ListEntry]) -> None:
-        """Write everything, or raise and write nothing."""
+        """Writes all items, or raises and writes nothing."""
         if _count_bytes(items) > self._max_bytes:
             raise StoreUnavailableError("store-too-large", "more than the store may hold")
         self._sweep_expired()
@@ -82,15 +82,15 @@ class MemoryStore:
             self._remove_item(next(iter(self._items)))
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
-        """The newest `limit` lines, oldest first."""
-        held = self._get_live_item(key)
-        return list(held.values[-limit:]) if held and held.is_list and limit > 0 else []
+        """Returns the newest `limit` lines, oldest first."""
+        item = self._get_live_item(key)
+        return list(item.values[-limit:]) if item and item.is_list and limit > 0 else []
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-        """A lease on `key`, unless another holds one."""
+        """Returns a lease on `key`, or None if another process holds one."""
         now = self._clock()
-        there = self._leases.get(key)
-        if there and there.expires > now:
+        current = self._leases.get(key)
+        if current and current.expires > now:
             return None
         self._sweep_expired()
         fence = next(self._fences)
@@ -98,19 +98,19 @@ class MemoryStore:
         return Lease(key, fence)
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Prolong a lease, if it is still ours."""
+        """Prolongs a lease. Returns False if it is lost."""
         if not self._is_lease_held(lease):
             return False
         self._leases[lease.key] = _HeldLease(lease.fence, self._clock() + ttl_s)
         return True
 
     async def release_lease(self, lease: Lease) -> None:
-        """Give a lease back, if it is still ours."""
+        """Releases a lease, unless it is lost."""
         if self._is_lease_held(lease):
             del self._leases[lease.key]
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Forget all keys that begin with `prefix`, leases too; how many records and lists there were."""
+        """Deletes keys by prefix, leases included. Returns the number of live records and lists."""
         for key in [key for key in self._leases if key.startswith(prefix)]:
             del self._leases[key]
         keys = [key for key in self._items if key.startswith(prefix)]
@@ -121,47 +121,47 @@ class MemoryStore:
         return live
 
     async def publish(self, channel: str, message: bytes) -> None:
-        """Tell nobody: there is no way to other processes."""
+        """Does nothing, because no other process shares this store."""
 
-    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:  # noqa: ARG002 - as the port says
-        """Nothing comes."""
+    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:  # noqa: ARG002 - signature of the protocol
+        """Yields nothing and ends at once."""
         return
         yield
 
     async def close(self) -> None:
-        """Forget everything."""
+        """Deletes everything."""
         self._items.clear()
         self._leases.clear()
         self._bytes = 0
 
     def _is_lease_held(self, lease: Lease) -> bool:
-        there = self._leases.get(lease.key)
-        return there is not None and there.fence == lease.fence and there.expires > self._clock()
+        current = self._leases.get(lease.key)
+        return current is not None and current.fence == lease.fence and current.expires > self._clock()
 
     def _get_live_item(self, key: str) -> _StoredItem | None:
-        held = self._items.get(key)
-        return held if held and held.expires > self._clock() else None
+        item = self._items.get(key)
+        return item if item and item.expires > self._clock() else None
 
     def _get_value(self, key: str) -> bytes | None:
-        held = self._get_live_item(key)
-        return held.values[0] if held and not held.is_list else None
+        item = self._get_live_item(key)
+        return item.values[0] if item and not item.is_list else None
 
     def _put_item(self, item: Record | ListEntry) -> None:
         values: tuple[bytes, ...] = (item.value,)
         is_list = isinstance(item, ListEntry)
         if isinstance(item, ListEntry):
-            held = self._get_live_item(item.key)
-            before = held.values if held and held.is_list else ()
-            values = (before + values)[-item.max_lines :]
+            current = self._get_live_item(item.key)
+            lines = current.values if current and current.is_list else ()
+            values = (lines + values)[-item.max_lines :]
         self._remove_item(item.key)
         size = len(item.key) + sum(map(len, values))
         self._items[item.key] = _StoredItem(values, is_list, self._clock() + item.ttl_s, size)
         self._bytes += size
 
     def _remove_item(self, key: str) -> None:
-        held = self._items.pop(key, None)
-        if held is not None:
-            self._bytes -= held.size
+        item = self._items.pop(key, None)
+        if item is not None:
+            self._bytes -= item.size
 
     def _sweep_expired(self) -> None:
         now = self._clock()

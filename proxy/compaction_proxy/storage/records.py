@@ -1,10 +1,12 @@
-"""The records kept in a store, and how to live with a store that is slow, broken or away.
+"""Reads and writes records in a store that may be slow, broken or unreachable.
 
-A store that fails is left alone until it answers again (`storage.resilient`). What was read or made lately is
-held in the process and asked first; a record that could not be saved is used from there.
+A store that fails is left alone until it answers again (`storage.resilient`). Each process caches the records
+that it has lately read or made, and reads its cache first. A record that could not be saved is used from the
+cache.
 
-A store's first open may take longer than the deadline (a log to recover, a migration). `open` gives it more
-time at start-up; what takes even longer, or nobody calls, goes on in the store until a probe finds it done.
+A store's first opening may take longer than the deadline (a log to recover, a migration). `open` allows more
+time at start-up. If the opening takes even longer, or nobody calls `open`, it continues in the store until a
+probe succeeds.
 """
 
 import asyncio
@@ -30,17 +32,17 @@ from compaction_proxy.storage.store import Lease, ListEntry, Record, Store
 from compaction_proxy.support.lru import ExpiringLruCache
 
 Fields = Mapping[str, Any]
-"""What a record says: JSON values under names. Records that come back are shared; do not change them."""
+"""The content of a record: JSON values by name. Records that are read are shared; do not change them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordItem:
-    """A record to be saved beside another.
+    """A record to save together with others.
 
     Attributes:
-        key: From `storage.keys`.
-        fields: What it says.
-        ttl_s: Seconds until it is forgotten.
+        key: The store key, from `storage.keys`.
+        fields: The content.
+        ttl_s: Seconds until the record expires.
     """
 
     key: str
@@ -50,13 +52,13 @@ class RecordItem:
 
 @dataclass(frozen=True, slots=True)
 class ListItem:
-    """A line to be added to a list.
+    """A line to add to a list.
 
     Attributes:
-        key: From `storage.keys`.
-        fields: What it says.
-        ttl_s: Seconds until the list is forgotten, counted from its newest line.
-        max_lines: Number of newest lines that stay.
+        key: The store key of the list, from `storage.keys`.
+        fields: The content of the line.
+        ttl_s: Seconds until the list expires, counted from its newest line.
+        max_lines: Number of newest lines that the list keeps.
     """
 
     key: str
@@ -66,10 +68,10 @@ class ListItem:
 
 
 def pack_fields(fields: Fields) -> bytes:
-    """The fields in an envelope.
+    """Encodes the fields as an envelope.
 
     Raises:
-        StoreUnavailable: They are too large, or no JSON values.
+        StoreUnavailableError: The fields are too large, or contain a number that is not finite.
     """
     try:
         return envelope.pack(fields)
@@ -78,10 +80,10 @@ def pack_fields(fields: Fields) -> bytes:
 
 
 def to_entry(item: RecordItem | ListItem) -> Record | ListEntry:
-    """As a store takes it.
+    """Encodes an item for the store.
 
     Raises:
-        StoreUnavailable: As with `pack_fields`.
+        StoreUnavailableError: As for `pack_fields`.
     """
     value = pack_fields(item.fields)
     if isinstance(item, ListItem):
@@ -90,7 +92,7 @@ def to_entry(item: RecordItem | ListItem) -> Record | ListEntry:
 
 
 def count_json_bytes(value: bytes) -> int:
-    """Bytes of the JSON in an envelope: what holding it in memory is about."""
+    """Returns the size of the JSON in an envelope, which is about its size in memory."""
     return len(envelope.extract_json(value) or b"")
 
 
@@ -100,7 +102,7 @@ OPEN_LIMIT_S = 1.0
 DELETE_LIMIT_S = 60.0
 CACHE_BYTES = 16 * 1024 * 1024
 CACHE_TTL_S = 3600.0
-"""How long a record that stands in the store is used without asking again; others may have changed it."""
+"""How long a cached record is used without a new read; other processes may change it meanwhile."""
 
 ValueT = TypeVar("ValueT")
 
@@ -108,24 +110,28 @@ _UNREADABLE = "store-unreadable"
 
 
 class RecordStore:
-    """Records by key, over a store.
+    """Reads and writes records by key, with a cache in the process.
 
-    No method raises because of the store; what went wrong goes to `report`, once per attempt (nothing is
-    attempted, nor reported of reading, while the store is left alone).
+    No method raises because of the store, except `listen`, `acquire_lease` and `renew_lease`. Failures go to
+    `report`, once for each attempt, except those of `publish` and `listen`. While the store is left alone, no
+    call is attempted, and failed reads are not reported.
 
     Args:
-        store: Where records are kept.
-        report: Told of each failure.
-        clock: Monotonic seconds.
-        deadline_s: The longest that one call of the store is waited for.
+        store: The store that keeps the records.
+        report: Called with each failure.
+        clock: Returns monotonic seconds.
+        deadline_s: The longest time that one call of the store may take.
         probe_every_s: Seconds between two probes of a store that is left alone.
-        cache_bytes: JSON bytes of the records held in the process.
+        cache_bytes: The most JSON bytes of records in the cache.
 
     Attributes:
-        outdated: Knows what was begun before its keys were forgotten; of that nothing is written.
-        behind: Looks at records that no request waits for; `close` ends them.
-        unanswered: How many reads have got no answer; by it who reads in pieces knows that one is lacking.
-        forgetters: Told what keys begin with that are forgotten, so that nothing held of them is written.
+        deletion_fence: Knows which keys were deleted after the work in progress began. Such keys are not
+            written.
+        background_tasks: Reads records for which no request waits. `close` ends these tasks.
+        failed_reads: Number of reads that failed. A caller that reads in parts compares it to see if a part
+            is missing.
+        on_delete_callbacks: Called with the prefix of deleted keys, so that no cached data of these keys is
+            written.
     """
 
     def __init__(
@@ -156,11 +162,11 @@ class RecordStore:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the store answers, were it with a refusal to write; False from a failure until it does."""
+        """Whether the last call or probe got an answer, even a refusal to write."""
         return self._resilient_store.is_reachable
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
-        """Let the store open its file or connections, within `limit_s` seconds. Whether that worked."""
+        """Lets the store open its file or connections within `limit_s` seconds. Returns whether it did."""
         try:
             await self._resilient_store.run_call(lambda: self._store.read([]), limit_s)
         except StoreUnavailableError as error:
@@ -171,18 +177,18 @@ class RecordStore:
     async def get_many(
         self, keys: Sequence[str], *, bypass_cache: bool = False, keep_in_cache: bool = True
     ) -> list[Fields | None]:
-        """The records under `keys`, in their order; None for what is absent, expired or not ours to read.
+        """Returns the records under `keys`, in order; None for each that is absent, expired or unreadable.
 
-        What the process holds is taken first, and one read of the store brings the rest. With `bypass_cache`
-        the store is asked for all of them, for records that other replicas overwrite; what the process holds
-        then stands in for what the store does not give. Without `keep_in_cache` nothing more is held
-        afterwards, and what comes is unpacked beside the loop: for much that is read seldom.
+        Cached records are used first, and one read of the store brings the rest. With `bypass_cache` the
+        store is asked for all records, because other replicas may overwrite them. The cache then supplies
+        only the records that the store does not return. Without `keep_in_cache` the records that are read are
+        not cached, and they are decoded in a thread: use it for large amounts of data that are seldom read.
         """
-        held = {key: fields for key in keys if (fields := self._cache.get(key)) is not None}
-        missing = list(dict.fromkeys(keys)) if bypass_cache else [key for key in keys if key not in held]
+        records = {key: fields for key in keys if (fields := self._cache.get(key)) is not None}
+        missing = list(dict.fromkeys(keys)) if bypass_cache else [key for key in keys if key not in records]
         if missing:
-            held.update(await self._fetch_records(missing, keep_in_cache=keep_in_cache))
-        return [held.get(key) for key in keys]
+            records.update(await self._fetch_records(missing, keep_in_cache=keep_in_cache))
+        return [records.get(key) for key in keys]
 
     async def save_if_absent(
         self,
@@ -193,14 +199,15 @@ class RecordStore:
         also: Sequence[RecordItem | ListItem] = (),
         lease: Lease | None = None,
     ) -> Fields | None:
-        """Claim `key` for a record, with everything in `also`, or nothing; return the record that all use.
+        """Commits a record and the items in `also`, or nothing. Returns the record in use.
 
-        That is ours, or the one that stood there first, in which case nothing of ours was written. If the
-        store fails it is ours for this process, and `get_many` gives it and the records in `also`; if the key
-        was forgotten meanwhile it is ours for the caller. None if `lease` was lost, and nothing written.
+        The record in use is the new one, or the one that was stored first, in which case nothing is written.
+        If the store fails, this process uses the new record: `get_many` returns it and the records in `also`
+        from the cache. If the key was deleted meanwhile, the new record is returned to the caller only.
+        Returns None if `lease` is lost and nothing was written.
 
         Raises:
-            ValueError: The keys do not share a hash tag, so no cluster could commit them at once.
+            ValueError: The keys do not share a hash tag, so a cluster could not commit them together.
         """
         if any(parse_hash_tag(item.key) != parse_hash_tag(key) for item in also):
             raise ValueError("records that are committed together share one scope")
@@ -214,9 +221,9 @@ class RecordStore:
             return self._cache_unsaved(claim, also)
 
     async def overwrite(self, key: str, fields: Fields, *, ttl_s: float) -> bool:
-        """Overwrite the record under `key`. Whether it was saved; this process uses it in any case.
+        """Overwrites a record. Returns whether it was saved; this process uses it in any case.
 
-        A record that is not ours to read, such as a newer version's, is left alone.
+        A record that cannot be read, such as one of a newer version, is left alone.
         """
         if self.deletion_fence.is_deleted(key):
             return False
@@ -234,13 +241,13 @@ class RecordStore:
         return saved
 
     async def append_line(self, key: str, fields: Fields, *, ttl_s: float, max_lines: int) -> bool:
-        """Add a line to a list of which the newest `keep` stay. Whether it was saved."""
+        """Adds a line to a list, which keeps its newest `max_lines`. Returns whether the line was saved."""
         return await self.write([ListItem(key, fields, ttl_s, max_lines)])
 
     async def write(self, items: Sequence[RecordItem | ListItem]) -> bool:
-        """Overwrite records and add lines of one scope, in one call, or nothing. Whether it was saved.
+        """Overwrites records and adds lines of one scope in one call. Returns whether all were saved.
 
-        Whoever writes records so is the only one who does, or holds a lease.
+        The caller must be the only writer of these records, or hold a lease.
         """
         if any(self.deletion_fence.is_deleted(item.key) for item in items):
             return False
@@ -253,7 +260,7 @@ class RecordStore:
         return True
 
     async def read_tail(self, key: str, limit: int) -> list[Fields]:
-        """The newest `limit` lines of a list, oldest first, without those that are not ours to read."""
+        """Returns the newest `limit` lines of a list, oldest first, without lines that cannot be read."""
         try:
             lines = await self._call_store(lambda: self._store.read_tail(key, limit))
         except StoreUnavailableError:
@@ -262,9 +269,9 @@ class RecordStore:
         return [fields for line in lines if (fields := envelope.unpack(line)) is not None]
 
     async def publish(self, channel: str, fields: Fields) -> bool:
-        """Tell every process that listens on a channel. Returns whether the store took it.
+        """Sends a message to every process that listens on a channel. Returns whether the store took it.
 
-        A store that refuses only this is used as before.
+        A store that refuses only this call stays in use.
         """
         if not self.is_in_use:
             return False
@@ -274,10 +281,10 @@ class RecordStore:
         return False
 
     async def listen(self, channel: str) -> AsyncGenerator[Fields | None, None]:
-        """What is published on a channel, as it comes; None at first, and where something may be missing.
+        """Yields messages published on a channel; None at first, and when messages may be missing.
 
         Raises:
-            StoreUnavailable: The store cannot tell, or tells no more.
+            StoreUnavailableError: The store cannot deliver messages, or has stopped delivering them.
         """
         async with aclosing(self._store.listen(channel)) as messages:
             async for message in messages:
@@ -287,36 +294,37 @@ class RecordStore:
                     yield fields
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-        """A lease, unless another holds it.
+        """Returns a lease, or None if another process holds it.
 
         Raises:
-            StoreUnavailable: There is nobody to ask.
+            StoreUnavailableError: The store does not answer.
         """
         return await self._call_store(lambda: self._store.acquire_lease(key, ttl_s))
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Prolong a lease. False if it is another's.
+        """Prolongs a lease. Returns False if it is lost.
 
         Raises:
-            StoreUnavailable: There is nobody to ask.
+            StoreUnavailableError: The store does not answer.
         """
         return await self._call_store(lambda: self._store.renew_lease(lease, ttl_s))
 
     async def release_lease(self, lease: Lease) -> None:
-        """Give a lease back."""
+        """Releases a lease. A failure is only reported."""
         with suppress(StoreUnavailableError):
             await self._call_store(lambda: self._store.release_lease(lease))
 
     async def delete_prefix(self, prefix: str) -> int | None:
-        """Forget everything whose key begins with `prefix`; how many, or None if the store failed.
+        """Deletes everything whose key begins with `prefix`. Returns the number, or None if the store failed.
 
-        What this process holds of it is forgotten in any case; another may use what it holds for an hour.
-        What was begun before writes nothing of it, once a call that is under way has ended.
+        This process deletes its cached records in any case. Another process may use its cached records for an
+        hour. Work that began before the deletion writes none of these keys, once a call already in progress
+        has ended.
         """
         self.deletion_fence.add_deletion(prefix)
         self.evict_cached_prefix(prefix)
-        for forget in self.on_delete_callbacks:
-            forget(prefix)
+        for callback in self.on_delete_callbacks:
+            callback(prefix)
         try:
             return await self._resilient_store.run_call(
                 lambda: self._store.delete_prefix(prefix), DELETE_LIMIT_S
@@ -326,11 +334,11 @@ class RecordStore:
             return None
 
     def evict_cached_prefix(self, prefix: str) -> None:
-        """Hold nothing in this process whose key begins with `prefix`."""
+        """Removes all cached records whose keys begin with `prefix`."""
         self._cache.evict_prefix(prefix)
 
     async def close(self) -> None:
-        """Close the store."""
+        """Ends the background tasks and closes the store."""
         await self.background_tasks.close()
         await self._resilient_store.close()
         await self._store.close()
@@ -339,7 +347,7 @@ class RecordStore:
         (stored,) = await self._store.read([record.key])
         if stored is not None and envelope.unpack(stored) is None:
             return False
-        if self.deletion_fence.is_deleted(record.key):  # since the store was asked
+        if self.deletion_fence.is_deleted(record.key):  # deleted since the store was asked
             return False
         await self._store.write([record])
         return True
@@ -357,44 +365,44 @@ class RecordStore:
         except StoreUnavailableError:
             self.failed_reads += 1
             return {}
-        there = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
-        found: dict[str, Fields | None]
+        present = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+        decoded: dict[str, Fields | None]
         if keep_in_cache:
-            found = {key: self._cache_record(key, value, CACHE_TTL_S) for key, value in there.items()}
+            decoded = {key: self._cache_record(key, value, CACHE_TTL_S) for key, value in present.items()}
         else:
-            found = await asyncio.to_thread(lambda: {key: envelope.unpack(there[key]) for key in there})
-        if None in found.values():
+            decoded = await asyncio.to_thread(lambda: {key: envelope.unpack(present[key]) for key in present})
+        if None in decoded.values():
             self._report(StoreUnavailableError(_UNREADABLE))
-        return {key: fields for key, fields in found.items() if fields is not None}
+        return {key: fields for key, fields in decoded.items() if fields is not None}
 
     async def _commit_record(
         self, claim: RecordItem, also: Sequence[RecordItem | ListItem], lease: Lease | None
     ) -> Fields | None:
-        # Beside the loop: the originals of a round take a while to compress.
+        # Encodes in a thread: the original messages of a compaction take a while to compress.
         value, entries = await asyncio.to_thread(
             lambda: (pack_fields(claim.fields), list(map(to_entry, also)))
         )
         record = Record(claim.key, value, claim.ttl_s)
-        stands = await self._resilient_store.run_call(
+        stored = await self._resilient_store.run_call(
             lambda: self._store.commit(record, entries, lease=lease)
         )
-        if stands is None:
+        if stored is None:
             return None
-        winner = self._cache_record(claim.key, stands, min(claim.ttl_s, CACHE_TTL_S))
+        winner = self._cache_record(claim.key, stored, min(claim.ttl_s, CACHE_TTL_S))
         if winner is None:
             raise StoreUnavailableError(_UNREADABLE, "the key is taken by a record of another version")
         return winner
 
     def _cache_unsaved(self, claim: RecordItem, also: Sequence[RecordItem | ListItem]) -> Fields:
-        """What this process uses of a record that could not be saved: the first one wins here too."""
-        held = self._cache.get(claim.key)
-        if held is not None:
-            return held
+        """Caches records that could not be saved, and returns the one in use: the first one wins here too."""
+        cached = self._cache.get(claim.key)
+        if cached is not None:
+            return cached
         for item in (claim, *also):
             if isinstance(item, RecordItem):
                 with suppress(
                     StoreUnavailableError
-                ):  # too large for a record; reported when it was to be saved
+                ):  # too large for a record; the failed save has reported it
                     self._cache_record(item.key, pack_fields(item.fields), item.ttl_s)
         return self._cache.get(claim.key) or claim.fields
 

@@ -1,8 +1,8 @@
-"""A store behind a deadline and a circuit breaker: one that fails is left alone until a probe succeeds.
+"""Calls a store behind a deadline and a circuit breaker.
 
-A dead or hung store costs a fraction of a second once. After that nobody asks it but a task of our own,
-twice a second, so that no request pays for finding out that it is still away, and all have it again within a
-second of its return.
+A store that fails is left alone until a probe succeeds. A dead or stuck store costs a fraction of a second
+once. After that only a background task probes the store, twice a second. So no request pays to find out that
+the store is still unreachable, and all requests use the store again within a second of its return.
 """
 
 import asyncio
@@ -22,21 +22,24 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Throttle(Generic[_Key]):
-    """Lets a report through at once, and more reports with the same key once a minute at most.
+    """Lets the first report of a key through, and then at most one report of that key each minute.
 
     Args:
-        max_keys: Keys that are remembered; beyond it, those that were reported longest ago are forgotten.
-        clock: Monotonic seconds.
+        max_keys: The most keys that are remembered. Beyond them, the key reported longest ago is forgotten.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, *, max_keys: int = MAX_KEYS, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_keys = max_keys
         self._clock = clock
-        # When a key may be reported again, and the reports that were suppressed since the last one.
+        # For each key: when it may be reported again, and how many reports were suppressed since.
         self._known: OrderedDict[_Key, tuple[float, int]] = OrderedDict()
 
     def count_suppressed(self, key: _Key) -> int | None:
-        """How many reports with this key were suppressed since the last one; None: suppress this one."""
+        """Returns how many reports of this key were suppressed since the last one.
+
+        None means that this report must be suppressed, too.
+        """
         quiet_until, suppressed = self._known.get(key, (0.0, 0))
         now = self._clock()
         if now < quiet_until:
@@ -50,11 +53,12 @@ class Throttle(Generic[_Key]):
 
 
 class RateLimitedLog:
-    """Tells of a failure at once, and of more for the same reason once a minute at most.
+    """Reports the first failure of each reason, and then at most one failure of that reason each minute.
 
     Args:
-        report: Is given the failure, and how many of its reason it was not given since the last.
-        clock: Monotonic seconds.
+        report: Called with the failure and the number of failures of its reason that were suppressed before
+            it.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -67,25 +71,25 @@ class RateLimitedLog:
         self._throttle = Throttle[str](clock=clock)
 
     def __call__(self, error: StoreUnavailableError) -> None:
-        """A failure."""
+        """Reports a failure or suppresses it."""
         suppressed = self._throttle.count_suppressed(error.reason)
         if suppressed is not None:
             self._report(error, suppressed)
 
 
-# A deadline is spent in parts, so that the time in which the event loop looked at nothing counts as one.
+# A deadline is spent in this many parts, so that time in which the event loop is blocked counts as one part.
 DEADLINE_PARTS = 25
 
 _T = TypeVar("_T")
 
 
 async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
-    """What `call` returns or raises, or TimeoutError.
+    """Returns the result of `call`, or raises its error, or TimeoutError after the deadline.
 
-    Unlike under `asyncio.timeout`, an answer that came while the event loop itself was busy is taken, however
-    late the loop looks, and a call that does not end when it is cancelled is left behind. A call that needs
-    several steps gets its turns: while the loop is busy, a deadline lasts as many of its rounds as there are
-    parts.
+    It differs from `asyncio.timeout` in three ways. An answer that came while the event loop was busy is
+    used, however late the loop sees it. A call that does not end when it is cancelled is left behind. A call
+    of several steps gets its turns: while the loop is busy, the deadline lasts as many iterations of the loop
+    as it has parts.
     """
     task = asyncio.ensure_future(call)
     try:
@@ -101,25 +105,25 @@ async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyn
 DEADLINE_S = 0.25
 PROBE_EVERY_S = 0.5
 PROBE_LIMIT_S = 1.0
-"""More than a call's deadline: a probe may have to find its way first, past sentinels that are away."""
+"""Longer than a call's deadline: a probe may first have to try sentinels that do not answer."""
 CALLS_AT_ONCE = 8
 TURN_LIMIT_S = 2.0
-"""The longest that a call waits for its turn behind other calls of this process, while the store answers."""
+"""The longest that a call waits behind other calls of this process, while the store answers."""
 
 RESTING = "store-resting"
-"""The reason while the store is left alone."""
+"""The error reason while the store is left alone."""
 
-# The store answered, and works for other calls: no reason to leave it alone.
+# Reasons of refusals. The store answered and works for other calls, so it is not left alone.
 _REFUSAL_REASONS = frozenset({"store-full", "store-readonly", "store-too-large"})
 
 
 class CallSlots:
-    """Slots for calls that are under way at once. Further calls wait in the order in which they came.
+    """Limits the calls in progress. Further calls wait in the order in which they came.
 
     For use on one event loop.
 
     Args:
-        count: How many calls may be under way.
+        count: The most calls that may be in progress.
     """
 
     def __init__(self, count: int) -> None:
@@ -127,10 +131,10 @@ class CallSlots:
         self._queue: deque[asyncio.Future[bool]] = deque()
 
     async def take(self, limit_s: float) -> bool:
-        """Wait for a slot. Returns whether there is one; False after `refuse_waiting`.
+        """Waits for a slot. Returns True once it has one, or False if `refuse_waiting` was called meanwhile.
 
         Raises:
-            TimeoutError: There was none within `limit_s` seconds.
+            TimeoutError: No slot became free within `limit_s` seconds.
         """
         if self._free:
             self._free -= 1
@@ -140,12 +144,12 @@ class CallSlots:
         try:
             return await run_with_deadline(limit_s, place)
         except asyncio.CancelledError:
-            if not place.cancelled() and place.result():  # the slot came in the same turn of the loop
+            if not place.cancelled() and place.result():  # the slot came in the same iteration of the loop
                 self.give_back()
             raise
 
     def give_back(self) -> None:
-        """Pass a slot on to the call that has waited longest."""
+        """Passes a slot on to the call that has waited longest, or makes it free."""
         while self._queue:
             place = self._queue.popleft()
             if not place.done():
@@ -154,7 +158,7 @@ class CallSlots:
         self._free += 1
 
     def refuse_waiting(self) -> None:
-        """Let no call that waits now have a slot."""
+        """Refuses a slot to all calls that are waiting now."""
         while self._queue:
             place = self._queue.popleft()
             if not place.done():
@@ -162,15 +166,15 @@ class CallSlots:
 
 
 class ResilientStore:
-    """Calls of a store, of which only a few are under way at once.
+    """Runs calls of a store, of which only a few are in progress at once.
 
-    The deadline of a call begins with its turn. How long a call waits behind others of this process says
-    how busy the process is, and nothing of the store.
+    The deadline of a call begins when the call gets its slot. How long a call waits behind others shows how
+    busy this process is, and says nothing about the store.
 
     Args:
-        store: What is called.
-        clock: Monotonic seconds.
-        deadline_s: The longest that the store is waited for in one call.
+        store: The store, used for probes.
+        clock: Returns monotonic seconds.
+        deadline_s: The longest time that one call of the store may take.
         probe_every_s: Seconds between two probes of a store that is left alone.
     """
 
@@ -192,7 +196,7 @@ class ResilientStore:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the last call or probe got an answer, though it may have been a refusal to write."""
+        """Whether the last call or probe got an answer, even a refusal to write."""
         return self._reachable
 
     @property
@@ -201,10 +205,13 @@ class ResilientStore:
         return self._breaker.is_closed
 
     async def run_call(self, call: Callable[[], Awaitable[_T]], limit_s: float | None = None) -> _T:
-        """What `call`, a call of the store, returns within `limit_s` seconds (None: the deadline).
+        """Runs a call of the store and returns its result.
+
+        `limit_s` limits its time in seconds; None sets the store's usual deadline.
 
         Raises:
-            StoreUnavailable: It failed or took too long; or, with the reason `RESTING`, was not made at all.
+            StoreUnavailableError: The call failed or took too long. With the reason `RESTING`, it was not
+                made.
         """
         if not self._breaker.is_closed:
             self._ensure_probing()
@@ -221,24 +228,22 @@ class ResilientStore:
             if error.reason not in _REFUSAL_REASONS | {RESTING}:
                 self._record_failure()
             raise
-        if (
-            self._breaker.is_closed
-        ):  # an answer that was under way says nothing of a store that has failed since
+        if self._breaker.is_closed:  # an answer from before a failure says nothing about the store now
             self._record_success()
         return answer
 
     async def close(self) -> None:
-        """Stop probing."""
+        """Stops probing."""
         if self._probe is not None:
             self._probe.cancel()
             await asyncio.wait((self._probe,))
 
     async def _begin(self, call: Callable[[], Awaitable[_T]]) -> asyncio.Task[_T]:
-        """Begin a call when its turn comes. The slot is free again once the call itself has ended.
+        """Starts a call once it has a slot. The slot is free again when the call itself has ended.
 
         Raises:
-            StoreUnavailable: The store broke while this call waited for its turn.
-            TimeoutError: The turn did not come.
+            StoreUnavailableError: The store failed while this call waited for its slot.
+            TimeoutError: No slot became free in time.
         """
         has_slot = await self._slots.take(TURN_LIMIT_S)
         if not self._breaker.is_closed:
@@ -265,10 +270,10 @@ class ResilientStore:
             self._probe = asyncio.create_task(self._probe_until_reachable())
 
     async def _probe_until_reachable(self) -> None:
-        """Until it answers. One that fails a probe is left alone, however few its calls are."""
+        """Probes the store until it answers. One failed probe is enough to leave the store alone."""
         while not self._reachable:
             await asyncio.sleep(self._probe_every_s)
-            if self._reachable:  # to a call, meanwhile
+            if self._reachable:  # a call has reached the store meanwhile
                 return
             if await self._probe_once():
                 self._record_success()

@@ -1,4 +1,4 @@
-"""What keeps derived data: records, lists and leases by key."""
+"""The interface of the stores: records, lists and leases by key."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One value to be kept.
+    """One value to store.
 
     Attributes:
-        key: Where; records that are read or committed together share the part of their key in `{}`.
+        key: The store key. Records that are read or committed together share the part of their key in `{}`.
         value: An envelope (`compaction_proxy.storage.records`), opaque to a store.
-        ttl_s: Seconds until it is forgotten, infinite for never; reading it does not prolong it.
+        ttl_s: Seconds until the record expires, infinite for never. Reading does not prolong it.
     """
 
     key: str
@@ -22,13 +22,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """One line to be added to a bounded list.
+    """One line to add to a bounded list.
 
     Attributes:
-        key: Which list.
+        key: The store key of the list.
         value: The line, opaque to a store.
-        ttl_s: Seconds until the whole list is forgotten, counted from its newest line.
-        max_lines: Number of newest lines that stay.
+        ttl_s: Seconds until the whole list expires, counted from its newest line.
+        max_lines: Number of newest lines that the list keeps.
     """
 
     key: str
@@ -39,11 +39,11 @@ class ListEntry:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to do one piece of work, for a while.
+    """The right to do one piece of work, for a limited time.
 
     Attributes:
-        key: Which work.
-        fence: Rises with every holder of this key, so that one who lost the lease can be told apart.
+        key: The store key of the work.
+        fence: A number that rises with every holder of this key, so that a former holder can be recognised.
     """
 
     key: str
@@ -51,75 +51,79 @@ class Lease:
 
 
 class Store(Protocol):
-    """Where derived data is kept. Losing it costs a summary, never an answer.
+    """Keeps derived data. The loss of a store costs a summary, never an answer.
 
-    Every method raises `StoreUnavailableError` when the store cannot do what was asked, and may take as long
-    as the store takes: deadlines are the caller's. Keys that are written together share one hash tag; keys
-    that are read together may have many, at the price of a round trip to each node of a cluster.
+    Every method raises `StoreUnavailableError` if the store cannot do its work. A method may take as long as
+    the store takes: the caller sets the deadlines. Keys that are written together share one hash tag. Keys
+    that are read together may have several, at the cost of a round trip to each node of a cluster.
     """
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The values under `keys`, in their order; None for what is absent or expired.
+        """Returns the values under `keys`, in order; None for a key that is absent or expired.
 
-        Without keys nothing is read, but a store that cannot be reached says so.
+        Without keys, nothing is read, but a store that cannot be reached raises an error.
         """
         ...
 
     async def commit(
         self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
-        """Write everything, all or nothing, unless `claim.key` is taken.
+        """Writes all items or none, unless `claim.key` is taken.
 
-        Returns the value that now stands under `claim.key`: ours, or the one that was there first, in which
-        case nothing was written. So whoever commits first decides the bytes that all use. None where nothing
-        stands there and nothing was written, because `lease` is no longer ours.
+        Returns the value that is now stored under `claim.key`: the claim's own, or the one that was there
+        first, in which case nothing was written. So the first commit decides the bytes that all processes
+        use. Returns None if the key is free and nothing was written because `lease` is lost.
         """
         ...
 
     async def write(self, items: Sequence[Record | ListEntry]) -> None:
-        """Write everything, all or nothing, over what was there."""
+        """Writes all items or none. Replaces earlier values."""
         ...
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
-        """The newest `limit` lines of a list, oldest first."""
+        """Returns the newest `limit` lines of a list, oldest first."""
         ...
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-        """A lease on `key`, unless another holds one that has not expired.
+        """Returns a lease on `key`, or None if another process holds one that has not expired.
 
-        It has nothing to do with a record of the same key, but is kept with it: a commit names a lease whose
-        key shares the hash tag.
+        The lease is independent of a record with the same key, but is stored with it. A commit names a lease
+        whose key shares its hash tag.
         """
         ...
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Prolong a lease. False if it is no longer ours."""
+        """Prolongs a lease. Returns False if it is lost."""
         ...
 
     async def release_lease(self, lease: Lease) -> None:
-        """Give a lease back. Nothing happens if it is no longer ours."""
+        """Releases a lease. Does nothing if it is lost."""
         ...
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Forget every record and list whose key begins with `prefix`; how many.
+        """Deletes all records and lists whose keys begin with `prefix`, and returns their number.
 
-        With them, and not counted, go the notes of whose they are (`storage.keys.owner_key`). Leases on such
-        keys end, too, so that nothing that is being made now comes back. May take as long as there are keys.
+        The records that name the tenants of these conversations (`storage.keys.derive_tenant_key`) are
+        deleted, too, and not counted. Leases on such keys end, so that work in progress cannot write the keys
+        again. The call may take longer the more keys there are.
         """
         ...
 
     async def publish(self, channel: str, message: bytes) -> None:
-        """Tell every process that listens on a channel. Nothing is kept, and nobody need have heard it."""
+        """Sends a message to all processes that listen on a channel.
+
+        The message is not stored, and may reach no process.
+        """
         ...
 
     def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
-        """Messages that are published on a channel, by whichever process, as they come.
+        """Yields messages as any process publishes them on a channel.
 
-        None comes first, once all that is published from then on is heard. It comes again where something
-        may have been missed. Ends at once where the store tells processes nothing.
+        The first item is None, once all later messages will be received. None comes again when messages may
+        have been missed. Ends at once if the store cannot send messages between processes.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of files and connections. Calling it twice does no harm."""
+        """Closes files and connections. Further calls do nothing."""
         ...

@@ -1,1 +1,1 @@
-"""What knows nothing of conversations: caches, worker threads, formatting, names of events."""
+"""Helpers that know nothing of conversations: caches, worker threads, formatting, names of log events."""

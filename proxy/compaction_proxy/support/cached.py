@@ -1,4 +1,4 @@
-"""Values that follow from an object that does not change, worked out when they are asked for, and once."""
+"""Computes an attribute of an unchanging object once, when it is first read."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar, overload
@@ -8,13 +8,13 @@ Value = TypeVar("Value")
 
 
 class cached_attribute(Generic[Instance, Value]):  # noqa: N801 - used as a decorator
-    """As `functools.cached_property`, without the lock that it takes up to Python 3.11.
+    """Works as `functools.cached_property`, without the lock that it takes up to Python 3.11.
 
-    That lock costs more than most of what is kept. Without it two threads may both work a value out. This
-    goes when 3.11 is no longer supported.
+    The lock costs more than computing most of the cached values. Without it, two threads may both compute a
+    value. This class goes when Python 3.11 is no longer supported.
 
     Args:
-        work: Gives the value.
+        work: Computes the value.
     """
 
     def __init__(self, work: Callable[[Instance], Value]) -> None:
@@ -30,7 +30,7 @@ class cached_attribute(Generic[Instance, Value]):  # noqa: N801 - used as a deco
     def __get__(
         self, instance: Instance | None, owner: type[Instance]
     ) -> "Value | cached_attribute[Instance, Value]":
-        """The value, which from now on stands in the object itself."""
+        """Returns the value. The first read stores it in the object itself."""
         if instance is None:
             return self
         value = instance.__dict__[self._name] = self._work(instance)

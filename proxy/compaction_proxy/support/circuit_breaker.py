@@ -1,4 +1,4 @@
-"""A circuit breaker: tells when something that fails is to be left alone."""
+"""A circuit breaker: decides when to stop calling something that fails."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,8 +10,8 @@ WITHIN_S = 1.0
 class CircuitBreaker:
     """Opens after three failures within a second, or after one timeout, and closes with the next success.
 
-    Who uses it leaves the failing thing alone while it is open, but for a probe. `clock` gives monotonic
-    seconds. For use on one event loop.
+    While it is open, its user makes no calls except probes. `clock` gives monotonic seconds. It is for use on
+    one event loop.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -25,12 +25,12 @@ class CircuitBreaker:
         return not self._open
 
     def record_success(self) -> None:
-        """A call went through: close, and forget what failed."""
+        """Records a successful call: closes the breaker and forgets earlier failures."""
         self._failures.clear()
         self._open = False
 
     def record_failure(self, *, timed_out: bool = False) -> None:
-        """A call failed."""
+        """Records a failed call, and opens the breaker after a timeout or too many failures."""
         now = self._clock()
         self._failures.append(now)
         often = len(self._failures) == FAILURES and now - self._failures[0] <= WITHIN_S

@@ -1,25 +1,25 @@
-"""The one place that may catch broadly.
+"""The only place that may catch every exception.
 
-It stands where our own trouble, whatever it is, must not become the client's: around the compaction stage,
-background jobs (the store's thread among them), the tokenizer, and the tap that watches an answer go by.
+It is used wherever a fault of the proxy must not become the client's: around the compaction stage, background
+jobs (the store's thread among them), the tokenizer, and the tap that watches an answer pass.
 """
 
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-# These pass: somebody wants the block, or the process, to end.
+# These exceptions pass, because somebody wants the block or the process to end.
 _PASS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class suppress_and_report:  # noqa: N801 - used as a statement; a class, because a generator costs five times as much
-    """Run a block whose failure is reported and then forgotten.
+    """Runs a block, and reports and suppresses its exceptions.
 
-    Cancellation and the end of the process pass. Everything else is contained, down to the tokenizer's
+    Cancellation and the end of the process pass. Every other exception is suppressed, even the tokenizer's
     `PanicException`, which derives from BaseException (pyo3).
 
     Args:
-        report: Is given the error.
+        report: Receives the exception.
     """
 
     __slots__ = ("_report",)

@@ -1,4 +1,4 @@
-"""Figures and short words, as people read them. What is not known is "n/a", never 0."""
+"""Formats figures and short words for people. An unknown value is "n/a", never 0."""
 
 import time
 from urllib.parse import quote
@@ -7,7 +7,7 @@ UNKNOWN = "n/a"
 MINUS = "\N{MINUS SIGN}"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
-# For people: why a request went on as it came, or without a summary (`core.event`).
+# Why a request was forwarded as it came, or without a summary, in words for people (`core.event`).
 REASONS = {
     "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
     "budget": "this client has had all the summaries of this hour",
@@ -51,12 +51,12 @@ _STATUSES = {
     "http-403": "the summary model refused the credential",
     "http-429": "the summary model's provider asked to slow down",
 }
-# By how they begin, where there is nothing better.
+# Texts by the beginning of a reason, if there is no text for the whole reason.
 _FAMILIES = {
     "http-": "the summary model answered with an error",
     "store-": "the store could not be read or written",
 }
-# What made a round due.
+# Why a compaction was due.
 CAUSES = {
     "cost_optimal": "cheapest here",
     "force": "asked for",
@@ -109,12 +109,12 @@ KINDS = {
 
 
 def encode_path_segment(value: object) -> str:
-    """A path segment of a URL."""
+    """Encodes a value as a path segment of a URL."""
     return quote(str(value).encode("utf-8", "replace"), safe="")
 
 
 def format_usd(value: float | None) -> str:
-    """Dollars: two digits after the point, or two significant ones below a cent."""
+    """Formats dollars with two decimals, or with four if they are less than a cent."""
     if value is None:
         return UNKNOWN
     sign = MINUS if value < 0 else ""
@@ -125,7 +125,7 @@ def format_usd(value: float | None) -> str:
 
 
 def format_token_rate(value: float | None) -> str:
-    """Dollars per million tokens, as providers publish them: exact."""
+    """Formats dollars per million tokens exactly, as providers publish them."""
     if value is None:
         return UNKNOWN
     digits = f"{value:,.6f}".rstrip("0")
@@ -133,12 +133,12 @@ def format_token_rate(value: float | None) -> str:
 
 
 def format_count(value: float | None) -> str:
-    """A whole number, with its thousands set off."""
+    """Formats a whole number with thousands separators."""
     return UNKNOWN if value is None else f"{value:,.0f}".replace("-", MINUS)
 
 
 def format_short_number(value: float | None) -> str:
-    """A number in three or four characters: 950, 4.1k, 312k, 1.6M."""
+    """Formats a number in three or four characters: 950, 4.1k, 312k, 1.6M."""
     if value is None:
         return UNKNOWN
     for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -150,14 +150,14 @@ def format_short_number(value: float | None) -> str:
 
 
 def format_percent(part: float | None, whole: float | None) -> str:
-    """A share in percent."""
+    """Formats a part of a whole in percent."""
     if part is None or not whole:
         return UNKNOWN
     return f"{100 * part / whole:.0f} %".replace("-", MINUS)
 
 
 def format_milliseconds(seconds: float | None) -> str:
-    """A duration in milliseconds."""
+    """Formats a duration in milliseconds."""
     if seconds is None:
         return UNKNOWN
     value = seconds * 1_000
@@ -165,48 +165,48 @@ def format_milliseconds(seconds: float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """A duration in seconds."""
+    """Formats a duration in seconds, or in milliseconds if it is less than a second."""
     return format_milliseconds(seconds) if seconds is None or seconds < 1 else f"{seconds:.1f} s"
 
 
 def format_iso_time(at: float | None) -> str:
-    """A time, UTC, as ISO 8601 to the second."""
+    """Formats a UTC time as ISO 8601, to the second."""
     return UNKNOWN if not at else time.strftime("%Y-%m-%dT%H:%M:%SZ", _to_utc(at))
 
 
 def format_display_time(at: float | None) -> str:
-    """A time, UTC, for the eye."""
+    """Formats a UTC time for people."""
     return UNKNOWN if not at else time.strftime("%d %b %H:%M:%S", _to_utc(at))
 
 
 def _to_utc(at: float) -> time.struct_time:
-    return time.gmtime(min(max(at, 0.0), 253_402_300_799.0))  # the years that four digits tell
+    return time.gmtime(min(max(at, 0.0), 253_402_300_799.0))  # up to the last second of the year 9999
 
 
 def format_age(at: float | None, now: float) -> str:
-    """How long ago a time is."""
+    """Formats how long ago a time is."""
     if not at:
         return UNKNOWN
-    gone = max(0.0, now - at)
+    age_s = max(0.0, now - at)
     for size, sign in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
-        if gone >= size:
-            return f"{gone / size:.0f} {sign} ago"
-    return f"{gone:.0f} s ago"
+        if age_s >= size:
+            return f"{age_s / size:.0f} {sign} ago"
+    return f"{age_s:.0f} s ago"
 
 
 def describe_reason(code: str) -> str:
-    """A reason in words, followed by the short word of it; the word alone where we have none for it."""
-    said = REASONS.get(code) or _STATUSES.get(code) or _FAMILIES.get(code.partition("-")[0] + "-")
-    return f"{said} ({code})" if said else code.replace("-", " ")
+    """Describes a reason in words, followed by its code. An unknown code is shown alone."""
+    text = REASONS.get(code) or _STATUSES.get(code) or _FAMILIES.get(code.partition("-")[0] + "-")
+    return f"{text} ({code})" if text else code.replace("-", " ")
 
 
 def describe_causes(codes: str) -> str:
-    """What made a round due, and what went wrong in it, in words."""
+    """Describes in words why a compaction was due, and what went wrong; `codes` are separated by commas."""
     return ", ".join(CAUSES.get(word) or word.replace("-", " ") for word in codes.split(",")) or UNKNOWN
 
 
 def describe_upstream_cause(code: str) -> str:
-    """Why an upstream failed, in words; a status as `upstream answered 503`."""
+    """Describes in words why an upstream failed. A status reads `upstream answered 503`."""
     family, _, status = code.partition("-")
     if family == "http":
         return f"upstream answered {status}"
@@ -214,5 +214,5 @@ def describe_upstream_cause(code: str) -> str:
 
 
 def describe_event_kind(code: str) -> str:
-    """The kind of an event."""
+    """Returns the kind of an event in words."""
     return KINDS.get(code, code)

@@ -1,4 +1,4 @@
-"""Names of the events that are logged, `area.what`."""
+"""Names of the log events, in the form `area.what_happened`."""
 
 SERVING_STARTED = "serving.started"
 SERVING_STOPPING = "serving.stopping"

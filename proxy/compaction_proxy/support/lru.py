@@ -1,11 +1,11 @@
-"""Caches that drop what was used least recently, bounded by the bytes that they hold."""
+"""Caches that drop the least recently used entries, bounded by the bytes that they hold."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-# What holding a record takes beside its key and its fields, which take twice what they do when packed.
+# Bytes that an entry takes beside its key and its fields. Fields in memory take twice their packed size.
 ENTRY_BYTES = 600
 
 
@@ -17,7 +17,10 @@ class _CachedFields:
 
 
 class ExpiringLruCache:
-    """Fields by key, the least recently used leaving first. `clock` gives monotonic seconds."""
+    """Caches fields by key until they expire, and drops the least recently used first.
+
+    `clock` gives monotonic seconds.
+    """
 
     def __init__(self, max_bytes: int, clock: Callable[[], float]) -> None:
         self._max_bytes = max_bytes
@@ -26,18 +29,18 @@ class ExpiringLruCache:
         self._bytes = 0
 
     def get(self, key: str) -> Mapping[str, Any] | None:
-        """What is held under `key`, or None."""
-        held = self._held.get(key)
-        if held is None:
+        """Returns the fields under `key`, or None if there are none or they have expired."""
+        entry = self._held.get(key)
+        if entry is None:
             return None
-        if held.expires <= self._clock():
+        if entry.expires <= self._clock():
             self._evict_key(key)
             return None
         self._held.move_to_end(key)
-        return held.fields
+        return entry.fields
 
     def put(self, key: str, fields: Mapping[str, Any], size: int, ttl_s: float) -> None:
-        """Hold `fields`, of `size` bytes packed, for at most `ttl_s` seconds, unless they are too large."""
+        """Stores `fields`, of `size` packed bytes, for at most `ttl_s` seconds, unless they are too large."""
         self._evict_key(key)
         size = 2 * size + len(key) + ENTRY_BYTES
         if size > self._max_bytes:
@@ -51,14 +54,14 @@ class ExpiringLruCache:
             oldest = next(iter(self._held))
 
     def evict_prefix(self, prefix: str) -> None:
-        """Let go of everything whose key begins with `prefix`."""
+        """Removes all entries whose key begins with `prefix`."""
         for key in [key for key in self._held if key.startswith(prefix)]:
             self._evict_key(key)
 
     def _evict_key(self, key: str) -> None:
-        held = self._held.pop(key, None)
-        if held is not None:
-            self._bytes -= held.size
+        entry = self._held.pop(key, None)
+        if entry is not None:
+            self._bytes -= entry.size
 
 
 Key = TypeVar("Key")
@@ -66,10 +69,10 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """Values by key, the least recently used leaving first.
+    """Caches values by key, and drops the least recently used first.
 
     Args:
-        max_bytes: How much is held; what is larger by itself is not.
+        max_bytes: Bytes that the cache holds at most. A larger value is not stored.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -78,15 +81,15 @@ class LruCache(Generic[Key, Value]):
         self._bytes = 0
 
     def get(self, key: Key) -> Value | None:
-        """What is held under `key`, or None."""
-        held = self._held.get(key)
-        if held is None:
+        """Returns the value under `key`, or None."""
+        entry = self._held.get(key)
+        if entry is None:
             return None
         self._held.move_to_end(key)
-        return held[0]
+        return entry[0]
 
     def put(self, key: Key, value: Value, size: int) -> None:
-        """Hold a value that takes `size` bytes, in place of what was there."""
+        """Stores a value that takes `size` bytes, in place of the earlier value under the key."""
         self.remove(key)
         if size > self._max_bytes:
             return
@@ -96,7 +99,7 @@ class LruCache(Generic[Key, Value]):
             self._bytes -= self._held.popitem(last=False)[1][1]
 
     def remove(self, key: Key) -> None:
-        """Let go of a value."""
-        held = self._held.pop(key, None)
-        if held is not None:
-            self._bytes -= held[1]
+        """Removes the value under `key`, if there is one."""
+        entry = self._held.pop(key, None)
+        if entry is not None:
+            self._bytes -= entry[1]

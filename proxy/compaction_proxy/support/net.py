@@ -1,10 +1,10 @@
-"""Hosts as requests name them: in `Host`, and in the origins of web pages."""
+"""Parses hosts as requests name them: in `Host`, and in the origins of web pages."""
 
 from urllib.parse import urlsplit
 
 
 def parse_authority(value: str, default_port: int | None = None) -> tuple[str, int | None] | None:
-    """Host in lower case and port of `host[:port]`; None if it is none."""
+    """Returns host in lower case and port of `host[:port]`, or None if the text has another form."""
     try:
         parts = urlsplit("//" + value)
         host, port = parts.hostname, parts.port

@@ -1,1 +1,1 @@
-"""What is reported: events, exchanges, usage, statistics, metrics, traces and logs."""
+"""Reporting: events, exchanges, usage, statistics, metrics, traces and logs."""

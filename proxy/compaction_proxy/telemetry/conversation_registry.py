@@ -1,7 +1,7 @@
-"""Whose a conversation is, for those who know nothing but its id, and which there are.
+"""Finds the tenant of a conversation by the conversation's id, and lists recent conversations.
 
-A conversation's id is a keyed digest of its tenant too, so no two tenants share one. Which there are stands
-in a list for each day, with a line for each hour in which a process has seen one.
+A conversation's id is a keyed digest that includes its tenant, so no two tenants share an id. Each day has a
+list of its conversations, with one line for each hour in which a process has seen the conversation.
 """
 
 import math
@@ -20,26 +20,26 @@ from compaction_proxy.storage.keys import (
 )
 from compaction_proxy.storage.records import Fields, RecordStore
 
-# What was written is not written again for so long, in seconds.
+# Shortest time between two writes of a conversation's tenant, in seconds.
 NOTED_FOR_S = 60.0
-# What could not be written is tried again after so long.
+# Time until a failed write is tried again, in seconds.
 RETRY_S = 1.0
 MAX_CONVERSATIONS = 10_000
-# What stands in the list of a day is not added to it again for so long, in seconds.
+# Shortest time between two lines of a conversation in the list of a day, in seconds.
 LISTED_FOR_S = 3_600.0
-# Lines that are kept of a day, and days that are looked at.
+# Number of lines that are kept for a day, and number of days that are read.
 KEPT_LINES = 10_000
 MAX_DAYS = 31
 DAY_S = 86_400
 
 
 class RegisteredConversation(NamedTuple):
-    """A conversation that there is.
+    """A conversation in the list of a day.
 
     Attributes:
-        id: Its id, `c_…`.
-        tenant: Whose it is.
-        at: Seconds since the epoch of its last request.
+        id: Id of the conversation, `c_…`.
+        tenant: Owner of the conversation.
+        at: Time of its last request, in seconds since the epoch.
     """
 
     id: str
@@ -52,20 +52,20 @@ def _format_day(at: float) -> str:
 
 
 def _parse_line(line: Fields) -> RegisteredConversation | None:
-    known, tenant, at = line.get("id"), line.get("tenant"), parse_number(line.get("at"))
-    if isinstance(known, str) and isinstance(tenant, str) and at is not None:
-        return RegisteredConversation(known, tenant, at)
+    conversation, tenant, at = line.get("id"), line.get("tenant"), parse_number(line.get("at"))
+    if isinstance(conversation, str) and isinstance(tenant, str) and at is not None:
+        return RegisteredConversation(conversation, tenant, at)
     return None
 
 
 class ConversationRegistry:
-    """Remembers tenants by conversation, on one event loop. No method raises because of the store.
+    """Records the tenants of conversations, on one event loop. No method raises because of the store.
 
     Args:
-        records: Where they are kept.
-        ttl_s: Seconds that they are kept after the last request.
-        clock: Monotonic seconds.
-        now: Seconds since the epoch.
+        records: Store for the tenants.
+        ttl_s: Lifetime of a record after the last request, in seconds.
+        clock: Returns monotonic seconds.
+        now: Returns the seconds since the epoch.
     """
 
     def __init__(
@@ -80,17 +80,18 @@ class ConversationRegistry:
         self._ttl_s = ttl_s
         self._clock = clock
         self._now = now
-        # By conversation, with its tenant: until when its line of the day need not be added again.
+        # By conversation key: the time at which a new line of the day's list is due.
         self._list_due_at: OrderedDict[str, float] = OrderedDict()
         self._was_unavailable = False
-        # By conversation, with its tenant: until when it need not be written. All that is held of it is here.
+        # By conversation key: the time at which the next write is due. Nothing else is held of them.
         self._write_due_at: OrderedDict[str, float] = OrderedDict()
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def record_activity(self, tenant: str, conversation: str) -> None:
-        """A conversation of this tenant is in use. Writes once a minute at most, behind an answer.
+        """Records that a conversation of this tenant is in use. Runs after an answer.
 
-        Once a second while the store fails; not at all for a request that began before it was forgotten.
+        Writes once a minute at most, and once a second while the store fails. Does nothing for a request that
+        began before the conversation was deleted.
         """
         self._reset_after_outage()
         key, outdated = conversation_key(tenant, conversation), self._records.deletion_fence
@@ -108,7 +109,7 @@ class ConversationRegistry:
             await self._append_to_day_list(key, RegisteredConversation(conversation, tenant, self._now()))
 
     def _reset_after_outage(self) -> None:
-        """Once a store is back that was away, believe nothing to be written: it may be empty."""
+        """Marks everything as unwritten once the store is back after an outage: the store may be empty."""
         if not self._records.is_in_use:
             self._was_unavailable = True
         elif self._was_unavailable:
@@ -117,7 +118,7 @@ class ConversationRegistry:
             self._write_due_at = OrderedDict.fromkeys(self._write_due_at, 0.0)
 
     async def find_tenant(self, conversation: str) -> str | None:
-        """The tenant of a conversation; None if it is not known."""
+        """Returns the tenant of a conversation, or None if it is unknown."""
         [fields] = await self._records.get_many([conversation_tenant_key(conversation)], bypass_cache=True)
         tenant = (fields or {}).get("tenant")
         if not isinstance(tenant, str):
@@ -128,32 +129,35 @@ class ConversationRegistry:
         return tenant
 
     async def list_recent(self, limit: int) -> list[RegisteredConversation]:
-        """Conversations that there are, those last in use first; so many at most."""
-        found: dict[str, RegisteredConversation] = {}
+        """Returns at most `limit` conversations, the last used first."""
+        recent: dict[str, RegisteredConversation] = {}
         today = int(self._now() // DAY_S)
         for day in range(today, today - MAX_DAYS, -1):
-            if len(found) >= limit:
+            if len(recent) >= limit:
                 break
-            await self._collect_day(day, limit, found)
-        seen = await self._filter_undeleted(list(found.values()))
+            await self._collect_day(day, limit, recent)
+        seen = await self._filter_undeleted(list(recent.values()))
         return sorted(seen, key=lambda each: each.at, reverse=True)[:limit]
 
     async def forget_conversation(self, conversation: str) -> None:
-        """Remember nothing of a conversation, until it is in use again."""
+        """Deletes the stored tenant of a conversation. The next request stores it again."""
         await self._records.delete_prefix(conversation_tenant_key(conversation))
 
     async def _append_to_day_list(self, key: str, registered: RegisteredConversation) -> None:
         line = {"id": registered.id, "tenant": registered.tenant, "at": registered.at}
         listed = recent_conversations_key(_format_day(registered.at))
         if await self._records.append_line(listed, line, ttl_s=self._ttl_s, max_lines=KEPT_LINES):
-            # The next day has a list of its own.
+            # A new line is due at the latest on the next day, which has a list of its own.
             self._list_due_at[key] = min(registered.at + LISTED_FOR_S, (registered.at // DAY_S + 1) * DAY_S)
             self._list_due_at.move_to_end(key)
             if len(self._list_due_at) > MAX_CONVERSATIONS:
                 self._list_due_at.popitem(last=False)
 
     async def _collect_day(self, day: int, limit: int, found: dict[str, RegisteredConversation]) -> None:
-        """Add those of a day until there are enough: whoever was used last may have been listed earlier."""
+        """Adds a day's conversations to `found`. Reads far enough back for the order of last use.
+
+        A conversation is listed once in `LISTED_FOR_S`, so the last used one may stand earlier in the list.
+        """
         wanted = 2 * limit
         while True:
             lines = await self._records.read_tail(recent_conversations_key(_format_day(day * DAY_S)), wanted)
@@ -169,7 +173,7 @@ class ConversationRegistry:
             wanted = min(4 * wanted, KEPT_LINES)
 
     async def _filter_undeleted(self, seen: list[RegisteredConversation]) -> list[RegisteredConversation]:
-        """Those that were not deleted, with the time of their last request."""
+        """Returns the conversations that were not deleted, with the time of their last request."""
         keys = [conversation_key(each.tenant, each.id) for each in seen]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
         pairs = [(each, fields) for each, fields in zip(seen, stored, strict=True) if fields]

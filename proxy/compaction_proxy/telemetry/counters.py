@@ -1,4 +1,4 @@
-"""Statistics: what many exchanges come to, as counters that add up, whoever has counted."""
+"""Counters that add up the figures of exchanges, so that the counts of several processes can be merged."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from compaction_proxy.core.exchange import NOTHING_DONE, Exchange
 from compaction_proxy.telemetry.exchange_batch import ExchangeBatch
 from compaction_proxy.telemetry.totals import DOLLARS
 
-# Upper bounds of the overhead's buckets, in seconds; what took longer stands in one more.
+# Upper bounds of the overhead buckets, in seconds. One more bucket takes everything above.
 OVERHEAD_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BUCKETS = len(OVERHEAD_BOUNDS_S) + 1
 COUNTS = (
@@ -24,7 +24,7 @@ _COUNTS, _DOLLARS = frozenset(COUNTS), frozenset(DOLLARS)
 
 
 def count_per_bucket(amounts: Iterable[float], bounds: Sequence[float]) -> list[int]:
-    """How many amounts lie in each bucket, up to and with its bound, and in one more above the last bound."""
+    """Counts the amounts per bucket. A bucket includes its upper bound; the last bucket has no bound."""
     ordered = sorted(amounts)
     marks = [0, *[bisect_right(ordered, bound) for bound in bounds], len(ordered)]
     return [stop - start for start, stop in pairwise(marks)]
@@ -32,29 +32,29 @@ def count_per_bucket(amounts: Iterable[float], bounds: Sequence[float]) -> list[
 
 @dataclass(slots=True)
 class ExchangeCounters:
-    """What exchanges and events come to; added to in place, because each request adds.
+    """Sums of exchanges and events. Mutable, because every request adds to them.
 
     Attributes:
         requests: Exchanges.
         statuses: Exchanges by what was done to the request (`core.exchange`).
         failed: Exchanges that the upstream answered with an error, 400 or more.
         tokens_before: Tokens that clients sent, where they were counted.
-        tokens_after: Tokens that were forwarded of these.
+        tokens_after: Tokens that were forwarded of these requests.
         prompt_tokens: Input tokens, as upstreams counted them.
-        completion_tokens: Output tokens, likewise.
+        completion_tokens: Output tokens, as upstreams counted them.
         cached_tokens: Input tokens that upstreams had cached.
-        rounds: Rounds that were made.
-        failures: Failures of compaction: none was made, a request went on as it came, or too long.
+        rounds: Compactions.
+        failures: Failures of compaction: none was made, or the request was forwarded unchanged or too long.
         summary_calls: Calls of summary models.
-        summary_prompt_tokens: Their input tokens.
-        summary_completion_tokens: Their output tokens.
-        unpriced: Exchanges that have no price, failed ones not among them.
-        cost_usd: Price of the others, in dollars, summaries not among it.
-        gross_usd: What compaction took off that price.
-        cache_loss_usd: What it added to it, because caches had to be filled again.
-        summary_usd: Price of summaries.
-        overhead: Exchanges by what they took beside waiting for the upstream, in buckets up to and with each
-            of `OVERHEAD_BOUNDS_S`, and one for what took longer.
+        summary_prompt_tokens: Input tokens of summary calls.
+        summary_completion_tokens: Output tokens of summary calls.
+        unpriced: Exchanges without a known price, without failed ones.
+        cost_usd: Price of the other exchanges, in dollars, without summaries.
+        gross_usd: Dollars that compaction took off that price.
+        cache_loss_usd: Dollars that compaction added to that price, because caches had to be filled again.
+        summary_usd: Price of summaries, in dollars.
+        overhead: Exchanges by their time besides waiting for the upstream, in buckets that include their
+            bound of `OVERHEAD_BOUNDS_S`, and one more bucket above the last bound.
     """
 
     requests: int = 0
@@ -79,11 +79,11 @@ class ExchangeCounters:
 
     @property
     def net_usd(self) -> float:
-        """What compaction has saved, summaries paid, in dollars."""
+        """Dollars that compaction has saved, less cache loss and summaries."""
         return self.gross_usd - self.cache_loss_usd - self.summary_usd
 
     def add_exchange(self, exchange: Exchange) -> None:
-        """One more exchange, but for its price."""
+        """Adds one exchange, without its price."""
         self.requests += 1
         self.failed += exchange.has_failed
         self.tokens_before += exchange.tokens_before or 0
@@ -95,7 +95,7 @@ class ExchangeCounters:
         self.overhead[bisect_left(OVERHEAD_BOUNDS_S, exchange.overhead_s)] += 1
 
     def add_batch(self, batch: ExchangeBatch) -> None:
-        """More exchanges, none of which was read."""
+        """Adds exchanges whose requests were not read."""
         count = len(batch.exchanges)
         self.requests += count
         self.statuses[NOTHING_DONE] = self.statuses.get(NOTHING_DONE, 0) + count
@@ -110,13 +110,13 @@ class ExchangeCounters:
         )
 
     def add_price(self, cost: float, gross: float, cache_loss: float) -> None:
-        """The price of one more exchange, in dollars."""
+        """Adds the price of one exchange, in dollars."""
         self.cost_usd += cost
         self.gross_usd += gross
         self.cache_loss_usd += cache_loss
 
     def add_event(self, event: Event) -> None:
-        """One more event; what the upstream counted after a round is none."""
+        """Adds one event. Ignores the upstream's count after a compaction."""
         if event.kind == MEASURED:
             return
         self.rounds += event.kind == COMPACTED
@@ -127,7 +127,7 @@ class ExchangeCounters:
         self.summary_usd += event.cost_usd or 0.0
 
     def add_counters(self, other: "ExchangeCounters") -> None:
-        """Everything that the other one has counted."""
+        """Adds all counts of `other`."""
         for name in COUNTS + DOLLARS:
             more = getattr(other, name)
             if more:
@@ -137,9 +137,9 @@ class ExchangeCounters:
         self.overhead = list(map(add, self.overhead, other.overhead))
 
     def overhead_quantile_s(self, share: float) -> float | None:
-        """Seconds that this share of exchanges, 0..1, took at most, even within a bucket; None without any.
+        """Returns the overhead that a share of exchanges (0..1) does not exceed; None without exchanges.
 
-        Of what took longer than the last bound, that bound.
+        Interpolates within a bucket. The result is at most the last bound.
         """
         wanted = share * sum(self.overhead)
         low, passed = 0.0, 0
@@ -151,7 +151,7 @@ class ExchangeCounters:
 
 
 def to_fields(counters: ExchangeCounters) -> dict[str, Any]:
-    """The counters as JSON values, without what is 0."""
+    """Returns the counters as JSON values, without zeros."""
     values = {each.name: getattr(counters, each.name) for each in fields(counters)}
     if not any(counters.overhead):
         del values["overhead"]
@@ -159,12 +159,12 @@ def to_fields(counters: ExchangeCounters) -> dict[str, Any]:
 
 
 def from_fields(stored: Mapping[str, Any]) -> ExchangeCounters:
-    """The counters that these fields tell of; what is no number counts as nothing."""
-    read: dict[str, Any] = {name: parse_integer(stored[name]) or 0 for name in stored.keys() & _COUNTS}
-    read |= {name: parse_number(stored[name]) or 0.0 for name in stored.keys() & _DOLLARS}
+    """Restores counters from stored fields. A value that is not a number counts as 0."""
+    values: dict[str, Any] = {name: parse_integer(stored[name]) or 0 for name in stored.keys() & _COUNTS}
+    values |= {name: parse_number(stored[name]) or 0.0 for name in stored.keys() & _DOLLARS}
     statuses, overhead = stored.get("statuses"), stored.get("overhead")
     if isinstance(statuses, Mapping):
-        read["statuses"] = {str(status): parse_integer(count) or 0 for status, count in statuses.items()}
+        values["statuses"] = {str(status): parse_integer(count) or 0 for status, count in statuses.items()}
     if isinstance(overhead, list) and len(overhead) == _BUCKETS and set(map(type, overhead)) == {int}:
-        read["overhead"] = overhead
-    return ExchangeCounters(**read)
+        values["overhead"] = overhead
+    return ExchangeCounters(**values)

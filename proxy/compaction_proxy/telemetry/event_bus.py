@@ -1,7 +1,7 @@
-"""Announcing events: each is told once, and everybody who shows or counts events hears of it here.
+"""Publishes events once to all listeners that show or count them, and to the log.
 
-What is kept of an event is the history's business: the event of a round is committed with its checkpoint, and
-announced once that is done.
+The event history stores the events. The event of a compaction is committed with its checkpoint, and published
+after the commit.
 """
 
 import logging
@@ -14,7 +14,7 @@ from compaction_proxy.core.event import COMPACTED, FAILURES, MEASURED, Event, to
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTION_FAILED, COMPACTION_FINISHED, NOT_ANNOUNCED
 
-# Given the tenant that an event belongs to, and the event. Called on the event loop; must not wait.
+# Receives the tenant of an event, and the event. Runs on the event loop, so it must not block.
 EventListener = Callable[[str, Event], None]
 
 _ID_BYTES = 8
@@ -23,26 +23,26 @@ _log = structlog.get_logger()
 
 
 def ignore_event(_tenant: str, _event: Event) -> None:
-    """Tell nobody: for work that is done aside."""
+    """Discards an event. For work whose events nobody should see."""
 
 
 def generate_event_id() -> str:
-    """A new event's id."""
+    """Generates the id of a new event."""
     return f"e_{token_hex(_ID_BYTES)}"
 
 
 class EventBus:
-    """Tells listeners of events, and the log.
+    """Passes events to listeners and to the log.
 
     Attributes:
-        listeners: Whom to tell. One that fails keeps nobody from hearing.
+        listeners: Receivers of events. A listener that fails does not stop the others.
     """
 
     def __init__(self, *listeners: EventListener) -> None:
         self.listeners = list(listeners)
 
     def __call__(self, tenant: str, event: Event) -> None:
-        """Tell of an event."""
+        """Publishes an event."""
         _log_event(event)
         for listener in self.listeners:
             with suppress_and_report(_log_listener_failure):
@@ -50,7 +50,7 @@ class EventBus:
 
 
 def _log_event(event: Event) -> None:
-    """One line; none for what the upstream counted, which every round is followed by."""
+    """Logs an event in one line. Skips the upstream's count, which follows every compaction."""
     if event.kind == MEASURED:
         return
     details = {name: value for name, value in to_log_fields(event).items() if name != "kind"}

@@ -1,8 +1,8 @@
-"""What has happened to a conversation: its rounds, and everything that is no round.
+"""Stores and reads the events of a conversation: its compactions and everything else that happened.
 
-The event of a round is committed with its checkpoint, in the scope of the conversation's root; other events
-stand in the conversation's own list. A conversation has several roots where its beginning was edited.
-Conversations that begin alike share a root: an event belongs to the one it names.
+The event of a compaction is committed with its checkpoint, in the scope of the conversation's root. Other
+events stand in the conversation's own list. A conversation whose beginning was edited has several roots.
+Conversations that begin alike share a root; an event belongs to the conversation that it names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,22 +21,22 @@ from compaction_proxy.storage.keys import (
 )
 from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 
-# Events that are kept of one conversation beside its rounds, and rounds that are kept of one root.
+# Number of events without compactions that are kept per conversation, and of compactions per root.
 KEPT_EVENTS = 200
-# Every round adds a line that names its root; so many of them are looked at, and so many roots.
+# Every compaction adds a line that names its root. Number of these lines that are read, and of roots.
 KEPT_ROOT_LINES = 500
 MAX_ROOTS = 50
-# Checkpoints of one root and strategy that are looked at.
+# Number of checkpoints per root and strategy that are read.
 KEPT_PLACES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledRound:
-    """A round that requests may be given.
+    """A compaction whose checkpoint requests may use.
 
     Attributes:
-        place: Where its checkpoint is kept, 64 bytes.
-        event: What is known of it.
+        place: Place of its checkpoint in the store, 64 bytes.
+        event: Event of the compaction, or one built from the checkpoint.
     """
 
     place: bytes
@@ -44,7 +44,7 @@ class InstalledRound:
 
 
 def build_round_line(tenant: str, root: bytes, event: Event, ttl_s: float) -> ListItem:
-    """The line to commit with the checkpoint that an event tells of; `event.place` says where that is."""
+    """Builds the line to commit with the checkpoint of an event; `event.place` is the checkpoint's place."""
     return ListItem(round_events_key(tenant, root), to_fields(event), ttl_s, KEPT_EVENTS)
 
 
@@ -53,14 +53,14 @@ def _parse_events(lines: Iterable[Fields]) -> list[Event]:
 
 
 def _merge_outcomes(events: Iterable[Event]) -> list[Event]:
-    """The events, oldest first; rounds with what became of them: put in force, counted by the upstream."""
+    """Sorts events, oldest first. Merges installations and the upstream's counts into their compactions."""
     ordered = sorted(events, key=lambda event: event.at)
     rounds = {index: event for index, event in enumerate(ordered) if event.kind == COMPACTED}
     installed: set[str] = set()
     merged: list[Event | None] = list(ordered)
     for position, event in enumerate(ordered):
         if event.kind == MEASURED or (event.kind == INSTALLED and event.place in installed):
-            merged[position] = None  # another replica may have put the same round in force
+            merged[position] = None  # another replica may have installed the same compaction
         if event.kind in {MEASURED, INSTALLED} and (index := _find_round_index(event, rounds)) is not None:
             merged[index] = rounds[index] = _apply_outcome(rounds[index], event)
         if event.kind == INSTALLED:
@@ -69,7 +69,7 @@ def _merge_outcomes(events: Iterable[Event]) -> list[Event]:
 
 
 def _apply_outcome(round_event: Event, event: Event) -> Event:
-    """A round with what happened to it afterwards; the first count stands."""
+    """Adds a later event to the event of a compaction. The first count is kept."""
     if event.kind == INSTALLED:
         return replace(round_event, outcome=event.outcome)
     return (
@@ -80,7 +80,7 @@ def _apply_outcome(round_event: Event, event: Event) -> Event:
 
 
 def _find_round_index(later: Event, rounds: Mapping[int, Event]) -> int | None:
-    """Which round it is about: the one at that place, else the newest before it that has its number."""
+    """Finds the compaction of a later event: by place, or else the newest earlier one with its number."""
     placed = [index for index, event in rounds.items() if event.place and event.place == later.place]
     named = [
         index
@@ -91,11 +91,11 @@ def _find_round_index(later: Event, rounds: Mapping[int, Event]) -> int | None:
 
 
 class EventHistory:
-    """Keeps and reads events, on one event loop. No method raises because of the store.
+    """Stores and reads events, on one event loop. No method raises because of the store.
 
     Args:
-        records: Where they are kept.
-        ttl_s: Seconds that they are kept after the newest.
+        records: Store for the events.
+        ttl_s: Lifetime of events after the newest one, in seconds.
     """
 
     def __init__(self, records: RecordStore, ttl_s: float) -> None:
@@ -103,16 +103,17 @@ class EventHistory:
         self._ttl_s = ttl_s
 
     async def record_event(self, tenant: str, event: Event) -> bool:
-        """Add an event that is no round to those of its conversation. Whether it was saved."""
+        """Stores an event that is not a compaction. Returns whether it was saved."""
         key = events_key(tenant, event.conversation)
         return await self._records.append_line(
             key, to_fields(event), ttl_s=self._ttl_s, max_lines=KEPT_EVENTS
         )
 
     async def record_root(self, tenant: str, conversation: str, root: bytes) -> None:
-        """A conversation has rounds under this root. To be said before each of them is saved.
+        """Records that a conversation has compactions under this root. Call it before each of them is saved.
 
-        Where the conversation was forgotten since the round was begun, so is the root: nobody would find it.
+        If the conversation was deleted since the compaction began, the root is deleted as well, because
+        nothing would lead to it.
         """
         key, fields = roots_key(tenant, conversation), {"root": root.hex()}
         if self._records.deletion_fence.is_deleted(key):
@@ -121,13 +122,13 @@ class EventHistory:
         await self._records.append_line(key, fields, ttl_s=self._ttl_s, max_lines=KEPT_ROOT_LINES)
 
     async def list_roots(self, tenant: str, conversation: str, most: int = MAX_ROOTS) -> tuple[bytes, ...]:
-        """The roots of a conversation, the one that was used last first; so many at most."""
+        """Returns at most `most` roots of a conversation, the last used first."""
         lines = await self._records.read_tail(roots_key(tenant, conversation), KEPT_ROOT_LINES)
-        found = (_parse_hex(line.get("root")) for line in reversed(lines))
-        return tuple(dict.fromkeys(root for root in found if root))[:most]
+        roots = (_parse_hex(line.get("root")) for line in reversed(lines))
+        return tuple(dict.fromkeys(root for root in roots if root))[:most]
 
     async def list_events(self, tenant: str, conversation: str) -> list[Event]:
-        """The events of a conversation, oldest first; a round says what the upstream counted after it."""
+        """Returns the events of a conversation, oldest first. Compactions include the upstream's count."""
         lines = await self._records.read_tail(events_key(tenant, conversation), KEPT_EVENTS)
         events = _parse_events(lines)
         for root in await self.list_roots(tenant, conversation):
@@ -136,62 +137,65 @@ class EventHistory:
         return _merge_outcomes(events)
 
     async def list_installed_rounds(self, tenant: str, conversation: str) -> list[InstalledRound]:
-        """The installed rounds that were made in a conversation, of every strategy, newest first.
+        """Returns the installed compactions of a conversation, of every strategy, newest first.
 
-        A round made ahead of need is none until it is installed; one that was shortened further since it was
-        made has no event of its own, and its checkpoint tells what is known.
+        A staged compaction is not included until it is installed. A compaction that was shortened further
+        since has no event of its own; its event is built from its checkpoint.
         """
         events = await self.list_events(tenant, conversation)
         round_events = {event.place: event for event in events if event.kind == COMPACTED and event.place}
-        found: list[InstalledRound] = []
+        rounds: list[InstalledRound] = []
         for root in await self.list_roots(tenant, conversation):
             for strategy in STRATEGIES:
-                found += await self._read_installed_rounds(tenant, root, strategy, round_events)
-        ours = [each for each in found if each.event.conversation == conversation]
+                rounds += await self._read_installed_rounds(tenant, root, strategy, round_events)
+        ours = [each for each in rounds if each.event.conversation == conversation]
         ours.sort(key=lambda each: each.event.at)
         return ours[::-1]
 
     async def _read_installed_rounds(
         self, tenant: str, root: bytes, strategy: str, round_events: Mapping[str, Event]
     ) -> list[InstalledRound]:
-        """Those of one list, in its order. Without an event a round is as old as the one before it."""
+        """Reads one list of checkpoints, in its order.
+
+        A compaction without an event of its own gets the time of the previous one.
+        """
         lines = await self._records.read_tail(checkpoint_list_key(tenant, root, strategy), KEPT_PLACES)
         places = list(dict.fromkeys(filter(None, (_parse_hex(line.get("place")) for line in lines))))
         silent = [place for place in places if place.hex() not in round_events]
         stored = (
             await self._records.get_many(checkpoint_keys(tenant, root, strategy, silent)) if silent else []
         )
-        read = dict(zip(silent, stored, strict=True))
-        found: list[InstalledRound] = []
+        checkpoints = dict(zip(silent, stored, strict=True))
+        rounds: list[InstalledRound] = []
         at = 0.0
         for place in places:
-            event = round_events.get(place.hex()) or _build_event(place, read.get(place), at)
+            event = round_events.get(place.hex()) or _build_event(place, checkpoints.get(place), at)
             if event is not None:
                 at = max(at, event.at)
-                found.append(InstalledRound(place, event))
-        return found
+                rounds.append(InstalledRound(place, event))
+        return rounds
 
 
 def _build_event(place: bytes, fields: Fields | None, at: float) -> Event | None:
-    """What a checkpoint says of its round; None if there is none."""
-    made = checkpoint.from_fields(fields) if fields else None
-    if made is None:
+    """Builds the event of a compaction from its checkpoint; None if there is no checkpoint."""
+    stored = checkpoint.from_fields(fields) if fields else None
+    if stored is None:
         return None
     return Event(
         COMPACTED,
         at,
-        made.conversation,
-        strategy=made.strategy,
-        round=made.round,
+        stored.conversation,
+        strategy=stored.strategy,
+        round=stored.round,
         place=place.hex(),
-        tokens_before=made.tokens_before,
-        tokens_after=made.tokens_after,
-        summary=made.summary,
+        tokens_before=stored.tokens_before,
+        tokens_after=stored.tokens_after,
+        summary=stored.summary,
     )
 
 
 def _parse_hex(digits: object) -> bytes:
-    """The bytes that hex digits stand for; none if they are none."""
+    """Decodes hex digits; returns empty bytes for anything else."""
     try:
         return bytes.fromhex(digits) if isinstance(digits, str) else b""
     except ValueError:

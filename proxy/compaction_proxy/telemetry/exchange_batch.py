@@ -1,4 +1,4 @@
-"""Exchanges that were not read, added up: thousands of them are alike, and only their sums matter."""
+"""Sums of exchanges whose requests were not read: thousands of them are alike, and only the sums matter."""
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -10,13 +10,13 @@ from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange, UnreadE
 
 
 class ExchangeEntry(NamedTuple):
-    """An exchange, and what it saved.
+    """An exchange and its saving.
 
     Attributes:
-        tenant: Whose it was.
-        conversation: Of which conversation; None where that is not known.
-        exchange: Its figures.
-        saving: What it saved; None where that is not known.
+        tenant: Tenant of the exchange.
+        conversation: Conversation of the exchange; None if it is unknown.
+        exchange: Figures of the exchange.
+        saving: Saving of the exchange; None if it is unknown.
     """
 
     tenant: str
@@ -26,7 +26,7 @@ class ExchangeEntry(NamedTuple):
 
 
 class ExchangeColumns(NamedTuple):
-    """What is known of exchanges, column by column (`core.exchange.UnreadExchange`); each has all of them."""
+    """The fields of exchanges by column (`core.exchange.UnreadExchange`). All columns are equally long."""
 
     at: Sequence[float]
     request: Sequence[str]
@@ -40,21 +40,21 @@ class ExchangeColumns(NamedTuple):
 
 
 class ExchangeBatch(NamedTuple):
-    """Exchanges that were not read: of one tenant, conversation, model and status code, oldest first.
+    """Unread exchanges of one tenant, conversation, model and status code, oldest first.
 
     Attributes:
-        tenant: Whose.
-        conversation: Of which conversation; None where none is known.
-        model: The model that was asked; empty if that is not known.
-        code: The upstream's status code.
-        exchanges: At least one.
-        columns: The same, column by column.
-        price: Of the model; None if that is not known.
-        prompt_tokens: Input tokens of them all, as the upstream counted them.
-        completion_tokens: Output tokens, likewise.
-        cached_tokens: Input tokens that it had cached.
-        priced: How many of them have a price.
-        cost_usd: What those cost, in dollars.
+        tenant: Tenant of the exchanges.
+        conversation: Conversation of the exchanges; None if it is unknown.
+        model: Requested model; empty if it is unknown.
+        code: Status code of the upstream.
+        exchanges: The exchanges; at least one.
+        columns: The same exchanges, column by column.
+        price: Price of the model; None if it is unknown.
+        prompt_tokens: Input tokens of all exchanges, as the upstream counted them.
+        completion_tokens: Output tokens of all exchanges, as the upstream counted them.
+        cached_tokens: Input tokens that the upstream had cached.
+        priced: Number of exchanges with a known price.
+        cost_usd: Cost of these exchanges, in dollars.
     """
 
     tenant: str
@@ -72,22 +72,22 @@ class ExchangeBatch(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the upstream answered them with an error."""
+        """Whether the upstream answered with an error."""
         return self.code >= FIRST_ERROR_STATUS
 
     def list_newest(self, limit: int) -> list[ExchangeEntry]:
-        """The newest of them, oldest first."""
-        found = [build_unread_exchange(self.model, self.code, each) for each in self.exchanges[-limit:]]
-        whose = self.tenant, self.conversation
-        return [ExchangeEntry(*whose, each, compute_unchanged_saving(each, self.price)) for each in found]
+        """Returns the newest exchanges, at most `limit`, oldest first."""
+        newest = [build_unread_exchange(self.model, self.code, each) for each in self.exchanges[-limit:]]
+        shared = self.tenant, self.conversation
+        return [ExchangeEntry(*shared, each, compute_unchanged_saving(each, self.price)) for each in newest]
 
 
 get_entry_time = attrgetter("exchange.at")
-"""When the exchange of an entry came."""
+"""Returns the time at which the exchange of an entry began."""
 
 
 def select_newest(groups: Iterable[ExchangeBatch], limit: int) -> list[ExchangeEntry]:
-    """The newest exchanges of groups."""
+    """Returns the newest exchanges of all groups, at most `limit`, oldest first."""
     return sorted([each for alike in groups for each in alike.list_newest(limit)], key=get_entry_time)[
         -limit:
     ]
@@ -101,25 +101,25 @@ def build_batch(
     exchanges: Sequence[UnreadExchange],
     price: ModelPrice | None,
 ) -> ExchangeBatch:
-    """Exchanges that are alike, with their sums; the arguments are fields of `ExchangeBatch`."""
+    """Builds a batch with its sums. The arguments are fields of `ExchangeBatch`."""
     columns = ExchangeColumns._make(zip(*exchanges, strict=True))
-    alike = ExchangeBatch(tenant, conversation, model, code, exchanges, columns, price)
-    if alike.has_failed:  # costs nothing, and its usage is not believed
-        return alike._replace(priced=len(exchanges) if price else 0)
-    told = [each for each in exchanges if each.prompt_tokens is not None]
-    if not told:
-        return alike
-    return alike._replace(
+    batch = ExchangeBatch(tenant, conversation, model, code, exchanges, columns, price)
+    if batch.has_failed:  # costs nothing, and its usage is not trusted
+        return batch._replace(priced=len(exchanges) if price else 0)
+    counted = [each for each in exchanges if each.prompt_tokens is not None]
+    if not counted:
+        return batch
+    return batch._replace(
         prompt_tokens=sum(filter(None, columns.prompt_tokens)),
-        completion_tokens=sum([each.completion_tokens or 0 for each in told]),
-        cached_tokens=sum([each.cached_tokens or 0 for each in told]),
-        priced=len(told) if price else 0,
-        cost_usd=_compute_cost(told, price) if price else 0.0,
+        completion_tokens=sum([each.completion_tokens or 0 for each in counted]),
+        cached_tokens=sum([each.cached_tokens or 0 for each in counted]),
+        priced=len(counted) if price else 0,
+        cost_usd=_compute_cost(counted, price) if price else 0.0,
     )
 
 
 def _compute_cost(exchanges: Sequence[UnreadExchange], price: ModelPrice) -> float:
-    """What exchanges whose usage is known cost. Without tiers that depends on nothing but their sums."""
+    """Computes the cost of exchanges with known usage. Without price tiers, their sums are enough."""
     counts = [
         (each.prompt_tokens or 0, each.cached_tokens or 0, each.completion_tokens or 0) for each in exchanges
     ]

@@ -1,7 +1,7 @@
-"""The journal: every exchange is noted at once and worked through behind, in no request's way.
+"""Queues every exchange at once and processes it later in the background, so that no request waits.
 
-Once a second what was noted is priced, counted, put to the account of its conversation, and told to whoever
-listens; then all that is written.
+Once a second the queued exchanges are priced, counted, added to the accounts of their conversations and
+passed to the listeners. Then everything is written to the store.
 """
 
 import asyncio
@@ -37,24 +37,24 @@ from compaction_proxy.telemetry.live_feed import EXCHANGE, EXCHANGES_PER_S, Live
 from compaction_proxy.telemetry.statistics import Statistics
 from compaction_proxy.telemetry.usage import StoredExchange, UsageStore, to_fields
 
-# Conversations of which it is remembered what the provider has read.
+# Number of conversations whose provider cache is tracked.
 MAX_TRACKED_CONVERSATIONS = 1_000
-# Exchanges of a conversation that are put aside.
+# Number of exchanges of a conversation whose processing may be deferred.
 MAX_DEFERRED = 4
 
-# An exchange, the newest prefix digests of its list, and our own counts.
+# An exchange, the newest prefix digests of its messages, and our own token counts.
 _DeferredExchange = tuple[Exchange, Sequence[bytes], tuple[int, int]]
 
 
 class _TrackedConversation(NamedTuple):
-    """What is known of a conversation: of what was worked through, and what was put aside since."""
+    """State of a conversation: the cache state after the processed exchanges, and the deferred exchanges."""
 
     cache_state: CacheState
     deferred: deque[_DeferredExchange]
 
 
 class SavingsTracker:
-    """Remembers what providers have read. For use on one event loop."""
+    """Tracks which messages providers have cached, to compute savings. For use on one event loop."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, _TrackedConversation] = OrderedDict()
@@ -68,15 +68,17 @@ class SavingsTracker:
         prefixes: Sequence[bytes] = (),
         counted: tuple[int, int] = (0, 0),
     ) -> Saving | None:
-        """What an exchange has saved; None where that is not known. To be told of exchanges in their order.
+        """Computes the saving of an exchange; None if it is unknown. Call it for exchanges in their order.
 
         Args:
-            tenant: Whose it is.
-            conversation: Of which conversation; None: nothing is known of it.
+            tenant: Tenant of the exchange.
+            conversation: Conversation of the exchange; None if it is unknown.
             exchange: The exchange.
-            price: Of the model that was asked; None if that is not known.
-            prefixes: Prefix digests of the client's non-privileged messages; empty if it was not read.
-            counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros if not read.
+            price: Price of the requested model; None if it is unknown.
+            prefixes: Prefix digests of the client's messages that are not privileged; empty if the request
+                was not read.
+            counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros if the request
+                was not read.
         """
         sent, forwarded = counted
         whole = sent == forwarded and exchange.tokens_before == exchange.tokens_after and not exchange.recalls
@@ -97,24 +99,24 @@ class SavingsTracker:
         if whole:
             known.deferred.append((exchange, prefixes[-FEW_MESSAGES:], counted))
             return compute_unchanged_saving(exchange, price)
-        standing = known.cache_state
+        state = known.cache_state
         for earlier, its_prefixes, its_counts in known.deferred:
-            standing = compute_saving(earlier, its_prefixes, standing, None, its_counts)[1]
-        made, standing = compute_saving(exchange, prefixes, standing, price, counted)
-        self._known[key] = _TrackedConversation(standing, deque(maxlen=MAX_DEFERRED))
-        return made
+            state = compute_saving(earlier, its_prefixes, state, None, its_counts)[1]
+        saving, state = compute_saving(exchange, prefixes, state, price, counted)
+        self._known[key] = _TrackedConversation(state, deque(maxlen=MAX_DEFERRED))
+        return saving
 
 
 _T = TypeVar("_T")
 
 
-# Given exchanges, some at a time, behind their requests, on the event loop; must not wait.
-# Those that were not read come added up.
+# Receives exchanges in groups, after their requests, on the event loop; must not block.
+# Exchanges whose requests were not read come as batches.
 ExchangeListener = Callable[[Sequence[ExchangeEntry], Sequence[ExchangeBatch]], None]
 
 
 class ExchangeRecorder(Protocol):
-    """Notes exchanges (`ExchangeLog`)."""
+    """Records exchanges (implemented by `ExchangeLog`)."""
 
     def record_exchange(
         self,
@@ -125,15 +127,17 @@ class ExchangeRecorder(Protocol):
         prefixes: tuple[bytes, ...] = (),
         counted: tuple[int, int] = (0, 0),
     ) -> None:
-        """Note one exchange.
+        """Records one exchange.
 
         Args:
-            tenant: Whose it was.
-            conversation: Of which conversation, if that is known.
-            origin: Of the upstream.
-            exchange: Its figures.
-            prefixes: Prefix digests of the client's non-privileged messages; empty where it was not read.
-            counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros if not read.
+            tenant: Tenant of the exchange.
+            conversation: Conversation of the exchange, if it is known.
+            origin: Origin of the upstream.
+            exchange: Figures of the exchange.
+            prefixes: Prefix digests of the client's messages that are not privileged; empty if the request
+                was not read.
+            counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros if the request
+                was not read.
         """
         ...
 
@@ -146,17 +150,17 @@ class ExchangeRecorder(Protocol):
         code: int,
         unread: UnreadExchange,
     ) -> None:
-        """Note one whose request was not read."""
+        """Records an exchange whose request was not read."""
         ...
 
 
-# What exchanges that are added up have in common: tenant, conversation, origin, when their requests began
+# Common properties of the exchanges in a batch: tenant, conversation, origin, mark of the requests' start
 # (`storage.deletions`), model, status code.
 BatchKey = tuple[str, str | None, str, int | None, str, int]
 
 
 def group_by_key(recorded: Sequence[tuple[BatchKey, UnreadExchange]]) -> dict[BatchKey, list[UnreadExchange]]:
-    """Those that are alike, in their order."""
+    """Groups exchanges by key, in their order."""
     groups: dict[BatchKey, list[UnreadExchange]] = {}
     for key, unread in recorded:
         group = groups.get(key)
@@ -167,39 +171,40 @@ def group_by_key(recorded: Sequence[tuple[BatchKey, UnreadExchange]]) -> dict[Ba
 
 
 def split_into_chunks(items: Sequence[_T], length: int) -> Iterator[Sequence[_T]]:
-    """So many items at a time."""
+    """Yields chunks of at most `length` items."""
     return (items[start : start + length] for start in range(0, len(items), length))
 
 
 FLUSH_S = 1.0
-# Exchanges that may wait to be worked through; beyond it the newest are not noted.
+# Number of exchanges that may be queued. Further exchanges are dropped.
 MAX_NOTED = 50_000
-# Exchanges that are worked through before others have their turn, and as soon as there are so many: what a
-# busy server notes in a second would be megabytes, and memory that is used again at once is quicker.
+# Number of exchanges that are processed before other tasks get a turn. Processing also starts at this number:
+# the exchanges of one second would take megabytes on a busy server, and memory that is soon used again is
+# faster.
 AT_ONCE = 64
 
 _log = structlog.get_logger()
-# What is noted of exchanges, as `ExchangeRecorder` are given it and with when its request
-# began (`storage.deletions`), in plain tuples: this is in everybody's way.
+# Arguments of `ExchangeRecorder` for one exchange, with the mark of the request's start
+# (`storage.deletions`). Plain tuples, because every request builds one.
 _RecordedExchange = tuple[str, str | None, str, Exchange, tuple[bytes, ...], tuple[int, int], int | None]
 _RecordedUnread = tuple[BatchKey, UnreadExchange]
-# A model, and the origin of the upstream that serves it.
+# A model, and the origin of its upstream.
 _PricedModel = tuple[str, str]
 
 
 class ExchangeLog:
-    """Notes exchanges, and has them priced, counted and written, on one event loop.
+    """Queues exchanges and has them priced, counted and written, on one event loop.
 
     Args:
-        usage_store: Keep what belongs to a conversation.
-        statistics: Count.
-        feed: Tells those who watch.
-        deletion_fence: Knows when what runs here began.
-        pricing: Knows prices; None: nobody does.
+        usage_store: Keeps the usage of each conversation.
+        statistics: Counts all exchanges.
+        feed: Live feed that shows exchanges.
+        deletion_fence: Marks the start of each request, to detect later deletions.
+        pricing: Source of prices. None leaves all exchanges without a price.
 
     Attributes:
-        listeners: Whom to give them to. One that fails keeps nobody from hearing.
-        lost: Exchanges that were not noted because too many waited.
+        listeners: Receivers of exchanges. A listener that fails does not stop the others.
+        lost: Number of exchanges that were dropped because the queue was full.
     """
 
     def __init__(
@@ -217,7 +222,7 @@ class ExchangeLog:
         self._pricing = pricing
         self._read: list[_RecordedExchange] = []
         self._unread: list[_RecordedUnread] = []
-        # The newest, of which the feed will be told.
+        # The newest exchanges, for the live feed.
         self._newest_entries: deque[ExchangeEntry] = deque(maxlen=EXCHANGES_PER_S)
         self._newest_batches: deque[ExchangeBatch] = deque(maxlen=EXCHANGES_PER_S)
         self._prices: dict[_PricedModel, ModelPrice | None] = {}
@@ -236,7 +241,7 @@ class ExchangeLog:
         prefixes: tuple[bytes, ...] = (),
         counted: tuple[int, int] = (0, 0),
     ) -> None:
-        """Note one exchange (`ExchangeRecorder`). In the way of every request that was read."""
+        """Queues one exchange (`ExchangeRecorder`). Every request that is read waits for this call."""
         if len(self._read) < MAX_NOTED:
             start_mark = self._deletion_fence.get_start_mark()
             self._read.append((tenant, conversation, origin, exchange, prefixes, counted, start_mark))
@@ -254,7 +259,7 @@ class ExchangeLog:
         code: int,
         unread: UnreadExchange,
     ) -> None:
-        """Note one whose request was not read (`ExchangeRecorder`). In the way of every other request."""
+        """Queues one unread exchange (`ExchangeRecorder`). Every unread request waits for this call."""
         if len(self._unread) < MAX_NOTED:
             start_mark = self._deletion_fence.get_start_mark()
             self._unread.append(((tenant, conversation, origin, start_mark, model, code), unread))
@@ -264,13 +269,13 @@ class ExchangeLog:
             self.lost += 1
 
     def start(self) -> None:
-        """Begin to work in the background."""
+        """Starts the background task."""
         self._task = asyncio.create_task(self._flush_periodically())
 
     async def close(self) -> None:
-        """Write what waits, and end."""
+        """Writes everything that is queued and stops the background task."""
         if self._task is not None:
-            async with self._flushing:  # what is being written is written to its end
+            async with self._flushing:  # lets a write in progress finish
                 self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.flush()
@@ -278,7 +283,7 @@ class ExchangeLog:
         await self._usage_store.close()
 
     async def flush(self) -> None:
-        """Work through what was noted, and write what waits."""
+        """Processes all queued exchanges and writes the results."""
         async with self._flushing:
             await self._drain_queues()
             for flush in (self._feed.flush, self._statistics.flush, self._usage_store.flush):
@@ -286,7 +291,7 @@ class ExchangeLog:
                     await flush()
 
     async def list_exchanges(self, tenant: str, conversation: str, limit: int = 500) -> list[StoredExchange]:
-        """The newest exchanges of a conversation that are written, oldest first."""
+        """Returns the newest stored exchanges of a conversation, oldest first."""
         return await self._usage_store.list_exchanges(tenant, conversation, limit)
 
     async def _drain_queues(self) -> None:
@@ -303,25 +308,25 @@ class ExchangeLog:
         self._publish_newest()
 
     def _publish_newest(self) -> None:
-        """Tell the feed of the newest exchanges."""
+        """Publishes the newest exchanges on the live feed."""
         newest = sorted(
             [*self._newest_entries, *select_newest(self._newest_batches, EXCHANGES_PER_S)], key=get_entry_time
         )
         for entry in newest[-EXCHANGES_PER_S:]:
-            shown = to_fields(entry.exchange, entry.saving)
+            fields = to_fields(entry.exchange, entry.saving)
             if entry.conversation is not None:
-                shown["conversation"] = entry.conversation
-            self._feed.publish(EXCHANGE, shown)
+                fields["conversation"] = entry.conversation
+            self._feed.publish(EXCHANGE, fields)
         self._newest_entries.clear()
         self._newest_batches.clear()
 
     async def _await_prices(self, models: set[_PricedModel | None]) -> None:
-        """Have the prices looked up of models at upstreams."""
+        """Waits until the prices of the models have been looked up."""
         if self._pricing is not None:
             await self._pricing.wait_for_prices([each for each in models if each is not None])
 
     def _drain_priced(self) -> None:
-        """Work through what was noted, but for what has no price yet: that waits for the flush."""
+        """Processes queued exchanges whose price is known. The others wait for the flush."""
         unread, self._unread = self._split_by_price(self._unread, _get_unread_model)
         self._deliver_unread(unread)
         read, self._read = self._split_by_price(self._read, _get_read_model)
@@ -330,7 +335,7 @@ class ExchangeLog:
     def _split_by_price(
         self, recorded: list[_T], get_model: Callable[[_T], _PricedModel | None]
     ) -> tuple[list[_T], list[_T]]:
-        """What can be worked through now, and what waits for a price."""
+        """Splits exchanges into those that can be processed now and those that wait for a price."""
         waiting = {each for each in set(map(get_model, recorded)) if not self._is_price_known(each)}
         if not waiting:
             return recorded, []
@@ -343,7 +348,7 @@ class ExchangeLog:
         return self._pricing.is_resolved(*model)
 
     def _deliver_unread(self, recorded: Sequence[_RecordedUnread]) -> None:
-        """Have exchanges counted, put to accounts and told."""
+        """Counts unread exchanges, adds them to their accounts and notifies the listeners."""
         if recorded:
             with suppress_and_report(_log_write_failure):
                 self._notify_listeners(
@@ -351,7 +356,7 @@ class ExchangeLog:
                 )
 
     def _deliver_read(self, recorded: Sequence[_RecordedExchange]) -> None:
-        """Likewise, one by one."""
+        """Counts read exchanges one by one, adds them to their accounts and notifies the listeners."""
         if recorded:
             with suppress_and_report(_log_write_failure):
                 entries = list(map(self._add_exchange, recorded))
@@ -364,35 +369,35 @@ class ExchangeLog:
                 listener(entries, batches)
 
     def _add_batch(self, key: BatchKey, exchanges: list[UnreadExchange]) -> ExchangeBatch:
-        """Exchanges that are alike, in the account of their conversation."""
-        tenant, conversation, origin, begun, model, code = key
+        """Builds a batch and adds it to the statistics and to the account of its conversation."""
+        tenant, conversation, origin, start_mark, model, code = key
         price = self._get_price(model, origin)
-        alike = build_batch(tenant, conversation, model, code, exchanges, price)
-        self._statistics.add_batch(alike)
-        if conversation is None or self._usage_store.add_batch(alike, begun):
-            self._newest_batches.append(alike)
+        batch = build_batch(tenant, conversation, model, code, exchanges, price)
+        self._statistics.add_batch(batch)
+        if conversation is None or self._usage_store.add_batch(batch, start_mark):
+            self._newest_batches.append(batch)
         if conversation is not None:
             self._savings.track_exchange(
                 tenant, conversation, build_unread_exchange(model, code, exchanges[-1]), price
             )
-        return alike
+        return batch
 
     def _add_exchange(self, recorded: _RecordedExchange) -> ExchangeEntry:
-        """An exchange with its price, in its conversation's account."""
-        tenant, conversation, origin, exchange, prefixes, counted, begun = recorded
+        """Prices an exchange and adds it to the account of its conversation."""
+        tenant, conversation, origin, exchange, prefixes, counted, start_mark = recorded
         price = self._get_price(exchange.model, origin)
         saving = self._savings.track_exchange(tenant, conversation, exchange, price, prefixes, counted)
         entry = ExchangeEntry(tenant, conversation, exchange, saving)
-        if conversation is None or self._usage_store.add_exchange(conversation, entry, begun):
+        if conversation is None or self._usage_store.add_exchange(conversation, entry, start_mark):
             self._newest_entries.append(entry)
         return entry
 
     def _get_price(self, model: str, origin: str) -> ModelPrice | None:
-        """Held while all that was noted is worked through: most of it asks the same model."""
-        asked = (model, origin)
-        if asked not in self._prices:
-            self._prices[asked] = self._pricing.get_price(*asked) if self._pricing else None
-        return self._prices[asked]
+        """Returns a price. Caches it until the next flush, because most exchanges use the same model."""
+        name = (model, origin)
+        if name not in self._prices:
+            self._prices[name] = self._pricing.get_price(*name) if self._pricing else None
+        return self._prices[name]
 
     async def _flush_periodically(self) -> None:
         while True:
@@ -402,7 +407,7 @@ class ExchangeLog:
 
 
 def _get_unread_model(recorded: _RecordedUnread) -> _PricedModel | None:
-    """Whose price an exchange asks for; None where nothing is known that would have one."""
+    """Returns the model and origin whose price is needed; None if the exchange has no usage to price."""
     (_, _, origin, _, model, _), unread = recorded
     return None if unread.prompt_tokens is None else (model, origin)
 

@@ -1,8 +1,8 @@
-"""The live feed: what happens now, told by all workers and replicas, for whoever watches.
+"""The live feed: current events and exchanges of all workers and replicas, for everyone who watches.
 
-It holds figures and ids, no text of a conversation. Events always are told. Exchanges are told while somebody
-listens, on any replica, and only some of them where there are many. Events and exchanges are two lists, so
-that a busy server's exchanges drive out no event.
+The feed holds figures and ids, but no text of a conversation. Events are always published. Exchanges are
+published only while a follower listens on any replica, and only some of them if there are many. Events and
+exchanges have separate lists, so that the exchanges of a busy server do not push out events.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import FEED_NOT_READ
 
-# What is left out of an event: its text, and the messages' ids.
+# Fields that are removed from an event: its text and the messages' ids.
 HIDDEN = CONTENT_FIELDS | {"message_ids"}
 
 COMPACTION = "compaction"
@@ -32,12 +32,12 @@ LOST = "lost"
 POLL_S = 1.0
 MAX_LINES = {COMPACTION: 2_000, EXCHANGE: 1_000}
 _LISTS = {COMPACTION: "events", EXCHANGE: "exchanges"}
-# Lines that a poll looks at first; all of them where more have come since the last one.
+# Number of lines that a poll reads first. It reads all lines if more have come since the last poll.
 LATEST = 64
 EXCHANGES_PER_S = 50
-# Events that may wait to be written.
+# Number of events that may wait to be written.
 MAX_WAITING = 1_000
-# Items that a follower may be behind; beyond it, it loses the oldest.
+# Number of items that may wait for a follower. A slower follower loses the oldest.
 MAX_BEHIND = 500
 LISTENING_S = 60.0
 LOOK_EVERY_S = 5.0
@@ -47,13 +47,14 @@ _log = structlog.get_logger()
 
 
 class FeedItem(NamedTuple):
-    """One thing that happened.
+    """One item of the live feed.
 
     Attributes:
-        id: Rises with time; different everywhere.
-        kind: `compaction` (an event), `exchange`, or `lost`: the follower was too slow for as many items as
-            its field `lost` says.
-        fields: Of an event without its text and its messages' ids, of an exchange with its `conversation`.
+        id: Unique id that rises with time.
+        kind: `compaction` (an event), `exchange`, or `lost` (the follower was too slow, and its field `lost`
+            gives the number of lost items).
+        fields: Fields of an event without its text and message ids, or of an exchange with its
+            `conversation`.
     """
 
     id: str
@@ -62,7 +63,7 @@ class FeedItem(NamedTuple):
 
 
 class _Follower:
-    """What waits for one who watches."""
+    """Queue of items for one reader of the feed."""
 
     def __init__(self) -> None:
         self.waiting: deque[FeedItem] = deque(maxlen=MAX_BEHIND)
@@ -71,10 +72,10 @@ class _Follower:
         self._prepended_ids: frozenset[str] = frozenset()
 
     def prepend_items(self, items: list[FeedItem]) -> None:
-        """With these, in front of what has come meanwhile; nothing is told twice."""
-        come = [item for item in self.waiting if item not in items]
+        """Puts items in front of those that have come meanwhile. Drops duplicates."""
+        newer = [item for item in self.waiting if item not in items]
         self.waiting.clear()
-        for item in (*items, *come):
+        for item in (*items, *newer):
             self.push_item(item)
         self._prepended_ids = frozenset(item.id for item in items)
 
@@ -86,13 +87,13 @@ class _Follower:
         self.has_items.set()
 
     def take_items(self) -> list[FeedItem]:
-        """What waits, behind a word on what is lost."""
+        """Removes and returns the waiting items, after an item that reports losses if there were any."""
         lost = [FeedItem(self.waiting[0].id, LOST, {"lost": self.lost})] if self.lost else []
-        found = [*lost, *self.waiting]
+        items = [*lost, *self.waiting]
         self.waiting.clear()
         self.lost = 0
         self.has_items.clear()
-        return found
+        return items
 
 
 def _parse_item(line: Fields) -> FeedItem | None:
@@ -107,12 +108,12 @@ def _to_public_fields(event: Event) -> dict[str, Any]:
 
 
 class LiveFeed:
-    """Tells and follows, on one event loop. No method raises because of the store.
+    """Publishes and follows items, on one event loop. No method raises because of the store.
 
     Args:
-        records: Where the lists are kept.
-        ttl_s: Seconds that they are kept after the newest line.
-        now: Seconds since the epoch.
+        records: Store for the lists of items.
+        ttl_s: Lifetime of a list after its newest line, in seconds.
+        now: Returns the seconds since the epoch.
     """
 
     def __init__(self, records: RecordStore, ttl_s: float, now: Callable[[], float] = time.time) -> None:
@@ -131,21 +132,21 @@ class LiveFeed:
 
     @property
     def has_followers(self) -> bool:
-        """Whether anybody follows, here or elsewhere, as far as is known."""
+        """Whether this process or, as far as it knows, another one has a follower."""
         return bool(self._followers) or self._has_remote_followers
 
     def publish(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Tell of something; written with the next flush. Of exchanges only the newest wait."""
+        """Publishes an item. The next flush writes it. Of waiting exchanges only the newest are kept."""
         waiting = self._exchanges if kind == EXCHANGE else self._events
         waiting.append(FeedItem(self._create_item_id(), kind, fields))
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """Tell of an event (an `announcing.Listener`), unless the upstream has only counted something."""
+        """Publishes an event (an `event_bus.EventListener`), except for the upstream's counts."""
         if event.kind != MEASURED:
             self.publish(COMPACTION, _to_public_fields(event))
 
     async def flush(self) -> None:
-        """Write what waits. To be called once a second: that bounds the exchanges."""
+        """Writes the waiting items. Call it once a second, because that bounds the rate of exchanges."""
         await self._check_remote_followers()
         if not self.has_followers:
             self._exchanges.clear()
@@ -158,15 +159,15 @@ class LiveFeed:
                 waiting.extendleft(reversed(items[: (waiting.maxlen or 0) - len(waiting)]))
 
     async def list_recent_events(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
-        """The newest events, newest first; with `failures` only those that say that something went wrong."""
+        """Returns the newest events, newest first. With `failures`, returns only failures."""
         items = await self._read_latest(COMPACTION, MAX_LINES[COMPACTION] if failures else limit)
         wanted = [item for item in items if not failures or item.fields.get("kind") in FAILURES]
         return wanted[::-1][:limit]
 
     async def follow(self, after: str | None = None) -> AsyncGenerator[FeedItem, None]:
-        """Items as they come, with those since the one named `after`, until the feed is closed.
+        """Yields items as they come, after those that are newer than the item with the id `after`.
 
-        Ends when it is closed by its reader (`aclose`), too.
+        Ends when the feed is closed, or when the reader closes the generator (`aclose`).
         """
         follower = _Follower()
         self._add_follower(follower)
@@ -181,7 +182,7 @@ class LiveFeed:
             self._remove_follower(follower)
 
     async def close(self) -> None:
-        """End all that follow, and write what waits."""
+        """Ends all followers and writes the waiting items."""
         self._closed = True
         for follower in self._followers:
             follower.has_items.set()
@@ -198,12 +199,12 @@ class LiveFeed:
         return ListItem(feed_key(_LISTS[kind]), fields, self._ttl_s, MAX_LINES[kind])
 
     async def _check_remote_followers(self) -> None:
-        """Find out whether anybody listens elsewhere, if that is worth a question."""
+        """Checks the store for followers of other processes, if exchanges wait and a check is due."""
         if self._followers or not self._exchanges or self._next_check_at > self._now():
             return
         self._next_check_at = self._now() + LOOK_EVERY_S
-        [found] = await self._records.get_many([feed_key("listening")], bypass_cache=True)
-        until = parse_number((found or {}).get("until"))
+        [fields] = await self._records.get_many([feed_key("listening")], bypass_cache=True)
+        until = parse_number((fields or {}).get("until"))
         self._has_remote_followers = until is not None and until > self._now()
 
     async def _read_latest(self, kind: str, limit: int) -> list[FeedItem]:
@@ -211,7 +212,7 @@ class LiveFeed:
         return [item for line in lines if (item := _parse_item(line)) is not None]
 
     async def _read_newer(self, kind: str, after: str) -> list[FeedItem]:
-        """The items behind the one with this id; if it is gone, those that are newer by the clock."""
+        """Reads the items after the one with this id. If that item is gone, compares the ids."""
         items = await self._read_latest(kind, LATEST)
         if len(items) == LATEST and items[0].id > after and all(item.id != after for item in items):
             items = await self._read_latest(kind, MAX_LINES[kind])
@@ -220,8 +221,8 @@ class LiveFeed:
         return items[place + 1 :] if place is not None else [item for item in items if item.id > after]
 
     async def _read_missed(self, after: str) -> list[FeedItem]:
-        found = [await self._read_newer(kind, after) for kind in _LISTS]
-        return sorted(chain.from_iterable(found), key=lambda item: item.id)
+        missed = [await self._read_newer(kind, after) for kind in _LISTS]
+        return sorted(chain.from_iterable(missed), key=lambda item: item.id)
 
     def _add_follower(self, follower: _Follower) -> None:
         self._followers.add(follower)
@@ -235,14 +236,14 @@ class LiveFeed:
             self._poll = None
 
     async def _poll_store(self, start_id: str) -> None:
-        """Look for all followers, once a second, and let the other processes know that somebody listens."""
+        """Polls the store for all followers once a second. Tells other processes that a follower exists."""
         newest = dict.fromkeys(_LISTS, start_id)
-        said_at = -math.inf
+        marked_at = -math.inf
         while True:
             with suppress_and_report(_log_poll_failure):
-                if self._now() - said_at > LISTENING_S / 2:
-                    said_at = self._now()
-                    fields = {"until": said_at + LISTENING_S}
+                if self._now() - marked_at > LISTENING_S / 2:
+                    marked_at = self._now()
+                    fields = {"until": marked_at + LISTENING_S}
                     await self._records.overwrite(feed_key("listening"), fields, ttl_s=LISTENING_S)
                 for kind in _LISTS:
                     for item in await self._read_newer(kind, newest[kind]):

@@ -1,6 +1,6 @@
-"""Logging: one line per event on stderr, our own and the libraries' alike, without credentials.
+"""Configures logging: one line per event on stderr, from the proxy and its libraries, without credentials.
 
-Message text never gets here: events carry counts, ids and reasons.
+Text of messages is never logged: events carry only counts, ids and reasons.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Literal, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-# The request that what is logged belongs to; a round that it has begun belongs to it, too.
+# Id of the request that log lines belong to. A compaction that the request has started keeps this id.
 REQUEST: ContextVar[str] = ContextVar("request")
 
 CREDENTIAL_KEYS = frozenset(
@@ -40,7 +40,7 @@ MASK = "[credential]"
 
 
 def _mask_credentials(value: object, key: str = "") -> object:
-    """A value without credentials, whatever it is nested in."""
+    """Removes credentials from a value, at any depth of nesting."""
     if key.lower().replace("-", "_") in CREDENTIAL_KEYS:
         return MASK
     if isinstance(value, str):
@@ -55,15 +55,15 @@ def _mask_credentials(value: object, key: str = "") -> object:
 
 
 def scrub_event(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Take credentials out of an event: by the name of a field, and by what looks like one."""
+    """Removes credentials from an event, by the names of fields and by patterns in text."""
     internal = ("_record", "_from_structlog")
     return {key: value if key in internal else _mask_credentials(value, key) for key, value in event.items()}
 
 
 def add_request_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Say in which request something happened, where it happened in one."""
-    named = REQUEST.get("")
-    return {"request": named, **event} if named else event
+    """Adds the id of the request during which the event happened, if there is one."""
+    request = REQUEST.get("")
+    return {"request": request, **event} if request else event
 
 
 def _escape_match(found: re.Match[str]) -> str:
@@ -71,13 +71,13 @@ def _escape_match(found: re.Match[str]) -> str:
 
 
 def escape_control_characters(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Show control characters instead of sending them to a terminal; a traceback keeps its lines."""
-    shown = {}
+    """Escapes control characters, so that they do not reach a terminal. A traceback keeps its line breaks."""
+    escaped = {}
     for key, value in event.items():
         lines = value.split("\n") if key == "exception" and isinstance(value, str) else [value]
         cleaned = [CONTROL.sub(_escape_match, line) if isinstance(line, str) else line for line in lines]
-        shown[key] = cleaned[0] if len(cleaned) == 1 else "\n".join(cleaned)
-    return shown
+        escaped[key] = cleaned[0] if len(cleaned) == 1 else "\n".join(cleaned)
+    return escaped
 
 
 def _build_renderers(style: Literal["json", "console"]) -> list[Processor]:
@@ -90,7 +90,7 @@ def _build_renderers(style: Literal["json", "console"]) -> list[Processor]:
 
 
 def configure_logging(style: Literal["json", "console"] = "json", level: int = logging.INFO) -> None:
-    """Send everything to stderr in one style. Calling it again replaces what was before."""
+    """Sends all log lines to stderr in one style. A second call replaces the earlier configuration."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         add_request_id,
@@ -124,11 +124,11 @@ def configure_logging(style: Literal["json", "console"] = "json", level: int = l
 
 
 def quiet_libraries() -> None:
-    """Leave out what libraries say about their own life."""
+    """Hides the info messages of libraries, such as startup and connection messages."""
     for library in ("uvicorn", "httpx", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """The logger of a module; `log.info(EVENT, tokens_before=…)`."""
+    """Returns the logger of a module; use it as `log.info(EVENT, tokens_before=…)`."""
     return cast("FilteringBoundLogger", structlog.stdlib.get_logger(name))

@@ -1,7 +1,8 @@
-"""Every Prometheus metric: counted from exchanges and events, and written out when somebody asks.
+"""Prometheus metrics: counted from exchanges and events, and rendered on request.
 
-Several workers keep their figures in files of one folder, each in files of its own, named by the worker's
-number: whoever is asked adds them up, and a worker that takes another's place counts on from where it ended.
+Several workers keep their figures in one folder, each in its own files, named by the worker's number. The
+worker that renders the metrics adds up all files. A worker that replaces another continues that worker's
+files.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, NOTHING_DONE, Exc
 from compaction_proxy.telemetry.counters import OVERHEAD_BOUNDS_S, count_per_bucket
 from compaction_proxy.telemetry.exchange_batch import ExchangeBatch, ExchangeEntry
 
-# Upper bounds of buckets: seconds, or shares.
+# Upper bounds of histogram buckets, in seconds or as shares.
 STORE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 10)
 SUMMARY_S = (0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 UPSTREAM_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 600)
@@ -42,14 +43,14 @@ STABLE_SHARES = (0, 1)
 
 
 class CounterSpec(NamedTuple):
-    """A counter: what it says, and its labels."""
+    """Definition of a counter: its help text and labels."""
 
     help_text: str
     labels: tuple[str, ...] = ()
 
 
 class HistogramSpec(NamedTuple):
-    """A histogram: what it says, upper bounds of its buckets, and its labels."""
+    """Definition of a histogram: its help text, the upper bounds of its buckets, and its labels."""
 
     help_text: str
     buckets: tuple[float, ...]
@@ -57,9 +58,9 @@ class HistogramSpec(NamedTuple):
 
 
 class GaugeSpec(NamedTuple):
-    """A gauge: what it says, its labels, and how those of several workers are made one.
+    """Definition of a gauge: its help text, its labels, and how the values of several workers are combined.
 
-    Those of workers that have ended do not count (`live`).
+    The values of workers that have ended do not count (`live`).
     """
 
     help_text: str
@@ -167,7 +168,7 @@ class MetricFamilies(NamedTuple):
 
 
 def register_metrics(registry: CollectorRegistry) -> MetricFamilies:
-    """All metrics, registered."""
+    """Registers all metrics."""
     return MetricFamilies(
         {name: Counter(name, it.help_text, it.labels, registry=registry) for name, it in COUNTERS.items()},
         {
@@ -183,51 +184,52 @@ def register_metrics(registry: CollectorRegistry) -> MetricFamilies:
     )
 
 
-# Where the library looks for the folder of several workers.
+# Environment variable in which the library looks for the folder that several workers share.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-# Of what clients choose so many values become labels, each cut to so many characters.
+# Number of label values that are taken from names that clients choose, and their length in characters.
 MAX_NAMES = 100
 MAX_NAME_CHARACTERS = 100
 OTHER, UNKNOWN = "other", "unknown"
-# A conversation is active for this long after a request, in seconds; so many are remembered.
+# Seconds for which a conversation is active after a request, and number of active conversations.
 ACTIVE_S = 300.0
 MAX_ACTIVE = 100_000
-# What had been made of a conversation: the strategy and the number of the round; of most, nothing.
+# Strategy and number of a conversation's latest compaction; `_PLAIN` without one.
 _Form = tuple[str, int | None]
 _PLAIN: _Form = ("", None)
-# How often gauges are brought up to date, in seconds.
+# Interval at which gauges are refreshed, in seconds.
 FRESH_S = 5.0
 
-# One process holds its figures in memory, whatever the environment says; `use_shared_folder` is for several.
+# A single process holds its figures in memory, whatever the environment says. Several workers call
+# `use_shared_folder` instead.
 values.ValueClass = values.MutexValue
-# When a counter began is of no use to anybody here, and would double the number of series.
+# Nobody needs the creation time of counters, and it would double the number of series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def use_shared_folder(folder: str, worker: int) -> None:
-    """Keep the figures of this process in a folder that several share. To be called before all else.
+    """Keeps the figures of this process in a folder that several workers share. Call it first.
 
     Args:
-        folder: Where; one for all workers of a proxy.
-        worker: The number of this one. Of processes that run at the same time no two may have the same.
+        folder: Folder for all workers of a proxy.
+        worker: Number of this worker. No two processes that run at the same time may share a number.
     """
     os.environ[FOLDER_VARIABLE] = folder
     values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
 
 
 def forget_worker(folder: str, worker: int) -> None:
-    """Drop what was true of a worker only while it lived; what it has counted stays."""
+    """Drops the gauges of a worker that has ended. Its counters stay."""
     mark_process_dead(worker, folder)  # type: ignore[no-untyped-call]
 
 
 class LabelValues:
-    """The values of a label that others choose: the first 100 stay what they are, all more are `other`."""
+    """Maps names that clients choose to label values. Keeps the first 100 names; others become `other`."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
 
     def to_label_value(self, name: str, *, may_add: bool = True) -> str:
-        """The value for a name; one that is not known yet is taken in only if it is `may_add`."""
+        """Returns the label value of a name. A new name gets a value of its own only if `may_add` is true."""
         known = self._known.get(name)
         if known is not None:
             return known
@@ -235,21 +237,21 @@ class LabelValues:
             return UNKNOWN
         if not may_add or len(self._known) >= MAX_NAMES:
             return OTHER
-        shown = "".join(each if each.isprintable() else "?" for each in name[:MAX_NAME_CHARACTERS])
-        return self._known.setdefault(name, shown)
+        printable = "".join(each if each.isprintable() else "?" for each in name[:MAX_NAME_CHARACTERS])
+        return self._known.setdefault(name, printable)
 
 
 class Metrics:
     """The metrics of this process, and of the other workers if there are any.
 
     Args:
-        version: Our version.
-        clock: Monotonic seconds.
-        now: Seconds since the epoch.
+        version: Version of the proxy.
+        clock: Returns monotonic seconds.
+        now: Returns the seconds since the epoch.
 
     Attributes:
-        breakers: What may be left alone because it fails: for each target, whether it is now.
-        figures: Gauges without labels that are read when they are needed: for each name, its figure now.
+        breakers: For each target with a circuit breaker, a function that returns whether the breaker is open.
+        figures: For each gauge without labels, a function that returns its current value.
     """
 
     def __init__(
@@ -267,9 +269,9 @@ class Metrics:
         if self._folder is None:
             ProcessCollector(
                 registry=self._registry
-            )  # of several workers it would show the one that is asked
+            )  # with several workers, it would show only the worker that renders the metrics
         self._models, self._reasons, self._targets = LabelValues(), LabelValues(), LabelValues()
-        # Conversations, the one that was heard of last at the end: when, and the form of its last request.
+        # Time and form of each conversation's last request; the latest conversation is at the end.
         self._active: dict[str, tuple[float, _Form]] = {}
         self.breakers: dict[str, Callable[[], bool]] = {}
         self.figures: dict[str, Callable[[], float]] = {}
@@ -277,7 +279,7 @@ class Metrics:
         self.record_reload(succeeded=True)
 
     def count_exchanges(self, entries: Iterable[ExchangeEntry]) -> None:
-        """Count exchanges, oldest first; many are alike, and counted together."""
+        """Counts exchanges, oldest first. Counts similar exchanges together, because there are many."""
         alike: defaultdict[tuple[str, str, int], list[ExchangeEntry]] = defaultdict(list)
         stable: list[float] = []
         now = self._clock()
@@ -297,7 +299,7 @@ class Metrics:
         self._observe_amounts("compaction_prefix_stable_ratio", stable)
 
     def count_batch(self, batch: ExchangeBatch) -> None:
-        """Count exchanges that were not read."""
+        """Counts exchanges whose requests were not read."""
         count, code = len(batch.exchanges), batch.code
         model = self._models.to_label_value(batch.model, may_add=0 < code < FIRST_ERROR_STATUS)
         self._increment_counter("compaction_requests_total", count, model, NOTHING_DONE)
@@ -307,12 +309,12 @@ class Metrics:
         self._increment_counter("compaction_output_tokens_total", batch.completion_tokens, model)
         self._increment_counter("compaction_requests_unpriced_total", count - batch.priced, model)
         self._increment_counter("compaction_requests_cost_usd_total", batch.cost_usd, model)
-        if batch.conversation is not None:  # all of them have one form
+        if batch.conversation is not None:  # all requests of the batch have the same form
             stable = self._track_stability(batch.conversation, _PLAIN, self._clock())
             self._observe_amounts("compaction_prefix_stable_ratio", [*stable, *[1.0] * (count - 1)])
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """Count what was decided, or has failed."""
+        """Counts compactions and failures."""
         if event.kind in FAILURES:
             self._increment_counter(
                 "compaction_failures_total", 1, self._reasons.to_label_value(event.reason)
@@ -321,46 +323,46 @@ class Metrics:
             self._count_round(event)
 
     def observe_store_call(self, operation: str, seconds: float) -> None:
-        """A call of the store has ended, one way or another."""
+        """Records the duration of a store call, whether it succeeded or failed."""
         self._histograms["store_operation_duration_seconds"].labels(operation).observe(seconds)
 
     def count_store_failure(self, reason: str) -> None:
-        """A call of the store has failed."""
+        """Counts a failed store call."""
         self._increment_counter("store_errors_total", 1, self._reasons.to_label_value(reason))
 
     def count_upstream_error(self, target: str, cause: str) -> None:
-        """Count an answer of an upstream that failed or has an error status; the cause is a word of ours."""
+        """Counts an upstream answer that failed or has an error status. `cause` is one of our own words."""
         self._increment_counter("upstream_errors_total", 1, self._targets.to_label_value(target), cause)
 
     def count_search(self, source: str, outcome: str) -> None:
-        """Somebody has searched among what rounds have taken out; both are words of ours."""
+        """Counts a search in the archive. Both arguments are words of our own."""
         self._increment_counter("compaction_recall_searches_total", 1, source, outcome)
 
     def record_reload(self, *, succeeded: bool) -> None:
-        """A configuration was read, and taken or refused."""
+        """Records that a configuration was read, and whether it was accepted."""
         self._gauges["config_last_reload_successful"].set(int(succeeded))
         if succeeded:
             self._gauges["config_last_reload_success_timestamp_seconds"].set(self._now())
 
     def refresh_gauges(self) -> None:
-        """Bring up to date what changes without anything happening."""
+        """Updates the gauges whose values change with time."""
         too_old = self._clock() - ACTIVE_S
         while self._active and next(iter(self._active.values()))[0] < too_old:
             del self._active[next(iter(self._active))]
         self._gauges["compaction_sessions_active"].set(len(self._active))
         for name, figure in self.figures.items():
             self._gauges[name].set(figure())
-        for target, resting in self.breakers.items():
-            self._gauges["circuit_breaker_state"].labels(target).set(int(resting()))
+        for target, is_open in self.breakers.items():
+            self._gauges["circuit_breaker_state"].labels(target).set(int(is_open()))
 
     async def refresh_periodically(self) -> None:
-        """Bring gauges up to date every few seconds, until cancelled: of several workers one is asked."""
+        """Refreshes gauges every few seconds until cancelled, because another worker may render them."""
         while True:
             self.refresh_gauges()
             await asyncio.sleep(FRESH_S)
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """All metrics in the form that `accept`, a header's value, prefers, and its content type."""
+        """Renders all metrics in the format that the header `accept` prefers, and names the content type."""
         self.refresh_gauges()
         return await asyncio.to_thread(self._render_registry, "application/openmetrics-text" in accept)
 
@@ -375,9 +377,9 @@ class Metrics:
         return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def _count_round(self, event: Event) -> None:
-        """A round that was made, or was due."""
+        """Counts a compaction that was made, or that was due and failed."""
         made = event.kind == COMPACTED
-        trigger = event.reason.partition(",")[0] if made else ""  # else the reason says why it failed
+        trigger = event.reason.partition(",")[0] if made else ""  # for a failure, the reason is its cause
         outcome = event.outcome if made else FAILED
         labels = event.strategy, self._reasons.to_label_value(trigger), outcome
         self._increment_counter("compaction_runs_total", 1, *labels)
@@ -390,14 +392,14 @@ class Metrics:
         self._increment_counter("compaction_summary_cost_usd_total", event.cost_usd or 0)
 
     def _track_stability(self, conversation: str, form: _Form, now: float) -> tuple[float, ...]:
-        """1 if a request went on in the form of the one before it, else 0; nothing if that is unknown."""
+        """Returns 1 if the conversation's form is as in its last request, else 0; empty if unknown."""
         before = self._active.pop(conversation, None)
         self._active[conversation] = now, form
         if len(self._active) > MAX_ACTIVE:
             del self._active[next(iter(self._active))]
         return () if before is None else (float(before[1] == form),)
 
-    def _add_times(self, model: str, code: int, columns: Any) -> None:  # noqa: ANN401 - columns of several kinds
+    def _add_times(self, model: str, code: int, columns: Any) -> None:  # noqa: ANN401 - two classes
         self._observe_amounts("compaction_overhead_seconds", columns.overhead_s)
         self._observe_amounts(
             "upstream_time_to_first_chunk_seconds", _drop_unknown(columns.first_byte_s), model
@@ -415,7 +417,7 @@ class Metrics:
         self._increment_counter("compaction_output_tokens_total", output, model)
 
     def _add_sizes(self, model: str, columns: Any) -> None:  # noqa: ANN401
-        """Of requests that were counted."""
+        """Adds the sizes of requests whose tokens were counted."""
         after = columns.tokens_after
         if not any(after):
             return
@@ -427,8 +429,8 @@ class Metrics:
         used = [left / window for left, window in zip(after, columns.window, strict=True) if left and window]
         self._observe_amounts("compaction_context_used_ratio", used)
         real = zip(after, _list_first_prompt_tokens(columns), strict=True)
-        off = [abs(left / counted - 1) for left, counted in real if left and counted]
-        self._observe_amounts("compaction_token_estimate_error_ratio", off)
+        errors = [abs(left / counted - 1) for left, counted in real if left and counted]
+        self._observe_amounts("compaction_token_estimate_error_ratio", errors)
 
     def _add_savings(self, model: str, savings: list[Saving | None]) -> None:
         known = [each for each in savings if each is not None]
@@ -442,7 +444,7 @@ class Metrics:
         )
 
     def _increment_counter(self, name: str, amount: float, *labels: str) -> None:
-        if amount:  # else there would be series of nothing
+        if amount:  # a zero would create an empty series
             counter = self._counters[name]
             (counter.labels(*labels) if labels else counter).inc(amount)
 
@@ -453,10 +455,13 @@ class Metrics:
 
 
 def _list_first_prompt_tokens(columns: Any) -> Sequence[int | None]:  # noqa: ANN401
-    """What upstreams counted of what was sized: of an answer that went on, its beginning."""
+    """Returns the upstream's count of each request, for comparison with the estimate.
+
+    For an answer that continued after a search, this is the count of its first request.
+    """
     if not any(columns.recall_prompt_tokens):
-        told: Sequence[int | None] = columns.prompt_tokens
-        return told
+        counts: Sequence[int | None] = columns.prompt_tokens
+        return counts
     return [each.first_prompt_tokens for each in map(Exchange._make, zip(*columns, strict=True))]
 
 
@@ -465,8 +470,8 @@ def _drop_unknown(column: Sequence[float | None]) -> list[float]:
 
 
 def _observe_all(child: Histogram, amounts: Sequence[float]) -> None:
-    """Observe many amounts at once, which the library offers one by one at ten times the price."""
-    bounds: list[float] = child._upper_bounds  # noqa: SLF001 - a test compares this with `observe`
+    """Observes many amounts at once. The library offers only single observations, at ten times the cost."""
+    bounds: list[float] = child._upper_bounds  # noqa: SLF001 - a test compares the result with `observe`
     for bucket, count in zip(child._buckets, count_per_bucket(amounts, bounds), strict=False):  # noqa: SLF001
         if count:
             bucket.inc(count)

@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry: spans of requests, of each time that the upstream is asked, and of rounds."""
+"""OpenTelemetry traces: spans of client requests, upstream calls and compactions."""
 
 import asyncio
 import threading
@@ -49,7 +49,7 @@ MESSAGES: Final = "compaction_proxy.messages"
 OVERHEAD_S: Final = "compaction_proxy.overhead"
 RECALLS: Final = "compaction_proxy.recalls"
 
-# What the conventions call the providers behind these names; any other is called by its own.
+# Names of providers in the OpenTelemetry conventions, by host. Other providers are named by their host.
 PROVIDERS: Final[Mapping[str, str]] = {
     "api.openai.com": "openai",
     "api.anthropic.com": "anthropic",
@@ -65,16 +65,16 @@ AZURE: Final = ("azure.ai.openai", ".openai.azure.com")
 
 
 def get_provider_name(host: str) -> str:
-    """What the conventions call the provider at a host."""
+    """Returns the name of the provider at a host, as in the OpenTelemetry conventions."""
     name, ending = AZURE
     return name if host.endswith(ending) else PROVIDERS.get(host, host)
 
 
 SERVICE = "compaction-proxy"
 TRACES_PATH = "/v1/traces"
-# How long the end of the process waits for spans to be sent, in seconds.
+# Time limit for sending the last spans when the process ends, in seconds.
 CLOSE_S = 1.5
-# Requests whose spans the rounds that are made in them, or for them later, may be linked to.
+# Number of requests whose spans are remembered, so that the spans of compactions can link to them.
 MAX_REQUESTS = 10_000
 _FIELDS = (b"traceparent", b"tracestate")
 _NS = 1_000_000_000
@@ -85,23 +85,23 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def create_span_processor(endpoint: str) -> BatchSpanProcessor:
-    """What sends spans to a collector; empty: to the one that the environment names (`OTEL_EXPORTER_…`)."""
+    """Creates the exporter to a collector. An empty endpoint uses the environment (`OTEL_EXPORTER_…`)."""
     whole = f"{endpoint.rstrip('/')}{TRACES_PATH}" if endpoint else None
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=whole))
 
 
 class OtelTracer:
-    """Follows requests as OpenTelemetry does (`tracing.Tracer`).
+    """Traces requests with OpenTelemetry (implements `tracing.Tracer`).
 
     Args:
         upstream: Base URL of the upstream.
-        version: Our version.
-        processor: What takes the spans that have ended.
+        version: Version of the proxy.
+        processor: Receiver of ended spans.
     """
 
     def __init__(self, upstream: str, version: str, processor: SpanProcessor) -> None:
-        named = OTELResourceDetector().detect().attributes.get(SERVICE_NAME, SERVICE)  # OTEL_SERVICE_NAME, …
-        resource = Resource.create({SERVICE_NAME: named, SERVICE_VERSION: version})
+        name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME, SERVICE)  # e.g. OTEL_SERVICE_NAME
+        resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: version})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._spans = self._provider.get_tracer(SERVICE, version)
@@ -109,7 +109,7 @@ class OtelTracer:
         self._requests: OrderedDict[str, SpanContext] = OrderedDict()
 
     def start_request(self, headers: Sequence[tuple[bytes, bytes]], request: str) -> "OtelTrace":
-        """A request has come; it goes on with the trace that its fields name."""
+        """Starts the span of a client request, within the trace that its headers name."""
         carrier = {
             name.decode("latin-1"): text.decode("latin-1") for name, text in headers if name in _FIELDS
         }
@@ -121,18 +121,18 @@ class OtelTracer:
         return OtelTrace(self._spans, span, self._about)
 
     def set_upstream(self, upstream: str) -> None:
-        """Spans of requests that come from now on name the upstream with this base URL."""
+        """Names the upstream with this base URL in the spans of later requests."""
         self._about = _build_upstream_attributes(upstream)
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """A round was made, or was due and failed: a span of its own, linked to the request's."""
+        """Records a span for a finished or failed compaction, linked to the span of its request."""
         if event.kind not in {COMPACTED, FAILED}:
             return
         context = self._requests.get(event.request)
         took_s = event.seconds or 0.0
         span = self._spans.start_span(
             f"compact {event.strategy}",
-            Context(),  # of no trace: it may be made for requests to come
+            Context(),  # no parent: the compaction may serve later requests
             links=[Link(context)] if context else [],
             start_time=int((event.at - took_s) * _NS),
         )
@@ -142,16 +142,16 @@ class OtelTracer:
         span.end(int(event.at * _NS))
 
     async def close(self) -> None:
-        """Send what waits, for `CLOSE_S` at most: a collector that does not answer loses it.
+        """Sends the remaining spans within `CLOSE_S`. Spans that take longer are lost.
 
-        The exporter tries for 10 s and cannot be told to give up. So the thread is one that the end of the
-        process does not wait for, as it does for those of the event loop.
+        The exporter tries for 10 s and cannot be interrupted. It therefore runs in a daemon thread: the
+        process waits at its end for the threads of the event loop's executor, but not for daemon threads.
         """
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
         def send() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, so nothing waits any more
                 loop.call_soon_threadsafe(sent.set)
 
         threading.Thread(target=send, name="last-spans", daemon=True).start()
@@ -160,12 +160,12 @@ class OtelTracer:
 
 
 class OtelTrace:
-    """One request on its way (`tracing.RequestTrace`).
+    """Trace of one request (implements `tracing.RequestTrace`).
 
     Args:
-        spans: Makes spans.
-        span: The request's.
-        upstream_attributes: What is true of every question to the upstream.
+        spans: OpenTelemetry tracer that creates spans.
+        span: Span of the request.
+        upstream_attributes: Attributes of every call of the upstream.
     """
 
     __slots__ = ("_about", "_question", "_span", "_spans")
@@ -177,19 +177,19 @@ class OtelTrace:
         self._question: Span | None = None
 
     def start_upstream_call(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-        """The fields that the upstream is asked with: those of the client, but our place in the trace."""
-        if self._question is not None:  # what was asked before was not taken
+        """Starts the span of an upstream call. Returns the headers with our own trace context."""
+        if self._question is not None:  # the upstream refused the previous call
             _mark_failed(self._question, "refused")
             self._question.end()
-        within = set_span_in_context(self._span)
-        self._question = self._spans.start_span(CHAT, within, SpanKind.CLIENT)
+        parent = set_span_in_context(self._span)
+        self._question = self._spans.start_span(CHAT, parent, SpanKind.CLIENT)
         carrier: dict[str, str] = {}
         _w3c.inject(carrier, set_span_in_context(self._question))
         ours = [(name.encode(), text.encode("latin-1")) for name, text in carrier.items()]
         return [*(field for field in headers if field[0].lower() not in _FIELDS), *ours]
 
     def end_request(self, exchange: Exchange, conversation: str | None) -> None:
-        """The client has its answer, or will never have one."""
+        """Ends all spans of the request, after the answer or when there will be none."""
         error = str(exchange.code or "no-answer") if exchange.has_failed or not exchange.code else ""
         _set_attributes(self._span, _build_request_attributes(exchange, conversation))
         spans = [self._span] if self._question is None else [self._question, self._span]
@@ -205,7 +205,7 @@ class OtelTrace:
 
 
 def _build_upstream_attributes(base_url: str) -> SpanAttributes:
-    """What is true of every question to an upstream."""
+    """Builds the attributes of every call of an upstream."""
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     return {
@@ -263,7 +263,7 @@ def _build_round_attributes(event: Event) -> SpanAttributes:
 
 
 def _set_attributes(span: Span, attributes: SpanAttributes) -> None:
-    """Say what is known."""
+    """Sets the attributes whose value is known."""
     span.set_attributes({name: value for name, value in attributes.items() if value not in (None, "")})
 
 

@@ -1,10 +1,9 @@
-"""Statistics: what all exchanges come to, by hour, model and key, whoever has relayed them.
+"""Statistics: sums of all exchanges by hour, model and client key, over all processes.
 
-Every process overwrites records of its own, one for each hour, so nothing is lost between workers or
-replicas, and a write that is made twice does no harm. Reading sums over all processes; hours that are long
-over are held. What stands here is of no conversation: it outlives those that are deleted, and so do the
-names of models and the digests of keys in it. Failures of upstreams are counted beside the exchanges, by
-target and cause.
+Every process overwrites its own records, one for each hour. Workers and replicas therefore lose nothing, and
+a repeated write does no harm. A reader sums over all processes and caches hours that are long over. The
+statistics belong to no conversation: they outlive deleted conversations, with the names of models and the
+digests of keys. Failures of upstreams are counted separately, by target and cause.
 """
 
 import asyncio
@@ -34,38 +33,38 @@ from compaction_proxy.telemetry.exchange_batch import ExchangeBatch, ExchangeEnt
 HOUR_S = 3_600
 HOURS_OF_A_DAY = 24
 DAY_S = 86_400
-# Pairs of a model and a key that one process counts apart in an hour; more than that are counted together.
+# Pairs of model and key that one process counts separately in an hour. Further pairs are counted together.
 MAX_PAIRS = 500
 OTHERS = ("other", "other")
-# An hour of more pairs than this is written again only after so many seconds for each of them.
+# An hour with more pairs than this is written less often: after a pause of so many seconds per further pair.
 SMALL_PAIRS = 50
 PAUSE_S = 0.02
-# Hours that may wait for a store that is away.
+# Number of unwritten hours that are kept during an outage of the store.
 MAX_WAITING_HOURS = 48
-# Processes of one day that are read.
+# Number of processes that are read for a day.
 MAX_WRITERS = 1_000
-# An hour may still be written for so long after its end: by a process whose store was away.
+# Seconds after its end in which an hour may still be written, by a process whose store was unavailable.
 SETTLED_S = 900.0
-# Hours that are over are held for so long.
+# Time for which hours that are over are cached, in seconds.
 HELD_S = 3_600.0
 MAX_READ_S = 400.0 * DAY_S
 HELD_BYTES = 8 * 1024 * 1024
-# What holding one pair of an hour takes, about.
+# Approximate memory for one cached pair, in bytes.
 PAIR_BYTES = 1_000
 DAYS_AT_ONCE = 4
 _WRITER_BYTES = 8
 
 By = Literal["hour", "day", "model", "key", "total"]
-# Pairs of a target and a cause that one process counts apart in an hour; more are counted together.
+# Pairs of target and cause that a process counts separately in an hour. Further pairs are counted together.
 MAX_FAILURES = 500
 
 
 @dataclass(frozen=True, slots=True)
 class HourCounters:
-    """What one or more processes have counted in an hour.
+    """Counters of one hour, from one or more processes.
 
     Attributes:
-        pairs: Counters by model and tenant.
+        pairs: Counters by model and client key.
         failures: Failures of upstreams, by target and cause.
     """
 
@@ -74,12 +73,12 @@ class HourCounters:
 
     @property
     def entry_count(self) -> int:
-        """How many things are counted apart."""
+        """Number of separate counters."""
         return len(self.pairs) + len(self.failures)
 
 
 class StatisticsRow(NamedTuple):
-    """Counters, and what they are of: an hour (`2026-11-22T13`, UTC), a day, a model, a key, or `total`."""
+    """Counters with a label: an hour (`2026-11-22T13`, UTC), a day, a model, a key, or `total`."""
 
     label: str
     counters: ExchangeCounters
@@ -97,19 +96,19 @@ def _format_row_label(by: By, hour: int, pair: tuple[str, str]) -> str:
 
 
 def _merge_hours(ours: HourCounters, others: Iterable[HourCounters]) -> HourCounters:
-    """The sum of what processes have counted; `others` are added to in place, ours are not."""
-    found = HourCounters()
+    """Adds up the counters of several processes. Modifies the counters of `others`, but not `ours`."""
+    merged = HourCounters()
     for hour in others:
-        add_failures(found.failures, hour.failures.values())
+        add_failures(merged.failures, hour.failures.values())
         for pair, counters in hour.pairs.items():
-            if pair in found.pairs:
-                found.pairs[pair].add_counters(counters)
+            if pair in merged.pairs:
+                merged.pairs[pair].add_counters(counters)
             else:
-                found.pairs[pair] = counters
-    add_failures(found.failures, ours.failures.values())
+                merged.pairs[pair] = counters
+    add_failures(merged.failures, ours.failures.values())
     for pair, counters in ours.pairs.items():
-        found.pairs.setdefault(pair, ExchangeCounters()).add_counters(counters)
-    return found
+        merged.pairs.setdefault(pair, ExchangeCounters()).add_counters(counters)
+    return merged
 
 
 def _encode_hour(hour: HourCounters) -> Fields:
@@ -129,12 +128,14 @@ def _parse_hour(fields: Fields) -> HourCounters:
 
 
 class Statistics:
-    """Counts, writes and reads, on one event loop. No method raises because of the store.
+    """Counts exchanges and events, and stores and reads the sums, on one event loop.
+
+    No method raises because of the store.
 
     Args:
-        records: Where they are kept.
-        ttl_s: Seconds that an hour is kept.
-        now: Seconds since the epoch.
+        records: Store for the counters.
+        ttl_s: Lifetime of an hour's record, in seconds.
+        now: Returns the seconds since the epoch.
     """
 
     def __init__(self, records: RecordStore, ttl_s: float, now: Callable[[], float] = time.time) -> None:
@@ -144,15 +145,15 @@ class Statistics:
         self._writer = token_hex(_WRITER_BYTES)
         self._own_hours: dict[
             int, HourCounters
-        ] = {}  # the hours that this process may still add to, or has to write
+        ] = {}  # hours that this process may still add to or has to write
         self._unwritten: set[int] = set()
-        self._due: dict[int, float] = {}  # when an hour may be written again
-        self._listed: set[str] = set()  # days among whose writers this process is
+        self._due: dict[int, float] = {}  # time from which an hour may be written again
+        self._listed: set[str] = set()  # days whose list of writers contains this process
         self._cached_hours: LruCache[int, tuple[float, HourCounters]] = LruCache(HELD_BYTES)
         self._flushing = asyncio.Lock()
 
     def add_entries(self, entries: Iterable[ExchangeEntry]) -> None:
-        """Count exchanges in the hours that they came in."""
+        """Counts exchanges in the hours in which they began."""
         now = self._now()
         for tenant, _, exchange, saving in entries:
             counters = self._get_counters(exchange.at, exchange.model, tenant, now)
@@ -163,15 +164,15 @@ class Statistics:
                 counters.unpriced += 1
 
     def add_batch(self, batch: ExchangeBatch) -> None:
-        """Count exchanges that were not read, in the hour of the last."""
+        """Counts exchanges whose requests were not read, in the hour of the last one."""
         self._get_counters(batch.columns.at[-1], batch.model, batch.tenant, self._now()).add_batch(batch)
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Count one event, under the model that the conversation asks (an `announcing.Listener`)."""
+        """Counts one event under the model that the conversation uses (an `event_bus.EventListener`)."""
         self._get_counters(event.at, event.asked, tenant, self._now()).add_event(event)
 
     def record_upstream_failure(self, target: str, cause: str) -> None:
-        """Count a failure of an upstream that happens now."""
+        """Counts a failure of an upstream at the current time."""
         now = self._now()
         failures = self._get_own_hour(int(now // HOUR_S)).failures
         if (target, cause) not in failures and len(failures) >= MAX_FAILURES:
@@ -179,7 +180,7 @@ class Statistics:
         add_failures(failures, [UpstreamFailure(target, cause, 1, now)])
 
     async def flush(self, *, at_last: bool = False) -> None:
-        """Write the hours that have changed; large ones less often, but `at_last`."""
+        """Writes the hours that have changed. Writes large hours less often, unless `at_last` is set."""
         async with self._flushing:
             for hour in sorted(self._unwritten):
                 if not self._records.is_in_use:
@@ -192,30 +193,30 @@ class Statistics:
             self._drop_old_hours()
 
     async def list_rows(self, since: float, until: float, by: By) -> list[StatisticsRow]:
-        """What the hours that lie in `[since, until)`, if only in part, come to, in the order of names.
+        """Sums up the hours that overlap `[since, until)`. Returns the rows in the order of their labels.
 
         Args:
-            since: Seconds since the epoch; not more than `ttl_s` ago has any effect.
+            since: Seconds since the epoch. Times more than `ttl_s` ago have no data.
             until: Seconds since the epoch.
-            by: What a row is of.
+            by: Grouping of the rows.
         """
-        found: dict[str, ExchangeCounters] = {}
+        sums: dict[str, ExchangeCounters] = {}
         async for number, hour in self._iter_hours(since, until):
             for pair, counters in hour.pairs.items():
-                found.setdefault(_format_row_label(by, number, pair), ExchangeCounters()).add_counters(
+                sums.setdefault(_format_row_label(by, number, pair), ExchangeCounters()).add_counters(
                     counters
                 )
-        return [StatisticsRow(of, found[of]) for of in sorted(found)]
+        return [StatisticsRow(label, sums[label]) for label in sorted(sums)]
 
     async def list_upstream_failures(self, since: float, until: float) -> list[UpstreamFailure]:
-        """Failures of upstreams in the hours of `list_rows`; the one that happened last comes first."""
-        found: UpstreamFailures = {}
+        """Returns the failures of upstreams in the hours of `list_rows`, the latest failure first."""
+        failures: UpstreamFailures = {}
         async for _, hour in self._iter_hours(since, until):
-            add_failures(found, hour.failures.values())
-        return sorted(found.values(), key=lambda each: each.last_at, reverse=True)
+            add_failures(failures, hour.failures.values())
+        return sorted(failures.values(), key=lambda each: each.last_at, reverse=True)
 
     def _get_counters(self, at: float, model: str, tenant: str, now: float) -> ExchangeCounters:
-        # What came longer ago is counted later: what was written of that hour is not held any more.
+        # An older exchange counts in a later hour: its own hour is dropped from memory after its last write.
         pairs = self._get_own_hour(int(max(at, now - SETTLED_S) // HOUR_S)).pairs
         pair = (model, client_key_name(tenant))
         counters = pairs.get(pair)
@@ -225,7 +226,7 @@ class Statistics:
         return counters
 
     def _get_own_hour(self, number: int) -> HourCounters:
-        """An hour of our own that is about to be added to."""
+        """Returns one of this process's own hours to add to, and marks it as unwritten."""
         hour = self._own_hours.get(number)
         if hour is None:
             hour = self._own_hours[number] = HourCounters()
@@ -252,17 +253,17 @@ class Statistics:
         return written
 
     async def _iter_hours(self, since: float, until: float) -> AsyncIterator[tuple[int, HourCounters]]:
-        """The hours of these times of which anything is known, oldest first."""
+        """Yields the hours with data in this period, oldest first."""
         first = int(max(since, self._now() - min(self._ttl_s, MAX_READ_S)) // HOUR_S)
         last = math.ceil(min(until, self._now() + DAY_S) / HOUR_S)
         days = [list(hours) for _, hours in groupby(range(first, last), _format_day)]
         for start in range(0, len(days), DAYS_AT_ONCE):
-            for found in await asyncio.gather(*map(self._load_day, days[start : start + DAYS_AT_ONCE])):
-                for hour in sorted(found):
-                    yield hour, found[hour]
+            for counted in await asyncio.gather(*map(self._load_day, days[start : start + DAYS_AT_ONCE])):
+                for hour in sorted(counted):
+                    yield hour, counted[hour]
 
     async def _load_day(self, hours: Sequence[int]) -> dict[int, HourCounters]:
-        """These hours of one day."""
+        """Loads these hours of one day, from the cache or the store."""
         now = self._now()
         known = {hour: held[1] for hour in hours if (held := self._cached_hours.get(hour)) and held[0] > now}
         asked = [hour for hour in hours if hour not in known]
@@ -279,7 +280,7 @@ class Statistics:
         return known
 
     async def _read_stored_hours(self, hours: Sequence[int]) -> list[tuple[int, HourCounters]]:
-        """What processes have written of these hours of one day; of our own, what is not at hand."""
+        """Reads the stored hours of one day from all processes, without own hours that are in memory."""
         day = _format_day(hours[0])
         lines = await self._records.read_tail(writers_key(day), MAX_WRITERS)
         writers = {writer for line in lines if isinstance(writer := line.get("writer"), str)}
@@ -291,11 +292,11 @@ class Statistics:
         ]
         keys = [hours_key(day, hour % HOURS_OF_A_DAY, writer) for hour, writer in asked]
         found = await self._records.get_many(keys, bypass_cache=True) if keys else []
-        self._records.evict_cached_prefix(day_prefix(day))  # they would drive out what requests need
+        self._records.evict_cached_prefix(day_prefix(day))  # they would displace records that requests need
         return [(hour, _parse_hour(fields)) for (hour, _), fields in zip(asked, found, strict=True) if fields]
 
     def _drop_old_hours(self) -> None:
-        """Hold no hours of our own that nobody adds to any more; those that could not be written a while."""
+        """Drops own hours that are written and over, and the oldest of too many unwritten hours."""
         settled = int((self._now() - SETTLED_S) // HOUR_S)
         for number in [each for each in self._own_hours if each < settled and each not in self._unwritten]:
             del self._own_hours[number]

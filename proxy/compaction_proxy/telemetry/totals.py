@@ -1,4 +1,4 @@
-"""Totals: what a conversation has used, what that cost, and how its last exchange went."""
+"""Totals of a conversation: its usage, its cost, and the figures of its last exchange."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -8,13 +8,13 @@ from compaction_proxy.core.event import parse_integer, parse_number
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.telemetry.exchange_batch import ExchangeBatch
 
-# What is added, as whole numbers and in dollars.
+# Fields that are summed, as whole numbers and in dollars.
 COUNTS = (
     "requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens", "recalls", "rounds",
     "priced",
 )  # fmt: skip
 DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
-# Of the last exchange that says so.
+# Fields that hold the value of the last exchange that knows it.
 LAST_WHOLE = ("tokens_before", "tokens_after", "trigger", "window")
 LAST_TEXT = ("model", "status")
 
@@ -67,11 +67,11 @@ class Totals:
 
     @property
     def net_usd(self) -> float | None:
-        """What compaction has saved, summaries paid; None where no request has a price."""
+        """Dollars that compaction has saved, less cache loss and summaries; None without known prices."""
         return self.gross_usd - self.cache_loss_usd - self.summary_usd if self.priced else None
 
     def add_exchange(self, exchange: Exchange) -> None:
-        """One more request."""
+        """Adds one request, without its price."""
         self.requests += 1
         self.request_bytes += exchange.request_bytes
         self.prompt_tokens += exchange.prompt_tokens or 0
@@ -83,7 +83,7 @@ class Totals:
             self.update_latest(exchange)
 
     def add_batch(self, batch: ExchangeBatch) -> None:
-        """More requests, none of which was read."""
+        """Adds requests that were not read."""
         columns = batch.columns
         self.requests += len(batch.exchanges)
         self.request_bytes += sum(columns.request_bytes)
@@ -97,7 +97,7 @@ class Totals:
             self.update_latest(batch.list_newest(1)[0].exchange)
 
     def update_latest(self, source: "Exchange | Totals") -> None:
-        """What the newer one knows."""
+        """Takes over the known figures of a newer exchange or of newer totals."""
         self.model = source.model or self.model
         self.status = source.status or self.status
         if source.tokens_before is not None:
@@ -110,7 +110,7 @@ class Totals:
             self.window = source.window
 
     def add_price(self, cost: float, gross: float, cache_loss: float) -> None:
-        """The price of one more request, in dollars."""
+        """Adds the price of one request, in dollars."""
         self.priced += 1
         self.cost_usd += cost
         self.gross_usd += gross
@@ -118,26 +118,26 @@ class Totals:
 
 
 def sum_totals(one: Totals, other: Totals) -> Totals:
-    """The sum of both; of what is no sum, what the later one says."""
+    """Adds up two totals. Fields that are not sums get the values of the later one."""
     early, late = sorted((one, other), key=lambda each: each.last_at)
     sums = {name: getattr(one, name) + getattr(other, name) for name in COUNTS + DOLLARS}
-    found = replace(early, **sums, last_at=late.last_at)
-    found.update_latest(late)
-    return found
+    merged = replace(early, **sums, last_at=late.last_at)
+    merged.update_latest(late)
+    return merged
 
 
 def to_fields(totals: Totals) -> dict[str, Any]:
-    """The totals as JSON values, without what is unknown."""
+    """Returns the totals as JSON values, without unknown values."""
     values = {each.name: getattr(totals, each.name) for each in fields(totals)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def from_fields(stored: Mapping[str, Any] | None) -> Totals:
-    """The totals that these fields tell of; what is no number counts as nothing."""
+    """Restores totals from stored fields. A value of the wrong type counts as 0, empty or unknown."""
     known = stored or {}
-    read: dict[str, Any] = {name: parse_integer(known.get(name)) or 0 for name in COUNTS}
-    read |= {name: parse_number(known.get(name)) or 0.0 for name in (*DOLLARS, "last_at")}
-    read |= {name: parse_integer(known.get(name)) for name in LAST_WHOLE}
+    values: dict[str, Any] = {name: parse_integer(known.get(name)) or 0 for name in COUNTS}
+    values |= {name: parse_number(known.get(name)) or 0.0 for name in (*DOLLARS, "last_at")}
+    values |= {name: parse_integer(known.get(name)) for name in LAST_WHOLE}
     texts = {name: known.get(name) for name in LAST_TEXT}
-    read |= {name: text if isinstance(text, str) else "" for name, text in texts.items()}
-    return Totals(**read)
+    values |= {name: text if isinstance(text, str) else "" for name, text in texts.items()}
+    return Totals(**values)

@@ -1,7 +1,7 @@
-"""Traces: what is told, while it happens, to whoever follows a request through several services.
+"""Protocols for tracing requests across several services.
 
-What is asked of a tracer stands here; `telemetry.otel` is one. Where nobody traces there is none, and the
-header fields of clients that trace pass untouched.
+`telemetry.otel` implements them. Without tracing there is no tracer, and the trace headers of clients are
+forwarded unchanged.
 """
 
 from collections.abc import Sequence
@@ -14,35 +14,35 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class RequestTrace(Protocol):
-    """One request of a client on its way."""
+    """Trace of one client request."""
 
     def start_upstream_call(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-        """The upstream is asked now: the fields that it is asked with, ours of the trace among them.
+        """Records the start of an upstream call. Returns the headers to send, with our trace context.
 
-        Called again for a request that is sent once more, such as a shorter one.
+        Call it again when the request is sent once more, for example after it was made shorter.
         """
         ...
 
     def end_request(self, exchange: Exchange, conversation: str | None) -> None:
-        """The client has its answer, or will never have one."""
+        """Ends the trace, after the answer or when there will be none."""
         ...
 
 
 class Tracer(Protocol):
-    """Follows requests, and what is decided about them. Nothing here waits, or raises."""
+    """Traces requests and the decisions about them. No method blocks or raises."""
 
     def start_request(self, headers: Sequence[tuple[bytes, bytes]], request: str) -> RequestTrace:
-        """A request has come, with these fields; `request` is its id, by which events name it."""
+        """Starts the trace of a request with these headers. Events name the request by its id, `request`."""
         ...
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Something was decided, or has failed (a listener of `EventBus`)."""
+        """Records a decision or a failure (an `event_bus.EventListener`)."""
         ...
 
     def set_upstream(self, upstream: str) -> None:
-        """Requests that come from now on go to the upstream with this base URL."""
+        """Uses this base URL as the upstream of later requests."""
         ...
 
     async def close(self) -> None:
-        """Send what waits, for a few seconds at most."""
+        """Sends the remaining traces, within a few seconds."""
         ...

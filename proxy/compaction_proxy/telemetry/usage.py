@@ -1,7 +1,7 @@
-"""Accounts of conversations: what each has used, and its exchanges; gathered here, and written now and then.
+"""Accounts of conversations: their totals and exchanges, collected in memory and written periodically.
 
-Totals are read, added to and written under a lease, so that replicas that share a conversation lose nothing
-of one another's. The exchanges are written in the same step as the totals that hold them.
+Totals are read, added to and written under a lease, so that replicas that share a conversation do not
+overwrite each other's sums. The exchanges are written in the same step as the totals that include them.
 """
 
 import asyncio
@@ -27,21 +27,22 @@ from compaction_proxy.telemetry.exchange_batch import (
 )
 from compaction_proxy.telemetry.totals import Totals
 
-# Conversations that may wait to be written; beyond it the newest are not gathered.
+# Number of conversations that may wait to be written. Exchanges of further conversations are dropped.
 MAX_WAITING = 10_000
-# Lines of one conversation that may wait, and that are kept.
+# Lines of one conversation that may wait, and lines that are kept in the store.
 MAX_LINES = 32
 KEPT_LINES = 1_000
 LEASE_S = 5.0
-# At the end, what another process is writing is tried again so often, so many seconds apart.
+# Number of attempts while closing to write an account that another process has leased, and their interval in
+# s.
 LAST_TRIES = 20
 TRY_EVERY_S = 0.05
-# Nothing is written under a lease that is older, because it may have gone to another.
+# Nothing is written under an older lease, in seconds, because another process may hold the lease by then.
 SAFE_S = 2.5
 
 
 class StoredExchange(NamedTuple):
-    """An exchange of a conversation, and what it saved; None where that is not known."""
+    """An exchange of a conversation and its saving, None if it is unknown."""
 
     exchange: Exchange
     saving: Saving | None
@@ -49,7 +50,7 @@ class StoredExchange(NamedTuple):
 
 @dataclass(slots=True)
 class _PendingUsage:
-    """What is to be written of a conversation."""
+    """Usage of one conversation that is not written yet."""
 
     lines_key: str
     totals: Totals = field(default_factory=Totals)
@@ -57,13 +58,13 @@ class _PendingUsage:
     unread: deque[ExchangeBatch] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
 
     def build_lines(self) -> list[Fields]:
-        """The newest exchanges, oldest first, as they are written."""
-        found = sorted([*self.read, *select_newest(self.unread, MAX_LINES)], key=get_entry_time)
-        return [to_fields(each.exchange, each.saving) for each in found[-MAX_LINES:]]
+        """Builds the stored lines of the newest exchanges, oldest first."""
+        newest = sorted([*self.read, *select_newest(self.unread, MAX_LINES)], key=get_entry_time)
+        return [to_fields(each.exchange, each.saving) for each in newest[-MAX_LINES:]]
 
 
 def to_fields(exchange: Exchange, saving: Saving | None) -> dict[str, Any]:
-    """An exchange and what it saved as JSON values, without what is unknown."""
+    """Returns an exchange and its saving as JSON values, without unknown values."""
     values = exchanges_of.to_fields(exchange)
     return values if saving is None else {**values, "saving": saving._asdict()}
 
@@ -82,12 +83,14 @@ def _parse_saving(stored: object) -> Saving | None:
 
 
 class UsageStore:
-    """Gathers and writes, on one event loop. No method raises because of the store.
+    """Collects and writes the usage of conversations, on one event loop.
+
+    No method raises because of the store.
 
     Args:
-        records: Where they are kept.
-        ttl_s: Seconds that they are kept after a conversation's last request.
-        clock: Monotonic seconds.
+        records: Store for totals and exchanges.
+        ttl_s: Lifetime of the records after a conversation's last request, in seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -100,12 +103,15 @@ class UsageStore:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     def add_exchange(self, conversation: str, entry: ExchangeEntry, start_mark: int | None) -> bool:
-        """Add an exchange to those of a conversation; whether there was room, and it was not forgotten since.
+        """Adds an exchange to its conversation. Returns False if it is dropped.
+
+        Drops the exchange if too many conversations wait, or if the conversation was deleted since the start
+        of the request.
 
         Args:
-            conversation: The conversation's id.
-            entry: The exchange, and what it saved.
-            start_mark: When its request began (`storage.deletions`).
+            conversation: Id of the conversation.
+            entry: The exchange and its saving.
+            start_mark: Mark of the request's start (`storage.deletions`).
         """
         waiting = self._get_pending(entry.tenant, conversation, start_mark)
         if waiting is None:
@@ -117,7 +123,7 @@ class UsageStore:
         return True
 
     def add_batch(self, batch: ExchangeBatch, start_mark: int | None) -> bool:
-        """Add exchanges that were not read to their conversation, as `add_exchange` does each."""
+        """Adds exchanges whose requests were not read to their conversation, as `add_exchange` does."""
         if batch.conversation is None:
             return False
         waiting = self._get_pending(batch.tenant, batch.conversation, start_mark)
@@ -128,7 +134,7 @@ class UsageStore:
         return True
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Add an event to the totals of its conversation (an `announcing.Listener`)."""
+        """Adds an event to the totals of its conversation (an `event_bus.EventListener`)."""
         paid, made = event.cost_usd or 0.0, event.kind == COMPACTED
         if event.kind == MEASURED or not event.conversation or not (paid or made):
             return
@@ -138,7 +144,7 @@ class UsageStore:
             waiting.totals.rounds += made
 
     async def flush(self) -> None:
-        """Write what waits; what another process is writing waits for the next time."""
+        """Writes the pending usage. An account that another process is writing waits for the next flush."""
         for key in list(self._pending):
             if not self._records.is_in_use:
                 return  # the rest waits until the store is back
@@ -146,7 +152,7 @@ class UsageStore:
                 await self._write_under_lease(key)
 
     async def close(self) -> None:
-        """Write what waits, within a second; what cannot be written is lost."""
+        """Writes the pending usage within a second. The rest is lost."""
         for _ in range(LAST_TRIES):
             await self.flush()
             if not self._pending or not self._records.is_in_use:
@@ -154,18 +160,18 @@ class UsageStore:
             await asyncio.sleep(TRY_EVERY_S)
 
     async def list_exchanges(self, tenant: str, conversation: str, limit: int) -> list[StoredExchange]:
-        """The newest exchanges of a conversation that are written, oldest first."""
+        """Returns the newest stored exchanges of a conversation, oldest first."""
         lines = await self._records.read_tail(exchanges_key(tenant, conversation), limit)
-        return [kept for line in lines if (kept := _parse_exchange(line)) is not None]
+        return [stored for line in lines if (stored := _parse_exchange(line)) is not None]
 
     async def read_totals(self, conversations: Sequence[tuple[str, str]]) -> list[Totals]:
-        """The totals of conversations, each named by its tenant and its id, in their order."""
+        """Returns the totals of conversations, each given as tenant and id, in their order."""
         keys = [conversation_key(tenant, conversation) for tenant, conversation in conversations]
-        found = await self._records.get_many(keys, bypass_cache=True) if keys else []
-        return [totals_of.from_fields(fields) for fields in found]
+        stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
+        return [totals_of.from_fields(fields) for fields in stored]
 
     def _get_pending(self, tenant: str, conversation: str, start_mark: int | None) -> _PendingUsage | None:
-        """Where to add to; None for a conversation that was forgotten since, and where too many wait."""
+        """Returns the pending usage to add to; None if the conversation was deleted or too many wait."""
         key = conversation_key(tenant, conversation)
         if self._records.deletion_fence.is_deleted_since(key, start_mark):
             return None
@@ -184,22 +190,22 @@ class UsageStore:
                 finally:
                     await self._records.release_lease(lease)
         except StoreUnavailableError:
-            return  # reported, and what waits still does
+            return  # the error is reported already, and the usage stays pending
 
     async def _write_pending(self, key: str, until: float) -> None:
         [held] = await self._records.get_many([key], bypass_cache=True)
         if self._records.deletion_fence.is_deleted(
             key
-        ):  # what was held of it is gone; what has come since waits
+        ):  # the stored account and the usage up to the deletion are gone; newer usage stays pending
             return
         waiting = self._pending.get(key)
         if waiting is None or self._clock() > until:
             return
-        del self._pending[key]  # whatever comes of it: counting less is better than counting twice
+        del self._pending[key]  # even if the write fails: missing usage is better than usage counted twice
         totals = totals_of.sum_totals(totals_of.from_fields(held), waiting.totals)
-        lines = [ListItem(waiting.lines_key, told, self._ttl_s, KEPT_LINES) for told in waiting.build_lines()]
+        lines = [ListItem(waiting.lines_key, line, self._ttl_s, KEPT_LINES) for line in waiting.build_lines()]
         if await self._records.overwrite(key, totals_of.to_fields(totals), ttl_s=self._ttl_s) and lines:
-            await self._records.write(lines)  # not beside a record that only a newer version may touch
+            await self._records.write(lines)  # skipped if a newer version of the proxy owns the record
 
     def _forget_prefix(self, prefix: str) -> None:
         for key in [key for key in self._pending if key.startswith(prefix)]:

@@ -1,7 +1,7 @@
-"""A request body, whatever its wire: cut up, and written again with other messages.
+"""Splits a request body of any wire, and writes it again with other messages.
 
-There is no schema here. What we do not understand survives because it is never decoded into anything but
-itself, and what is forwarded is the client's own body with only its array of messages replaced.
+There is no schema. The proxy never decodes what it does not understand, so that survives. A forwarded body is
+the client's own with only the array of messages replaced.
 """
 
 import hashlib
@@ -17,33 +17,34 @@ from compaction_proxy.wires.json.slices import Slice, find_members
 from compaction_proxy.wires.wire import AdaptedMessages, Wire
 
 _FIRST = itemgetter(0)
-# More messages than this are no conversation that a model could read.
+# A list with more messages is not a conversation that a model could read.
 MAX_MESSAGES = 100_000
-# A longer name is no model's; its beginning and digest stand for it, so that no memory and no log holds it.
+# A longer name cannot be a model's. Its beginning and digest replace it, so that neither memory nor logs hold
+# it.
 MAX_MODEL_CHARACTERS = 256
-# Whole numbers of at most so many digits are read without a decoder.
+# Whole numbers with at most this many digits are parsed without a decoder.
 _DIGITS = 18
 PROBE_TOKENS = 16
-# Anthropic takes no smaller budget of thinking, in tokens.
+# The smallest thinking budget that Anthropic accepts, in tokens.
 LEAST_THINKING_TOKENS = 1_024
 _NOT_PROBED = frozenset({"stream", "stream_options", "n"})
 
 
-class RequestBody(NamedTuple):  # made for each request: a dataclass costs four times as much
-    """A request body, cut up.
+class RequestBody(NamedTuple):  # one is made per request, and a dataclass costs four times as much
+    """A request body, split into its parts.
 
     Attributes:
         raw: The client's bytes.
-        messages_slice: Where in them the value that holds the messages stands.
-        new_pieces: Each message's bytes, as pieces; where `previous_mark` is set, only of those that came
-            behind it.
-        model: The model asked for; empty if the body names none.
-        max_output: Largest output asked for, in tokens; None if the body does not say.
-        prompt_members: The JSON of tools and the like, which count as prompt tokens.
+        messages_slice: Where the value that holds the messages stands in `raw`.
+        new_pieces: The bytes of each message, as pieces. If `previous_mark` is set, only the messages behind
+            the earlier body's.
+        model: The requested model; empty if the body names none.
+        max_output: The largest output that the client asks for, in tokens; None if the body does not say.
+        prompt_members: The JSON of tools and similar members, which count as prompt tokens.
         wire: The wire.
-        mark: Names these very messages of this tenant; empty if they are not to be known again.
-        previous_mark: The mark of an earlier body, which begins with the messages that are not in
-            `new_pieces`; or empty.
+        mark: Identifies exactly these messages of this tenant. Empty if they need not be recognised later.
+        previous_mark: The mark of an earlier body that holds the messages missing from `new_pieces`; empty if
+            none are missing.
     """
 
     raw: bytes
@@ -58,7 +59,7 @@ class RequestBody(NamedTuple):  # made for each request: a dataclass costs four 
 
     @property
     def messages(self) -> tuple[bytes, ...]:
-        """Each message's bytes, cut out anew where only the late ones have been."""
+        """The bytes of each message. They are split again if `new_pieces` holds only the new ones."""
         if not self.previous_mark:
             return self.new_pieces
         value = memoryview(self.raw)[self.messages_slice.start : self.messages_slice.stop]
@@ -66,62 +67,65 @@ class RequestBody(NamedTuple):  # made for each request: a dataclass costs four 
 
 
 def parse_body(raw: bytes, wire: Wire) -> RequestBody:
-    """Cut a request body up.
+    """Splits a request body.
 
     Raises:
-        Unreadable: It is no request that we could rewrite: `not-json`, `duplicate-keys`, `no-messages`,
-            `no-array`, `too-deep`, `too-many`; or one that its dialect wants left as it is.
+        UnreadableBodyError: The body is not a request that the proxy can rewrite: `not-json`,
+            `duplicate-keys`, `no-messages`, `no-array`, `too-deep`, `too-many`; or its wire requires that it
+            stays unchanged.
     """
-    found, listed = split_body(raw, wire)
-    place = found[wire.member_names.messages]
+    members, elements = split_body(raw, wire)
+    place = members[wire.member_names.messages]
     return build_body(
-        raw, place, wire.to_pieces(listed), parse_options(pick_small_members(raw, found, wire), wire), wire
+        raw,
+        place,
+        wire.to_pieces(elements),
+        parse_options(pick_small_members(raw, members, wire), wire),
+        wire,
     )
 
 
 def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, ...]]:
-    """Where the members of a body stand, and the elements of its messages.
+    """Returns the positions of a body's members, and the elements of its list of messages.
 
     Raises:
-        Unreadable: See `parse_body`.
+        UnreadableBodyError: See `parse_body`.
     """
     try:
         found = find_members(raw)
         place = found.get(wire.member_names.messages)
-        listed = wire.parse_items(memoryview(raw)[place.start : place.stop]) if place else ()
+        elements = wire.parse_items(memoryview(raw)[place.start : place.stop]) if place else ()
     except RecursionError:
         raise UnreadableBodyError("too-deep") from None
-    if len(listed) > MAX_MESSAGES:
+    if len(elements) > MAX_MESSAGES:
         raise UnreadableBodyError("too-many")
-    if not listed:
+    if not elements:
         raise UnreadableBodyError("no-messages")
-    telling = {
+    indicators = {
         key: raw[found[key].start : found[key].stop]
         for key in wire.member_names.skip_indicators
         if key in found
     }
-    if telling and (reason := wire.find_skip_reason(telling)):
+    if indicators and (reason := wire.find_skip_reason(indicators)):
         raise UnreadableBodyError(reason)
-    return found, listed
+    return found, elements
 
 
 def are_objects(values: Iterable[bytes]) -> bool:
-    """Whether each of these JSON values is an object."""
+    """Returns whether all of these JSON values are objects."""
     return set(map(_FIRST, values)) <= {ord("{")}
 
 
 def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> dict[str, bytes]:
-    """What of a body matters to us beside the messages, of the members that were found."""
-    mattering = ("model", *wire.member_names.output, *wire.member_names.prompt)
+    """Returns the JSON of the members beside the messages that matter to the proxy and are present."""
+    names = ("model", *wire.member_names.output, *wire.member_names.prompt)
     return {
-        key: raw[member_slices[key].start : member_slices[key].stop]
-        for key in mattering
-        if key in member_slices
+        key: raw[member_slices[key].start : member_slices[key].stop] for key in names if key in member_slices
     }
 
 
 class BodyOptions(NamedTuple):
-    """What the members of a body say; see `RequestBody`."""
+    """What the members of a body say. `RequestBody` explains the fields."""
 
     model: str
     max_output: int | None
@@ -129,7 +133,7 @@ class BodyOptions(NamedTuple):
 
 
 def parse_options(rest: Mapping[str, bytes], wire: Wire) -> BodyOptions:
-    """What `pick_small_members` say."""
+    """Parses the members that `pick_small_members` returns."""
     model = _decode_member(rest.get("model"))
     return BodyOptions(
         shorten_model_name(model) if isinstance(model, str) else "",
@@ -147,7 +151,7 @@ def build_body(
     mark: bytes = b"",
     previous_mark: bytes = b"",
 ) -> RequestBody:
-    """A body of its parts."""
+    """Builds a `RequestBody` from its parts."""
     return RequestBody(
         raw,
         messages_slice,
@@ -162,59 +166,59 @@ def build_body(
 
 
 def shorten_model_name(model: str) -> str:
-    """A model's name, cut to what a name can be."""
+    """Returns the name of a model. A name over the limit becomes its beginning and a digest."""
     if len(model) <= MAX_MODEL_CHARACTERS:
         return model
     return f"{model[:64]}…{hashlib.sha256(model.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 
 def build_probe_body(raw: bytes, wire: Wire) -> bytes | None:
-    """A request that costs as little as can be and is counted like this one; None if it is none."""
+    """Builds a request with the same prompt and `PROBE_TOKENS` of output; None if `raw` is no JSON object."""
     fields = decode_small(raw)
     if not isinstance(fields, dict):
         return None
     output = wire.member_names.output
-    named = next((each for each in output if each in fields), output[-1])
+    limit_name = next((each for each in output if each in fields), output[-1])
     remaining = {key: value for key, value in fields.items() if key not in _NOT_PROBED and key not in output}
-    return json.dumps({**remaining, named: PROBE_TOKENS}).encode()
+    return json.dumps({**remaining, limit_name: PROBE_TOKENS}).encode()
 
 
 def set_output_limit(raw: bytes, wire: Wire, tokens: int) -> bytes:
-    """Returns a body that asks for so many tokens of output.
+    """Returns a body that asks for at most this many output tokens.
 
-    The budgets of thinking become small enough to leave `LEAST_OUTPUT_TOKENS` of them for the answer, or as
-    small as may be. The body is returned as it is where not even that would leave anything for the answer.
+    Thinking budgets are lowered so that `LEAST_OUTPUT_TOKENS` remain for the answer, but not below
+    `LEAST_THINKING_TOKENS`. If the answer would still get nothing, the body is returned unchanged.
     """
-    found = find_members(raw)
-    put = dict[Slice, bytes]()
-    for place in _find_budgets(raw, found, wire):
-        asked = decode_small(raw[place.start : place.stop])
-        lowered = min(asked, max(LEAST_THINKING_TOKENS, tokens - LEAST_OUTPUT_TOKENS))
+    member_slices = find_members(raw)
+    replacements = dict[Slice, bytes]()
+    for place in _find_budgets(raw, member_slices, wire):
+        requested = decode_small(raw[place.start : place.stop])
+        lowered = min(requested, max(LEAST_THINKING_TOKENS, tokens - LEAST_OUTPUT_TOKENS))
         if lowered >= tokens:
             return raw
-        if lowered < asked:
-            put[place] = b"%d" % lowered
-    for place in _find_outputs(found, wire):
-        asked = decode_small(raw[place.start : place.stop])
-        if not isinstance(asked, int) or asked > tokens:
-            put[place] = b"%d" % tokens
-    return _replace_slices(raw, put)
+        if lowered < requested:
+            replacements[place] = b"%d" % lowered
+    for place in _find_outputs(member_slices, wire):
+        requested = decode_small(raw[place.start : place.stop])
+        if not isinstance(requested, int) or requested > tokens:
+            replacements[place] = b"%d" % tokens
+    return _replace_slices(raw, replacements)
 
 
 def clear_output_limits(raw: bytes, wire: Wire) -> bytes:
-    """Returns a body in which null stands for each limit of the output and budget of thinking."""
-    found = find_members(raw)
-    places = [*_find_outputs(found, wire), *_find_budgets(raw, found, wire)]
+    """Returns a body with null in place of each output limit and each thinking budget."""
+    member_slices = find_members(raw)
+    places = [*_find_outputs(member_slices, wire), *_find_budgets(raw, member_slices, wire)]
     return _replace_slices(raw, dict.fromkeys(places, b"null"))
 
 
 def _find_outputs(member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
-    """Returns where the limits of the output stand."""
+    """Returns the positions of the output limits."""
     return [member_slices[key] for key in wire.member_names.output if key in member_slices]
 
 
 def _find_budgets(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
-    """Returns where the budgets of thinking stand that are numbers."""
+    """Returns the positions of those thinking budgets that are numbers."""
     places = list[Slice]()
     for member, key in wire.member_names.thinking_budgets:
         outer = member_slices.get(member)
@@ -231,14 +235,14 @@ def _find_budgets(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) ->
 
 def _find_max_output(rest: Mapping[str, bytes], wire: Wire) -> int | None:
     for key in wire.member_names.output:
-        asked = _decode_member(rest[key]) if key in rest else None
-        if type(asked) is int and asked > 0:
-            return asked
+        requested = _decode_member(rest[key]) if key in rest else None
+        if type(requested) is int and requested > 0:
+            return requested
     return None
 
 
 def _decode_member(raw: bytes | None) -> Any:
-    """The value of a small member that is known to be JSON; plain strings and numbers without a decoder."""
+    """Decodes a small member that is known to be JSON. Plain strings and numbers need no decoder."""
     if raw is None:
         return None
     if raw.startswith(b'"') and b"\\" not in raw:
@@ -247,7 +251,7 @@ def _decode_member(raw: bytes | None) -> Any:
 
 
 def decode_small(raw: bytes | None) -> Any:
-    """The value of a small member; None if it is absent or cannot be read."""
+    """Decodes a small member; None if it is absent or invalid."""
     try:
         return None if raw is None else json.loads(raw)
     except (ValueError, RecursionError):
@@ -255,24 +259,24 @@ def decode_small(raw: bytes | None) -> Any:
 
 
 def rewrite_messages(body: RequestBody, messages: Sequence[Message]) -> bytes:
-    """The client's body with other messages; every other byte is its own, but as `Wire.suited` says."""
+    """Returns the client's body with other messages and the members that the provider needs with them."""
     return splice_messages(body, body.wire.adapt_for_provider(body.raw, messages))
 
 
 def splice_messages(body: RequestBody, adapted: AdaptedMessages) -> bytes:
-    """The client's body with a list, and members, in place of its own."""
+    """Returns the client's body with an adapted list, and the members that must change with it."""
     raw, joined = body.raw, body.wire.join_messages(adapted.messages)
     if raw.startswith(b'"', body.messages_slice.start) and body.messages == (joined,) and not adapted.members:
-        return raw  # a text that stands for a list of one is shorter than the list
-    put = {body.messages_slice: b"[" + joined + b"]"}
+        return raw  # the body has a string instead of a list of one, which is shorter
+    replacements = {body.messages_slice: b"[" + joined + b"]"}
     if adapted.members:
-        found = find_members(raw)
-        put |= {found[name]: value for name, value in adapted.members.items()}
-    return _replace_slices(raw, put)
+        member_slices = find_members(raw)
+        replacements |= {member_slices[name]: value for name, value in adapted.members.items()}
+    return _replace_slices(raw, replacements)
 
 
 def _replace_slices(raw: bytes, replacements: Mapping[Slice, bytes]) -> bytes:
-    """Returns the bytes with others in place of these slices; the same object where there are none."""
+    """Returns the bytes with these slices replaced; the same object if there are none to replace."""
     if not replacements:
         return raw
     parts, done = list[bytes](), 0

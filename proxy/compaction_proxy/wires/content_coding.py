@@ -1,7 +1,9 @@
-"""Decodes request bodies that are encoded as a whole (`content-encoding`): zstd, gzip, deflate and br.
+"""Decodes bodies by their `content-encoding`: whole request bodies, and responses as they pass.
 
-Every step is bounded: the size of what comes out, the memory that a stream may ask for, and the number of
-streams that follow one another. The time follows from these and from the size of what came in.
+A request body may be zstd, gzip, deflate or br. Every step is bounded: the size of the output, the memory of
+the decoder, and the number of consecutive streams. The time follows from these and from the input size.
+A response is decompressed for code that watches it, from gzip or deflate. Data that cannot be decompressed is
+no error there: the client gets its bytes unchanged, and the watcher sees nothing.
 """
 
 import sys
@@ -13,23 +15,26 @@ from typing import Final, Protocol
 import brotli
 
 from compaction_proxy.core.errors import UnreadableBodyError
-from compaction_proxy.wires.decompress import GZIP, IDENTITY, detect_window_bits
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
 
-# An encoded body may be encoded once more, and no oftener.
+IDENTITY: Final = frozenset({"", "identity"})
+GZIP: Final = frozenset({"gzip", "x-gzip"})
+# A body may be encoded at most twice.
 MAX_CODINGS: Final = 2
-# A body may consist of so many gzip members or zstd frames. Each one costs a decoder.
+# A body may consist of this many gzip members or zstd frames. Each of them costs a decoder.
 MAX_MEMBERS: Final = 256
-# The window of a zstd frame has at most so many bytes, as a logarithm: the bound of RFC 9659 for HTTP.
+# The largest window of a zstd frame, in bytes, as a binary logarithm: the bound of RFC 9659 for HTTP.
 MAX_WINDOW_LOG: Final = 23
-# Decoders are given so much at once. What follows a member is copied, and this bounds the copies.
+# Decoders get this much input at once. What follows a member is copied, and this bounds the copies.
 _STEP_BYTES: Final = 65_536
-# Brotli's output buffer grows in large blocks; it gives back so much at once.
+# Brotli's output buffer grows in large blocks, so one call returns at most this much.
 _OUTPUT_BYTES: Final = 1_048_576
+_AUTO_BITS: Final = 32 + zlib.MAX_WBITS
+_RAW_BITS: Final = -zlib.MAX_WBITS
 _GZIP_BITS: Final = 16 + zlib.MAX_WBITS
 _HEAD_BYTES: Final = 2
 
@@ -39,23 +44,23 @@ class Decoder(Protocol):
 
     @property
     def eof(self) -> bool:
-        """Whether its end was reached."""
+        """Whether the decoder has reached the end of its member."""
 
     @property
     def unused_data(self) -> bytes:
-        """What was given beyond its end."""
+        """The input behind the end of the member."""
 
     def decompress(self, data: memoryview, max_length: int, /) -> bytes:
-        """Returns what `data` adds, at most `max_length` bytes."""
+        """Returns the output that `data` adds, at most `max_length` bytes."""
 
 
 def parse_codings(values: Iterable[bytes]) -> tuple[str, ...] | None:
     """Returns the codings of a body in the order in which they were applied; empty if there are none.
 
-    None stands for codings that cannot be undone: they are unknown, or too many.
+    The result is None if the codings cannot be undone, because they are unknown or too many.
 
     Args:
-        values: The values of all its `content-encoding` fields.
+        values: The values of all `content-encoding` fields.
     """
     names = (name.strip().lower().decode("latin-1") for value in values for name in value.split(b","))
     codings = tuple(name for name in names if name not in IDENTITY)
@@ -68,12 +73,13 @@ def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes |
     """Returns a body as it was before it was encoded; None if it is longer than the limit.
 
     Args:
-        raw: The body as it came.
-        codings: What `parse_codings` gave.
-        limit_bytes: The most that any coding may decode to.
+        raw: The body as received.
+        codings: The result of `parse_codings`.
+        limit_bytes: The most that any of the codings may decode to.
 
     Raises:
-        Unreadable: `encoded`, the body is damaged or torn, or a decoder would need too much memory.
+        UnreadableBodyError: `encoded`: the body is damaged or incomplete, or a decoder would need too much
+            memory.
     """
     decoded: bytes | None = raw
     try:
@@ -88,7 +94,7 @@ def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes |
 def _decode_members(
     raw: bytes, limit_bytes: int, open_decoder: Callable[[bytes], Decoder], max_members: int
 ) -> bytes | None:
-    """Decode streams that follow one another, each to its end."""
+    """Decodes consecutive streams, each to its end."""
     view, start, remaining_bytes, parts = memoryview(raw), 0, limit_bytes, []
     for _ in range(max_members):
         decoder = open_decoder(raw[start : start + _HEAD_BYTES])
@@ -98,7 +104,7 @@ def _decode_members(
                 raise UnreadableBodyError("encoded")
             part = decoder.decompress(
                 piece, remaining_bytes + 1
-            )  # with room for more, it takes all of the piece
+            )  # room for one byte more makes the decoder consume the whole piece
             remaining_bytes -= len(part)
             if remaining_bytes < 0:
                 return None
@@ -146,3 +152,52 @@ _DECODE: Final[Mapping[str, Callable[[bytes, int], bytes | None]]] = {
     "zstd": partial(_decode_members, open_decoder=_open_zstd, max_members=MAX_MEMBERS),
     **dict.fromkeys(GZIP, _decode_gzip),
 }
+
+
+def detect_window_bits(head: bytes) -> int:
+    """Returns zlib's `wbits` for raw deflate data, or for data with a zlib or gzip header.
+
+    Servers that say deflate may mean any of the three (RFC 9110 §8.4.1.2).
+    """
+    gzip = head == b"\x1f\x8b"
+    zlib_header = head[0] & 0x0F == zlib.DEFLATED and int.from_bytes(head, "big") % 31 == 0
+    return _AUTO_BITS if gzip or zlib_header else _RAW_BITS
+
+
+class Inflater:
+    """Decompresses one body chunk by chunk. The result does not depend on how the body was sliced.
+
+    Args:
+        encoding: The `content-encoding` as sent. Only gzip and deflate are supported.
+        limit: Decompressed bytes above which the inflater gives up, so that a decompression bomb costs no
+            more.
+    """
+
+    __slots__ = ("_engine", "_head", "_left", "failed")
+
+    def __init__(self, encoding: str, limit: int) -> None:
+        self.failed = encoding.strip().lower() not in GZIP | {"deflate"}
+        self._left = limit
+        self._head = b""
+        self._engine: zlib._Decompress | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """Returns the decompressed bytes that `data` adds; nothing once `failed` is set."""
+        if self.failed:
+            return b""
+        if self._engine is None:
+            data = self._head = self._head + data
+            if len(data) < _HEAD_BYTES:
+                return b""
+            self._engine = zlib.decompressobj(detect_window_bits(data[:_HEAD_BYTES]))
+            self._head = b""
+        if self._engine.eof:
+            return b""
+        try:
+            output = self._engine.decompress(data, self._left + 1)
+        except zlib.error:
+            self.failed = True
+            return b""
+        self._left -= len(output)
+        self.failed = self._left < 0
+        return b"" if self.failed else output

@@ -1,7 +1,7 @@
 """Recognises errors that say that a request is too long, by their wording, and reads the limit.
 
-Providers agree on nothing here: the status, the shape of the body and the wording differ, and some send the
-error inside a stream with status 200. So the words decide, read only from where errors keep them, and never
+Providers agree on nothing here: status, shape of the body and wording differ, and some send the error inside
+a stream with status 200. So the wording decides. It is read only from fields that hold error texts, never
 from an echo of the request. Rules are tried in order.
 """
 
@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from compaction_proxy.wires.decompress import IDENTITY, Inflater
+from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.sse import EventSplitter, read_data
 
 _MAX_DIGITS: Final = 9
@@ -22,9 +22,9 @@ _NUMBER: Final = rf"(?<!\d)(?P<%s>\d{{1,3}}(?:[,._' ]\d{{3}}){{1,2}}|\d{{1,{_MAX
 
 
 def _compile_rule(wording: str) -> re.Pattern[str]:
-    """A wording with `{limit}`, `{used}` and `{output}` for numbers, in lower case and single spaces.
+    """Compiles a wording in lower case and single spaces. `{limit}`, `{used}` and `{output}` match numbers.
 
-    Gaps are bounded and nothing that repeats without bound is repeated, so that matching stays linear.
+    Gaps are bounded and no unbounded repetition is itself repeated, so matching takes linear time.
     """
     return re.compile(re.sub(r"\{([a-z]+)\}", lambda name: _NUMBER % name[1], wording))
 
@@ -70,7 +70,7 @@ RULES: Final = (
     ),
     _compile_rule(r"prompt \(length {used}\) is longer than the maximum model length of {limit}"),
     _compile_rule(r"max_tokens must be at least 1, got -\d"),
-    # OpenAI, Azure, and whoever took over their wording
+    # OpenAI, Azure, and providers that have copied their wording
     _compile_rule(
         _WINDOW + r".{0,80}?(?:resulted in|your request has|contains) (?:about )?{used} (?:input )?tokens"
     ),
@@ -92,11 +92,11 @@ RULES: Final = (
     _compile_rule(r"maximum prompt length is {limit} but the request contains {used}"),
     _compile_rule(r"prompt token count of {used} exceeds the limit of {limit}"),
     _compile_rule(r"current length is {used} while limit is {limit}"),
-    # Its number counts the output asked for, too.
+    # The number in this error includes the requested output.
     _compile_rule(r"exceeded model token limit: {limit}"),
     _compile_rule(r"input length {used} exceeds the maximum allowed input length of {limit}"),
     _compile_rule(r"input \({used} tokens\) is longer than the model'?s context length \({limit} tokens"),
-    # llama.cpp (the second is its fields), llama-cpp-python, LM Studio, TGI
+    # llama.cpp (the second rule is made of its fields), llama-cpp-python, LM Studio, TGI
     _compile_rule(r"request \({used} tokens\) exceeds the available context size \({limit} tokens"),
     _compile_rule(r"n_prompt_tokens {used} n_ctx {limit}"),
     _compile_rule(r"requested tokens \({used}\) exceed context window of {limit}"),
@@ -110,7 +110,7 @@ RULES: Final = (
         r" given: {used} inputs tokens and {output} max_new_tokens"
     ),
     _compile_rule(r"inputs must have less than {limit} tokens\. given: {used}"),
-    # Without numbers
+    # Wordings without numbers
     _compile_rule(
         r"exceeds? the (?:model(?:'?s)? )?context window|context window exceeds limit"
         r"|exceeds? the available context size|prompt is too long|prompt too long; exceeded"
@@ -119,7 +119,7 @@ RULES: Final = (
         r"|tokens to keep from the initial prompt is greater than the context length"
     ),
 )
-# Ollama cuts from the front in silence; a template that then misses the user's message fails like this.
+# Ollama silently drops the beginning of a prompt. A template that then finds no user message fails like this.
 CUT_AWAY: Final = _compile_rule("no user query found in messages")
 
 OverflowKind = Literal["context", "context_output", "tpm", "bytes"]
@@ -140,7 +140,8 @@ _UNSIZED_STATUSES: Final = frozenset({413, _QUOTA_STATUS})
 _TEXT_STATUSES: Final = frozenset({500, 502, 503})
 _STATUSES: Final = frozenset({200, 400, 413, 422, _QUOTA_STATUS}) | _TEXT_STATUSES
 
-# The fields in which errors keep codes and words. Others may echo the request, which could say anything.
+# The fields in which errors keep codes and messages. Other fields may echo the request, which can say
+# anything.
 _ERROR_FIELDS: Final = frozenset(
     {"error", "errors", "error_message", "error_type", "message", "msg", "detail", "details", "description"}
     | {"code", "type", "reason", "cause", "metadata", "raw", "response", "title"}
@@ -152,15 +153,17 @@ class Overflow:
     """What an error says about a request that is too large.
 
     Attributes:
-        kind: `context`: the input is over the window, or may be. `context_output`: the input alone fits, the
-            output asked for on top of it does not. `tpm`: more than a whole minute's token quota, so that
-            waiting never helps. `bytes`: the body is too large, whatever its tokens.
-        limit: Tokens that the model, or for `tpm` the quota, takes; None if it does not say.
-        used: Tokens of the input, for `tpm` of the request, as the provider counted them. None if it does
-            not say, or tells only a lower bound or a sum with the output: calibration must not learn those.
-        output: Tokens of output asked for; None if it does not say.
-        is_sized: Whether the size of the refused request says something of the window, where no limit is
-            named. It does not where the status speaks of a rate or of bytes, or the cause is only inferred.
+        kind: `context`: the input is over the context window, or may be. `context_output`: the input alone
+            fits, but not together with the requested output. `tpm`: the request exceeds the token quota of a
+            whole minute, so waiting never helps. `bytes`: the body is too large, whatever its tokens.
+        limit: The most tokens that the model, or for `tpm` the quota, takes; None if the error does not say.
+        used: Tokens of the input, for `tpm` of the request, by the provider's count. None if the error does
+            not say, or gives only a lower bound or a sum with the output, from which calibration must not
+            learn.
+        output: Tokens of the requested output; None if the error does not say.
+        is_sized: Whether the size of the refused request says anything about the context window where no
+            limit is named. It does not if the status is about a rate or about bytes, or if the cause is only
+            inferred.
     """
 
     kind: OverflowKind
@@ -182,7 +185,7 @@ def _decode_text(body: bytes, content_encoding: str) -> str | None:
 
 
 def _parse_json(text: str) -> object:
-    """The JSON that a text holds, or None."""
+    """Parses JSON; None if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -190,7 +193,7 @@ def _parse_json(text: str) -> object:
 
 
 def _iter_words(root: object) -> Iterator[str]:
-    """Codes and messages of an error of any shape, breadth first; JSON inside a string is opened too."""
+    """Yields the codes and messages of any error, breadth first. JSON inside a string is parsed as well."""
     nodes = deque([root])
     for _ in range(_MAX_NODES):
         if not nodes:
@@ -210,7 +213,7 @@ def _iter_words(root: object) -> Iterator[str]:
 
 
 def _normalize_words(words: Iterator[str]) -> str:
-    """All words as one text in the form that the rules are written in."""
+    """Returns all words as one text in the form of the rules: lower case and single spaces."""
     text = "\n".join(word[:_MAX_TEXT_CHARACTERS] for word in words)[:_MAX_TEXT_CHARACTERS]
     return " ".join(text.replace("\u2019", "'").replace("`", "").lower().split())
 
@@ -227,12 +230,12 @@ def _build_overflow(numbers: Mapping[str, str | None]) -> Overflow:
 
 
 def _match_sum(text: str) -> Overflow | None:
-    """An error that splits a sum, such as `(658 of text input, 732 of tool input, 4096 in the output)`."""
-    found = SUM.search(text)
-    if found is None:
+    """Matches an error with a sum, such as `(658 of text input, 732 of tool input, 4096 in the output)`."""
+    match = SUM.search(text)
+    if match is None:
         return None
     used = output = 0
-    shares = SUM_ENDS.split(text[found.end() : found.end() + _SUM_CHARACTERS], 1)[0]
+    shares = SUM_ENDS.split(text[match.end() : match.end() + _SUM_CHARACTERS], 1)[0]
     for share in SHARE.finditer(shares):
         count = _parse_number(share["count"]) or 0
         if share["what"] in OUTPUT_SHARES:
@@ -240,28 +243,28 @@ def _match_sum(text: str) -> Overflow | None:
         else:
             used += count
     return (
-        _build_overflow({"limit": found["limit"], "used": str(used), "output": str(output)}) if used else None
+        _build_overflow({"limit": match["limit"], "used": str(used), "output": str(output)}) if used else None
     )
 
 
 def _match_context(text: str) -> Overflow | None:
-    shared = _match_sum(text)
-    if shared is not None:
-        return shared
-    found = next(filter(None, (rule.search(text) for rule in RULES)), None)
-    return _build_overflow(found.groupdict()) if found else None
+    overflow = _match_sum(text)
+    if overflow is not None:
+        return overflow
+    match = next(filter(None, (rule.search(text) for rule in RULES)), None)
+    return _build_overflow(match.groupdict()) if match else None
 
 
 def _match_quota(text: str) -> Overflow | None:
-    found = next(filter(None, (rule.search(text) for rule in QUOTA)), None)
-    if found is None:
+    match = next(filter(None, (rule.search(text) for rule in QUOTA)), None)
+    if match is None:
         return None
-    numbers = found.groupdict()
+    numbers = match.groupdict()
     return Overflow("tpm", _parse_number(numbers.get("limit")), _parse_number(numbers.get("used")))
 
 
 def _classify_words(status: int, words: Iterator[str]) -> Overflow | None:
-    """The verdict on an error's words. A code outweighs every exclusion; a quota's text comes before both."""
+    """Classifies an error by its words. A code outweighs the exclusions, a quota's wording outweighs both."""
     text = _normalize_words(words)
     if status in _TEXT_STATUSES:
         return _match_wording(status, text)
@@ -275,22 +278,22 @@ def _classify_words(status: int, words: Iterator[str]) -> Overflow | None:
 def _match_wording(status: int, text: str) -> Overflow | None:
     if EXCLUDED.search(text):
         return None
-    found = _match_context(text)
-    if found is None and status == _CUT_AWAY_STATUS and CUT_AWAY.search(text):
+    overflow = _match_context(text)
+    if overflow is None and status == _CUT_AWAY_STATUS and CUT_AWAY.search(text):
         return Overflow("context", is_sized=False)
-    return Overflow("bytes") if found is None and BYTES.search(text) else found
+    return Overflow("bytes") if overflow is None and BYTES.search(text) else overflow
 
 
 def _has_answer(choice: object) -> bool:
-    """Whether a choice carries any of the model's answer."""
+    """Returns whether a choice holds any of the model's answer."""
     if not isinstance(choice, dict):
         return False
-    said = choice.get("delta") or choice.get("message")
-    return isinstance(said, dict) and any(value for name, value in said.items() if name != "role")
+    message = choice.get("delta") or choice.get("message")
+    return isinstance(message, dict) and any(value for name, value in message.items() if name != "role")
 
 
 def _find_failure(payload: object) -> object:
-    """What a 200 says has failed, or None: an answer that has begun is no error."""
+    """Returns the error in a payload with status 200, or None. An answer that has begun is not an error."""
     if isinstance(payload, list):
         payload = payload[0] if payload else None
     if not isinstance(payload, dict):
@@ -304,7 +307,7 @@ def _find_failure(payload: object) -> object:
 
 
 def _read_event_payload(text: str) -> object:
-    """The data of the first event of a stream that has any; comments and other fields are passed over."""
+    """Returns the data of the first event of a stream that has any. Comments and other fields are skipped."""
     data: list[str] = []
     failed = False
     for line in _LINE_ENDS.split(text):
@@ -315,8 +318,8 @@ def _read_event_payload(text: str) -> object:
             failed = value.strip() == "error"
         elif not line and data:
             break
-    said = "\n".join(data)
-    return {"error": _parse_json(said) or said} if failed else _parse_json(said)
+    text_data = "\n".join(data)
+    return {"error": _parse_json(text_data) or text_data} if failed else _parse_json(text_data)
 
 
 _NULL: Final = msgspec.Raw(b"null")
@@ -327,7 +330,7 @@ class _FailedResponse(msgspec.Struct, gc=False):
 
 
 class _ErrorEvent(msgspec.Struct, gc=False):
-    """Any event; only its errors are looked at."""
+    """Any event; the decoder reads only its errors."""
 
     type: str = ""
     error: msgspec.Raw = _NULL
@@ -338,7 +341,7 @@ _ERROR_EVENT: Final = msgspec.json.Decoder(_ErrorEvent)
 
 
 def condense_error_event(stream: bytes) -> bytes:
-    """The errors of a stream's first event, as one: some repeat the whole request beside them."""
+    """Returns a stream's first event with only its errors, because some events repeat the whole request."""
     event = next(iter(EventSplitter().feed(stream)), b"")
     try:
         return b"data: %b\n\n" % msgspec.json.encode(_ERROR_EVENT.decode(read_data(event)))
@@ -347,12 +350,12 @@ def condense_error_event(stream: bytes) -> bytes:
 
 
 def parse_overflow(status: int, body: bytes, content_encoding: str = "") -> Overflow | None:
-    """What an answer says about a request that did not fit; None if it is about anything else.
+    """Returns what an error says about a request that is too large; None if it is about anything else.
 
     Args:
         status: The upstream's status. With 200, only an error in the place of an answer counts.
-        body: The whole body as sent. More than 64 KiB, before or after decoding, is no error message.
-        content_encoding: As sent. A body that is neither plain, gzip nor deflate says nothing.
+        body: The whole body as sent. A body over 64 KiB, before or after decoding, is not an error message.
+        content_encoding: As sent. A body that is not plain, gzip or deflate is ignored.
     """
     if status not in _STATUSES:
         return None
@@ -365,7 +368,7 @@ def parse_overflow(status: int, body: bytes, content_encoding: str = "") -> Over
         payload = _parse_json(text)
     else:
         payload = text
-    found = _classify_words(status, _iter_words(_find_failure(payload) if status == 200 else payload))
-    if status in _UNSIZED_STATUSES and found == Overflow("context"):
-        return replace(found, is_sized=False)
-    return found
+    overflow = _classify_words(status, _iter_words(_find_failure(payload) if status == 200 else payload))
+    if status in _UNSIZED_STATUSES and overflow == Overflow("context"):
+        return replace(overflow, is_sized=False)
+    return overflow

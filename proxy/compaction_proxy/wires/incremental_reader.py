@@ -1,8 +1,8 @@
-"""Bodies that have grown: clients send their list again with every request, so only its end is parsed.
+"""Reads request bodies, and parses only the end of a body that has grown since an earlier request.
 
-What a body begins with, up to the end of its last message, is known by a keyed fingerprint of these bytes.
-Of a later body that begins with the very same bytes nothing but the tail is looked at, as strictly as ever.
-Whatever is not exactly so is read from its first byte.
+Clients send their whole list with every request. The reader remembers the beginning of a body, up to the end
+of its last message, as a keyed fingerprint of the bytes. If a later body begins with exactly these bytes,
+only its tail is parsed, as strictly as ever. Any other body is read from its first byte (ADR 0018).
 """
 
 import asyncio
@@ -27,24 +27,24 @@ from compaction_proxy.wires.body import (
 from compaction_proxy.wires.json.slices import Slice, find_members, skip_space, split_elements
 from compaction_proxy.wires.wire import Wire
 
-# Beginnings are found by their length and these last bytes of theirs.
+# A beginning is found by its length and this many of its last bytes.
 ENDING_BYTES = 48
-# A body with more white space than this behind its last message is read anew each time, in bytes.
+# A body with more white space behind its last message, in bytes, is read in full each time.
 MAX_SPACE_BYTES = 256
-# What stands behind the last message is remembered, with what the body's members say, in bytes.
+# A closing is remembered, with the parsed members of its body, only up to this size in bytes.
 MAX_CLOSING = 512
 
 ConversationKey = tuple[str, str | None]  # tenant, conversation
-BeginningKey = tuple[str, str | None, int, bytes]  # and the length and last bytes of a beginning
+BeginningKey = tuple[str, str | None, int, bytes]  # also the length and the last bytes of a beginning
 
 
 class BodyClosing(NamedTuple):
-    """What stood behind the last message of a body; mostly the same stands behind that of the next.
+    """The bytes behind the last message of a body. The next body mostly has the same ones there.
 
     Attributes:
-        raw: Its bytes.
+        raw: The bytes.
         array: How many of them belong to the value of `messages`.
-        options: What the members of that body say.
+        options: What the members of the body say.
     """
 
     raw: bytes
@@ -53,18 +53,18 @@ class BodyClosing(NamedTuple):
 
 
 class BodyBeginning(NamedTuple):
-    """A body up to the end of its last message, as later ones begin; offsets, and a few of its bytes.
+    """A body up to the end of its last message, which later bodies may begin with: offsets and a few bytes.
 
     Attributes:
-        mark: Its fingerprint.
-        key: By what it is found.
+        mark: The fingerprint.
+        key: The key under which it is stored.
         stop: Its length in bytes.
-        start: Where in it the value of `messages` starts.
-        element_count: Number of its elements.
-        is_ended: Whether the last of them ends a piece.
-        leading_members: The members that stand before `messages`.
-        previous_key: The place of the one that it grew from.
-        closing: What stood behind it; None if that was much.
+        start: Where the value of `messages` starts.
+        element_count: The number of elements.
+        is_ended: Whether the last element ends a piece.
+        leading_members: The members before `messages`.
+        previous_key: The key of the beginning that it has grown from.
+        closing: The bytes behind it; None if they are many.
     """
 
     mark: bytes
@@ -79,14 +79,14 @@ class BodyBeginning(NamedTuple):
 
 
 class BodyTail(NamedTuple):
-    """What stands behind a beginning.
+    """The part of a body behind a known beginning.
 
     Attributes:
-        messages_slice: Where in the body the value of `messages` stands.
-        new_elements: Elements that came behind the beginning.
-        options: What the body's members say.
-        stop: Where the last message ends; 0 if not soon before the array does.
-        closing: What stands behind it; None if that is much.
+        messages_slice: Where the value of `messages` stands in the body.
+        new_elements: The elements behind the beginning.
+        options: What the members of the body say.
+        stop: Where the last message ends; 0 if that is not shortly before the end of the array.
+        closing: The bytes behind the last message; None if they are many.
     """
 
     messages_slice: Slice
@@ -97,30 +97,30 @@ class BodyTail(NamedTuple):
 
 
 def build_beginning_key(raw: bytes, stop: int, owner: ConversationKey) -> BeginningKey:
-    """By what a beginning of so many bytes is found."""
+    """Builds the key of a beginning of `stop` bytes."""
     return (*owner, stop, raw[max(0, stop - ENDING_BYTES) : stop])
 
 
 def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
-    """Where the last message ends; 0 if not soon before the array does."""
-    if not raw.startswith(b"[", messages_slice.start):  # a string, which stands for a list of one
+    """Returns where the last message ends; 0 if that is not shortly before the end of the array."""
+    if not raw.startswith(b"[", messages_slice.start):  # a string, which stands for a list of one message
         return 0
     stop = messages_slice.stop - 1
-    near = raw[max(messages_slice.start, stop - MAX_SPACE_BYTES) : stop]
-    message = near.rstrip(b" \t\n\r")
-    return stop - len(near) + len(message) if message else 0
+    ending = raw[max(messages_slice.start, stop - MAX_SPACE_BYTES) : stop]
+    message = ending.rstrip(b" \t\n\r")
+    return stop - len(ending) + len(message) if message else 0
 
 
 def build_closing(raw: bytes, stop: int, messages_slice: Slice, options: BodyOptions) -> BodyClosing | None:
-    """What stands behind the last message, if it is little."""
+    """Builds the closing behind the last message; None if it is too large to remember."""
     size = len(raw) - stop + len(options.model) + sum(map(len, options.prompt_members))
     return BodyClosing(raw[stop:], messages_slice.stop - stop, options) if size <= MAX_CLOSING else None
 
 
 def match_closing(raw: bytes, known: BodyBeginning) -> BodyTail | None:
-    """What stands behind a beginning, if it is messages and then the very bytes that once stood there.
+    """Returns the tail if it is more messages and then the same closing as in the earlier body, else None.
 
-    The earlier body was right, and stays so with more elements at the end of its array.
+    The earlier body was valid, and stays so with more elements at the end of its array.
     """
     closing = known.closing
     if closing is None or not raw.startswith(b",", known.stop) or not raw.endswith(closing.raw):
@@ -130,70 +130,72 @@ def match_closing(raw: bytes, known: BodyBeginning) -> BodyTail | None:
     try:
         if not text.isascii():
             text.decode()
-        late = split_elements(text)
+        elements = split_elements(text)
     except (UnreadableBodyError, UnicodeDecodeError, RecursionError):
         return None
-    if not late or known.element_count + len(late) > MAX_MESSAGES or not are_objects(late):
+    if not elements or known.element_count + len(elements) > MAX_MESSAGES or not are_objects(elements):
         return None
-    if not text.endswith(b"}]"):  # something stands between
+    if not text.endswith(b"}]"):  # something stands between the last message and the closing
         return None
-    return BodyTail(Slice(known.start, stop + closing.array), late, closing.options, stop, closing)
+    return BodyTail(Slice(known.start, stop + closing.array), elements, closing.options, stop, closing)
 
 
 def parse_tail(raw: bytes, known: BodyBeginning, wire: Wire) -> BodyTail | None:
-    """What stands behind a beginning; None unless it is all in order."""
-    at = skip_space(raw, known.stop)
-    more = raw.startswith(b",", at)
-    if not more and not raw.startswith(b"]", at):
+    """Parses the tail behind a beginning; None unless all of it is valid."""
+    position = skip_space(raw, known.stop)
+    has_more = raw.startswith(b",", position)
+    if not has_more and not raw.startswith(b"]", position):
         return None
     opening = b'{"%b":[' % wire.member_names.messages.encode()
-    text = opening + raw[at + more :]
+    text = opening + raw[position + has_more :]
     try:
-        found = find_members(text)
-        place = found.pop(wire.member_names.messages)
-        late = split_elements(memoryview(text)[place.start : place.stop])
+        members = find_members(text)
+        place = members.pop(wire.member_names.messages)
+        elements = split_elements(memoryview(text)[place.start : place.stop])
     except (UnreadableBodyError, RecursionError):
         return None
     if (
-        more != bool(late)
-        or known.element_count + len(late) > MAX_MESSAGES
-        or not known.leading_members.keys().isdisjoint(found)
+        has_more != bool(elements)
+        or known.element_count + len(elements) > MAX_MESSAGES
+        or not known.leading_members.keys().isdisjoint(members)
     ):
         return None
-    if not are_objects(late) or any(key in found for key in wire.member_names.skip_indicators):
+    if not are_objects(elements) or any(key in members for key in wire.member_names.skip_indicators):
         return None
-    shift = at + more - len(opening)
-    named = parse_options(
-        pick_small_members(raw, known.leading_members, wire) | pick_small_members(text, found, wire), wire
+    shift = position + has_more - len(opening)
+    options = parse_options(
+        pick_small_members(raw, known.leading_members, wire) | pick_small_members(text, members, wire), wire
     )
     whole = Slice(known.start, place.stop + shift)
     stop = find_last_message_end(raw, whole)
-    return BodyTail(whole, late, named, stop, build_closing(raw, stop, whole, named))
+    return BodyTail(whole, elements, options, stop, build_closing(raw, stop, whole, options))
 
 
 KEY_BYTES = 32
-# Beginnings that are remembered, of one or two kilobytes each.
+# The number of beginnings to remember, of one or two kilobytes each.
 MAX_BEGINNINGS = 4_096
-# How many of them are compared with a body in full.
+# How many beginnings are compared with a whole body.
 MAX_TRIES = 3
-# Closing braces, from a body's end, behind which a known beginning may end; in a text there may be many.
+# How many closing braces, from the end of a body, are tried as the end of a known beginning. Text may hold
+# many.
 MAX_BRACES = 256
-# A body with more members before its messages, or longer names, is read anew each time.
+# A body with more members before its messages, or longer names of them, is read in full each time.
 MAX_KEYS = 32
 MAX_KEY_CHARACTERS = 1_024
-# Larger bodies are read beside the loop; and larger ones yet, even if they have only grown.
+# Bodies up to the first size are read on the event loop, and up to the second if they have only grown. Larger
+# ones are read in a thread.
 LITTLE_BYTES = 256 * 1024
 GROWN_BYTES = 1024 * 1024
-# Bodies that are read beside it at once.
+# How many bodies are read in threads at the same time.
 WORKERS = 2
 
 
 class _ReadResult(NamedTuple):
-    """What was found in a body.
+    """The result of reading a body.
 
     Attributes:
         body: The body.
-        beginning: How later ones may begin; None where that is not remembered.
+        beginning: The beginning to remember; None if it must not be remembered.
     """
 
     body: RequestBody
@@ -201,12 +203,12 @@ class _ReadResult(NamedTuple):
 
 
 class IncrementalReader:
-    """Reads bodies, and remembers how they begin.
+    """Reads request bodies, and remembers how they begin.
 
     Args:
-        key: 32 random bytes, so that nobody can make two beginnings with one fingerprint.
+        key: 32 random bytes, so that nobody can make two beginnings with the same fingerprint.
         wire: The wire of the bodies.
-        max_beginnings: Size of the memory.
+        max_beginnings: How many beginnings to remember.
     """
 
     def __init__(self, key: bytes, wire: Wire, max_beginnings: int = MAX_BEGINNINGS) -> None:
@@ -220,25 +222,25 @@ class IncrementalReader:
     async def read_without_blocking(
         self, raw: bytes, tenant: str, conversation: str | None = None
     ) -> RequestBody:
-        """The same as `read`; nobody has to wait while a large body is read.
+        """Splits a request body like `read`, but a large body does not block the event loop.
 
         Raises:
-            Unreadable: See `body.read`.
+            UnreadableBodyError: See `body.parse_body`.
         """
         size, owner = len(raw), (tenant, conversation)
         if size <= LITTLE_BYTES:
             return self._remember_result(owner, self._read_body(raw, owner))
-        found = self._read_grown(raw, owner) if size <= GROWN_BYTES else None
-        if found is None:
+        result = self._read_grown(raw, owner) if size <= GROWN_BYTES else None
+        if result is None:
             async with self._turns:
-                found = await asyncio.to_thread(self._read_body, raw, owner)
-        return self._remember_result(owner, found)
+                result = await asyncio.to_thread(self._read_body, raw, owner)
+        return self._remember_result(owner, result)
 
     def read(self, raw: bytes, tenant: str, conversation: str | None = None) -> RequestBody:
-        """Cut a request body up, as `body.read` does; the body has a mark, and may follow an earlier one.
+        """Splits a request body as `body.parse_body` does, and sets its marks if it can be recognised later.
 
         Raises:
-            Unreadable: See `body.read`.
+            UnreadableBodyError: See `body.parse_body`.
         """
         owner = (tenant, conversation)
         return self._remember_result(owner, self._read_body(raw, owner))
@@ -249,11 +251,11 @@ class IncrementalReader:
         return found.body
 
     def _read_body(self, raw: bytes, owner: ConversationKey) -> _ReadResult:
-        """What is in a body. Changes nothing, so it may be done in a thread."""
+        """Reads a body. Changes no state, so it may run in a thread."""
         return self._read_grown(raw, owner) or self._read_whole(raw, owner)
 
     def _read_grown(self, raw: bytes, owner: ConversationKey) -> _ReadResult | None:
-        """The body, if it begins as an earlier one."""
+        """Returns the body if it begins like an earlier one and the rest is valid, else None."""
         for beginning in islice(self._iter_candidates(raw, owner), MAX_TRIES):
             hasher = self._start_hasher(owner).update(memoryview(raw)[: beginning.stop])
             if beginning.stop < len(raw) and hasher.digest() == beginning.mark:
@@ -261,7 +263,7 @@ class IncrementalReader:
         return None
 
     def _iter_candidates(self, raw: bytes, owner: ConversationKey) -> Iterator[BodyBeginning]:
-        """Beginnings that end as the body does at the same place: the latest first, then the longest."""
+        """Yields beginnings that may match, by their last bytes: the latest one first, then the longest."""
         latest = self._latest.get(owner)
         if latest is not None and raw.endswith(latest.key[3], 0, latest.stop):
             yield latest
@@ -269,13 +271,13 @@ class IncrementalReader:
         for _ in range(MAX_BRACES):
             if (brace := raw.rfind(b"}", 0, stop)) < 0:
                 return
-            found = self._known.get(build_beginning_key(raw, brace + 1, owner))
-            if found is not None and found is not latest:
-                yield found
+            beginning = self._known.get(build_beginning_key(raw, brace + 1, owner))
+            if beginning is not None and beginning is not latest:
+                yield beginning
             stop = brace
 
     def _extend_beginning(self, raw: bytes, known: BodyBeginning, hasher: blake3) -> _ReadResult | None:
-        """The body that begins so; None if what stands behind has to be looked at more closely."""
+        """Reads the tail behind a beginning; None if the body must be read in full."""
         wire = self._dialect
         tail = match_closing(raw, known) or parse_tail(raw, known, wire)
         if tail is None:
@@ -287,47 +289,55 @@ class IncrementalReader:
         if not (stop := tail.stop) or not known.is_ended or wire.regroups_previous(tail.new_elements):
             return None
         mark = hasher.update(memoryview(raw)[known.stop : stop]).digest()
-        place = build_beginning_key(raw, stop, known.key[:2])
-        held = known.element_count + len(tail.new_elements)
-        ended = not wire.may_continue(tail.new_elements[-1])
+        key = build_beginning_key(raw, stop, known.key[:2])
+        element_count = known.element_count + len(tail.new_elements)
+        is_ended = not wire.may_continue(tail.new_elements[-1])
         grown = BodyBeginning(
-            mark, place, stop, known.start, held, ended, known.leading_members, known.key, tail.closing
+            mark,
+            key,
+            stop,
+            known.start,
+            element_count,
+            is_ended,
+            known.leading_members,
+            known.key,
+            tail.closing,
         )
-        late = wire.to_pieces(tail.new_elements)
+        pieces = wire.to_pieces(tail.new_elements)
         return _ReadResult(
-            build_body(raw, tail.messages_slice, late, tail.options, wire, mark, known.mark), grown
+            build_body(raw, tail.messages_slice, pieces, tail.options, wire, mark, known.mark), grown
         )
 
     def _read_whole(self, raw: bytes, owner: ConversationKey) -> _ReadResult:
         wire = self._dialect
-        found, listed = split_body(raw, wire)
-        late = wire.to_pieces(listed)
-        place = found[wire.member_names.messages]
-        named = parse_options(pick_small_members(raw, found, wire), wire)
-        before = {key: at for key, at in found.items() if at.stop <= place.start}
-        stop = find_last_message_end(raw, place)
-        if not stop or len(before) > MAX_KEYS or sum(map(len, before)) > MAX_KEY_CHARACTERS:
-            return _ReadResult(build_body(raw, place, late, named, wire), None)
+        members, elements = split_body(raw, wire)
+        pieces = wire.to_pieces(elements)
+        messages_slice = members[wire.member_names.messages]
+        options = parse_options(pick_small_members(raw, members, wire), wire)
+        leading_members = {key: place for key, place in members.items() if place.stop <= messages_slice.start}
+        stop = find_last_message_end(raw, messages_slice)
+        if not stop or len(leading_members) > MAX_KEYS or sum(map(len, leading_members)) > MAX_KEY_CHARACTERS:
+            return _ReadResult(build_body(raw, messages_slice, pieces, options, wire), None)
         mark = self._start_hasher(owner).update(memoryview(raw)[:stop]).digest()
-        closing = build_closing(raw, stop, place, named)
-        found_by = build_beginning_key(raw, stop, owner)
-        ended = not wire.may_continue(listed[-1])
+        closing = build_closing(raw, stop, messages_slice, options)
+        key = build_beginning_key(raw, stop, owner)
+        is_ended = not wire.may_continue(elements[-1])
         beginning = BodyBeginning(
-            mark, found_by, stop, place.start, len(listed), ended, before, None, closing
+            mark, key, stop, messages_slice.start, len(elements), is_ended, leading_members, None, closing
         )
-        return _ReadResult(build_body(raw, place, late, named, wire, mark), beginning)
+        return _ReadResult(build_body(raw, messages_slice, pieces, options, wire, mark), beginning)
 
     def _start_hasher(self, owner: ConversationKey) -> blake3:
         return self._blank.copy().update(owner[0].encode() + b"\0")
 
     def _remember_beginning(self, owner: ConversationKey, beginning: BodyBeginning) -> None:
-        """Take a beginning up, in place of the one before the one that it grew from."""
+        """Stores a beginning, and forgets the one from which its predecessor has grown."""
         older = self._known.get(beginning.previous_key) if beginning.previous_key else None
         if older is not None and older.previous_key is not None:
             self._known.pop(older.previous_key, None)
         self._known[beginning.key] = self._latest[owner] = beginning
         self._known.move_to_end(beginning.key)
         self._latest.move_to_end(owner)
-        for held in (self._known, self._latest):
-            while len(held) > self._max_beginnings:
-                held.popitem(last=False)
+        for memory in (self._known, self._latest):
+            while len(memory) > self._max_beginnings:
+                memory.popitem(last=False)

@@ -1,4 +1,4 @@
-"""What a message carries beside its text, as digests: the same thing on every wire has the same one."""
+"""Digests of message parts that are not text. The same content has the same digest on every wire."""
 
 import hashlib
 import json
@@ -9,12 +9,15 @@ from compaction_proxy.wires.json import large
 
 
 def hash_text(text: str) -> bytes:
-    """SHA-256 of a text, which may hold lone surrogates."""
+    """Returns the SHA-256 of a text, which may hold lone surrogates."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def hash_address(url: str) -> bytes:
-    """SHA-256 of what an address means: inline data, an http address without its query, else its text."""
+    """Returns the SHA-256 of what a URL stands for.
+
+    Inline data is hashed as the decoded bytes, an HTTP URL without its query, and any other URL as its text.
+    """
     if url.startswith(("http://", "https://")):
         return hash_text(url.partition("?")[0])
     head, comma, data = url.rpartition(",")
@@ -27,6 +30,6 @@ def hash_address(url: str) -> bytes:
 
 
 def hash_part(part: Any) -> bytes:
-    """SHA-256 of a part of a kind that we do not know: of its JSON, without the client's cache marks."""
+    """Returns the SHA-256 of the JSON of a part of unknown kind, without the client's cache marks."""
     plain = {k: v for k, v in part.items() if k != "cache_control"} if isinstance(part, Mapping) else part
     return hash_text(json.dumps(plain, sort_keys=True, default=str))

@@ -1,6 +1,7 @@
-"""What a request body says, found without parsing it: never less than is there, and perhaps more.
+"""Reads single facts from a request body without parsing all of it.
 
-The gate and the recovery from overflows ask this of bodies that nobody has read, whatever their wire.
+A search finds at least what the body says, and perhaps more. The size gate and the recovery from overflows
+apply it to unparsed bodies of any wire.
 """
 
 import re
@@ -9,22 +10,22 @@ import msgspec
 
 from compaction_proxy.wires.body import decode_small, shorten_model_name
 
-# Whatever names a session is short, in bytes; a longer member is passed over. OpenAI's `metadata` may hold
-# 16 values of 512 characters, and Codex tells of the folders that it works in.
+# Values that identify a session are short, in bytes; a longer member is skipped. OpenAI's `metadata` may hold
+# 16 values of 512 characters, and Codex lists the folders that it works in.
 MAX_MEMBER_BYTES = 16_384
 
 
 class BodyOutline(msgspec.Struct, gc=False):
-    """Members as JSON, left as they are; empty where they are absent.
+    """Members of a body as undecoded JSON; empty if absent.
 
     Attributes:
-        litellm_session_id: Of LiteLLM's callers.
-        metadata: Of OpenAI's and Anthropic's callers.
-        client_metadata: Of Codex.
-        prompt_cache_key: Names what shares a cache: mostly a conversation.
-        max_tokens: How long the answer may be; so do the next two, in other wires.
-        max_completion_tokens: See there.
-        max_output_tokens: See there.
+        litellm_session_id: Sent by callers of LiteLLM.
+        metadata: Sent by callers of OpenAI and Anthropic.
+        client_metadata: Sent by Codex.
+        prompt_cache_key: Names the requests that share a prompt cache: usually those of one conversation.
+        max_tokens: The limit of the answer, in tokens. The next two fields are its names on other wires.
+        max_completion_tokens: See `max_tokens`.
+        max_output_tokens: See `max_tokens`.
     """
 
     litellm_session_id: msgspec.Raw = msgspec.Raw()
@@ -41,7 +42,7 @@ _ANY = msgspec.json.Decoder()
 
 
 def scan_outline(raw: bytes) -> BodyOutline | None:
-    """The members of a body; None if it is no JSON object. Takes half a millisecond a megabyte."""
+    """Returns the members of a body; None if it is not a JSON object. Takes 0.5 ms per megabyte."""
     try:
         return _OUTLINE.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -49,7 +50,7 @@ def scan_outline(raw: bytes) -> BodyOutline | None:
 
 
 def decode_member(member: bytes) -> object:
-    """The value of a short member; None if it is absent, long or no JSON."""
+    """Decodes a short member; None if it is absent, too long or not JSON."""
     if not 0 < len(member) <= MAX_MEMBER_BYTES:
         return None
     try:
@@ -60,7 +61,7 @@ def decode_member(member: bytes) -> object:
 
 
 def read_texts(raw: bytes) -> tuple[list[str], list[str]]:
-    """The texts of a small body's system prompts, and those of its user messages, on every wire."""
+    """Returns the texts of a small body's system prompts, and those of its user messages, on any wire."""
     try:
         body = _ANY.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -69,8 +70,8 @@ def read_texts(raw: bytes) -> tuple[list[str], list[str]]:
         return [], []
     system = [_join_text(body.get("system")), _join_text(body.get("instructions"))]
     user: list[str] = []
-    listed = body.get("messages", body.get("input"))
-    for each in listed if isinstance(listed, list) else [{"role": "user", "content": listed}]:
+    messages = body.get("messages", body.get("input"))
+    for each in messages if isinstance(messages, list) else [{"role": "user", "content": messages}]:
         if isinstance(each, dict):
             texts = user if each.get("role") == "user" else system
             texts.append(_join_text(each.get("content")))
@@ -78,31 +79,31 @@ def read_texts(raw: bytes) -> tuple[list[str], list[str]]:
 
 
 def _join_text(content: object) -> str:
-    """The text of a message's content: a string, or parts of which some have a text."""
+    """Returns the text of a message's content: a string, or a list of parts some of which have text."""
     if isinstance(content, list):
         parts = [each.get("text") for each in content if isinstance(each, dict)]
         return "\n".join(part for part in parts if isinstance(part, str))
     return content if isinstance(content, str) else ""
 
 
-# An unescaped `"model"` can only be a key: inside a string its quotes would be escaped.
-# The lookbehind stands behind the literal: in front of it the search would have to stop at every byte.
+# An unescaped `"model"` can only be a key: inside a string its quotes would be escaped. The lookbehind
+# follows the literal, because a pattern that began with it would have to be tried at every byte.
 _MODEL = re.compile(rb'"model"(?<!\\"model")\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_|output_)?tokens"\s*:\s*(\d{1,18}+)\d*+\b')
 _MEDIA = re.compile(rb'"(?:(?:input_)?(?:image|audio|file)(?:_url)?|video_url|document|computer_screenshot)"')
-# What stands between groups of three digits, and escapes of what belongs to numbers.
+# An optional separator between groups of three digits, and a pattern for escaped digits and separators.
 _SEPARATOR = r"(?:[ ,._]|\xc2\xa0)?"
 _UNESCAPED = re.compile(rb"\\(?:(\\)|u(00(?:[23][0-9a-fA-F]|[aA]0)))")
-# Bytes of a body in which numbers are looked for.
+# Only this many bytes of a body are searched for numbers.
 MAX_SEARCHED_BYTES = 8 * 1024 * 1024
 
 
 def find_models(raw: bytes) -> set[str]:
-    """Every model that the body could mean, found without parsing; empty if none was found.
+    """Returns every model that the body could mean, without parsing it; empty if there is none.
 
-    A nested key of the same name may add one, so the set holds the right one and perhaps more.
+    A nested key of the same name may add a model, so the set holds the right one and perhaps more.
     """
-    return {shorten_model_name(_decode_escapes(found)) for found in _MODEL.findall(raw)}
+    return {shorten_model_name(_decode_escapes(name)) for name in _MODEL.findall(raw)}
 
 
 def _decode_escapes(text: bytes) -> str:
@@ -111,19 +112,20 @@ def _decode_escapes(text: bytes) -> str:
 
 
 def find_output_limits(raw: bytes) -> list[int]:
-    """Every limit of the output that the body could mean, in tokens, found without parsing."""
-    return [int(found) for found in _OUTPUT.findall(raw)]
+    """Returns every output limit that the body could mean, in tokens, without parsing it."""
+    return [int(digits) for digits in _OUTPUT.findall(raw)]
 
 
 def has_media(raw: bytes) -> bool:
-    """Whether the body may hold parts whose tokens its bytes do not bound."""
+    """Returns whether the body may hold parts whose tokens are not bounded by their bytes."""
     return _MEDIA.search(raw) is not None
 
 
 class MentionedNumbers:
-    """The numbers that stand in a body, escapes undone and thousands separators left out.
+    """The numbers in a body, found with or without thousands separators and escapes.
 
-    It may hold a few more: ends of numbers with separators. Of a large body only the beginning is looked at.
+    A number is also found at the end of a longer one with separators. Only the beginning of a large body is
+    searched.
 
     Args:
         raw: The body.
@@ -133,10 +135,10 @@ class MentionedNumbers:
         self._raw = raw[:MAX_SEARCHED_BYTES]
 
     def __contains__(self, number: object) -> bool:
-        """Whether a number stands there. Takes a millisecond a megabyte."""
+        """Returns whether the body holds a number. Takes a millisecond per megabyte."""
         if not isinstance(number, int):
             return False
-        if b"\\u00" in self._raw:  # digits and separators may be escaped, too
+        if b"\\u00" in self._raw:  # digits and separators may be escaped
             self._raw = _UNESCAPED.sub(_unescape_match, self._raw)
         digits = f"{number:,}".split(",")
         first, rest = digits[0], "".join([_SEPARATOR + group for group in digits[1:]])

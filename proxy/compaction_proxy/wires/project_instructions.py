@@ -1,9 +1,10 @@
-"""The forms in which known agents put instructions of a project into user messages, on every wire.
+"""Recognises the project instructions that known agents put into user messages, on every wire.
 
-A text is recognised only where three things hold. The client is known by something else than the form: a
-header field, or how its system prompt begins. A whole text part of a user message has the exact form. And a
-user says something else in the same turn: what stands alone was pasted. Text inside a tool's result is never
-looked at, and neither is a message that carries results of tools as text. ADR 0031 has the sources.
+A text is recognised only if three conditions hold. First, the client is known by something other than the
+form: by a header field, or by the beginning of its system prompt. Second, a whole text part of a user message
+has the exact form. Third, the user says something else in the same turn: text that stands alone was pasted.
+Text inside a tool's result is ignored, and so is a message that carries tool results as text. ADR 0031 has
+the sources.
 """
 
 import re
@@ -20,7 +21,7 @@ from compaction_proxy.wires.json.slices import find_members, split_elements
 INSTRUCTIONS: Final = "instructions"
 MEMORY: Final = "memory"
 ENVIRONMENT: Final = "environment"
-# So much of the members that become prompt is searched for the beginning of a system prompt, in characters.
+# How many characters of the prompt members are searched for the beginning of a system prompt.
 PROMPT_CHARACTERS: Final = 4_096
 MAX_PATH_CHARACTERS: Final = 512
 
@@ -29,12 +30,15 @@ class InstructionForm(NamedTuple):
     """How a client writes one kind of instructions.
 
     Attributes:
-        kind: What they are.
-        opening: How the text begins.
-        closing: How it ends, white space aside, and what stands nowhere else in it; empty: as it likes.
-        path: Finds what tells two of the kind apart: the groups that match, joined.
-        is_first: Whether it stands only before the first answer.
-        reply: What the client has the assistant answer to it; empty: the user's words follow it.
+        kind: The kind of the instructions.
+        opening: The beginning of the text.
+        closing: The end of the text, apart from white space. It occurs nowhere else in the text. Empty if any
+            end is allowed.
+        path: Finds what tells two instructions of one kind apart: the first match, or all matches for
+            `ENVIRONMENT`.
+        is_first: Whether the text stands only before the first answer.
+        reply: The assistant's answer that the client itself puts behind the text. Empty if the user's words
+            follow it.
     """
 
     kind: str
@@ -49,10 +53,10 @@ class ClientProfile(NamedTuple):
     """A client that sends such text.
 
     Attributes:
-        agents: How its `user-agent` begins, in lower case.
-        fields: Header fields that only it sends.
-        prompts: How its system prompt begins.
-        forms: Its forms.
+        agents: Beginnings of its `user-agent`, in lower case.
+        fields: Header fields that only this client sends.
+        prompts: Beginnings of its system prompt.
+        forms: The forms of its instructions.
     """
 
     agents: tuple[bytes, ...]
@@ -116,7 +120,7 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
             InstructionForm(
                 INSTRUCTIONS, "<user_instructions>", "</user_instructions>", re.compile(r"\A<(user)_")
             ),
-            # What has changed alone comes as such a block, too: it replaces one that tells the same.
+            # Codex sends changes alone as such a block, too. The block replaces one with the same members.
             InstructionForm(
                 ENVIRONMENT,
                 "<environment_context>",
@@ -212,7 +216,7 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
         ),
     ),
 }  # fmt: skip
-# How parts begin that carry results of tools as text.
+# The beginnings of text parts that carry tool results.
 _RESULT: Final = re.compile(
     r"\s*(?:<system-reminder>\s*(?:Result of calling|Called) the "
     r"|\[[\w.-]+(?: [^\]\n]*)?\] Result:"
@@ -223,10 +227,10 @@ _TEXTS: Final = frozenset({"text", "input_text"})
 
 
 def find_client(fields: Mapping[bytes, bytes]) -> str:
-    """Returns the name of the client that sends these header fields; empty where it is none of ours.
+    """Returns the name of the known client that sends these header fields; empty if there is none.
 
     Args:
-        fields: The first value of each, names in lower case.
+        fields: The first value of each field, with names in lower case.
     """
     agent = fields.get(b"user-agent", b"").lower()
     for name, client in CLIENTS.items():
@@ -236,29 +240,34 @@ def find_client(fields: Mapping[bytes, bytes]) -> str:
 
 
 def find_client_by_prompt(text: str) -> str:
-    """Returns the name of the client whose system prompt begins as this text; empty: none does."""
+    """Returns the name of the client whose system prompt begins like this text; empty if there is none."""
     return next((name for name, client in CLIENTS.items() if text.startswith(client.prompts)), "")
 
 
 def find_client_by_messages(messages: Sequence[Message]) -> str:
-    """Returns the name of the client whose system prompt opens a list; empty where none is known."""
+    """Returns the name of the client whose system prompt opens the list; empty if none is known."""
     first = next((each for each in messages if each.is_privileged), None)
     return find_client_by_prompt(first.text) if first is not None else ""
 
 
 def find_client_by_members(prompt_members: Sequence[str]) -> str:
-    """Returns the same by the JSON of a body's members: the first is the system prompt, if there is one."""
+    """Returns the name of the client whose system prompt is the first of these members; empty if unknown.
+
+    The members are JSON. The first one is the system prompt, if the body has one.
+    """
     beginning = prompt_members[0][:PROMPT_CHARACTERS] if prompt_members else ""
     for name, client in CLIENTS.items():
         for prompt in client.prompts:
-            at = beginning.find(f'"{prompt}')
-            if at >= 0 and (not beginning[:at].strip() or re.search(r'"text"\s*:\s*\Z', beginning[:at])):
+            position = beginning.find(f'"{prompt}')
+            if position >= 0 and (
+                not beginning[:position].strip() or re.search(r'"text"\s*:\s*\Z', beginning[:position])
+            ):
                 return name
     return ""
 
 
 def find_form(client: str, text: str) -> InstructionForm | None:
-    """Returns the form of a client that a whole text has; None: it has none."""
+    """Returns the form of the client's instructions that the whole text has, or None."""
     for form in CLIENTS[client].forms if client in CLIENTS else ():
         if text.startswith(form.opening) and (
             not form.closing or (text.rstrip().endswith(form.closing) and text.count(form.closing) == 1)
@@ -268,12 +277,12 @@ def find_form(client: str, text: str) -> InstructionForm | None:
 
 
 def starts_with_form(text: str, client: str) -> bool:
-    """Whether a text begins in one of a client's forms."""
+    """Returns whether a text begins like one of a client's forms."""
     return text.startswith(tuple(form.opening for form in CLIENTS[client].forms))
 
 
 def may_hold_form(raw: bytes, client: str) -> bool:
-    """Whether the bytes of a message may hold one of a client's forms; cheap."""
+    """Returns quickly whether the bytes of a message may hold one of a client's forms."""
     if client not in CLIENTS or b'"tool_result"' in raw or b'"user"' not in raw:
         return False
     return b"\\u003c" in raw or any(
@@ -282,22 +291,23 @@ def may_hold_form(raw: bytes, client: str) -> bool:
 
 
 def divide_message(record: Message, client: str, *, is_first: bool) -> list[tuple[bytes, Instruction | None]]:
-    """Divides a user message into its instructions and what the user says.
+    """Divides a user message into its instructions and the words of the user.
 
-    Returns bytes of messages, each with what it is; the user's parts stay together, at the place of the last
-    of them. Empty where the message holds no instructions.
+    Returns the bytes of each new message with its instruction, or with None for the user's words. The user's
+    parts stay together, at the place of the last of them. The list is empty if the message holds no
+    instructions.
 
     Args:
         record: The message.
         client: The name of the client that sends it.
-        is_first: Whether no answer stands before it.
+        is_first: Whether there is no answer before it.
     """
     if record.role != "user" or record.answers or not may_hold_form(record.raw, client):
         return []
     content = _read_content(record.raw)
     if isinstance(content, str):
-        found = _find_instruction(content, client, is_first=is_first)
-        return [(record.raw, found)] if found else []
+        instruction = _find_instruction(content, client, is_first=is_first)
+        return [(record.raw, instruction)] if instruction else []
     texts = [_read_text(each) for each in content]
     if any(_RESULT.match(each) for each in texts):
         return []
@@ -312,11 +322,11 @@ def divide_message(record: Message, client: str, *, is_first: bool) -> list[tupl
 def divide_each(
     before: Sequence[Message], new: Iterable[Message], client: str
 ) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
-    """Yields each new message of a list with what `divide_message` makes of it.
+    """Yields each new message of a list with its `divide_message` result.
 
     Args:
-        before: The messages in front of them.
-        new: The messages.
+        before: The messages before the new ones.
+        new: The new messages.
         client: The name of the client that sends them.
     """
     is_first = not any(each.role == "assistant" for each in before)
@@ -338,18 +348,18 @@ def drop_instructions(
     Args:
         messages: The list.
         client: The name of the client that sends it.
-        parse_message: Reads a message of its wire.
+        parse_message: Parses a message of the list's wire.
     """
-    made: list[Message] = []
+    divided: list[Message] = []
     for record, parts in divide_each((), messages, client):
         records = [replace(parse_message(raw), instruction=instruction) for raw, instruction in parts]
         source = SourceMessage(record.raw, len(parts)) if len(parts) > 1 else None
-        made += [replace(each, source=source) for each in records] or [record]
-    return tuple(each for each in unmark_pasted(made) if each.instruction is None)
+        divided += [replace(each, source=source) for each in records] or [record]
+    return tuple(each for each in unmark_pasted(divided) if each.instruction is None)
 
 
 def _read_content(raw: bytes) -> str | list[Any]:
-    """The content of a message; empty where it is none that can be divided."""
+    """Returns the content of a message; empty if it cannot be divided."""
     try:
         fields = large.decode_value(raw)
     except UnreadableBodyError:
@@ -359,7 +369,7 @@ def _read_content(raw: bytes) -> str | list[Any]:
 
 
 def _read_text(part: object) -> str:
-    """The text of a part; empty where it is no text."""
+    """Returns the text of a part; empty if the part is not text."""
     if not isinstance(part, Mapping) or part.get("type", "text") not in _TEXTS:
         return ""
     text = part.get("text")
@@ -370,8 +380,8 @@ def _find_instruction(text: str, client: str, *, is_first: bool) -> Instruction 
     form = find_form(client, text)
     if form is None or (form.is_first and not is_first):
         return None
-    named = form.path.findall(text) if form.path else []
-    path = " ".join(named) if form.kind == ENVIRONMENT else "".join(named[:1])
+    paths = form.path.findall(text) if form.path else []
+    path = " ".join(paths) if form.kind == ENVIRONMENT else "".join(paths[:1])
     return Instruction(client, form.kind, path.strip()[:MAX_PATH_CHARACTERS])
 
 
@@ -379,41 +389,42 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
     place = find_members(raw)["content"]
     parts = split_elements(raw[place.start : place.stop])
     fields = large.decode_value(raw)
-    if fields.pop("id", None) is not None:  # an id names one message only
+    if fields.pop("id", None) is not None:  # an id names only one message
         raw = encode_json(fields | {"content": ""})
         place = find_members(raw)["content"]
-    own = [k for k, kind in enumerate(kinds) if kind is None]
+    user_indices = [k for k, kind in enumerate(kinds) if kind is None]
     for k, kind in enumerate(kinds):
-        if kind is None and k != own[-1]:
+        if kind is None and k != user_indices[-1]:
             continue
-        held = parts[k] if kind else b",".join(parts[j] for j in own)
-        yield b"".join((raw[: place.start], b"[", held, b"]", raw[place.stop :])), kind
+        part_bytes = parts[k] if kind else b",".join(parts[j] for j in user_indices)
+        yield b"".join((raw[: place.start], b"[", part_bytes, b"]", raw[place.stop :])), kind
 
 
 def unmark_pasted(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the list without what was pasted: the last message of a turn that holds no words of a user.
+    """Returns the list with pasted text no longer marked as instructions.
 
-    A turn is what stands between two answers. What a client has answered itself is left as it is.
+    A turn, here the messages between two answers, may hold instructions but no words of a user. Then its last
+    message was pasted, unless the client has answered that message itself.
     """
-    made = list(messages)
+    unmarked = list(messages)
     start = 0
-    for stop in range(len(made) + 1):
-        if stop < len(made) and not (made[stop].role == "assistant" or made[stop].answers):
+    for stop in range(len(unmarked) + 1):
+        if stop < len(unmarked) and not (unmarked[stop].role == "assistant" or unmarked[stop].answers):
             continue
-        turn = [k for k in range(start, stop) if not made[k].is_privileged]
-        reply = made[stop].text if stop < len(made) else ""
-        if any(made[k].instruction for k in turn) and not any(_is_user_text(made[k]) for k in turn):
-            last = made[turn[-1]]
+        turn = [k for k in range(start, stop) if not unmarked[k].is_privileged]
+        reply = unmarked[stop].text if stop < len(unmarked) else ""
+        if any(unmarked[k].instruction for k in turn) and not any(_is_user_text(unmarked[k]) for k in turn):
+            last = unmarked[turn[-1]]
             for k in turn:
-                is_last = k == turn[-1] or (last.source is not None and made[k].source is last.source)
-                if is_last and not _has_client_reply(made[k], reply):
-                    made[k] = replace(made[k], instruction=None)
+                is_last = k == turn[-1] or (last.source is not None and unmarked[k].source is last.source)
+                if is_last and not _has_client_reply(unmarked[k], reply):
+                    unmarked[k] = replace(unmarked[k], instruction=None)
         start = stop + 1
-    return tuple(made)
+    return tuple(unmarked)
 
 
 def _is_user_text(record: Message) -> bool:
-    """Whether a user says it, as far as can be told."""
+    """Returns whether a message appears to hold words of a user."""
     if record.instruction is not None:
         return False
     text = record.text.strip()
@@ -423,7 +434,7 @@ def _is_user_text(record: Message) -> bool:
 
 
 def _has_client_reply(record: Message, reply: str) -> bool:
-    """Whether a client has answered a message itself."""
+    """Returns whether a client has answered a message itself."""
     if record.instruction is None:
         return False
     form = find_form(record.instruction.client, record.text)
@@ -431,23 +442,23 @@ def _has_client_reply(record: Message, reply: str) -> bool:
 
 
 def join_sources(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the list with messages that were divided, and are there in all their parts, as they came."""
+    """Returns the list in which divided messages that still have all their parts are whole again."""
     if not any(each.source for each in messages):
         return messages
-    made: list[Message] = []
-    at = 0
-    while at < len(messages):
-        source = messages[at].source
+    joined: list[Message] = []
+    index = 0
+    while index < len(messages):
+        source = messages[index].source
         if source is None:
-            made.append(messages[at])
-            at += 1
+            joined.append(messages[index])
+            index += 1
             continue
-        run = 1
-        while at + run < len(messages) and messages[at + run].source is source:
-            run += 1
-        if run == source.parts:
-            made.append(replace(messages[at], raw=source.raw, source=None))
+        count = 1
+        while index + count < len(messages) and messages[index + count].source is source:
+            count += 1
+        if count == source.parts:
+            joined.append(replace(messages[index], raw=source.raw, source=None))
         else:
-            made += messages[at : at + run]
-        at += run
-    return made
+            joined += messages[index : index + count]
+        index += count
+    return joined

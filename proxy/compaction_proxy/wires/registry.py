@@ -1,4 +1,4 @@
-"""The wires that are spoken, by name and by path."""
+"""The supported wires, by name and by path."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -13,7 +13,7 @@ WIRES: Final[Mapping[str, Wire]] = MappingProxyType({each.name: each for each in
 
 
 def find_wire(method: str, raw_path: bytes) -> Wire | None:
-    """The wire of a request that carries a conversation, under whatever prefix; None where it does not."""
+    """Returns the wire of a request that carries a conversation, below any path prefix; None for others."""
     if method != "POST":
         return None
     for each in WIRES.values():

@@ -1,17 +1,17 @@
-"""Server-sent events as bytes: where one ends, what it carries, and the same event carrying something else.
+"""Splits streams of server-sent events, reads the data of an event, and replaces it.
 
-Lines may end in any of the three ways, and a stream may have been sliced anywhere: what comes out does not
-depend on that. Comments and fields other than `data` stay as they are.
+Lines may end in any of the three ways that the format allows, and the result does not depend on how the
+stream was sliced. Comments and fields other than `data` stay unchanged.
 """
 
 import re
 from typing import Final
 
 DONE: Final = b"[DONE]"
-# The beginning of a larger event goes on as it is, as if it were one; what stands in it is not seen.
+# A larger event is passed on in parts, as if each were an event. Nothing can read its data then.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
-# Two line ends; a CR at the very end may be half of one.
+# Two line ends. A CR at the very end may be half of a line end.
 _BORDER: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r(?=.))", re.DOTALL)
 _USUAL: Final = b"\n\n"
 _LONGEST_BORDER: Final = 4
@@ -21,7 +21,7 @@ _DATA: Final = b"data:"
 
 
 class EventSplitter:
-    """Cuts a stream into events, each as its own bytes with the blank line behind it."""
+    """Splits a stream into events. Each event keeps its own bytes and the blank line behind it."""
 
     __slots__ = ("_held", "_looked")
 
@@ -30,47 +30,47 @@ class EventSplitter:
         self._looked = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The events that are whole with these bytes, in their order."""
-        if not self._held and chunk.endswith(_USUAL) and b"\r" not in chunk:  # as nearly always
+        """Returns the events that this chunk completes, in order."""
+        if not self._held and chunk.endswith(_USUAL) and b"\r" not in chunk:  # the usual case
             *events, rest = chunk.split(_USUAL)
             if not rest:
                 return [each + _USUAL for each in events]
         self._held += chunk
-        found: list[bytes] = []
+        whole_events: list[bytes] = []
         start = 0
         while border := _BORDER.search(self._held, max(start, self._looked)):
-            found.append(bytes(self._held[start : border.end()]))
+            whole_events.append(bytes(self._held[start : border.end()]))
             start = border.end()
         if len(self._held) - start > MAX_EVENT_BYTES:
-            found.append(bytes(self._held[start:]))
+            whole_events.append(bytes(self._held[start:]))
             start = len(self._held)
         if start:
             self._held = self._held[start:]
         self._looked = max(0, len(self._held) - _LONGEST_BORDER + 1)
-        return found
+        return whole_events
 
     def flush_rest(self) -> bytes:
-        """What came behind the last event, once the stream is at its end."""
-        held, self._held, self._looked = bytes(self._held), bytearray(), 0
-        return held
+        """Returns the bytes behind the last event, once the stream has ended."""
+        rest, self._held, self._looked = bytes(self._held), bytearray(), 0
+        return rest
 
 
 def read_data(event: bytes) -> bytes:
-    """What an event carries; empty where that is nothing, as in a comment."""
-    if event.startswith(_DATA) and event.count(b"\n") == 2 and event.endswith(b"\n\n"):  # as nearly all do
+    """Returns the data of an event; empty if it has none, as in a comment."""
+    if event.startswith(_DATA) and event.count(b"\n") == 2 and event.endswith(b"\n\n"):  # the usual case
         return event[len(_DATA) :].strip(b" \n")
     lines = _LINE_END.split(event)
     return b"\n".join(line[len(_DATA) :].removeprefix(b" ") for line in lines if line.startswith(_DATA))
 
 
 def replace_data(event: bytes, data: bytes) -> bytes:
-    """The event carrying this, which is one line; its other lines and its line ends are its own."""
-    kept: list[bytes] = []
-    told = False
+    """Returns the event with other data, which is one line. Other lines and line ends stay unchanged."""
+    parts: list[bytes] = []
+    is_written = False
     for line in _LINE.findall(event):
         if not line.startswith(_DATA):
-            kept.append(line)
-        elif not told:
-            told = True
-            kept += b"data: ", data, line[len(line.rstrip(b"\r\n")) :]
-    return b"".join(kept)
+            parts.append(line)
+        elif not is_written:
+            is_written = True
+            parts += b"data: ", data, line[len(line.rstrip(b"\r\n")) :]
+    return b"".join(parts)

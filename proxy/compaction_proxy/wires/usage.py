@@ -1,8 +1,8 @@
-"""A look at a response in passing: what it says about tokens used, without delaying or altering a byte.
+"""Reads the token usage of a response as it passes, without delaying or changing a byte.
 
-While bytes flow they are only copied into a bounded buffer; parsing waits for the end. Only JSON that really
-stands where a provider puts its usage counts: text of the model that talks of usage does not. Where that is
-differs from wire to wire; each brings its own `UsageParser`.
+While bytes flow they are only copied into a bounded buffer. Parsing waits for the end. It accepts only JSON
+in the place where a provider reports usage, and never text in which the model mentions usage. That place
+differs between wires, so each has its own `UsageParser`.
 """
 
 import json
@@ -12,12 +12,12 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from compaction_proxy.wires.decompress import IDENTITY, Inflater
+from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.wire import TokenUsage
 
 _KEEP_BYTES: Final = 65_536
 _MAX_INFLATED_BYTES: Final = 32 * 1024 * 1024
-_INFLATE_STEP_BYTES: Final = 4096  # deflate makes at most a thousand times as much of it
+_INFLATE_STEP_BYTES: Final = 4096  # deflate expands data at most a thousand times
 _TOO_MANY_TOKENS: Final = 10**9
 _MAX_CANDIDATES: Final = 8
 
@@ -28,14 +28,14 @@ _Answer = TypeVar("_Answer")
 
 
 class UsageParser(NamedTuple):
-    """Where the answers of a wire say what they used.
+    """Parses the usage in the answers of one wire.
 
     Attributes:
-        parse_counts: The numbers of a `usage` object; None if they cannot be true.
-        parse_body: What a JSON answer says; also asked of an object of nothing but an answer's last members.
-        parse_stream: What a stream says, given its first bytes, its last lines, and whether the first of
-            these lines is whole.
-        head_bytes: How many of a stream's first bytes that takes.
+        parse_counts: Parses a `usage` object; None if its numbers are not credible.
+        parse_body: Parses a JSON answer, or an object that holds only the last members of an answer.
+        parse_stream: Parses a stream, given its first bytes, its last lines, and whether the first of these
+            lines is whole.
+        head_bytes: How many of a stream's first bytes `parse_stream` needs.
     """
 
     parse_counts: Callable[[object], TokenUsage | None]
@@ -45,7 +45,7 @@ class UsageParser(NamedTuple):
 
 
 def decode_shape(decoder: msgspec.json.Decoder[_Answer], body: bytes) -> _Answer | None:
-    """An answer of the shape that a decoder takes; None if it has another."""
+    """Decodes an answer of the shape that a decoder expects; None if it has another."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -53,7 +53,7 @@ def decode_shape(decoder: msgspec.json.Decoder[_Answer], body: bytes) -> _Answer
 
 
 def parse_json(data: bytes) -> object:
-    """The JSON that bytes hold, or None. What is not strictly JSON, such as NaN, is read as Python does."""
+    """Parses JSON; None if it is invalid. Non-standard JSON such as NaN is parsed as Python does."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -65,19 +65,22 @@ def parse_json(data: bytes) -> object:
 
 
 def as_mapping(value: object) -> Mapping[str, object]:
-    """The value if it is a JSON object, else an empty one."""
+    """Returns the value if it is a JSON object, else an empty mapping."""
     return value if isinstance(value, dict) else {}
 
 
 def as_token_count(value: object) -> int | None:
-    """A number of tokens; None if it cannot be one."""
+    """Returns the value if it can be a number of tokens, else None."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < _TOO_MANY_TOKENS else None
 
 
 def build_usage(prompt: object, completion: object, cached: object, reason: str = "") -> TokenUsage | None:
-    """A usage of these numbers; None if the first two cannot be true. What is absent (None) counts as 0."""
+    """Builds a usage. None for `completion` or `cached` counts as 0.
+
+    The result is None if `prompt` or `completion` cannot be a number of tokens.
+    """
     asked, made = as_token_count(prompt), as_token_count(0 if completion is None else completion)
     return (
         None
@@ -87,12 +90,12 @@ def build_usage(prompt: object, completion: object, cached: object, reason: str 
 
 
 def add_finish_reason(usage: TokenUsage | None, reason: str) -> TokenUsage | None:
-    """The usage with the reason for which the answer ended."""
+    """Returns the usage with the reason why the answer ended."""
     return usage and usage._replace(finish_reason=reason)
 
 
 def iter_lines_backwards(tail: bytes) -> Iterator[bytes]:
-    """The lines of a stream's end, the last one first, without their ends."""
+    """Yields the lines at the end of a stream without their line ends, the last line first."""
     stop = len(tail)
     while stop > 0:
         start = max(tail.rfind(b"\n", 0, stop), tail.rfind(b"\r", 0, stop)) + 1
@@ -101,14 +104,14 @@ def iter_lines_backwards(tail: bytes) -> Iterator[bytes]:
 
 
 def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator[Mapping[str, object]]:
-    """What the events of a stream's end carry, the last one first, of those in which a pattern is found."""
+    """Yields the data of the events at the end of a stream that match a pattern, the last event first."""
     for line in iter_lines_backwards(tail):
         if line.startswith(b"data:") and pattern.search(line):
             yield as_mapping(parse_json(line[5:]))
 
 
 def cut_first_line(tail: bytes) -> tuple[bytes, bytes]:
-    """The first line, which has lost its beginning and so could pass for something else, and the rest."""
+    """Splits off the first line. Its beginning is lost, so its rest could pass for something else."""
     first, *rest = _LINE_ENDS.split(tail, 1)
     return first, rest[0] if rest else b""
 
@@ -116,29 +119,29 @@ def cut_first_line(tail: bytes) -> tuple[bytes, bytes]:
 def find_usage_in_tail(
     tail: bytes, parse_body: Callable[[bytes], TokenUsage | None], opening: bytes = b"{"
 ) -> TokenUsage | None:
-    """The usage among the last members of a body too large to keep.
+    """Finds the usage among the last members of a body that is too large to keep.
 
-    What follows a member up to the end of the body closes exactly the objects that it stands in, so a member
-    proves its place by parsing together with all that follows it.
+    The bytes from a member to the end of the body close exactly the objects around it. So a member is in the
+    right place if it can be parsed together with everything behind it.
 
     Args:
         tail: The end of the body.
-        parse_body: What such an object says.
-        opening: Opens the objects that the member stands in.
+        parse_body: Parses the object that the member and the bytes behind it form.
+        opening: The bytes that open the objects around the member.
     """
-    places = [found.start() for found in _USAGE.finditer(tail)][-_MAX_CANDIDATES:]
+    places = [match.start() for match in _USAGE.finditer(tail)][-_MAX_CANDIDATES:]
     return next(filter(None, (parse_body(opening + tail[place:]) for place in reversed(places))), None)
 
 
 def _find_usage_in_head(
     head: bytes, parse_counts: Callable[[object], TokenUsage | None]
 ) -> TokenUsage | None:
-    """The usage among the first members: what comes before it must be whole members of one object."""
-    for found in list(_USAGE.finditer(head))[:_MAX_CANDIDATES]:
-        if parse_json(head[: found.start()] + b'"usage":0}') is None:
+    """Finds the usage among the first members. The bytes before it must be whole members of one object."""
+    for match in list(_USAGE.finditer(head))[:_MAX_CANDIDATES]:
+        if parse_json(head[: match.start()] + b'"usage":0}') is None:
             continue
         try:
-            value, _ = _DECODER.raw_decode(head[found.end() :].decode("utf-8", "replace").lstrip())
+            value, _ = _DECODER.raw_decode(head[match.end() :].decode("utf-8", "replace").lstrip())
         except (ValueError, RecursionError):
             continue
         return parse_counts(value)
@@ -151,9 +154,9 @@ class UsageTap:
     Memory is bounded: the last 64 KiB of a stream, and of other bodies the first 64 KiB as well.
 
     Args:
-        parser: The wire's ways.
-        content_type: As sent; `text/event-stream` makes it a stream.
-        content_encoding: As sent. Bodies that are neither plain, gzip nor deflate tell nothing.
+        parser: The usage parser of the wire.
+        content_type: As sent; `text/event-stream` makes the body a stream.
+        content_encoding: As sent. A body that is not plain, gzip or deflate has no result.
     """
 
     __slots__ = ("_head", "_head_bytes", "_inflater", "_seen", "_stream", "_tail", "_telling")
@@ -169,9 +172,9 @@ class UsageTap:
         self._seen = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Take note of the next bytes as sent. Never fails, and costs no more than a copy or inflating."""
+        """Records the next bytes as sent. Never fails, and costs no more than a copy or the decompression."""
         if self._inflater is None:
-            if self._seen >= self._head_bytes:  # the usual way of streams, so without a further call
+            if self._seen >= self._head_bytes:  # the usual case for streams, without another call
                 self._seen += len(chunk)
                 self._tail += chunk
                 if len(self._tail) > _KEEP_BYTES:
@@ -193,13 +196,13 @@ class UsageTap:
             del self._tail[:-_KEEP_BYTES]
 
     def result(self) -> TokenUsage | None:
-        """What the response said, once it has ended or been cut; None if nothing that can be believed."""
+        """Returns the usage once the response has ended or was cut off; None if it has no credible counts."""
         if self._inflater is not None and self._inflater.failed:
             return None
-        telling, head, tail = self._telling, bytes(self._head), bytes(self._tail)
+        parser, head, tail = self._telling, bytes(self._head), bytes(self._tail)
         whole = self._seen == len(head) + len(tail)
         if self._stream:
-            return telling.parse_stream(head, head + tail if whole else tail, whole)
+            return parser.parse_stream(head, head + tail if whole else tail, whole)
         if whole:
-            return telling.parse_body(head + tail)
-        return find_usage_in_tail(tail, telling.parse_body) or _find_usage_in_head(head, telling.parse_counts)
+            return parser.parse_body(head + tail)
+        return find_usage_in_tail(tail, parser.parse_body) or _find_usage_in_head(head, parser.parse_counts)

@@ -1,7 +1,7 @@
-"""What a wire format is to the rest of us: a record of functions, one for each thing that differs.
+"""Defines `Wire`: a record of functions, one for each thing that differs between wire formats.
 
-The engine knows nothing of formats. A request's body carries its dialect along, and whoever has bytes to read
-or to write asks that.
+The engine knows no formats. A request body carries its wire, and code that reads or writes bytes calls the
+wire's functions.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,15 +16,15 @@ from compaction_proxy.wires.json.slices import Slice
 
 
 class MemberNames(NamedTuple):
-    """The names of a body's members that matter to us.
+    """The names of the body members that the proxy reads.
 
     Attributes:
-        messages: Holds the conversation.
-        output: Say how long an answer may be, in tokens; the first that says so decides.
-        prompt: Become prompt tokens beside the conversation.
-        skip_indicators: Tell whether the body is to be left as it is (`Wire.left`).
-        thinking_budgets: Hold a budget of thinking, in tokens, which the output must exceed; each with the
-            name of the budget in it.
+        messages: The member that holds the conversation.
+        output: Members that limit the output, in tokens. The first one with a limit counts.
+        prompt: Members that add prompt tokens beside the conversation.
+        skip_indicators: Members that tell whether the body must be left unchanged (`Wire.find_skip_reason`).
+        thinking_budgets: Pairs of a member and the key in it that holds a thinking budget, in tokens. The
+            output limit must exceed this budget.
     """
 
     messages: str
@@ -35,7 +35,7 @@ class MemberNames(NamedTuple):
 
 
 class UncountedMessage(NamedTuple):
-    """A message that is yet to be counted.
+    """A message whose tokens are not counted yet.
 
     Attributes:
         record: Its core record, without digest and tokens.
@@ -49,13 +49,15 @@ class UncountedMessage(NamedTuple):
 
 
 class TokenUsage(NamedTuple):
-    """What a response says about its size.
+    """The token counts of a response.
 
     Attributes:
-        prompt_tokens: Tokens of the input, cached ones included.
-        completion_tokens: Tokens of the output; 0 if it does not say.
-        cached_tokens: Tokens of the input that the provider's cache held; 0 if it does not say.
-        finish_reason: As the provider named it; empty if it did not, or if that would be costly to find.
+        prompt_tokens: Tokens of the input, including cached tokens.
+        completion_tokens: Tokens of the output; 0 if the response does not say.
+        cached_tokens: Tokens of the input that came from the provider's cache; 0 if the response does not
+            say.
+        finish_reason: The reason in the provider's words. Empty if there is none, or if finding it would be
+            costly.
     """
 
     prompt_tokens: int
@@ -65,11 +67,11 @@ class TokenUsage(NamedTuple):
 
 
 class AdaptedMessages(NamedTuple):
-    """What goes on in place of a client's list, as its provider takes it.
+    """The message list to forward, in a form that the provider accepts.
 
     Attributes:
         messages: The list.
-        members: Members of the body that must change with it, as JSON by name.
+        members: Body members that must change together with the list, as JSON by name.
     """
 
     messages: Sequence[Message]
@@ -85,30 +87,30 @@ def _keep_messages(_: bytes, messages: Sequence[Message]) -> AdaptedMessages:
 
 
 class Tap(Protocol):
-    """Watches one response body, without delaying or altering a byte."""
+    """Watches one response body without delaying or changing a byte."""
 
     def feed(self, chunk: bytes) -> None:
-        """Take note of the next bytes as sent. Never fails."""
+        """Records the next bytes of the body as sent. Never fails."""
         ...
 
     def result(self) -> TokenUsage | None:
-        """What the response said, once it has ended or been cut; None if nothing that can be believed."""
+        """Returns the usage once the response has ended or was cut off; None if it has no credible counts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """Calls of our own on this wire, which ask for summaries.
+    """The format of the proxy's own summary calls on a wire.
 
     Attributes:
-        path: What follows a provider's base URL, such as `/chat/completions`.
-        get_thinking_allowance: Tokens that a model may think before its answer, on top of what the answer may
-            take.
-        build_own_members: The members of a call that a provider may refuse, without those that it has
-            refused.
-        build_request: A call's body, given its own members.
-        parse_answer: What a success says; raises `SummaryError` (`garbage`) where that is nothing.
-        headers: What a call needs beside a credential, unless the client's own request says it.
+        path: The path behind a provider's base URL, such as `/chat/completions`.
+        get_thinking_allowance: Returns the tokens that a model may think, on top of the limit of its answer.
+        build_own_members: Builds the members of a call that a provider may refuse, without those that it has
+            refused already.
+        build_request: Builds the body of a call from the call and its own members.
+        parse_answer: Reads a successful answer. Raises `SummaryError` (`garbage`) if there is nothing to
+            read.
+        headers: Headers that a call needs beside the credential, unless the client's own request has them.
     """
 
     path: str
@@ -120,13 +122,13 @@ class CallFormat:
 
 
 class ToolSupport(NamedTuple):
-    """A request body as it stands to tools.
+    """What a request body says about tools.
 
     Attributes:
         raw: The body.
-        places: Where its members stand.
-        has_tools: Whether it brings tools.
-        can_add_tool: Whether a tool of ours can be put among them, and its calls be answered.
+        places: The positions of its members.
+        has_tools: Whether the body brings tools.
+        can_add_tool: Whether the proxy can add its tool and answer its calls.
     """
 
     raw: bytes
@@ -145,66 +147,68 @@ class SearchCall(Protocol):
 
 
 class StreamJoiner(Protocol):
-    """Makes one stream for the client of one or several of the upstream, and hides calls of the search tool.
+    """Joins one or more upstream streams into one for the client, and hides the calls of the search tool.
 
     Attributes:
-        done: Whether the upstream has said that the present answer is at its end.
+        done: Whether the upstream has signalled the end of the current answer.
     """
 
     done: bool
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the present answer that `go_on` reads again."""
+        """Bytes of the current answer that `start_next_answer` reads again."""
         ...
 
     @property
     def calls(self) -> Sequence[SearchCall]:
-        """Calls to answer before the answer goes on; none where it does not go on."""
+        """The calls to answer before the answer continues; empty if it does not continue."""
         ...
 
     def feed(self, chunk: bytes) -> bytes:
-        """Returns what the client gets when these bytes come."""
+        """Returns the bytes to send to the client when this chunk arrives."""
         ...
 
     def flush_rest(self) -> bytes:
-        """Returns what the client gets when the upstream's answer is at its end, not cut."""
+        """Returns the bytes left for the client when the upstream's answer has ended without a cut."""
         ...
 
     def start_next_answer(self, *, may_answer_calls: bool) -> dict[str, Any]:
-        """Expects the next answer, and returns what the present one said, for `SearchTool.build_turn`.
+        """Prepares for the next answer, and returns the current one's message for `SearchTool.build_turn`.
 
         Args:
-            may_answer_calls: Whether calls in the next answer may be answered, too. Else they are left out.
+            may_answer_calls: Whether calls in the next answer may be answered as well. If False, they are
+                left out.
         """
         ...
 
     def write_error(self, body: bytes) -> bytes:
-        """Returns the event that tells the client of an error, given the body of one in this wire's shape."""
+        """Returns the event that reports an error to the client; `body` is an error in this wire's shape."""
         ...
 
 
 class AnswerJoiner(Protocol):
-    """Makes one answer of one or several of the upstream that are no streams; hides calls likewise."""
+    """Joins one or more upstream answers that are not streams, and hides the calls of the search tool."""
 
     @property
     def calls(self) -> Sequence[SearchCall]:
-        """Calls to answer, once `join_answer` has returned None."""
+        """The calls to answer, once `join_answer` has returned None."""
         ...
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """Returns what the client gets if this is the last answer; None if calls are to be answered first.
+        """Returns the client's body if this answer is the last; None if its calls must be answered first.
 
-        A first answer without calls is returned as the same object. Empty: a later one is no JSON.
+        A first answer without calls is returned as the same object. The result is empty if a later answer is
+        not JSON.
 
         Args:
             body: The upstream's answer.
-            may_answer_calls: Whether calls in it may be answered. Else they are left out.
+            may_answer_calls: Whether calls in this answer may be answered. If False, they are left out.
         """
         ...
 
     def get_assistant_message(self) -> dict[str, Any]:
-        """Returns what the answer said that `join_answer` returned None for, for `SearchTool.build_turn`."""
+        """Returns the message for which `join_answer` returned None, for `SearchTool.build_turn`."""
         ...
 
 
@@ -214,20 +218,22 @@ def _binds_nothing(_: Sequence[Mapping[str, Any]]) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchTool:
-    """How models of this wire are offered the search of removed messages, and how its calls are answered.
+    """Offers models on a wire the search of removed messages, and answers its calls.
 
     Attributes:
         json: The tool's definition.
-        inspect_tools: How a body stands to a tool of this name; raises `UnreadableBodyError` where it is no
-            request.
-        forbid_calls: A body without tool choice of its own, or with null for one, that forbids every call.
-        continue_request: A body with more elements behind its own; raises `UnreadableBodyError` where it has
-            none.
-        build_turn: The elements behind which the upstream goes on: what `go_on` returned, and a result for
-            each call in it, in their order.
-        open_stream: Joins streams, given the tool's name.
-        open_answer: Joins answers that are no streams, given the tool's name.
-        binds_tools: Whether elements may stand only in a request with the tools that they came of.
+        inspect_tools: Tells whether a tool of a given name can be added to a body. Raises
+            `UnreadableBodyError` if the body is not a request.
+        forbid_calls: Returns a body that forbids every call. The given body has no tool choice, or null for
+            it.
+        continue_request: Returns a body with more elements behind its own. Raises `UnreadableBodyError` if it
+            has none.
+        build_turn: Builds the elements with which the upstream continues: the message that the joiner
+            returned, and a result for each of its calls, in order.
+        open_stream: Opens a joiner of streams, given the tool's name.
+        open_answer: Opens a joiner of answers that are not streams, given the tool's name.
+        binds_tools: Tells whether elements may stand only in a request with the same tools as the one that
+            they answer.
     """
 
     json: bytes
@@ -244,45 +250,50 @@ def _regroups_nothing(_: tuple[bytes, ...]) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # there is one of each: compared by identity, as they are keys
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: each wire exists once and is a key
 class Wire:
     """One wire format.
 
-    A *piece* is the JSON of one core message: an element of the client's array, several that belong together
-    (with the commas between them), or a part of one that stands for itself.
+    A *piece* is the JSON of one core message: one element of the client's array, several that belong together
+    (with the commas between them), or a part of an element that becomes a message of its own.
 
     Attributes:
-        name: `chat`, `responses` or `messages`; part of what names stored rounds, so it never changes.
-        path_suffix: How paths end to which conversations are posted.
-        digest_seed: What prefix digests begin with, so that no wire's rounds are found by another.
-        member_names: Names of the members of a body.
-        parse_items: The elements of the value of `members.messages`. Raises `UnreadableBodyError` where it is
-            none of ours.
-        find_skip_reason: Why a body with these members (`members.telling`, by name) is left as it is; empty:
-            it is not.
-        to_pieces: The elements as pieces.
-        may_continue: Whether a list that ends in this element may go on within the same piece.
-        parse_uncounted: A piece's record, and what its parts that are no text weigh for a model. Raises
-            `UnreadableBodyError`.
-        estimate_part_tokens: The latter by itself; 0 where the piece is none.
-        parse_message: A piece's record with its digest; raises `UnreadableBodyError`.
-        encode_message: A piece for a record of ours.
-        attach_parts: A record of ours that also carries the parts of another's that are no text, as they
-            came.
-        shorten_message: A record with about a share (0..1) of its text; the handle names it in the notice of
-            what is missing. Never longer: where nothing can be won it is the record itself.
-        join_messages: What stands between the brackets of the array, for a list of records.
-        call_format: Calls of our own.
-        open_tap: Watches an answer, given its content type and content encoding.
-        may_hold_back: Whether what has come of a stream may be held back, because nothing of the answer is in
-            it and an error may follow; asked as long as it says so.
-        encode_error: An error of ours as a body in this wire's shape.
-        key_field: The header field that shows our key to its providers; empty: as the client shows its own.
-        regroups_previous: Whether elements change what pieces the ones before them are.
-        adapt_for_provider: What goes on in place of the list in a client's body, as its provider takes it.
-        search_tool: How models search what was removed; None: they are not offered that.
-        drop_refused: A body without what the provider has refused in it, given the error's body; None: there
-            is nothing that could be left out.
+        name: `chat`, `responses` or `messages`. It is part of what identifies stored compactions, so it never
+            changes.
+        path_suffix: The end of the paths to which clients post conversations.
+        digest_seed: The first bytes of prefix digests. They differ, so one wire never finds the compactions
+            of another.
+        member_names: The names of body members.
+        parse_items: Splits the value of `member_names.messages` into elements. Raises `UnreadableBodyError`
+            if the proxy cannot handle it.
+        find_skip_reason: Returns why a body with these members (`member_names.skip_indicators`, by name) must
+            stay unchanged; empty if it may change.
+        to_pieces: Groups the elements into pieces.
+        may_continue: Tells whether a list that ends in this element may continue within the same piece.
+        parse_uncounted: Parses a piece into its record and the tokens of its parts that are not text, for a
+            given model. Raises `UnreadableBodyError`.
+        estimate_part_tokens: Estimates only those tokens; 0 if the bytes are not a piece.
+        parse_message: Parses a piece into its record with its digest. Raises `UnreadableBodyError`.
+        encode_message: Writes a record of the proxy's own as a piece.
+        attach_parts: Returns a record of the proxy's own together with those parts of another record that are
+            not text, unchanged.
+        shorten_message: Returns a record with about a share (0..1) of its text. The handle names the message
+            in the notice of what is missing. The result is never longer: where nothing can be saved, it is
+            the record itself.
+        join_messages: Writes a list of records as the text between the brackets of the array.
+        call_format: The format of the proxy's own summary calls.
+        open_tap: Opens a tap on an answer, given its content type and content encoding.
+        may_hold_back: Tells whether the bytes of a stream so far may be held back, because they hold nothing
+            of the answer and an error may follow. Callers ask again as long as the result is True.
+        encode_error: Encodes an error of the proxy as a body in this wire's shape.
+        key_field: The header field in which providers expect the proxy's own key. Empty means the field in
+            which the client sends its key.
+        regroups_previous: Tells whether new elements change how the ones before them form pieces.
+        adapt_for_provider: Adapts the list that replaces the one in a client's body, so that the provider
+            accepts it.
+        search_tool: The search of removed messages. None means that the wire does not offer it.
+        drop_refused: Returns a body without what the provider has refused in it, given the error's body; None
+            if nothing can be left out.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The admin API of conversations: which there are, what has happened to them, and what they hold."""
+"""Admin API endpoints for conversations: their lists, events, contents and commands."""
 
 import asyncio
 from dataclasses import asdict
@@ -85,7 +85,7 @@ async def _export(conversation: str, commands: CommandsDependency, queries: Quer
     shape = to_conversation(conversation, seen, stands)
     events = tuple(await commands.list_events(conversation))
     messages = tuple(map(to_archived_message, await commands.list_archived_messages(conversation)))
-    # Megabytes: what is relayed meanwhile does not wait for them.
+    # An export may have megabytes, so it is encoded in a thread while the event loop relays requests.
     return await asyncio.to_thread(lambda: build_json_response(asdict(Export(shape, events, messages))))
 
 
@@ -115,7 +115,7 @@ async def _compaction(conversation: str, place: str, queries: QueriesDependency)
     made, found = await queries.get_compaction(conversation, place)
     return await asyncio.to_thread(
         lambda: build_json_response(schemas.to_compaction_detail(made, found))
-    )  # megabytes, as with an export
+    )  # a detail may have megabytes, as an export
 
 
 @router.get("/sessions/{conversation}/search", response_model=Hits, include_in_schema=False)
@@ -192,8 +192,8 @@ async def _unpin(conversation: str, pin: str, commands: CommandsDependency) -> R
 @router.get("/conversations/{conversation}/instructions", response_model=ProjectInstructions)
 async def _instructions(conversation: str, commands: CommandsDependency) -> Response:
     """What the client says of its project, such as a CLAUDE.md: no round takes it."""
-    wishes = await commands.get_instructions(conversation)
-    return build_json_response(asdict(ProjectInstructions(to_instructions(wishes))))
+    instructions = await commands.get_instructions(conversation)
+    return build_json_response(asdict(ProjectInstructions(to_instructions(instructions))))
 
 
 @router.delete("/conversations/{conversation}/instructions/{instruction}", response_model=ProjectInstructions)

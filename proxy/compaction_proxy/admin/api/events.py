@@ -1,4 +1,4 @@
-"""The admin API of what happens: the last events, and a stream of them and of exchanges."""
+"""Admin API endpoints for events: the latest events, and a stream of events and exchanges."""
 
 import asyncio
 import json
@@ -13,9 +13,9 @@ from compaction_proxy.admin.api.routing import QueriesDependency, build_json_res
 from compaction_proxy.admin.queries import MAX_LOOKED_AT
 from compaction_proxy.telemetry.live_feed import FeedItem
 
-# A stream on which nothing happens says so this often, in seconds, so that nobody between takes it for dead.
+# Interval of heartbeats on a silent stream, in seconds, so that no intermediary closes the connection.
 HEARTBEAT_S = 15.0
-# A server that ends waits no longer than this for a stream to notice, in seconds.
+# Longest time until a stream notices that the server is stopping, in seconds.
 NOTICE_S = 0.5
 MAX_ID_CHARACTERS = 64
 STREAM_OPENING = b": here begins what happens from now on\n\n"
@@ -55,16 +55,16 @@ async def stream_events(
     heartbeat_s: float = HEARTBEAT_S,
     notice_s: float = NOTICE_S,
 ) -> AsyncGenerator[bytes]:
-    """Items as server-sent events. Ends with them, and once it is told to (`is_stopping`)."""
+    """Formats items as server-sent events. Ends after the last item, or when `is_stopping` returns true."""
     clock = asyncio.get_running_loop().time
     last_sent_at = clock()
     pending = asyncio.ensure_future(anext(items, None))
     try:
-        await asyncio.sleep(0)  # it listens by then
+        await asyncio.sleep(0)  # lets `items` start to listen
         yield STREAM_OPENING
         while not is_stopping():
             done, _ = await asyncio.wait({pending}, timeout=notice_s)
-            if is_stopping():  # what has come since is not for those who are no longer admitted
+            if is_stopping():  # the reader may no longer be authorised for newer items
                 return
             if done:
                 item = pending.result()
@@ -83,6 +83,6 @@ async def stream_events(
 
 
 def format_event(item: FeedItem) -> bytes:
-    """An item as a server-sent event."""
+    """Formats an item as a server-sent event."""
     data = json.dumps(schemas.to_item_fields(item), allow_nan=False)
     return f"id: {item.id}\nevent: {item.kind}\ndata: {data}\n\n".encode()

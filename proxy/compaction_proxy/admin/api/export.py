@@ -1,7 +1,7 @@
-"""The admin API's exports of everything: JSON with what is known of conversations, CSV for spreadsheets.
+"""Admin API endpoints that export everything: JSON for conversations, CSV for spreadsheets.
 
-They are written while they are read, one conversation at a time. No text of a conversation is among them;
-`conversations/{id}/export` has that.
+The exports are written while they are read, one conversation at a time. They contain no text of a
+conversation; `conversations/{id}/export` does.
 """
 
 import csv
@@ -24,15 +24,15 @@ from compaction_proxy.telemetry.live_feed import HIDDEN
 from compaction_proxy.telemetry.statistics import By
 from compaction_proxy.telemetry.totals import DOLLARS
 
-# What a spreadsheet takes for a formula begins with one of these.
+# A spreadsheet takes a cell that begins with one of these for a formula.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def format_csv_line(values: Iterable[object]) -> str:
-    """A line of CSV with its end (RFC 4180); nothing in it is computed, and what is None stays empty."""
-    made = io.StringIO()
-    csv.writer(made, lineterminator="\r\n").writerow(_escape_formulas(values))
-    return made.getvalue()
+    """Formats a line of CSV (RFC 4180) with its line end. Escapes formulas, and leaves None empty."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\r\n").writerow(_escape_formulas(values))
+    return line.getvalue()
 
 
 def _escape_formulas(values: Iterable[object]) -> Iterator[object]:
@@ -87,15 +87,15 @@ def _build_attachment(body: AsyncIterator[bytes], kind: str, name: str) -> Strea
 
 
 async def _stream_json(queries: ConversationQueries, since: float) -> AsyncIterator[bytes]:
-    """The JSON document in pieces."""
+    """Streams the JSON document in pieces."""
     opening = b'{"conversations":['
     async for listed, exchanges, events in queries.iter_conversations():
-        told = asdict(schemas.to_conversation_row(listed))
-        told |= {
+        fields = asdict(schemas.to_conversation_row(listed))
+        fields |= {
             "exchanges": [schemas.to_exchange_line(each) for each in exchanges],
             "events": _to_event_fields(events),
         }
-        yield opening + json.dumps(told, allow_nan=False).encode()
+        yield opening + json.dumps(fields, allow_nan=False).encode()
         opening = b","
     summed = await queries.get_statistics(since, queries.now(), "day")
     rows = json.dumps([schemas.to_stats_row(each) for each in summed.rows], allow_nan=False).encode()
@@ -104,18 +104,18 @@ async def _stream_json(queries: ConversationQueries, since: float) -> AsyncItera
 
 
 def _to_event_fields(events: Iterable[Event]) -> list[dict[str, Any]]:
-    told = (asdict(event) for event in events)
-    return [{name: value for name, value in each.items() if name not in HIDDEN} for each in told]
+    rows = (asdict(event) for event in events)
+    return [{name: value for name, value in each.items() if name not in HIDDEN} for each in rows]
 
 
 async def _stream_exchange_rows(
     queries: ConversationQueries, since: float
 ) -> AsyncIterator[Mapping[str, Any]]:
     async for listed, exchanges, _ in queries.iter_conversations():
-        for kept in exchanges:
-            if kept.exchange.at >= since:
-                saved = {} if kept.saving is None else dict(zip(SAVING_COLUMNS, kept.saving, strict=True))
-                yield {"conversation": listed.id, **kept.exchange._asdict(), **saved}
+        for entry in exchanges:
+            if entry.exchange.at >= since:
+                saving = {} if entry.saving is None else dict(zip(SAVING_COLUMNS, entry.saving, strict=True))
+                yield {"conversation": listed.id, **entry.exchange._asdict(), **saving}
 
 
 async def _stream_statistics_rows(

@@ -1,4 +1,4 @@
-"""The admin API of the proxy as a whole: statistics, failures of upstreams, models, configuration."""
+"""Admin API endpoints for the whole proxy: statistics, upstream failures, models and configuration."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
 from compaction_proxy.telemetry.statistics import By
 
-# Where a value is from, where nobody has read any file.
+# Origin of a configuration value if no file was read.
 UNKNOWN = "unknown"
 
 router = create_router()
@@ -87,7 +87,7 @@ async def _config(settings: SettingsDependency) -> Response:
 
 
 def build_configuration(settings: AdminSettings) -> Configuration:
-    """The configuration, as it may be shown."""
+    """Builds the configuration with masked secrets."""
     return Configuration(settings.path or None, tuple(_list_values(settings)), settings.warnings)
 
 

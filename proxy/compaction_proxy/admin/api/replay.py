@@ -1,4 +1,4 @@
-"""`POST /admin/v1/replay`: what strategies would do with a conversation."""
+"""The admin endpoint `POST /admin/v1/replay`: replays a conversation under several strategies."""
 
 import asyncio
 from typing import Any
@@ -9,11 +9,11 @@ from compaction_proxy.admin.api.routing import build_json_response, create_route
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.replay.jobs import ReplayJobRunner, parse_job
 
-# What people paste. Longer conversations are for `compaction-proxy replay`.
+# Largest body: enough for a pasted conversation. The command `compaction-proxy replay` takes longer ones.
 MAX_BYTES = 8 * 1024 * 1024
 TOO_LARGE = f"The request body is larger than {MAX_BYTES} bytes."
 _TOKENS = {"type": "integer", "minimum": 1, "nullable": True}
-# Read from its bytes: a body of megabytes must not be decoded where requests are relayed.
+# Schema of a body that is read as bytes, because decoding megabytes on the event loop would delay requests.
 _BODY: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -30,10 +30,10 @@ _BODY: dict[str, Any] = {
 
 
 async def _read_body(request: Request) -> bytes:
-    """The whole body.
+    """Reads the whole body.
 
     Raises:
-        RequestRefused: It is too large (413).
+        RequestRefusedError: The body is too large (413).
     """
     parts, remaining_bytes = [], MAX_BYTES
     async for part in request.stream():
@@ -45,13 +45,13 @@ async def _read_body(request: Request) -> bytes:
 
 
 def create_replay_router(replay_jobs: ReplayJobRunner) -> APIRouter:
-    """The router of rehearsals."""
+    """Creates the router for rehearsals."""
     router = create_router()
 
     async def replay(request: Request) -> Response:
         """What strategies would do with a conversation, and what that would cost. Asks no model."""
-        what = await asyncio.to_thread(parse_job, await _read_body(request))
-        return build_json_response({"results": await replay_jobs.run_job(what)})
+        job = await asyncio.to_thread(parse_job, await _read_body(request))
+        return build_json_response({"results": await replay_jobs.run_job(job)})
 
     described = {"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}}}
     router.add_api_route("/replay", replay, methods=["POST"], openapi_extra=described)

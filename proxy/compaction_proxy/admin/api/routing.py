@@ -1,4 +1,4 @@
-"""The admin API: what its routes share, and how they are put into an application."""
+"""Shared parts of the admin API: dependencies, responses, error handlers, and its installation."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ Time = Annotated[str, Query(pattern=PATTERN)]
 
 
 def parse_time(text: str, now: float) -> float:
-    """The time that a text of `PATTERN` names, in seconds since the epoch."""
+    """Parses a time that matches `PATTERN` into seconds since the epoch."""
     ago = _AGO.fullmatch(text)
     return float(text) if ago is None else now - int(ago[1]) * _UNITS_S[ago[2]]
 
@@ -43,13 +43,13 @@ PATH = "/admin/v1"
 
 @dataclass(frozen=True, slots=True)
 class AdminSettings:
-    """The configuration that is in force, and where it is from.
+    """The configuration in force and its sources.
 
     Attributes:
         config: The configuration.
-        origins: For each key, dotted, where its value is from; empty where nobody has read any.
-        path: The file that was read; empty for none.
-        warnings: What works but is probably not meant.
+        origins: Source of each value, by dotted key; empty if no configuration was read.
+        path: Path of the file that was read; empty without a file.
+        warnings: Settings that are valid but probably not intended.
     """
 
     config: Config = field(default_factory=Config)
@@ -60,16 +60,16 @@ class AdminSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdminApi:
-    """What the admin API needs.
+    """The parts that the admin API works with.
 
     Attributes:
-        commands: What may be done.
-        queries: What may be seen.
-        access_policy: Who may use it.
-        settings: What `/config` tells.
-        is_stopping: Whether streams are to end: the server was told to, or others may use the API from now
-            on.
-        extra_routers: Routes of others below `/admin/v1`.
+        commands: Commands on conversations.
+        queries: Queries on conversations.
+        access_policy: Check of admin keys.
+        settings: Configuration for `/config`.
+        is_stopping: Returns whether streams must end, because the server stops or because the access policy
+            has changed.
+        extra_routers: Further routes below `/admin/v1`.
     """
 
     commands: ConversationCommands
@@ -81,7 +81,7 @@ class AdminApi:
 
 
 def get_api(request: Request) -> AdminApi:
-    """What the application was given."""
+    """Returns the admin API that was installed in the application."""
     found: AdminApi = request.app.state.api
     return found
 
@@ -104,42 +104,42 @@ SettingsDependency = Annotated[AdminSettings, Depends(_get_settings)]
 
 
 def create_router() -> APIRouter:
-    """An empty router below `/admin/v1`; the key is asked for before that (`admin.auth`)."""
+    """Creates an empty router below `/admin/v1`. `admin.auth` checks the key before a route is called."""
     return APIRouter(prefix=PATH, dependencies=[Depends(HTTPBearer(auto_error=False))])
 
 
 def build_json_response(content: Mapping[str, Any], status: int = 200) -> Response:
-    """JSON in ASCII, which can hold what UTF-8 cannot: text as clients really send it."""
+    """Builds a JSON response in ASCII, which can also hold text that UTF-8 cannot, as clients may send it."""
     body = json.dumps(content, allow_nan=False).encode()
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
 
 
 async def _get_openapi(request: Request) -> Response:
-    """This API, described; worked out once, and beside everything else, because it takes long."""
+    """Returns the OpenAPI description. It is built once, in a thread, because that takes long."""
     return build_json_response(await asyncio.to_thread(request.app.openapi))
 
 
 async def _respond_refused(_: Request, error: Exception) -> Response:
-    told = (
+    shown = (
         error
         if isinstance(error, RequestRefusedError | ReplayFailedError | OverloadedError)
         else InternalError()
     )
-    headers = {"retry-after": str(told.retry_after_s)} if isinstance(told, OverloadedError) else None
-    return Response(format_openai_error(told), told.status, headers, "application/json")
+    headers = {"retry-after": str(shown.retry_after_s)} if isinstance(shown, OverloadedError) else None
+    return Response(format_openai_error(shown), shown.status, headers, "application/json")
 
 
 async def _respond_invalid_request(_: Request, error: Exception) -> Response:
-    """What does not fit the description; what was sent is not repeated."""
+    """Responds to a request that does not match the schema, without repeating its content."""
     problems = error.errors() if isinstance(error, RequestValidationError) else ()
-    said = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems]
-    refused = RequestRefusedError(422, "; ".join(said), "invalid_request")
+    messages = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems]
+    refused = RequestRefusedError(422, "; ".join(messages), "invalid_request")
     return Response(format_openai_error(refused), 422, media_type="application/json")
 
 
 async def _respond_store_unavailable(_: Request, __: Exception) -> Response:
-    told = {"message": "The store cannot be used right now.", "type": "server_error", "param": None}
-    body = json.dumps({"error": {**told, "code": "store_unavailable"}})
+    error = {"message": "The store cannot be used right now.", "type": "server_error", "param": None}
+    body = json.dumps({"error": {**error, "code": "store_unavailable"}})
     return Response(body, 503, media_type="application/json")
 
 
@@ -148,7 +148,7 @@ async def _respond_search_unavailable(request: Request, error: Exception) -> Res
 
 
 def install_api(app: FastAPI, api: AdminApi, base_path: str, routers: Iterable[APIRouter]) -> None:
-    """Put the admin API into an application, under `base_path`, behind its guard."""
+    """Installs the admin API in an application, under `base_path`, behind the check of admin keys."""
     app.state.api = api
     described = create_router()
     described.add_api_route("/openapi.json", _get_openapi, include_in_schema=False)

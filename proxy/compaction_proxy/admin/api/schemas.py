@@ -1,4 +1,4 @@
-"""What the admin API answers and takes, as records; the OpenAPI document is made of these."""
+"""Records for the requests and responses of the admin API. The OpenAPI document is generated from them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
@@ -154,9 +154,9 @@ class Models:
 
 
 def _make_schema(name: str, about: str, members: Mapping[str, Any]) -> type:
-    made = make_dataclass(name, [(each, kind, field()) for each, kind in members.items()], frozen=True)
-    made.__doc__ = about
-    return made
+    schema = make_dataclass(name, [(each, kind, field()) for each, kind in members.items()], frozen=True)
+    schema.__doc__ = about
+    return schema
 
 
 _EVENT = {each.name: each.type for each in fields(Event)}
@@ -198,7 +198,7 @@ Stats = _make_schema(
 
 
 def to_conversation_row(conversation: ListedConversation) -> ConversationRow:
-    """A conversation in the list."""
+    """Converts a conversation to a row of the list."""
     totals = conversation.totals
     return ConversationRow(
         id=conversation.id,
@@ -220,7 +220,7 @@ def to_conversation_row(conversation: ListedConversation) -> ConversationRow:
 
 
 def to_money(totals: Totals) -> Money | None:
-    """What a conversation cost and saved; None where no request has a price."""
+    """Converts totals to a `Money`, or returns None if no request has a price."""
     net = totals.net_usd
     if net is None:
         return None
@@ -228,17 +228,17 @@ def to_money(totals: Totals) -> Money | None:
 
 
 def to_exchange_line(stored: StoredExchange) -> dict[str, Any]:
-    """An `ExchangeLine`."""
+    """Builds an `ExchangeLine`."""
     return {**stored.exchange._asdict(), "saving": None if stored.saving is None else stored.saving._asdict()}
 
 
 def to_compaction_line(record: CompactionRecord) -> dict[str, Any]:
-    """A `CompactionLine`."""
+    """Builds a `CompactionLine`."""
     return {**asdict(record.event), "undone": record.undone, "pays_back_after": record.pays_back_after}
 
 
 def to_compaction_detail(record: CompactionRecord, found: RoundDetail) -> dict[str, Any]:
-    """A `CompactionDetail`."""
+    """Builds a `CompactionDetail`."""
     removed = [asdict(Removed(each.id, each.index, each.role, each.text)) for each in found.removed]
     prompts = [asdict(Asked(each.model, each.system, each.text)) for each in found.prompts]
     seen = [asdict(SeenMessage(each.id, each.role, each.text, each.origin)) for each in found.seen]
@@ -246,17 +246,17 @@ def to_compaction_detail(record: CompactionRecord, found: RoundDetail) -> dict[s
 
 
 def to_fed_event(item: FeedItem) -> dict[str, Any]:
-    """A `FedEvent`."""
+    """Builds a `FedEvent`."""
     return {**to_item_fields(item), "feed": item.id}
 
 
 def to_item_fields(item: FeedItem) -> dict[str, Any]:
-    """The fields of an item, without any text."""
+    """Returns the fields of a feed item, without any text of a conversation."""
     return {name: value for name, value in item.fields.items() if name not in HIDDEN}
 
 
 def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
-    """Counters; dollars are None where there were exchanges, and none of them has a price."""
+    """Converts counters. Dollars are None if there were exchanges and none of them has a price."""
     priced = not counters.unpriced or counters.unpriced < counters.requests - counters.failed
     dollars = {name: getattr(counters, name) if priced else None for name in (*DOLLARS, "net_usd")}
     return {
@@ -271,18 +271,18 @@ def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
 
 
 def to_stats_row(found: StatisticsRow) -> dict[str, Any]:
-    """A `StatsRow`."""
+    """Builds a `StatsRow`."""
     return {"of": found.label, **to_counters(found.counters)}
 
 
 def to_stats(since: float, until: float, by: str, report: StatisticsReport) -> dict[str, Any]:
-    """A `Stats`."""
+    """Builds a `Stats`."""
     rows = [to_stats_row(each) for each in report.rows]
     return {"since": since, "until": until, "by": by, "rows": rows, "total": to_counters(report.total)}
 
 
 def to_model_row(info: ModelInfo) -> ModelRow:
-    """What is known of a model."""
+    """Builds the row of a model. Its prices are those of requests below every surcharge."""
     price = info.price
     least = price.tiers[0] if price else None
     return ModelRow(
@@ -497,7 +497,7 @@ class Forgotten:
 
 
 def to_round(event: Event, *, undone: bool) -> Round:
-    """The round that an event tells of."""
+    """Builds a `Round` from the event of a compaction."""
     return Round(
         strategy=event.strategy,
         round=event.round,
@@ -514,12 +514,12 @@ def to_round(event: Event, *, undone: bool) -> Round:
 
 
 def to_pins(pins: tuple[str, ...]) -> tuple[Pin, ...]:
-    """Pins with their ids."""
+    """Adds the ids of pins."""
     return tuple(Pin(build_pin_id(text), text) for text in pins)
 
 
 def to_instructions(wishes: Directives) -> tuple[ProjectInstruction, ...]:
-    """Instructions of a project with their ids."""
+    """Builds the project instructions of a conversation, with their ids."""
     return tuple(
         ProjectInstruction(each.id, each.client, each.kind, each.path, each.tokens, each.id in wishes.removed)
         for each in wishes.instructions
@@ -529,7 +529,7 @@ def to_instructions(wishes: Directives) -> tuple[ProjectInstruction, ...]:
 def to_conversation(
     conversation: str, overview: ConversationOverview, account: AccountStatus
 ) -> Conversation:
-    """A conversation."""
+    """Builds a `Conversation`."""
     return Conversation(
         id=conversation,
         totals=overview.totals,
@@ -544,32 +544,32 @@ def to_conversation(
 
 
 def to_archived_message(found: RecalledMessage, lines: str = "") -> ArchivedMessage:
-    """An archived message, or those of its lines.
+    """Builds an `ArchivedMessage`, whole or with some of its lines.
 
     Raises:
-        RequestRefused: 422, `lines` is no range, or it has no such lines.
+        RequestRefusedError: `lines` is not a range, or the message has no such lines (422).
     """
-    message, made = found.message, found.round
-    text, told = _select_lines(message.text, lines) if lines else (message.text, None)
+    message, archived_round = found.message, found.round
+    text, line_range = _select_lines(message.text, lines) if lines else (message.text, None)
     return ArchivedMessage(
         id=message.id,
         index=message.index,
         role=message.role,
         text=text,
-        round=made.number,
-        strategy=made.strategy,
-        at=made.at,
-        conversation=made.conversation,
+        round=archived_round.number,
+        strategy=archived_round.strategy,
+        at=archived_round.at,
+        conversation=archived_round.conversation,
         turn=message.turn,
-        lines=told,
+        lines=line_range,
     )
 
 
 def _select_lines(text: str, lines: str) -> tuple[str, Range]:
-    wanted, every = parse_line_range(lines), split_lines(text)
-    if wanted is None or wanted[0] > len(every):
+    requested, every = parse_line_range(lines), split_lines(text)
+    if requested is None or requested[0] > len(every):
         raise RequestRefusedError(
             422, f"lines: a range from 1 to {len(every)}, such as 1-40", "invalid_request"
         )
-    first, last = wanted[0], min(wanted[1] or len(every), len(every))
+    first, last = requested[0], min(requested[1] or len(every), len(every))
     return "\n".join(every[first - 1 : last]), Range(first, last, len(every))

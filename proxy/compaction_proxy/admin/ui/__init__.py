@@ -1,5 +1,6 @@
-"""The pages: what compaction has done, for people with a browser.
+"""The admin pages: show what compaction has done, in a browser.
 
-They are a client of the admin API, in the same process: what a page shows is what the API answers, so figures
-cannot differ. Every page is rendered here; scripts draw charts and refresh lists, and nothing needs them.
+The pages are a client of the admin API in the same process. A page shows exactly what the API returns, so
+figures cannot differ. The server renders every page; scripts only draw charts and refresh lists, and no page
+needs them.
 """

@@ -1,4 +1,4 @@
-"""What the buttons of a conversation do: each asks the admin API, and leads back to a page."""
+"""Actions of the buttons on a conversation's page: each calls the admin API and redirects to a page."""
 
 import asyncio
 import json
@@ -15,15 +15,16 @@ from compaction_proxy.support.formatting import encode_path_segment
 
 MAX_FORM_BYTES = 65_536
 _MAX_FIELDS = 100
-# Signs are decoded in pieces: one call for megabytes of them would hold the interpreter for seconds.
+# Escapes are decoded in pieces: a single call for megabytes would hold the interpreter lock for seconds.
 _PIECE_BYTES = 65_536
 
 
 async def read_form(request: Request, limit_bytes: int = MAX_FORM_BYTES) -> dict[str, list[str]]:
-    """The fields of a form, `application/x-www-form-urlencoded`.
+    """Reads the fields of a form, `application/x-www-form-urlencoded`.
 
     Raises:
-        Refused: 413, it is larger than the limit; 415, it is none; 400, it cannot be read.
+        PageError: The form is larger than the limit (413), of another content type (415), or unreadable
+            (400).
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/x-www-form-urlencoded", ""):
@@ -42,11 +43,11 @@ async def read_form(request: Request, limit_bytes: int = MAX_FORM_BYTES) -> dict
 def _parse_fields(body: bytes) -> dict[str, list[str]]:
     if body.count(b"&") >= _MAX_FIELDS:
         raise ValueError("too many fields")
-    found: dict[str, list[str]] = {}
+    fields: dict[str, list[str]] = {}
     for pair in filter(None, body.split(b"&")):
         name, _, value = pair.partition(b"=")
-        found.setdefault(_decode_component(name), []).append(_decode_component(value))
-    return found
+        fields.setdefault(_decode_component(name), []).append(_decode_component(value))
+    return fields
 
 
 def _decode_component(raw: bytes) -> str:
@@ -54,7 +55,7 @@ def _decode_component(raw: bytes) -> str:
 
 
 def _split_pieces(raw: bytes) -> Iterator[bytes]:
-    """Cut between signs: never within the three bytes of one that is escaped."""
+    """Splits encoded text into pieces, never within the three bytes of an escaped character."""
     start = 0
     while start < len(raw):
         stop = start + _PIECE_BYTES
@@ -65,29 +66,29 @@ def _split_pieces(raw: bytes) -> Iterator[bytes]:
 
 
 def get_field(fields: dict[str, list[str]], name: str) -> str:
-    """A field's first value; empty: there is none."""
+    """Returns the first value of a field; empty if the field is missing."""
     return fields.get(name, [""])[0]
 
 
-# Actions without anything to say beside the conversation; each is a path of the API.
+# Actions that need no data besides the conversation. Each is a path of the admin API.
 ACTIONS = frozenset({"compact", "undo", "bypass", "resume"})
 _SEE_OTHER = 303
 
 
 @dataclass(frozen=True, slots=True)
 class ActionRoutes:
-    """Answers POST below a conversation.
+    """Handles POST requests for a conversation.
 
     Attributes:
-        api: What does it.
-        pages: Where to go afterwards.
+        api: Client of the admin API.
+        pages: Templates, which know the root path of the pages.
     """
 
     api: InProcessAdminClient
     pages: Templates
 
     async def run_action(self, request: Request) -> Response:
-        """Compact with the next request, undo the newest round, stop compacting, or go on with it."""
+        """Runs an action: compacts the next request, undoes the newest compaction, or bypasses or resumes."""
         name, action = request.path_params["name"], request.path_params["action"]
         if action not in ACTIONS:
             raise PageError(404, "There is no such action.")
@@ -95,14 +96,14 @@ class ActionRoutes:
         return self._redirect_to_conversation(name, action)
 
     async def pin_text(self, request: Request) -> Response:
-        """Pin a text."""
+        """Pins a text."""
         name = request.path_params["name"]
         text = get_field(await read_form(request), "text")
         await self.api.post(request, "conversations", name, "pins", body=json.dumps({"text": text}).encode())
         return self._redirect_to_conversation(name, "pin")
 
     async def unpin_text(self, request: Request) -> Response:
-        """Let go of a pinned text."""
+        """Removes a pin."""
         name = request.path_params["name"]
         await self.api.delete(
             request, "conversations", name, "pins", get_field(await read_form(request), "pin")
@@ -110,11 +111,11 @@ class ActionRoutes:
         return self._redirect_to_conversation(name, "unpin")
 
     async def remove_instruction(self, request: Request) -> Response:
-        """Leave instructions of the project out."""
+        """Leaves project instructions out of the conversation."""
         return await self._change_instruction(request, "remove")
 
     async def restore_instruction(self, request: Request) -> Response:
-        """Keep instructions of the project again."""
+        """Restores project instructions that were left out."""
         return await self._change_instruction(request, "restore")
 
     async def _change_instruction(self, request: Request, action: str) -> Response:
@@ -126,7 +127,7 @@ class ActionRoutes:
         return self._redirect_to_conversation(name, action)
 
     async def delete_conversation(self, request: Request) -> Response:
-        """Delete everything that is stored of the conversation."""
+        """Deletes everything that is stored of the conversation."""
         await self.api.delete(request, "conversations", request.path_params["name"])
         return self._redirect("/conversations?done=deleted")
 

@@ -1,6 +1,6 @@
-"""Asking the admin API as any client would, without a socket between.
+"""Calls the admin API within the process, without a socket.
 
-Requests go through its guard and its checks, so that the pages have no way around either.
+The calls pass the API's access check and validation, so that the pages cannot bypass either.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Message, Scope
 
 PATH = "/admin/v1"
 _FORWARDED_HEADERS = frozenset({b"host", b"origin", b"x-forwarded-for", b"forwarded", b"x-real-ip", b"via"})
-# What is answered where the store cannot be reached.
+# Status of the admin API if the store cannot be reached.
 _STORE_UNAVAILABLE = 503
 
 
 class PageError(Exception):
-    """The API has not answered as asked; `status` as it said it, and its words."""
+    """An error that a page shows, such as a refusal by the admin API, with its status and message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -35,12 +35,12 @@ class _AdminResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InProcessAdminClient:
-    """The admin API.
+    """Client that calls the admin API of the same process.
 
     Attributes:
-        app: What answers it.
-        key: The admin key that it asks for; empty: none.
-        base_path: What its paths stand under.
+        app: Application that serves the admin API.
+        key: Admin key; empty without one.
+        base_path: Path before `/admin/v1`.
     """
 
     app: ASGIApp
@@ -48,25 +48,25 @@ class InProcessAdminClient:
     base_path: str = ""
 
     async def get(self, page: Request, *path: str, **query: str | int | None) -> Mapping[str, Any]:
-        """What a GET answers; path segments and query values are quoted here, empty ones left out.
+        """Returns the JSON object of a GET request. Quotes path segments and query values, skips empty ones.
 
         Args:
-            page: The request for the page; who asks, and under which name, is taken from it.
-            path: Segments behind `/admin/v1`.
-            query: Of the URL.
+            page: Request for the page. The call uses its client address and host.
+            path: Path segments after `/admin/v1`.
+            query: Query of the URL.
 
         Raises:
-            Refused: The answer is not of 2xx, or no JSON object.
+            PageError: The status is not 2xx, or the body is not a JSON object.
         """
-        asked = urlencode({name: value for name, value in query.items() if value not in (None, "")})
+        query_string = urlencode({name: value for name, value in query.items() if value not in (None, "")})
         return await asyncio.to_thread(
-            _decode_response, await self._send_request(page, "GET", path, asked, b"")
+            _decode_response, await self._send_request(page, "GET", path, query_string, b"")
         )
 
     async def get_or_none(
         self, page: Request, *path: str, **query: str | int | None
     ) -> Mapping[str, Any] | None:
-        """What a GET answers, likewise; None where the store cannot be reached."""
+        """Returns the JSON object of a GET request, or None if the store cannot be reached."""
         try:
             return await self.get(page, *path, **query)
         except PageError as error:
@@ -75,11 +75,11 @@ class InProcessAdminClient:
             return None
 
     async def post(self, page: Request, *path: str, body: bytes = b"") -> Mapping[str, Any]:
-        """What a POST of JSON answers, likewise."""
+        """Returns the JSON object of a POST request with a JSON body."""
         return _decode_response(await self._send_request(page, "POST", path, "", body))
 
     async def delete(self, page: Request, *path: str) -> Mapping[str, Any]:
-        """What a DELETE answers, likewise."""
+        """Returns the JSON object of a DELETE request."""
         return _decode_response(await self._send_request(page, "DELETE", path, "", b""))
 
     async def _send_request(
@@ -98,7 +98,7 @@ class InProcessAdminClient:
 def _build_scope(
     page: Request, method: str, path: str, raw: str, query: str, headers: list[tuple[bytes, bytes]]
 ) -> Scope:
-    """A request from whoever asked for the page."""
+    """Builds the ASGI scope of a request, with the client address of the page's request."""
     scope = {name: page.scope[name] for name in ("client", "server", "scheme") if name in page.scope}
     return scope | {
         "type": "http",
@@ -115,15 +115,15 @@ def _build_scope(
 
 
 async def _call_app(app: ASGIApp, scope: Scope, page: Request, body: bytes) -> _AdminResponse:
-    """Ask, and take the whole answer. When the page's client leaves, the API hears of it."""
+    """Calls the application and collects its response. Tells it when the page's client disconnects."""
     parts: list[bytes] = []
     status = 500
-    asked = False
+    already_sent = False
 
     async def receive() -> Message:
-        nonlocal asked
-        if not asked:
-            asked = True
+        nonlocal already_sent
+        if not already_sent:
+            already_sent = True
             return {"type": "http.request", "body": body, "more_body": False}
         return await page.receive()
 
@@ -140,13 +140,13 @@ async def _call_app(app: ASGIApp, scope: Scope, page: Request, body: bytes) -> _
 
 def _decode_response(answer: _AdminResponse) -> Mapping[str, Any]:
     try:
-        told = json.loads(answer.body)
+        content = json.loads(answer.body)
     except ValueError as error:
         raise PageError(502, "The admin API has answered something that is no JSON.") from error
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         raise PageError(502, "The admin API has answered something that is no JSON object.")
     if answer.status >= 300:
-        said = told.get("error")
-        message = said.get("message") if isinstance(said, dict) else None
+        details = content.get("error")
+        message = details.get("message") if isinstance(details, dict) else None
         raise PageError(answer.status, str(message or "The admin API has refused this."))
-    return told
+    return content

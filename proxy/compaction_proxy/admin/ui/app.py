@@ -1,4 +1,4 @@
-"""The pages as an application, beside the admin API that they ask."""
+"""The application that serves the admin pages, next to the admin API."""
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,7 +23,7 @@ _CONVERSATION = "/conversations/{name}"
 def _build_routes(
     page_routes: PageRoutes, action_routes: ActionRoutes, playground: PlaygroundRoutes
 ) -> list[Route]:
-    shown = {
+    get_routes = {
         "": page_routes.show_overview,
         "/": page_routes.show_overview,
         "/conversations": page_routes.show_conversations,
@@ -37,7 +37,7 @@ def _build_routes(
         "/playground": playground.show_form,
         "/static/{name}": page_routes.pages.serve_static,
     }
-    done = {
+    post_routes = {
         _CONVERSATION + "/pin": action_routes.pin_text,
         _CONVERSATION + "/unpin": action_routes.unpin_text,
         _CONVERSATION + "/remove": action_routes.remove_instruction,
@@ -48,17 +48,17 @@ def _build_routes(
     }
     root = page_routes.pages.root
     return [
-        *(Route(root + path, answer, methods=["POST"]) for path, answer in done.items()),
-        *(Route(root + path, answer, methods=["GET"]) for path, answer in shown.items()),
+        *(Route(root + path, answer, methods=["POST"]) for path, answer in post_routes.items()),
+        *(Route(root + path, answer, methods=["GET"]) for path, answer in get_routes.items()),
     ]
 
 
 def mount_pages(admin: ASGIApp, access: AccessPolicy, base_path: str = "") -> ASGIApp:
-    """An application that answers the pages itself, and leaves everything else to `admin`.
+    """Creates an application that serves the pages and passes all other requests to `admin`.
 
     Args:
-        admin: What answers the admin API, which the pages show.
-        access: Who may look at them.
+        admin: Application that serves the admin API.
+        access: Rules for access to the pages.
         base_path: Empty, or a path that starts with `/` and does not end with it.
     """
     root = base_path + PATH

@@ -1,6 +1,6 @@
-"""What the charts draw: series as JSON, in an attribute that `static/pages.js` reads.
+"""Data of the charts: series as JSON, in an attribute that `static/pages.js` reads.
 
-Each chart stands beside a table with the same figures, for whoever cannot see or draw it.
+Next to each chart is a table with the same figures, for readers who cannot see the chart or run scripts.
 """
 
 import json
@@ -11,9 +11,9 @@ from typing import Any
 from compaction_proxy.admin.ui.shown import CountersView, RoundView, StrategyOutcomeView
 from compaction_proxy.core.exchange import Exchange
 
-# More columns than this are no picture; the newest are drawn.
+# Largest number of columns in a chart. Of more columns, the newest are drawn.
 MAX_COLUMNS = 500
-# How the line of each strategy is dashed, in pixels drawn and left out; one for each that there is.
+# Dash pattern of each strategy's line, in pixels drawn and left out. There is one pattern per strategy.
 DASHES = ((), (8, 4), (2, 3), (12, 3, 2, 3), (4, 4), (1, 2), (16, 4))
 _STEPS_S = {"hour": 3_600, "day": 86_400}
 
@@ -21,13 +21,13 @@ _STEPS_S = {"hour": 3_600, "day": 86_400}
 def build_period_chart(
     rows: Sequence[CountersView], by: str, since: float | None, until: float | None
 ) -> str:
-    """Tokens that clients sent and that were forwarded over time, with rounds and the cached share.
+    """Builds the chart of sent and forwarded tokens over time, with compactions and the cached share.
 
     Args:
-        rows: Hours or days in which something happened.
+        rows: Hours or days with exchanges.
         by: `hour` or `day`.
-        since: Seconds since the epoch; None: the first row.
-        until: Likewise; None: the last row.
+        since: Seconds since the epoch; None starts at the first row.
+        until: Seconds since the epoch; None ends at the last row.
     """
     known = {at: row for row in rows if (at := _parse_timestamp(row.of)) is not None}
     step = _STEPS_S[by]
@@ -48,7 +48,7 @@ def build_period_chart(
 
 
 def build_requests_chart(exchanges: Sequence[Exchange], made: Sequence[RoundView] = ()) -> str:
-    """What each request of a conversation was and became; a round where it came into force, and its place."""
+    """Builds the chart of a conversation's requests: their sizes, and where compactions came into force."""
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)
     marks = _find_round_marks(exchanges, made)[first:]
@@ -67,7 +67,7 @@ def build_requests_chart(exchanges: Sequence[Exchange], made: Sequence[RoundView
 
 
 def build_strategies_chart(outcomes: Sequence[StrategyOutcomeView]) -> str:
-    """What each strategy would forward, request by request."""
+    """Builds the chart of the tokens that each strategy would forward, request by request."""
     sent = [before for before, _ in max((each.points for each in outcomes), key=len, default=())]
     return _encode_json(
         {
@@ -84,7 +84,10 @@ def build_strategies_chart(outcomes: Sequence[StrategyOutcomeView]) -> str:
 def _find_round_marks(
     exchanges: Sequence[Exchange], made: Sequence[RoundView]
 ) -> list[tuple[int, str] | None]:
-    """Number and place of the round that came into force with each request; 0: it shortened results."""
+    """Returns number and place of the compaction that came into force with each request.
+
+    The number 0 stands for an event that only shortened tool results.
+    """
     places = {each.event.round: each.event.place for each in made}
     shortened = {each.event.request: each.event.place for each in made if each.event.round == 0}
     last = exchanges[0].round if exchanges else None
@@ -98,13 +101,13 @@ def _find_round_marks(
 
 
 def _get_forwarded_tokens(exchange: Exchange) -> int | None:
-    """As the upstream counted it, where it did."""
+    """Returns the forwarded tokens as the upstream counted them, or else our estimate."""
     counted = exchange.first_prompt_tokens
     return exchange.tokens_after if counted is None else counted
 
 
 def _parse_timestamp(text: str) -> int | None:
-    """The beginning of an hour or a day, in seconds since the epoch."""
+    """Parses the beginning of an hour or a day into seconds since the epoch."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

@@ -1,9 +1,9 @@
-"""What two texts have in common, word for word: what a summary has kept of the messages it replaced.
+"""Compares two texts word by word: shows which parts of the replaced messages a summary has kept.
 
-A summary takes things out of their order, so an alignment from top to bottom (`difflib`) would find one chain
-of what was kept and miss the rest, in time that grows with the square. Here runs of words are looked up: a
-word is kept if it stands in a run of three that the other text has too, or if it is one that means something
-alone, such as a path or a number. Time grows with the length.
+A summary reorders its material. An alignment from top to bottom (`difflib`) would therefore find one chain of
+kept text and miss the rest, in quadratic time. This module looks up runs of words instead. A word counts as
+kept if it belongs to a run of three words that the other text contains, or if it is distinctive by itself,
+such as a path or a number. The time is linear.
 """
 
 import re
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 RUN_WORDS = 3
-# At most so many characters are compared, on either side, so that a round takes 100 ms of one core.
+# Largest number of characters compared on either side: a comparison takes at most 100 ms of one core.
 MAX_COMPARED_CHARACTERS = 100_000
-# A word that means something alone has so many characters, and a digit or one of these signs in it.
+# A distinctive word has at least so many characters, and contains a digit or one of these signs.
 _DISTINCTIVE_CHARACTERS = 4
 _DISTINCTIVE = re.compile(r"[\d/_\\@:=]|\w\.\w")
 _WORD = re.compile(r"[^\s\"'`()\[\]{}<>,;|*]+")
@@ -24,7 +24,7 @@ _ENDS = ".:!?-#="
 
 @dataclass(frozen=True, slots=True)
 class DiffPiece:
-    """A stretch of text, and whether the other text has it too."""
+    """A piece of text, and whether the other text contains it."""
 
     text: str
     is_shared: bool
@@ -32,11 +32,11 @@ class DiffPiece:
 
 @dataclass(frozen=True, slots=True)
 class DiffWords:
-    """What a text is compared by.
+    """Index of a text for comparisons.
 
     Attributes:
         runs: Runs of words.
-        distinctive: Words that mean something alone.
+        distinctive: Words that are distinctive by themselves.
     """
 
     runs: AbstractSet[tuple[str, ...]]
@@ -44,31 +44,34 @@ class DiffWords:
 
 
 def index_words(texts: Iterable[str]) -> DiffWords:
-    """What these texts have, up to `MAX_COMPARED_CHARACTERS` of them."""
+    """Indexes the words of texts, up to `MAX_COMPARED_CHARACTERS` in all."""
     runs: set[tuple[str, ...]] = set()
     distinctive: set[str] = set()
     remaining = MAX_COMPARED_CHARACTERS
     for text in texts:
-        found = [_normalize_word(match[0]) for match in _WORD.finditer(text[:remaining])]
-        runs.update(_iter_runs(found))
-        distinctive.update(filter(_is_distinctive, found))
+        words = [_normalize_word(match[0]) for match in _WORD.finditer(text[:remaining])]
+        runs.update(_iter_runs(words))
+        distinctive.update(filter(_is_distinctive, words))
         remaining -= min(len(text), remaining)
     return DiffWords(runs, distinctive)
 
 
 def split_pieces(text: str, other: DiffWords) -> list[DiffPiece]:
-    """The text in stretches that the other one has, word for word, and such that it has not."""
+    """Splits a text into pieces that the other text contains word for word, and pieces that it does not."""
     matches = list(_WORD.finditer(text[:MAX_COMPARED_CHARACTERS]))
     kept = _find_kept([_normalize_word(match[0]) for match in matches], other)
     found: list[DiffPiece] = []
-    at = 0
+    pos = 0
     for is_kept, group in groupby(zip(matches, kept, strict=True), key=lambda pair: pair[1]):
         if is_kept:
             run = [match for match, _ in group]
             start, stop = run[0].start(), run[-1].end()
-            found += [DiffPiece(text[at:start], is_shared=False), DiffPiece(text[start:stop], is_shared=True)]
-            at = stop
-    return [piece for piece in (*found, DiffPiece(text[at:], is_shared=False)) if piece.text]
+            found += [
+                DiffPiece(text[pos:start], is_shared=False),
+                DiffPiece(text[start:stop], is_shared=True),
+            ]
+            pos = stop
+    return [piece for piece in (*found, DiffPiece(text[pos:], is_shared=False)) if piece.text]
 
 
 def _find_kept(words: list[str], other: DiffWords) -> list[bool]:
@@ -84,7 +87,7 @@ def _iter_runs(words: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _normalize_word(word: str) -> str:
-    """A word as it is compared: in lower case, without the signs that end a sentence."""
+    """Returns a word for comparison: in lower case, without the signs that end a sentence."""
     return word.rstrip(_ENDS).lower()
 
 

@@ -1,4 +1,4 @@
-"""The pages that show: the overview, conversations, one of them, one of its rounds, failures, settings."""
+"""The read-only pages: overview, conversations, one conversation or compaction, failures and settings."""
 
 import asyncio
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from compaction_proxy.admin.ui.shown import (
 from compaction_proxy.admin.ui.templates import Templates
 from compaction_proxy.core.event import parse_number
 
-# The ranges of the overview, and by what each is drawn.
+# Time ranges of the overview, and the period of one column in its chart.
 RANGES = {"24h": "hour", "7d": "hour", "30d": "day"}
 SORTS = {"last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests"}
-# Where is searched.
+# Scopes of a search.
 SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this tenant"}
-# What an action says when it is done.
+# Confirmation after an action.
 DONE = {
     "compact": "The next request of this conversation will be compacted.",
     "undo": "The newest round is not applied any more.",
@@ -46,27 +46,27 @@ MAX_HITS = 50
 
 
 def _choose_value(request: Request, name: str, words: dict[str, str]) -> str:
-    """A query value that must be one of these; else the first."""
-    asked = request.query_params.get(name, "")
-    return asked if asked in words else next(iter(words))
+    """Returns a query value that must be one of `words`, or else their first."""
+    value = request.query_params.get(name, "")
+    return value if value in words else next(iter(words))
 
 
 @dataclass(frozen=True, slots=True)
 class PageRoutes:
-    """Answers GET.
+    """Handles GET requests for pages.
 
     Attributes:
-        api: Where figures and texts come from.
-        pages: Renders them.
+        api: Client of the admin API.
+        pages: Templates of the pages.
     """
 
     api: InProcessAdminClient
     pages: Templates
 
     async def show_overview(self, request: Request) -> Response:
-        """What was saved, what went in and out, and what has happened lately."""
+        """Shows the savings, the traffic and the latest events."""
         since = _choose_value(request, "since", RANGES)
-        over_time, by_model, lately = await asyncio.gather(
+        over_time, by_model, recent = await asyncio.gather(
             self.api.get(request, "stats", since=since, by=RANGES[since]),
             self.api.get(request, "stats", since=since, by="model"),
             self.api.get(request, "events", limit=RECENT_EVENTS),
@@ -84,7 +84,7 @@ class PageRoutes:
                 (each for each in readings.read_records(CountersView, by_model.get("rows")) if each.requests),
                 key=lambda each: -each.tokens_before,
             ),
-            events=readings.read_events(lately.get("events")),
+            events=readings.read_events(recent.get("events")),
             chart=charts.build_period_chart(
                 rows,
                 RANGES[since],
@@ -95,13 +95,13 @@ class PageRoutes:
         )
 
     async def show_conversations(self, request: Request) -> Response:
-        """The list, searched and sorted."""
+        """Shows the list of conversations, filtered and sorted."""
         query, sort = request.query_params.get("q", ""), _choose_value(request, "sort", SORTS)
-        told = await self.api.get(request, "conversations", limit=MAX_ROWS, q=query, sort=sort)
+        response = await self.api.get(request, "conversations", limit=MAX_ROWS, q=query, sort=sort)
         return await self.pages.render_page(
             "conversations.html",
             at="conversations",
-            rows=readings.read_records(ConversationRowView, told.get("conversations")),
+            rows=readings.read_records(ConversationRowView, response.get("conversations")),
             query=query,
             sort=sort,
             sorts=SORTS,
@@ -111,9 +111,9 @@ class PageRoutes:
         )
 
     async def show_conversation(self, request: Request) -> Response:
-        """One conversation: its requests, rounds and pins, and what can be done with it."""
+        """Shows one conversation: its requests, compactions and pins, and the actions for it."""
         name = request.path_params["name"]
-        told, requests, compactions = await asyncio.gather(
+        overview, requests, compactions = await asyncio.gather(
             self.api.get(request, "conversations", name),
             self.api.get(request, "conversations", name, "exchanges", limit=MAX_EXCHANGES),
             self.api.get(request, "conversations", name, "compactions"),
@@ -123,7 +123,7 @@ class PageRoutes:
         return await self.pages.render_page(
             "conversation.html",
             at="conversations",
-            seen=readings.read_conversation(name, told),
+            seen=readings.read_conversation(name, overview),
             exchanges=exchanges,
             latest=next((each for each in reversed(exchanges) if each.tokens_before is not None), None),
             rounds=rounds,
@@ -132,68 +132,70 @@ class PageRoutes:
         )
 
     async def show_compaction(self, request: Request) -> Response:
-        """One round: what it removed, what stands in for it, what the model then saw."""
+        """Shows one compaction: the removed messages, their replacement, and what the model then saw."""
         name, place = request.path_params["name"], request.path_params["place"]
-        told = await self.api.get(request, "conversations", name, "compactions", place)
-        made = readings.read_round(told)
+        response = await self.api.get(request, "conversations", name, "compactions", place)
+        made = readings.read_round(response)
         if made is None:
             return await self.show_error(502, "This round was written by another version and cannot be read.")
-        shown = await asyncio.to_thread(
+        panes = await asyncio.to_thread(
             build_panes,
             made.event.summary,
-            readings.read_records(MessageView, told.get("removed")),
-            readings.read_records(MessageView, told.get("seen")),
+            readings.read_records(MessageView, response.get("removed")),
+            readings.read_records(MessageView, response.get("seen")),
         )
         return await self.pages.render_page(
-            "compaction.html", at="conversations", name=name, made=made, event=made.event, shown=shown
+            "compaction.html", at="conversations", name=name, made=made, event=made.event, shown=panes
         )
 
     async def show_prompts(self, request: Request) -> Response:
-        """What the summary model was asked in a round."""
+        """Shows the prompts that the summary model received for a compaction."""
         name, place = request.path_params["name"], request.path_params["place"]
-        told = await self.api.get(request, "conversations", name, "compactions", place)
-        prompts = readings.read_records(PromptView, told.get("prompts"))
+        response = await self.api.get(request, "conversations", name, "compactions", place)
+        prompts = readings.read_records(PromptView, response.get("prompts"))
         return await self.pages.render_page(
             "prompts.html", at="conversations", name=name, place=place, prompts=prompts
         )
 
     async def show_search(self, request: Request) -> Response:
-        """What rounds have removed that answers a query, the best first."""
+        """Shows the removed messages that match a query, the best first."""
         name, query = request.path_params["name"], request.query_params.get("q", "")
         scope = _choose_value(request, "scope", SCOPES)
-        found: tuple[HitView, ...] = ()
+        hits: tuple[HitView, ...] = ()
         if query:
-            told = await self.api.get(
+            response = await self.api.get(
                 request, "conversations", name, "search", q=query, limit=MAX_HITS, scope=scope
             )
-            found = readings.read_records(HitView, told.get("hits"))
+            hits = readings.read_records(HitView, response.get("hits"))
         return await self.pages.render_page(
             "search.html",
             at="conversations",
             name=name,
             query=query,
-            hits=found,
+            hits=hits,
             scope=scope,
             scopes=SCOPES,
         )
 
     async def show_message(self, request: Request) -> Response:
-        """A message that a round has removed, whole."""
+        """Shows a removed message. The query parameter `whole` lifts the limit on its length."""
         name = request.path_params["name"]
-        told = await self.api.get(request, "conversations", name, "messages", request.path_params["message"])
+        response = await self.api.get(
+            request, "conversations", name, "messages", request.path_params["message"]
+        )
         whole = request.query_params.get("whole") is not None
         return await self.pages.render_page(
             "message.html",
             at="conversations",
             name=name,
-            message=readings.read_record(MessageView, told),
+            message=readings.read_record(MessageView, response),
             limit=None if whole else 10 * MAX_SHOWN_CHARACTERS,
         )
 
     async def show_failures(self, request: Request) -> Response:
-        """What went wrong: upstreams, also where the store is away, and compaction."""
+        """Shows failures of upstreams and of compaction. Without the store, shows only those of upstreams."""
         since = _choose_value(request, "since", RANGES)
-        told, upstreams = await asyncio.gather(
+        failures, upstreams = await asyncio.gather(
             self.api.get_or_none(request, "events", limit=MAX_EVENTS, failures="true"),
             self.api.get(request, "upstream-failures", since=since),
         )
@@ -204,12 +206,12 @@ class PageRoutes:
             ranges=tuple(RANGES),
             upstreams=readings.read_records(UpstreamFailureView, upstreams.get("failures")),
             complete=upstreams.get("complete") is not False,
-            events=None if told is None else readings.read_events(told.get("events")),
+            events=None if failures is None else readings.read_events(failures.get("events")),
             limit=MAX_EVENTS,
         )
 
     async def show_settings(self, request: Request) -> Response:
-        """The configuration in force, and what is known of models; of these nothing without the store."""
+        """Shows the configuration in force and the models. The list of models needs the store."""
         config, models = await asyncio.gather(
             self.api.get(request, "config"), self.api.get_or_none(request, "models")
         )
@@ -224,12 +226,12 @@ class PageRoutes:
         )
 
     async def show_error(self, status: int, message: str) -> Response:
-        """A page that says why there is none."""
+        """Shows a page that explains an error."""
         titles = {404: "Not found", 409: "Not possible now", 413: "Too large", 503: "The store is away"}
         title = titles.get(status, "This did not work")
         return await self.pages.render_page("trouble.html", status, at="", title=title, message=message)
 
 
 def _build_base_url(request: Request) -> str:
-    """What to give to clients as `base_url`, as far as this request can tell."""
+    """Returns the `base_url` for clients, as far as this request reveals it."""
     return f"{request.url.scheme}://{request.headers.get('host', '')}/v1"

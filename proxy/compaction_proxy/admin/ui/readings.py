@@ -1,7 +1,7 @@
-"""What the admin API answers, read into records: of another version's answer, what fits.
+"""Converts responses of the admin API to records, even if another version of the API has sent them.
 
-A field that is missing or of another type has its default, which is "not known". So a template never meets a
-name that is not there.
+A field that is missing or of another type gets its default, which means "unknown". Templates therefore never
+use an undefined name.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -41,7 +41,7 @@ _READERS: Mapping[object, Callable[[object], object]] = {
 
 
 def read_record(kind: Callable[..., _T], data: object) -> _T:
-    """The record that these fields tell of; only its fields of simple types are read."""
+    """Reads a record from JSON fields. Reads only fields of simple types."""
     given = data if isinstance(data, Mapping) else {}
     known = {each.name: each.type for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     return kind(**{name: _READERS[known[name]](given[name]) for name in known.keys() & given.keys()
@@ -49,12 +49,12 @@ def read_record(kind: Callable[..., _T], data: object) -> _T:
 
 
 def read_records(kind: Callable[..., _T], data: object) -> tuple[_T, ...]:
-    """The records in a list."""
+    """Reads the records in a list."""
     return tuple(read_record(kind, each) for each in _read_list(data))
 
 
 def read_conversation(name: str, data: JsonFields) -> ConversationView:
-    """A conversation, from what the API says of it."""
+    """Reads a conversation from the API's response."""
     totals = data.get("totals")
     flat = {**(totals if isinstance(totals, Mapping) else {}), **data, "id": name}
     return replace(
@@ -66,7 +66,7 @@ def read_conversation(name: str, data: JsonFields) -> ConversationView:
 
 
 def read_outcomes(data: object) -> tuple[StrategyOutcomeView, ...]:
-    """What strategies would do, in a list."""
+    """Reads the results of strategies in a list."""
     return tuple(_read_outcome(each) for each in _read_list(data) if isinstance(each, Mapping))
 
 
@@ -83,44 +83,44 @@ def _read_outcome(fields: JsonFields) -> StrategyOutcomeView:
 
 
 def _read_bill(value: object) -> BillView:
-    given = value if isinstance(value, Mapping) else {}
-    return replace(read_record(BillView, given), compacted=parse_number(given.get("with")))
+    values = value if isinstance(value, Mapping) else {}
+    return replace(read_record(BillView, values), compacted=parse_number(values.get("with")))
 
 
 def read_rounds(data: object) -> tuple[RoundView, ...]:
-    """The compactions in a list, without those that cannot be read."""
+    """Reads the compactions in a list. Skips those that cannot be read."""
     return tuple(each for each in map(read_round, _read_list(data)) if each is not None)
 
 
 def read_round(data: object) -> RoundView | None:
-    """A compaction; None if it cannot be read."""
-    given = data if isinstance(data, Mapping) else {}
-    event = events.from_fields(given)
+    """Reads a compaction; returns None if that fails."""
+    values = data if isinstance(data, Mapping) else {}
+    event = events.from_fields(values)
     if event is None:
         return None
-    return RoundView(event, given.get("undone") is True, parse_number(given.get("pays_back_after")))
+    return RoundView(event, values.get("undone") is True, parse_number(values.get("pays_back_after")))
 
 
 def read_events(data: object) -> tuple[Event, ...]:
-    """The events in a list."""
-    given = (events.from_fields(each) for each in _read_list(data) if isinstance(each, Mapping))
-    return tuple(filter(None, given))
+    """Reads the events in a list. Skips those that cannot be read."""
+    parsed = (events.from_fields(each) for each in _read_list(data) if isinstance(each, Mapping))
+    return tuple(filter(None, parsed))
 
 
 def read_exchanges(data: object) -> tuple[Exchange, ...]:
-    """The exchanges in a list."""
-    given = (exchanges.from_fields(each) for each in _read_list(data) if isinstance(each, Mapping))
-    return tuple(filter(None, given))
+    """Reads the exchanges in a list. Skips those that cannot be read."""
+    parsed = (exchanges.from_fields(each) for each in _read_list(data) if isinstance(each, Mapping))
+    return tuple(filter(None, parsed))
 
 
 def read_settings(data: object) -> tuple[SettingView, ...]:
-    """Values of the configuration; such as are no text as JSON has them."""
-    given = (each for each in _read_list(data) if isinstance(each, Mapping))
+    """Reads configuration values as text: lists are joined, booleans become yes and no."""
+    rows = (each for each in _read_list(data) if isinstance(each, Mapping))
     return tuple(
         SettingView(
             _read_text(each.get("key")), _format_value(each.get("value")), _read_text(each.get("origin"))
         )
-        for each in given
+        for each in rows
     )
 
 

@@ -1,4 +1,4 @@
-"""The playground: what each strategy would send and cost for a conversation, tried without a provider."""
+"""The playground: shows what each strategy would send and cost for a conversation, without a provider."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.wires.json.slices import find_members
 
-# What is pasted arrives with each sign of JSON as three bytes.
+# Size of a pasted transcript. In a form, each special character of JSON takes three bytes.
 MAX_PASTED_BYTES = 8 * 1024 * 1024
 _MAX_FORM_BYTES = 3 * MAX_PASTED_BYTES
 TOO_LARGE = (
@@ -30,15 +30,15 @@ _TRANSCRIPT_FIELDS = ("messages", "tools", "model")
 
 @dataclass(frozen=True, slots=True)
 class PlaygroundForm:
-    """What a form asks for, as it was filled in.
+    """Values of the playground's form.
 
     Attributes:
         transcript: Messages or a request, as JSON.
-        conversation: The id of a stored one, where there is no transcript.
-        model: The model to ask; empty: the transcript's own.
+        conversation: Id of a stored conversation; used without a transcript.
+        model: Requested model; empty for the transcript's own.
         strategies: Names of strategies.
-        trigger: T in tokens; 0: the strategies' own.
-        window: Of the model, in tokens; 0: as it is known.
+        trigger: T, in tokens; 0 for the strategies' own.
+        window: Context window of the model, in tokens; 0 for the known one.
     """
 
     transcript: str = ""
@@ -51,11 +51,11 @@ class PlaygroundForm:
 
 @dataclass(frozen=True, slots=True)
 class PlaygroundResults:
-    """What came of it.
+    """Results of a replay on the playground.
 
     Attributes:
-        outcomes: Of each strategy.
-        chart: The same, to draw.
+        outcomes: Result of each strategy.
+        chart: Data of the chart of these results.
     """
 
     outcomes: tuple[StrategyOutcomeView, ...] = ()
@@ -64,35 +64,35 @@ class PlaygroundResults:
 
 @dataclass(frozen=True, slots=True)
 class PlaygroundRoutes:
-    """Answers the page and its form.
+    """Handles the requests for the playground page and its form.
 
     Attributes:
-        api: What tries strategies.
-        pages: Renders.
+        api: Client of the admin API, which runs the replay.
+        pages: Templates of the pages.
     """
 
     api: InProcessAdminClient
     pages: Templates
 
     async def show_form(self, request: Request) -> Response:
-        """The form, for a conversation where one is named."""
+        """Shows the form. The query parameter `conversation` selects a stored conversation."""
         name = request.query_params.get("conversation", "")
         return await self._render_playground(request, PlaygroundForm(conversation=name), PlaygroundResults())
 
     async def show_results(self, request: Request) -> Response:
-        """The form as it was sent, and what came of it."""
-        wanted = _parse_form(await read_form(request, _MAX_FORM_BYTES))
+        """Shows the form as it was sent, with the results of the replay."""
+        form = _parse_form(await read_form(request, _MAX_FORM_BYTES))
         try:
-            told = await self.api.post(
-                request, "replay", body=await asyncio.to_thread(_build_request_body, wanted)
+            response = await self.api.post(
+                request, "replay", body=await asyncio.to_thread(_build_request_body, form)
             )
         except PageError as error:
-            if error.status == _TOO_LARGE:  # nobody wants the megabytes back
+            if error.status == _TOO_LARGE:  # the page does not send megabytes back in the form
                 raise
-            return await self._render_playground(request, wanted, PlaygroundResults(), error)
-        outcomes = readings.read_outcomes(told.get("results"))
+            return await self._render_playground(request, form, PlaygroundResults(), error)
+        outcomes = readings.read_outcomes(response.get("results"))
         return await self._render_playground(
-            request, wanted, PlaygroundResults(outcomes, charts.build_strategies_chart(outcomes))
+            request, form, PlaygroundResults(outcomes, charts.build_strategies_chart(outcomes))
         )
 
     async def _render_playground(
@@ -102,7 +102,7 @@ class PlaygroundRoutes:
         tried: PlaygroundResults,
         error: PageError | None = None,
     ) -> Response:
-        told = await self.api.get_or_none(request, "conversations", limit=_OFFERED_CONVERSATIONS)
+        response = await self.api.get_or_none(request, "conversations", limit=_OFFERED_CONVERSATIONS)
         return await self.pages.render_page(
             "playground.html",
             error.status if error else 200,
@@ -111,22 +111,22 @@ class PlaygroundRoutes:
             tried=tried,
             strategies=tuple(STRATEGIES),
             dashes=charts.DASHES,
-            conversations=readings.read_records(ConversationRowView, told.get("conversations"))
-            if told
+            conversations=readings.read_records(ConversationRowView, response.get("conversations"))
+            if response
             else (),
             trouble=str(error) if error else "",
         )
 
 
 def _parse_form(fields: Mapping[str, list[str]]) -> PlaygroundForm:
-    asked = dict(fields)
+    values = dict(fields)
     return PlaygroundForm(
-        transcript=get_field(asked, "transcript").strip(),
-        conversation=get_field(asked, "conversation"),
-        model=get_field(asked, "model").strip(),
-        strategies=tuple(each for each in asked.get("strategy", ()) if each in STRATEGIES) or ("anchored",),
-        trigger=_parse_number(get_field(asked, "trigger")),
-        window=_parse_number(get_field(asked, "window")),
+        transcript=get_field(values, "transcript").strip(),
+        conversation=get_field(values, "conversation"),
+        model=get_field(values, "model").strip(),
+        strategies=tuple(each for each in values.get("strategy", ()) if each in STRATEGIES) or ("anchored",),
+        trigger=_parse_number(get_field(values, "trigger")),
+        window=_parse_number(get_field(values, "window")),
     )
 
 
@@ -135,11 +135,11 @@ def _parse_number(text: str) -> int:
 
 
 def _build_request_body(wanted: PlaygroundForm) -> bytes:
-    """What the API is asked. A transcript is not decoded for it: it may have megabytes.
+    """Builds the body for the admin API. Does not decode the transcript, because it may have megabytes.
 
     Raises:
-        Refused: 413, the transcript is too large; 422, there is neither one that can be read nor a
-            conversation.
+        PageError: The transcript is too large (413), or there is neither a readable transcript nor a
+            conversation (422).
     """
     small: dict[str, object] = {
         "strategies": list(wanted.strategies),
@@ -159,7 +159,7 @@ def _build_request_body(wanted: PlaygroundForm) -> bytes:
 
 
 def _split_transcript(text: bytes) -> dict[str, bytes]:
-    """The messages, and what else matters where a whole request was pasted; each as it stands there."""
+    """Returns the raw messages and, if a whole request was pasted, its other relevant members."""
     if len(text) > MAX_PASTED_BYTES:
         raise PageError(_TOO_LARGE, TOO_LARGE)
     if text.startswith(b"["):

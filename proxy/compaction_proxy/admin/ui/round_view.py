@@ -1,4 +1,4 @@
-"""The three panes of a round: messages that were removed, what took their place, what the model then saw."""
+"""Builds the three panes of a compaction: removed messages, their replacement, and the model's view."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from compaction_proxy.admin.ui.diff import (
 from compaction_proxy.admin.ui.shown import MessageView
 
 STAND_IN = "stand-in"
-# Of one message, and messages of one pane; the rest is a link away.
+# Largest number of characters per message and of messages per pane. The pages link to the rest.
 MAX_SHOWN_CHARACTERS = 4_000
 MAX_SHOWN_MESSAGES = 200
 
@@ -24,9 +24,9 @@ class PaneMessage:
 
     Attributes:
         message: The message.
-        pieces: Its text, or as much of it as is shown.
-        left_out: Characters that are not shown.
-        stand_in: Whether it is one that a round has written.
+        pieces: Visible part of its text.
+        left_out: Number of characters that are not shown.
+        stand_in: Whether the message is a replacement, written by a compaction.
     """
 
     message: MessageView
@@ -37,14 +37,14 @@ class PaneMessage:
 
 @dataclass(frozen=True, slots=True)
 class RoundPanes:
-    """What a round did.
+    """The three panes of a compaction.
 
     Attributes:
-        removed: Messages that it removed; pieces that the text in their place has, too, are marked.
-        removed_left_out: Number of those that are not shown.
-        summary: The text in their place; pieces that stand in the messages as well are marked.
-        seen: What the model then saw; so are the stand-ins there.
-        seen_left_out: Number of those that are not shown.
+        removed: Messages that the compaction removed. Pieces that the replacement also contains are marked.
+        removed_left_out: Number of removed messages that are not shown.
+        summary: Text of the replacement. Pieces that the removed messages also contain are marked.
+        seen: Messages that the model then saw. Replacements among them are marked in the same way.
+        seen_left_out: Number of seen messages that are not shown.
     """
 
     removed: Sequence[PaneMessage]
@@ -55,7 +55,7 @@ class RoundPanes:
 
 
 def build_panes(summary: str, removed: Sequence[MessageView], seen: Sequence[MessageView]) -> RoundPanes:
-    """Compare what was removed with what took its place. Takes at most 100 ms, whatever the sizes are."""
+    """Compares the removed messages with their replacement. Takes at most 100 ms, whatever the sizes."""
     stand_ins = [each.text for each in seen if each.origin == STAND_IN]
     before = index_words(each.text for each in removed)
     after = index_words([summary, *stand_ins])
@@ -71,14 +71,14 @@ def build_panes(summary: str, removed: Sequence[MessageView], seen: Sequence[Mes
 def _compare_messages(
     messages: Iterable[MessageView], other: DiffWords, *, everywhere: bool
 ) -> list[PaneMessage]:
-    """Messages of a pane, compared as long as there is room."""
-    shown: list[PaneMessage] = []
+    """Builds the messages of a pane. Compares at most `MAX_COMPARED_CHARACTERS` of them."""
+    panes: list[PaneMessage] = []
     remaining = MAX_COMPARED_CHARACTERS
     for message in messages:
         stand_in = message.origin == STAND_IN
         text = message.text[: remaining if stand_in else MAX_SHOWN_CHARACTERS]
         compared = (everywhere or stand_in) and len(text) <= remaining
         remaining -= len(text) if compared else 0
-        found = split_pieces(text, other) if compared else [DiffPiece(text, is_shared=False)]
-        shown.append(PaneMessage(message, found, len(message.text) - len(text), stand_in))
-    return shown
+        pieces = split_pieces(text, other) if compared else [DiffPiece(text, is_shared=False)]
+        panes.append(PaneMessage(message, pieces, len(message.text) - len(text), stand_in))
+    return panes

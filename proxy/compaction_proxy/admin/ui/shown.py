@@ -1,4 +1,4 @@
-"""What pages show, as records. A figure that is not known is None, and a text that is not known empty."""
+"""Records that the templates show. An unknown figure is None, and an unknown text is empty."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from compaction_proxy.core.event import Event
 
 @dataclass(frozen=True, slots=True)
 class MoneyView:
-    """Dollars of a conversation or a period; None: no price is known."""
+    """Dollars of a conversation or a period; None if no price is known."""
 
     cost_usd: float | None = None
     gross_usd: float | None = None
@@ -18,7 +18,7 @@ class MoneyView:
 
 @dataclass(frozen=True, slots=True)
 class ConversationRowView:
-    """A conversation in the list; its sizes are those of its last exchange."""
+    """A conversation in the list. Its sizes are those of its last exchange."""
 
     id: str = ""
     model: str = ""
@@ -39,7 +39,7 @@ class ConversationRowView:
 
 @dataclass(frozen=True, slots=True)
 class RoundView:
-    """A compaction: its event, and what has become of it."""
+    """A compaction: its event, whether it was undone, and the requests until it has paid for itself."""
 
     event: Event
     undone: bool = False
@@ -48,7 +48,7 @@ class RoundView:
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """A message: removed by a round, or as the model saw it after one (`origin` says which kind)."""
+    """A message: removed by a compaction, or as the model saw it afterwards (`origin` tells which)."""
 
     id: str = ""
     index: int | None = None
@@ -59,7 +59,7 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """What a summary model was asked."""
+    """A prompt of a summary model."""
 
     model: str = ""
     system: str = ""
@@ -76,7 +76,7 @@ class PinView:
 
 @dataclass(frozen=True, slots=True)
 class InstructionView:
-    """Instructions of a project."""
+    """Project instructions of a conversation."""
 
     id: str = ""
     client: str = ""
@@ -102,7 +102,7 @@ class HitView:
 
 @dataclass(frozen=True, slots=True)
 class CountersView:
-    """One row of the statistics; `of` is the hour, day, model or key that it counts."""
+    """One row of the statistics. `of` is its hour, day, model or key."""
 
     of: str = ""
     requests: int = 0
@@ -128,7 +128,7 @@ class CountersView:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFailureView:
-    """Failures of an upstream that have one cause."""
+    """Failures of one upstream with one cause."""
 
     target: str = ""
     cause: str = ""
@@ -138,7 +138,7 @@ class UpstreamFailureView:
 
 @dataclass(frozen=True, slots=True)
 class BillView:
-    """What a conversation costs, never compacted and compacted; in dollars, or in uncached input tokens."""
+    """Cost of a conversation with and without compaction, in dollars or in uncached input tokens."""
 
     without: float | None = None
     compacted: float | None = None
@@ -149,7 +149,7 @@ class BillView:
 
 @dataclass(frozen=True, slots=True)
 class StrategyOutcomeView:
-    """What a strategy would do with a conversation; `points` are tokens before and after, of each request."""
+    """Result of a strategy for a conversation. `points` has the tokens of each request, before and after."""
 
     strategy: str = ""
     model: str = ""
@@ -174,7 +174,7 @@ class StrategyOutcomeView:
 
 @dataclass(frozen=True, slots=True)
 class SettingView:
-    """A value of the configuration, and where it comes from."""
+    """A value of the configuration and its source."""
 
     key: str = ""
     value: str = ""
@@ -182,14 +182,14 @@ class SettingView:
 
     @property
     def section(self) -> str:
-        """What it stands under: the first word of its key, or the strategy that it shapes."""
+        """Heading of the value on the page: the first word of its key, or its strategy."""
         words = self.key.split(".")
         return ".".join(words[:3] if words[1:2] == ["strategies"] else words[:1])
 
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """What is known of a model; prices in dollars per million tokens."""
+    """Context window and prices of a model, in dollars per million tokens."""
 
     model: str = ""
     window: int | None = None
@@ -204,7 +204,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class ConversationView:
-    """A conversation as it stands."""
+    """A conversation with its totals, pins, instructions and state."""
 
     id: str
     model: str = ""

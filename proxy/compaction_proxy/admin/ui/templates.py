@@ -1,6 +1,7 @@
-"""Templates into answers.
+"""Renders templates into responses, and serves static files.
 
-Everything is escaped; a name that is not there is an error; each answer says what a browser may do with it.
+Templates escape everything, and an undefined name is an error. Each response carries headers that restrict
+what the browser may do with it.
 """
 
 import asyncio
@@ -20,8 +21,9 @@ from starlette.responses import HTMLResponse, Response
 from compaction_proxy import __version__
 from compaction_proxy.support import formatting
 
-# Controls but tab and line feed; soft hyphen; marks of direction; zero width but the joiners that scripts
-# need; line and paragraph separators; tags; halves of surrogate pairs, which UTF-8 cannot hold.
+# Control characters except tab and line feed; soft hyphen; direction marks; zero-width characters except the
+# joiners that some scripts need; line and paragraph separators; tags; lone surrogates, which UTF-8 cannot
+# encode.
 _MISLEADING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -33,12 +35,12 @@ def _format_code_point(match: re.Match[str]) -> str:
 
 
 def make_visible(text: str) -> str:
-    """The text, with `⟨U+202E⟩` where a character would mislead."""
+    """Replaces misleading characters by visible ones such as `⟨U+202E⟩`."""
     return _MISLEADING.sub(_format_code_point, text.replace("\r\n", "\n"))
 
 
 def finalize_value(value: object) -> object:
-    """What a template puts out for a value: text made visible, markup of our own as it is."""
+    """Prepares a value for output: makes text visible, and leaves the templates' own markup unchanged."""
     return make_visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
@@ -51,7 +53,8 @@ HEADERS = {
     ),
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # With `no-referrer` browsers send `Origin: null` with our own forms. This says nothing to others either.
+    # With `no-referrer`, browsers send `Origin: null` with our own forms. This policy tells other sites
+    # nothing either.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -77,7 +80,7 @@ _FILTERS = {
 
 @cache
 def _create_environment() -> Environment:
-    """The templates, compiled once in the life of the process."""
+    """Creates the template environment, once in the life of the process."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
@@ -98,40 +101,40 @@ def _create_environment() -> Environment:
 
 @cache
 def _load_files() -> Mapping[str, tuple[bytes, str]]:
-    """What pages load, by name: content, and digits of its hash."""
-    found = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
-    return {name: (data, sha256(data).hexdigest()[:_HASH_DIGITS]) for name, data in found.items()}
+    """Loads the static files by name, with their content and the first digits of its hash."""
+    contents = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
+    return {name: (data, sha256(data).hexdigest()[:_HASH_DIGITS]) for name, data in contents.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """Renders pages, and serves what they load.
+    """Renders pages and serves their static files.
 
     Attributes:
-        root: The path that all of them stand under.
+        root: Path that all pages begin with.
     """
 
     root: str
 
-    async def render_page(self, template: str, status: int = 200, **shown: Any) -> Response:  # noqa: ANN401 - what templates take
-        """A page; rendered beside the event loop, because a long one takes longer than many requests do."""
+    async def render_page(self, template: str, status: int = 200, **shown: Any) -> Response:  # noqa: ANN401 - any values
+        """Renders a page in a thread, because a long page takes more time than many requests."""
         text = await asyncio.to_thread(self._render_template, template, shown)
         return HTMLResponse(text, status, {**HEADERS, "cache-control": "no-store"})
 
     def _render_template(self, template: str, shown: Mapping[str, Any]) -> str:
-        made = _create_environment().get_template(template)
-        return made.render(now=time.time(), root=self.root, asset=self._build_asset_url, **shown)
+        page = _create_environment().get_template(template)
+        return page.render(now=time.time(), root=self.root, asset=self._build_asset_url, **shown)
 
     def _build_asset_url(self, name: str) -> str:
         return f"{self.root}/static/{name}?v={_load_files()[name][1]}"
 
     async def serve_static(self, request: Request) -> Response:
-        """A file that pages load. Its content is in its URL, so that it may be kept forever."""
+        """Serves a static file. Its URL contains a hash of the content, so browsers may cache it forever."""
         name = request.path_params["name"]
         if name not in _load_files():
             return await self.render_page(
                 "trouble.html", 404, at="", title="Not found", message="There is no such file."
             )
-        kept = "public, max-age=31536000, immutable" if "v" in request.query_params else "no-cache"
-        headers = {**HEADERS, "cache-control": kept}
+        cache_control = "public, max-age=31536000, immutable" if "v" in request.query_params else "no-cache"
+        headers = {**HEADERS, "cache-control": cache_control}
         return Response(_load_files()[name][0], 200, headers, _TYPES[Path(name).suffix])

@@ -1,4 +1,7 @@
-"""The demo's client: an agent that sends its whole history with every request and runs scripted tools."""
+"""Defines the demo's client: an agent that sends its whole history with each request.
+
+It runs the tools of the script.
+"""
 
 import copy
 import json
@@ -20,14 +23,14 @@ DONE = "[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class AgentExchange:
-    """One request and how it was answered.
+    """A request of the agent and its response.
 
     Attributes:
-        body: What was sent.
-        status: Of the answer.
-        headers: Of the answer, names in lower case.
-        message: The assistant message put together from the stream; None for an error.
-        code: Of the error, if any.
+        body: The request body.
+        status: Status of the response.
+        headers: Headers of the response, names in lower case.
+        message: The assistant message assembled from the stream. None for an error.
+        code: The error code, or an empty text.
     """
 
     body: JsonObject
@@ -38,19 +41,19 @@ class AgentExchange:
 
 
 async def skip_pause() -> None:
-    """No pause."""
+    """Does nothing. Used as the pause of an agent that does not wait."""
 
 
 @dataclass(slots=True)
 class DemoAgent:
-    """Plays a script against a base URL. `history` only ever grows.
+    """Plays a script against a base URL.
 
     Attributes:
-        http: The client to ask with.
-        base_url: Whom to ask.
-        script: What is said and what tools give.
-        history: All messages so far.
-        pause: The time that passes after an answer: a user reads it, or a tool runs.
+        http: The HTTP client.
+        base_url: Base URL of the proxy or the provider, without `/v1`.
+        script: The scripted user messages and tool results.
+        history: All messages so far. The list only grows.
+        pause: Waits after an answer, as if a user read it or a tool ran.
     """
 
     http: httpx.AsyncClient
@@ -60,7 +63,11 @@ class DemoAgent:
     pause: Callable[[], Awaitable[None]] = skip_pause
 
     async def play_turn(self, text: str) -> list[AgentExchange]:
-        """Say `text`, run the tools that are asked for, and return when the model has answered or refused."""
+        """Sends a user message and runs the requested tools until the model has answered or refused.
+
+        Returns:
+            The exchanges of the turn, in order.
+        """
         self.history.append({"role": "user", "content": text})
         exchanges = []
         while True:
@@ -94,17 +101,17 @@ class DemoAgent:
 
 
 def build_tool_message(call_id: str, script: DemoScript) -> JsonObject:
-    """The scripted result of a call."""
+    """Builds the scripted result of a tool call."""
     return {"role": "tool", "tool_call_id": call_id, "content": script.results[call_id]}
 
 
 def build_opening(script: DemoScript) -> list[JsonObject]:
-    """The history before the first turn."""
+    """Builds the history before the first turn."""
     return [{"role": "system", "content": script.system}]
 
 
 async def _read_events(answer: httpx.Response) -> AsyncIterator[JsonObject]:
-    """The chunks of a stream; a stream without its end is an error.
+    """Yields the chunks of a stream.
 
     Raises:
         httpx.RemoteProtocolError: The stream ended before `[DONE]`.
@@ -131,7 +138,7 @@ async def _assemble_message(events: AsyncIterator[JsonObject]) -> JsonObject:
 
 
 def _append_call_piece(calls: dict[int, JsonObject], piece: JsonObject) -> None:
-    """Add a piece of a call to what there is of it."""
+    """Adds a streamed piece of a tool call to the pieces received so far."""
     index, function = piece["index"], piece["function"]
     if index in calls:
         calls[index]["function"]["arguments"] += function["arguments"]

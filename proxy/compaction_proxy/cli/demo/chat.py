@@ -1,4 +1,4 @@
-"""What the demo provider says, whichever wire it says it on, and the chat completions format as bytes."""
+"""Defines requests and answers of the demo provider for all wires, and encodes Chat Completions responses."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _WORD = re.compile(r"\s*\S+\s*?(?=\s|$)|\s+")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that the model makes; `arguments` is JSON text."""
+    """A tool call that the model makes. `arguments` is JSON text."""
 
     id: str
     name: str
@@ -27,7 +27,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model says: text, tool calls, or both; before them a thought, on wires that have a place."""
+    """The content of an answer: text, tool calls or both.
+
+    `thought` comes before the content, on wires that can carry a thought.
+    """
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -40,11 +43,11 @@ class DemoUsage:
     """Tokens of one exchange, as the provider bills them.
 
     Attributes:
-        prompt: All that were read.
-        completion: All that were written, those of the thought included.
-        cached: Of the prompt, those that were known.
-        written: Of the prompt, those that have been remembered where a client marked them.
-        thought: Of the completion, those of the thought.
+        prompt: All input tokens.
+        completion: All output tokens, including the thought.
+        cached: Input tokens read from the prompt cache.
+        written: Input tokens written to the prompt cache because the client marked them.
+        thought: Output tokens of the thought.
     """
 
     prompt: int
@@ -54,7 +57,7 @@ class DemoUsage:
     thought: int = 0
 
     def to_json(self) -> JsonObject:
-        """The `usage` object of a chat completion."""
+        """Returns the `usage` object of a chat completion."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -66,16 +69,16 @@ class DemoUsage:
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
-    """A valid request as the provider understands it, whichever wire it came by.
+    """A valid request in a form that all wires share.
 
     Attributes:
-        body: In its own wire.
-        prompt: The same as a chat request: `model`, `messages` and `tools`.
-        output_tokens: What it asks for at most; 0 when it does not say.
-        streamed: Whether the answer is to be.
+        body: The request body in the format of its wire.
+        prompt: The request as a chat request with `model`, `messages` and `tools`.
+        output_tokens: The requested limit of output tokens. 0 if the request sets none.
+        streamed: Whether the client wants a stream.
         thinks: Whether the reply has a thought.
-        cached_messages: How many messages from the first the prompt cache knows or learns; None for all.
-        counts_only: Whether nothing but the size of the prompt is wanted.
+        cached_messages: Number of leading messages that the prompt cache reads and stores. None for all.
+        counts_only: Whether the client only wants the size of the prompt.
     """
 
     body: JsonObject
@@ -89,15 +92,15 @@ class DemoRequest:
 
 @dataclass(frozen=True, slots=True)
 class DemoAnswer:
-    """A reply and what stands around it.
+    """A reply with the data that every wire needs to encode it.
 
     Attributes:
-        asked: What it answers.
-        number: Of the request, from 1.
+        asked: The request that is answered.
+        number: Number of the request, from 1.
         created: Seconds since the epoch.
-        mark: Hexadecimal digits that stand for the prompt; ids of what is said are made of them.
-        reply: What is said.
-        usage: What it costs.
+        mark: Hexadecimal digits derived from the prompt. Ids in the answer contain them.
+        reply: The content.
+        usage: The tokens of the exchange.
     """
 
     asked: DemoRequest
@@ -109,20 +112,20 @@ class DemoAnswer:
 
     @property
     def model(self) -> str:
-        """The name of the model that was asked."""
+        """The name of the model in the request."""
         return str(self.asked.prompt["model"])
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What stands around every answer: its id, its time in seconds since the epoch, and the model's name."""
+    """The fields around every chat completion: id, time in seconds since the epoch, and model name."""
 
     id: str
     created: int
     model: str
 
     def wrap_fields(self, kind: str, fields: JsonObject) -> JsonObject:
-        """`fields` inside an object of the named kind."""
+        """Returns an object of the named kind that contains `fields`."""
         return {
             "id": self.id,
             "object": kind,
@@ -135,7 +138,10 @@ class Envelope:
 
 
 def encode_json(value: object) -> bytes:
-    """Compact JSON in UTF-8. A lone surrogate, which a client may send escaped, stays escaped."""
+    """Encodes a value as compact JSON in UTF-8.
+
+    A lone surrogate, which a client may send escaped, stays escaped.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         return text.encode()
@@ -144,9 +150,9 @@ def encode_json(value: object) -> bytes:
 
 
 def split_words(text: str) -> list[str]:
-    """The text cut into runs of a few words, as a model's stream arrives. Joined they are the text."""
+    """Splits the text into pieces of a few words, as a model streams it. The joined pieces are the text."""
     words = _WORD.findall(text)
-    return ["".join(words[at : at + PIECE_WORDS]) for at in range(0, len(words), PIECE_WORDS)]
+    return ["".join(words[start : start + PIECE_WORDS]) for start in range(0, len(words), PIECE_WORDS)]
 
 
 def _to_call_json(call: ToolCall) -> JsonObject:
@@ -158,7 +164,7 @@ def _to_call_json(call: ToolCall) -> JsonObject:
 
 
 def build_message(reply: Reply) -> JsonObject:
-    """The reply as an assistant message, as a client would put it into its history."""
+    """Builds the assistant message that a client would add to its history."""
     message: JsonObject = {"role": "assistant", "content": reply.text or None}
     if reply.calls:
         message["tool_calls"] = [_to_call_json(call) for call in reply.calls]
@@ -166,7 +172,7 @@ def build_message(reply: Reply) -> JsonObject:
 
 
 def encode_completion(envelope: Envelope, reply: Reply, usage: DemoUsage) -> bytes:
-    """A whole answer that is not streamed."""
+    """Encodes an answer that is not streamed."""
     message = {**build_message(reply), "refusal": None, "annotations": []}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}
     return encode_json(
@@ -177,8 +183,8 @@ def encode_completion(envelope: Envelope, reply: Reply, usage: DemoUsage) -> byt
 def _iter_call_deltas(index: int, call: ToolCall) -> Iterator[JsonObject]:
     head = {"index": index, **_to_call_json(ToolCall(call.id, call.name, ""))}
     yield {"tool_calls": [head]}
-    for at in range(0, len(call.arguments), ARGUMENT_PIECE_CHARACTERS):
-        piece = call.arguments[at : at + ARGUMENT_PIECE_CHARACTERS]
+    for start in range(0, len(call.arguments), ARGUMENT_PIECE_CHARACTERS):
+        piece = call.arguments[start : start + ARGUMENT_PIECE_CHARACTERS]
         yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 
@@ -191,9 +197,9 @@ def _iter_deltas(reply: Reply) -> Iterator[JsonObject]:
 
 
 def encode_stream(envelope: Envelope, reply: Reply, usage: DemoUsage | None) -> Iterator[bytes]:
-    """The answer as server-sent events, `[DONE]` included.
+    """Yields the answer as server-sent events, including `[DONE]`.
 
-    With `usage` every chunk has the field, null but in an extra last chunk without choices.
+    With `usage`, every chunk has a field `usage`. It is null except in an extra last chunk without choices.
     """
     extra = {} if usage is None else {"usage": None}
 

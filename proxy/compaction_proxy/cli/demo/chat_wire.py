@@ -1,4 +1,4 @@
-"""The chat completions wire of the demo provider: `POST …/chat/completions`."""
+"""Implements the Chat Completions wire of the demo provider: `POST …/chat/completions`."""
 
 from collections.abc import Iterator
 
@@ -11,8 +11,8 @@ VERSION: Headers = ((b"openai-version", b"2020-10-01"),)
 
 
 def _get_output_tokens(body: JsonObject) -> int:
-    asked = body.get("max_completion_tokens") or body.get("max_tokens") or 0
-    return asked if isinstance(asked, int) else 0
+    tokens = body.get("max_completion_tokens") or body.get("max_tokens") or 0
+    return tokens if isinstance(tokens, int) else 0
 
 
 def _read_request(body: JsonObject) -> DemoRequest:
@@ -28,8 +28,8 @@ def _encode_answer(answer: DemoAnswer) -> bytes:
 
 
 def _encode_events(answer: DemoAnswer) -> Iterator[bytes]:
-    include = bool((answer.asked.body.get("stream_options") or {}).get("include_usage"))
-    return chat.encode_stream(_build_envelope(answer), answer.reply, answer.usage if include else None)
+    includes_usage = bool((answer.asked.body.get("stream_options") or {}).get("include_usage"))
+    return chat.encode_stream(_build_envelope(answer), answer.reply, answer.usage if includes_usage else None)
 
 
 def _encode_late_error(_answer: DemoAnswer, wrong: Refusal, _how: str) -> Iterator[bytes]:

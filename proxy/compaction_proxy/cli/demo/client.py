@@ -1,4 +1,4 @@
-"""The one who asks the demo provider: a thin hand on ASGI that notices a client leaving."""
+"""Wraps ASGI's receive and send for the demo provider, and notices when the client disconnects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -10,13 +10,13 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class ClientDepartedError(Exception):
-    """The client has hung up."""
+    """Reports that the client has disconnected."""
 
 
 class DemoClient:
-    """The one who asked: takes the answer and may leave while waiting for it.
+    """Represents the client of one request. It may disconnect while it waits for the answer.
 
-    `headers` come with every answer.
+    `headers` are sent with every answer.
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -25,10 +25,10 @@ class DemoClient:
         self.headers: tuple[tuple[bytes, bytes], ...] = ((b"openai-version", b"2020-10-01"),)
 
     async def read_body(self) -> bytes:
-        """The whole request body.
+        """Reads the whole request body.
 
         Raises:
-            DepartedError: The client left before it was complete.
+            ClientDepartedError: The client disconnected before the body was complete.
         """
         parts = []
         while True:
@@ -40,10 +40,10 @@ class DemoClient:
                 return b"".join(parts)
 
     async def wait(self, seconds: float | None) -> None:
-        """Let time pass (None: for ever).
+        """Waits for a number of seconds, or for ever if it is None.
 
         Raises:
-            DepartedError: The client left meanwhile.
+            ClientDepartedError: The client disconnected meanwhile.
         """
         if seconds == 0:
             return
@@ -56,17 +56,17 @@ class DemoClient:
         raise ClientDepartedError
 
     async def start(self, status: int, kind: bytes, length: int | None = None) -> None:
-        """Send status and headers; without a length the body is chunked."""
+        """Sends status and headers. Without a length the body is chunked."""
         headers = [(b"content-type", kind), *self.headers]
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
-        """Send a part of the body; the last one has no `more`."""
+        """Sends a part of the body. `more` says that further parts follow."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def send_json(self, status: int, data: bytes) -> None:
-        """Send a whole JSON answer."""
+        """Sends a whole JSON answer."""
         await self.start(status, b"application/json", len(data))
         await self.send(data)

@@ -1,4 +1,4 @@
-"""Trouble on demand: what the demo provider can do wrong, for demonstrations and tests."""
+"""Defines the faults that the demo provider produces on demand, for demonstrations and tests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,18 +8,20 @@ FAULT_HEADER = b"x-demo-fault"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """How an answer goes wrong. The default is no trouble at all.
+    """Describes how an answer goes wrong. The default is an answer without a fault.
 
     Attributes:
-        status: Answer with this error status; 0 for none.
-        hang: Never answer.
-        cut_after: End the connection after this many stream chunks (or half of a plain body); None for never.
-        garbage: Answer 200 with bytes that are no chat completion.
-        empty: Answer 200 with no body, or a stream of nothing but `[DONE]`.
+        status: Error status to answer with. 0 for none.
+        hang: Whether the provider never answers.
+        cut_after: Number of stream chunks after which the connection is closed. A body that is not streamed
+            is closed after half of its bytes. None never closes it.
+        garbage: Whether the answer has status 200 and bytes that are no chat completion.
+        empty: Whether the answer has status 200 and no body, or a stream of nothing but `[DONE]`.
         first_byte_s: Seconds before the first byte.
         chunk_s: Seconds before each further chunk.
-        late: Tell of an overflow within a stream that began with 200: `error`, `failed` or `both`, which are
-            different events on the Responses wire and one on the others; empty for an answer of status 400.
+        late: How an overflow is reported within a stream that began with 200: `error`, `failed` or `both`.
+            They are different events on the Responses wire and the same on the others. If it is empty, an
+            overflow is answered with status 400.
     """
 
     status: int = 0
@@ -56,13 +58,13 @@ def _apply_word(fault: Fault, word: str) -> Fault:
 
 
 def parse_fault(text: str, base: Fault = NO_FAULT) -> Fault:
-    """Read words such as `slow=0.5, cut=3` on top of `base`.
+    """Parses words such as `slow=0.5, cut=3` and adds them to `base`.
 
-    Words: `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds`, `delay=seconds`,
+    The words are `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds`, `delay=seconds` and
     `late[=error|failed|both]`.
 
     Raises:
-        ValueError: A word is unknown or its number is none.
+        ValueError: A word is unknown or its value is invalid.
     """
     fault = base
     for word in filter(str.strip, text.split(",")):

@@ -1,7 +1,7 @@
-"""One wire as the demo provider speaks it: a record of functions, so that all else is shared.
+"""Defines a wire of the demo provider as a record of functions, so that all wires share the other code.
 
-What a wire calls a conversation is read into `Asked`, whose prompt is a chat request; counting, remembering
-and answering know nothing else.
+A wire converts a request to a `DemoRequest`, whose prompt is a chat request. Token counts, the prompt cache
+and replies use only that.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,26 +12,27 @@ from compaction_proxy.cli.demo.validation import Refusal, refuse_unknown_model
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-OVERFLOW = "context_length_exceeded"  # in the log on every wire, in answers where the wire has codes
+OVERFLOW = "context_length_exceeded"  # logged on every wire, and part of the answer on wires with error codes
 
 
 @dataclass(frozen=True, slots=True)
 class DemoWire:
-    """How requests are read and answers written.
+    """Functions that read requests and write answers in the format of a wire.
 
     Attributes:
-        judge: The first thing wrong with a body, or None.
-        read: A body that nothing is wrong with.
-        overflow: What is refused, from window, prompt and output asked for, in tokens; None if they fit.
-        whole: An answer that is not streamed.
-        events: An answer as server-sent events, the last one included.
-        refused: The body of an error, from it and the number of the request.
-        late: The events of a stream that tells of an error after its beginning, from the answer begun, the
-            error, and how it is told (`faults.LATE`).
-        headers: What every answer carries, from the number of the request.
-        unknown_model: What is refused where the named model is not offered.
-        empty: The events of a stream that says nothing.
-        needs: A header without which no request is served.
+        judge: Returns the first error in a body, or None.
+        read: Converts a valid body to a request.
+        overflow: Returns the refusal of a prompt that does not fit, or None. It takes the context window, the
+            prompt and the requested output, in tokens.
+        whole: Encodes an answer that is not streamed.
+        events: Encodes an answer as server-sent events, including the last one.
+        refused: Encodes the body of an error. It takes the error and the number of the request.
+        late: Encodes a stream that reports an error after its beginning. It takes the answer begun, the error
+            and a value of `faults.LATE`.
+        headers: Returns the headers of every answer. It takes the number of the request.
+        unknown_model: Returns the refusal of a model that the provider does not offer.
+        empty: The events of a stream without content.
+        needs: A header that every request must have. Empty if none is needed.
     """
 
     judge: Callable[[JsonObject], Refusal | None]

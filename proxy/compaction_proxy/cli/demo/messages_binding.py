@@ -1,9 +1,9 @@
-"""What the demo provider binds thoughts to on the Messages wire: all that stood before them.
+"""Computes what the demo provider binds thoughts to on the Messages wire: everything that precedes them.
 
-Newer Claude models, asked to think as they see fit, take a thought back only behind the system prompt, the
-tools and the blocks that it was produced behind, earlier thoughts included; older ones, told how much to
-think (`enabled`), take it back anywhere. A thought that is left out is missed by neither kind. Where marks
-for the cache stand, and whether neighbours of one role are one message, is no difference.
+Newer Claude models with adaptive thinking accept a thought only behind the same system prompt, tools and
+blocks as when it was produced, earlier thoughts included. Older models, for which thinking is `enabled` with
+a budget, accept it anywhere. Both kinds accept that a thought is missing. Cache marks do not count, nor does
+it matter whether neighbouring messages of one role are merged.
 Source: Anthropic's documentation of preserved thinking, 2026-11.
 """
 
@@ -15,20 +15,20 @@ from compaction_proxy.cli.demo.messages_reading import get_blocks, get_system_bl
 
 
 def _get_thinking(body: JsonObject) -> JsonObject:
-    given = body.get("thinking")
-    return given if isinstance(given, dict) else {}
+    thinking = body.get("thinking")
+    return thinking if isinstance(thinking, dict) else {}
 
 
 def has_bound_thoughts(body: JsonObject) -> bool:
-    """Whether the model that is asked binds its thoughts."""
+    """Returns whether the requested model binds its thoughts to what precedes them."""
     return _get_thinking(body).get("type") != "enabled"
 
 
 def should_refuse_moved_thoughts(body: JsonObject) -> bool:
-    """Whether a thought behind another beginning is refused, and not dropped."""
-    wanted = _get_thinking(body).get("block_binding")
-    dropped = isinstance(wanted, dict) and wanted.get("prefix_mismatch_behavior") == "drop_block"
-    return has_bound_thoughts(body) and not dropped
+    """Returns whether a thought behind a different prefix is refused. Otherwise it is dropped."""
+    binding = _get_thinking(body).get("block_binding")
+    is_dropped = isinstance(binding, dict) and binding.get("prefix_mismatch_behavior") == "drop_block"
+    return has_bound_thoughts(body) and not is_dropped
 
 
 def _strip_cache_marks(value: object) -> object:
@@ -42,22 +42,25 @@ def _extend_digest(digest: bytes, value: object) -> bytes:
 
 
 def _normalize_block(block: JsonObject) -> JsonObject:
-    """A block as it is compared: a tool result's text is the same as one block of it."""
+    """Returns a block in the form that is compared: the text of a tool result becomes a text block."""
     return {**block, "content": get_blocks(block)} if block["type"] == "tool_result" else block
 
 
 def iter_prefixes(body: JsonObject) -> Iterator[tuple[str, JsonObject, bytes]]:
-    """Each block with where it stands and the digest of all before it; last, without a block, the whole."""
+    """Yields each block with its path and the digest of everything before it.
+
+    The last item has an empty path, an empty block and the digest of the whole request.
+    """
     digest = _extend_digest(b"", [get_system_blocks(body), body.get("tools") or []])
     for index, message in enumerate(body["messages"]):
-        for at, block in enumerate(get_blocks(message)):
-            yield f"messages.{index}.content.{at}", block, digest
+        for position, block in enumerate(get_blocks(message)):
+            yield f"messages.{index}.content.{position}", block, digest
             digest = _extend_digest(digest, [message["role"], _normalize_block(block)])
     yield "", {}, digest
 
 
 def compute_prefix_digest(body: JsonObject) -> bytes:
-    """What the thought of an answer is bound to; nothing where thoughts are not bound."""
+    """Returns the digest to which the answer's thought is bound, or nothing if thoughts are not bound."""
     if not has_bound_thoughts(body):
         return b""
     *_, (_, _, digest) = iter_prefixes(body)

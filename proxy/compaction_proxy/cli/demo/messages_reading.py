@@ -1,7 +1,7 @@
-"""How the demo provider reads the Messages wire: a valid request as a chat prompt.
+"""Converts valid requests of the Messages wire to chat prompts for the demo provider.
 
-A user message with tool results becomes a tool message for each and one user message of the rest, as on the
-chat wire; marks for the cache are taken out, but the last of them says how far the cache goes.
+A user message with tool results becomes a tool message for each result and one user message with the rest,
+as on the chat wire. Cache marks are removed. The last of them says how far the prompt cache reaches.
 """
 
 from collections.abc import Iterator
@@ -13,30 +13,33 @@ THOUGHTS = ("thinking", "redacted_thinking")
 
 
 def get_blocks(message: JsonObject) -> list[Any]:
-    """The content as blocks; a string is a text block."""
+    """Returns the content of a message as blocks. A string becomes a text block."""
     content = message.get("content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
 
 
 def get_system_blocks(body: JsonObject) -> list[Any]:
-    """The system prompt as blocks."""
+    """Returns the system prompt as blocks."""
     return get_blocks({"content": body.get("system")}) if body.get("system") else []
 
 
 def _has_cache_mark(block: JsonObject) -> bool:
-    """Whether a block, or something within it, carries a mark."""
+    """Returns whether a block, or a block within it, carries a cache mark."""
     inner = get_blocks(block) if block.get("type") == "tool_result" else ()
     return bool(block.get("cache_control")) or any(each.get("cache_control") for each in inner)
 
 
 def is_thinking(body: JsonObject) -> bool:
-    """Whether thinking is on."""
+    """Returns whether thinking is on."""
     thinking = body.get("thinking")
     return isinstance(thinking, dict) and str(thinking.get("type")) in {"enabled", "adaptive"}
 
 
 def _is_thinking_between_calls(body: JsonObject) -> bool:
-    """Whether calls follow calls with a thought of their own: unless told to hurry, newer models think."""
+    """Returns whether the model has a thought between tool calls.
+
+    Newer models do, unless the request asks for low effort.
+    """
     effort = body.get("output_config")
     hurried = isinstance(effort, dict) and effort.get("effort") == "low"
     return body["thinking"]["type"] == "adaptive" and not hurried
@@ -69,7 +72,7 @@ def _convert_user_blocks(content_blocks: list[Any]) -> Iterator[JsonObject]:
 
 
 def _convert_messages(body: JsonObject) -> Iterator[tuple[JsonObject, bool]]:
-    """The messages of the prompt, each with whether the cache is marked up to it."""
+    """Yields the messages of the prompt, each with a flag that says whether the cache is marked up to it."""
     system = get_system_blocks(body)
     if system:
         yield (
@@ -77,15 +80,15 @@ def _convert_messages(body: JsonObject) -> Iterator[tuple[JsonObject, bool]]:
             any(map(_has_cache_mark, system)),
         )
     for index, message in enumerate(body["messages"]):
-        said = get_blocks(message)
-        marked = any(map(_has_cache_mark, said))
-        automatic = bool(body.get("cache_control")) and index == len(body["messages"]) - 1
-        found = (
-            [_convert_assistant_blocks(said)]
+        blocks = get_blocks(message)
+        marked = any(map(_has_cache_mark, blocks))
+        auto_marked = bool(body.get("cache_control")) and index == len(body["messages"]) - 1
+        converted = (
+            [_convert_assistant_blocks(blocks)]
             if message["role"] == "assistant"
-            else list(_convert_user_blocks(said))
+            else list(_convert_user_blocks(blocks))
         )
-        yield from ((each, (marked or automatic) and each is found[-1]) for each in found)
+        yield from ((each, (marked or auto_marked) and each is converted[-1]) for each in converted)
 
 
 def _convert_tools(body: JsonObject) -> list[JsonObject]:
@@ -93,10 +96,15 @@ def _convert_tools(body: JsonObject) -> list[JsonObject]:
 
 
 def read_request(body: JsonObject) -> DemoRequest:
-    """A valid request. A thought begins a turn; in the midst of its calls only newer models have any."""
-    found = list(_convert_messages(body))
-    messages = [message for message, _ in found]
-    remembered = max((index for index, (_, marked) in enumerate(found, 1) if marked), default=0)
+    """Converts a valid request.
+
+    A reply has a thought if it begins a turn. Between tool calls, only newer models have thoughts.
+    """
+    marked_messages = list(_convert_messages(body))
+    messages = [message for message, _ in marked_messages]
+    cached_messages = max(
+        (index for index, (_, marked) in enumerate(marked_messages, 1) if marked), default=0
+    )
     prompt = {"model": body["model"], "messages": messages, "tools": _convert_tools(body)}
     return DemoRequest(
         body,
@@ -104,5 +112,5 @@ def read_request(body: JsonObject) -> DemoRequest:
         body.get("max_tokens") or 0,
         streamed=bool(body.get("stream")),
         thinks=is_thinking(body) and (messages[-1]["role"] == "user" or _is_thinking_between_calls(body)),
-        cached_messages=remembered,
+        cached_messages=cached_messages,
     )

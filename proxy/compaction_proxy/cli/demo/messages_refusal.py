@@ -1,4 +1,4 @@
-"""What the demo provider refuses on the Messages wire, in Anthropic's own words."""
+"""Validates requests of the Messages wire for the demo provider, with Anthropic's error messages."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from compaction_proxy.cli.demo.signing import is_sealed, read_binding
 from compaction_proxy.cli.demo.validation import Refusal
 
 MAX_MARKS = 4
-# Blocks that only one role may hold.
+# Types of blocks that only messages of one role may contain.
 HOLDERS = {**dict.fromkeys((*THOUGHTS, "tool_use"), "assistant"), "tool_result": "user"}
 
 _ID = re.compile(r"[a-zA-Z0-9_-]+")
@@ -24,12 +24,12 @@ Reasons = Iterator[str]
 
 
 def _check_text(block: JsonObject, where: str) -> Reasons:
-    said = str(block.get("text") or "")
-    if not said and block.get("cache_control"):
+    text = str(block.get("text") or "")
+    if not text and block.get("cache_control"):
         yield f"{where}.cache_control: cache_control cannot be set for empty text blocks"
-    if not said:
+    if not text:
         yield "messages: text content blocks must be non-empty"
-    if not said.strip():
+    if not text.strip():
         yield "messages: text content blocks must contain non-whitespace text"
 
 
@@ -97,7 +97,7 @@ def _check_message(message: object, where: str, *, last: bool) -> Reasons:
         yield f"{where}: Input should be a valid dictionary or object to extract fields from"
         return
     role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant"):  # a tuple: what a client sends need not be hashable
+    if role not in ("user", "assistant"):  # a tuple, because a client may send an unhashable value
         yield (
             f'messages: Unexpected role "{role}". The Messages API accepts a top-level `system` parameter, '
             'not "system" as an input message role.'
@@ -109,26 +109,32 @@ def _check_message(message: object, where: str, *, last: bool) -> Reasons:
 
 
 def _merge_same_role(messages: list[JsonObject]) -> list[tuple[int, list[Any]]]:
-    """The messages with neighbours of one role taken together, each with the index of its last."""
-    found: list[tuple[int, list[Any]]] = []
+    """Merges neighbouring messages of one role.
+
+    Each result holds the index of its last message and all blocks.
+    """
+    merged: list[tuple[int, list[Any]]] = []
     for index, message in enumerate(messages):
         if index and messages[index - 1]["role"] == message["role"]:
-            found[-1] = (index, found[-1][1] + get_blocks(message))
+            merged[-1] = (index, merged[-1][1] + get_blocks(message))
         else:
-            found.append((index, get_blocks(message)))
-    return found
+            merged.append((index, get_blocks(message)))
+    return merged
 
 
 def _list_answered_ids(content_blocks: list[Any]) -> list[str]:
-    """What the tool results at the beginning answer: behind anything else they count for nothing."""
+    """Returns the ids of the calls that the leading tool results answer.
+
+    Results behind other blocks do not count.
+    """
     others = (index for index, block in enumerate(content_blocks) if block["type"] != "tool_result")
     return [str(block.get("tool_use_id")) for block in content_blocks[: next(others, len(content_blocks))]]
 
 
 def _check_orphan_results(content_blocks: list[Any], asked: list[str], index: int) -> Reasons:
     seen = set()
-    for at, block in enumerate(content_blocks):
-        where, own = f"messages.{index}.content.{at}", str(block.get("tool_use_id"))
+    for position, block in enumerate(content_blocks):
+        where, own = f"messages.{index}.content.{position}", str(block.get("tool_use_id"))
         if block["type"] != "tool_result":
             continue
         if own not in asked:
@@ -154,23 +160,25 @@ def _check_unanswered_calls(wanted: list[str], index: int) -> Reasons:
 
 
 def _check_pairing(body: JsonObject) -> Reasons:
-    asked: list[str] = []
-    known: set[str] = set()
-    before = 0
-    for index, said in _merge_same_role(body["messages"]):
-        answered = _list_answered_ids(said)
-        yield from _check_unanswered_calls([each for each in asked if each not in answered], before)
-        yield from _check_orphan_results(said, asked, index)
-        asked = [str(block["id"]) for block in said if block["type"] == "tool_use"]
-        if len({*asked}) < len(asked) or known & {*asked}:
+    call_ids: list[str] = []
+    seen_ids: set[str] = set()
+    previous_index = 0
+    for index, blocks in _merge_same_role(body["messages"]):
+        answered_ids = _list_answered_ids(blocks)
+        yield from _check_unanswered_calls(
+            [each for each in call_ids if each not in answered_ids], previous_index
+        )
+        yield from _check_orphan_results(blocks, call_ids, index)
+        call_ids = [str(block["id"]) for block in blocks if block["type"] == "tool_use"]
+        if len({*call_ids}) < len(call_ids) or seen_ids & {*call_ids}:
             yield "messages: `tool_use` ids must be unique"
-        known |= {*asked}
-        before = index
-    yield from _check_unanswered_calls(asked, before)
+        seen_ids |= {*call_ids}
+        previous_index = index
+    yield from _check_unanswered_calls(call_ids, previous_index)
 
 
 def _check_unthought_loop(body: JsonObject) -> Reasons:
-    """Where an older model thinks, an unfinished run of calls begins with the thought that they came of."""
+    """Checks that an unfinished run of tool calls begins with a thought, if an older model thinks."""
     turns = _merge_same_role(body["messages"])
     first = None
     while len(turns) >= 2 and _list_answered_ids(turns[-1][1]):
@@ -186,13 +194,13 @@ def _check_unthought_loop(body: JsonObject) -> Reasons:
 
 
 def _check_moved_thoughts(body: JsonObject) -> Reasons:
-    """Where a newer model thinks, a thought stands behind what it was produced behind."""
+    """Checks that each thought still has the prefix with which it was produced, if a newer model thinks."""
     if not should_refuse_moved_thoughts(body):
         return
-    for where, block, before in iter_prefixes(body):
+    for where, block, prefix_digest in iter_prefixes(body):
         if block.get("type") == "thinking":
             bound = read_binding(str(block.get("thinking")), block.get("signature"))
-            if bound and bound != before:
+            if bound and bound != prefix_digest:
                 yield (
                     f"{where}: Invalid `signature` in `thinking` block. The block is bound to a different "
                     "conversation. Remove the block, or set "
@@ -201,7 +209,7 @@ def _check_moved_thoughts(body: JsonObject) -> Reasons:
 
 
 def _iter_markable(body: JsonObject) -> Iterator[JsonObject]:
-    """Everything that may carry a mark for the cache."""
+    """Yields everything that may carry a cache mark."""
     yield body
     yield from body.get("tools") or ()
     yield from get_system_blocks(body)
@@ -212,7 +220,7 @@ def _iter_markable(body: JsonObject) -> Iterator[JsonObject]:
 
 
 def _check_conversation(body: JsonObject) -> Reasons:
-    """What is wrong with messages that are each as they should be."""
+    """Checks the messages as a sequence, once each message is valid by itself."""
     if body["messages"][0]["role"] != "user":
         yield 'messages: first message must use the "user" role'
     marks = sum(bool(block.get("cache_control")) for block in _iter_markable(body))
@@ -226,12 +234,12 @@ def _check_conversation(body: JsonObject) -> Reasons:
 
 
 def _check_top_level(body: JsonObject) -> Reasons:
-    """What is wrong beside the messages."""
+    """Checks the fields besides the messages."""
     for key in ("tools", "system"):
-        given = body.get(key) or []
-        if key == "system" and isinstance(given, str):
+        value = body.get(key) or []
+        if key == "system" and isinstance(value, str):
             continue
-        if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             yield f"{key}: Input should be a valid list"
 
 
@@ -265,10 +273,10 @@ def _get_first_refusal(body: JsonObject, found: Reasons) -> Refusal | None:
 
 
 def judge_count_request(body: JsonObject) -> Refusal | None:
-    """The first thing wrong with a request whose prompt is to be counted, or None."""
+    """Returns the first error in a request that counts tokens, or None."""
     return _get_first_refusal(body, _check_count_request(body))
 
 
 def judge_request(body: JsonObject) -> Refusal | None:
-    """The first thing wrong with a request, or None."""
+    """Returns the first error in a request, or None."""
     return _get_first_refusal(body, _check_request(body))

@@ -1,4 +1,4 @@
-"""The Messages wire of the demo provider: `POST …/v1/messages` and `…/v1/messages/count_tokens`."""
+"""Implements the Messages wire of the demo provider: `…/v1/messages` and `…/v1/messages/count_tokens`."""
 
 import json
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def _build_error(wrong: Refusal, number: int) -> JsonObject:
 
 
 def _build_usage(answer: DemoAnswer, output: int) -> JsonObject:
-    """What was neither known nor remembered is `input_tokens`."""
+    """Builds the `usage` object. `input_tokens` excludes the tokens read from or written to the cache."""
     usage = answer.usage
     return {
         "input_tokens": usage.prompt - usage.cached - usage.written,
@@ -60,7 +60,7 @@ def _build_usage(answer: DemoAnswer, output: int) -> JsonObject:
 def _build_message(
     answer: DemoAnswer, content: list[JsonObject], stop: str | None, output: int
 ) -> JsonObject:
-    written = {"ephemeral_5m_input_tokens": answer.usage.written, "ephemeral_1h_input_tokens": 0}
+    cache_creation = {"ephemeral_5m_input_tokens": answer.usage.written, "ephemeral_1h_input_tokens": 0}
     return {
         "id": f"msg_{answer.number:024d}",
         "type": "message",
@@ -69,17 +69,21 @@ def _build_message(
         "content": content,
         "stop_reason": stop,
         "stop_sequence": None,
-        "usage": {**_build_usage(answer, output), "cache_creation": written, "service_tier": "standard"},
+        "usage": {
+            **_build_usage(answer, output),
+            "cache_creation": cache_creation,
+            "service_tier": "standard",
+        },
     }
 
 
 def _parse_arguments(arguments: str) -> JsonObject:
-    """The arguments of a call as the object that this wire demands."""
+    """Parses the arguments of a call into an object, because this wire requires one."""
     try:
-        found = json.loads(arguments)
+        value = json.loads(arguments)
     except ValueError:
-        found = arguments
-    return found if isinstance(found, dict) else {"input": found}
+        value = arguments
+    return value if isinstance(value, dict) else {"input": value}
 
 
 def _iter_blocks(answer: DemoAnswer) -> Iterator[JsonObject]:
@@ -104,8 +108,8 @@ def _encode_answer(answer: DemoAnswer) -> bytes:
 
 
 def _split_json(text: str) -> Iterator[str]:
-    for at in range(0, len(text), ARGUMENT_PIECE_CHARACTERS):
-        yield text[at : at + ARGUMENT_PIECE_CHARACTERS]
+    for start in range(0, len(text), ARGUMENT_PIECE_CHARACTERS):
+        yield text[start : start + ARGUMENT_PIECE_CHARACTERS]
 
 
 def _iter_deltas(block: JsonObject) -> Iterator[JsonObject]:
@@ -131,8 +135,8 @@ _EMPTY: dict[str, JsonObject] = {
 
 
 def _iter_block_events(block: JsonObject, index: int) -> Iterator[JsonObject]:
-    begun = {**block, **_EMPTY[block["type"]]}
-    yield {"type": "content_block_start", "index": index, "content_block": begun}
+    opening = {**block, **_EMPTY[block["type"]]}
+    yield {"type": "content_block_start", "index": index, "content_block": opening}
     if index == 0:
         yield {"type": "ping"}
     for delta in _iter_deltas(block):
@@ -165,7 +169,7 @@ def _encode_events(events: Iterator[JsonObject]) -> Iterator[bytes]:
 
 
 def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
-    """400 when `prompt` plus the `output` asked for, in tokens, exceed the window."""
+    """Returns a refusal if `prompt` plus the requested `output`, in tokens, exceed the context window."""
     if prompt > window:
         return Refusal(f"prompt is too long: {prompt} tokens > {window} maximum", code=OVERFLOW)
     if prompt + output > window:

@@ -1,4 +1,4 @@
-"""How the demo provider counts: tokens of a prompt, and how many of them it has seen before."""
+"""Counts the tokens of prompts and replies for the demo provider, and simulates its prompt cache."""
 
 import hashlib
 from collections import OrderedDict
@@ -13,14 +13,14 @@ COUNTED_MESSAGES = 20_000
 
 
 class TokenMeter:
-    """Counts prompts and answers, remembering each message it has counted."""
+    """Counts prompts and replies. Counts of messages are cached."""
 
     def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
         self._counted: OrderedDict[tuple[str, bytes], int] = OrderedDict()
 
     def count_message(self, message: JsonObject, model: str) -> int:
-        """Tokens of one message, its frame included."""
+        """Returns the tokens of a message, including its frame."""
         key = (model, hashlib.sha256(encode_json(message)).digest())
         if key not in self._counted:
             self._counted[key] = count_message_tokens(message, lambda text: self._counter.count(text, model))
@@ -29,17 +29,17 @@ class TokenMeter:
         return self._counted[key]
 
     def count_tools(self, body: JsonObject) -> int:
-        """Tokens of the tools offered."""
+        """Returns the tokens of the tool definitions."""
         tools = body.get("tools")
         return self._counter.count(encode_json(tools).decode(), body["model"]) if tools else 0
 
     def count_prompt(self, body: JsonObject) -> int:
-        """Tokens of a whole request."""
+        """Returns the tokens of a whole request."""
         messages = (self.count_message(message, body["model"]) for message in body["messages"])
         return self.count_tools(body) + sum(messages) + FRAME_TOKENS
 
     def count_reply(self, reply: Reply, model: str) -> int:
-        """Tokens of an answer."""
+        """Returns the tokens of a reply."""
         texts = [
             reply.thought,
             reply.text,
@@ -49,14 +49,17 @@ class TokenMeter:
 
 
 class PrefixCache:
-    """Which beginnings of prompts the provider has read before, as a provider's prompt cache knows them."""
+    """Remembers the prefixes of prompts that the provider has read, as a provider's prompt cache does."""
 
     def __init__(self, meter: TokenMeter) -> None:
         self._meter = meter
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def match_prompt(self, body: JsonObject) -> int:
-        """Tokens of the longest known beginning of this prompt, in whole blocks; then remembers all of it."""
+        """Returns the tokens of the longest stored prefix of a prompt, in whole cache blocks.
+
+        Then stores all prefixes of the prompt.
+        """
         sizes = accumulate(
             (self._meter.count_message(message, body["model"]) for message in body["messages"]),
             initial=self._meter.count_tools(body),

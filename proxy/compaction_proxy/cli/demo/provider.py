@@ -1,10 +1,10 @@
-"""A provider that speaks three wires in one ASGI app: the demo's upstream and the tests' double.
+"""Implements a provider that speaks three wires in one ASGI app: the demo's upstream and a double for tests.
 
-It judges requests as OpenAI and Anthropic do, counts real tokens, refuses what does not fit its window,
-streams, and remembers what it was sent. Served under any prefix: `POST …/chat/completions`, `POST
-…/responses`, `POST …/messages`, `POST …/messages/count_tokens`, `GET …/models`; and `GET /__log`. The same
-request gets the same bytes but for `id`, ids of calls that are not of the script, `created` and the count of
-cached tokens.
+It validates requests as OpenAI and Anthropic do, counts real tokens, refuses prompts that exceed its context
+window, streams, and logs the requests that it receives. It serves these paths under any prefix: `POST
+…/chat/completions`, `POST …/responses`, `POST …/messages`, `POST …/messages/count_tokens` and `GET
+…/models`, and also `GET /__log`. Equal requests get equal bytes, except for `id`, ids of unscripted tool
+calls, `created` and the count of cached tokens.
 """
 
 import hashlib
@@ -38,14 +38,14 @@ MARK_DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class DemoProviderSettings:
-    """How the provider behaves.
+    """Settings of the provider.
 
     Attributes:
-        counter: Counts its tokens.
+        counter: Counts tokens.
         window: Largest prompt plus output, in tokens.
-        models: The models it offers; a name with `summary` in it summarises.
-        faults: Trouble by model name, `*` for all; a request's `x-demo-fault` header adds to it.
-        log_records: Number of newest requests remembered.
+        models: Names of the offered models. A model with `summary` in its name writes summaries.
+        faults: Faults by model name, or `*` for all models. A request's header `x-demo-fault` adds to them.
+        log_records: Number of newest requests kept in the log.
     """
 
     counter: TokenCounter
@@ -56,7 +56,7 @@ class DemoProviderSettings:
 
 
 class DemoProvider:
-    """The ASGI app; `log` and `departures` tell what happened to it."""
+    """The ASGI app. `log` holds its requests, and `departures` counts the clients that disconnected."""
 
     def __init__(self, settings: DemoProviderSettings) -> None:
         self._settings = settings
@@ -65,21 +65,21 @@ class DemoProvider:
         self._stored = ResponseStore()
         self._log: deque[SeenRequest] = deque(maxlen=settings.log_records)
         self._count = 0
-        self._answers = 0  # of the conversation model: summaries in between change no id of a call
+        self._answers = 0  # of the agent model only, so that summaries do not change ids of calls
         self.departures = 0
 
     @property
     def log(self) -> tuple[SeenRequest, ...]:
-        """The requests so far, oldest first; a request appears when its answer begins."""
+        """The requests so far, oldest first. A request is added just before its answer begins."""
         return tuple(self._log)
 
     @property
     def meter(self) -> TokenMeter:
-        """How this provider counts."""
+        """The meter with which the provider counts tokens."""
         return self._meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection event."""
+        """Handles one ASGI connection scope."""
         if scope["type"] == "lifespan":
             for event in ("startup", "shutdown"):
                 await receive()
@@ -101,45 +101,45 @@ class DemoProvider:
             case "POST", ["messages", "count_tokens"]:
                 await self._serve_request(COUNT_TOKENS, scope, client)
             case "GET", [*_, "models"]:
-                listed = (
+                encode_models = (
                     models.encode_anthropic_models
                     if _get_header(scope, VERSION_HEADER)
                     else models.encode_openai_models
                 )
-                await client.send_json(200, listed(self._settings.models, self._settings.window))
+                await client.send_json(200, encode_models(self._settings.models, self._settings.window))
             case "GET", ["__log"]:
                 await client.send_json(200, chat.encode_json([to_log_fields(seen) for seen in self._log]))
             case method, _:
-                unknown = validation.Refusal(f"Unknown request URL: {method} {scope['path']}.", status=404)
-                await client.send_json(unknown.status, unknown.to_bytes())
+                refusal = validation.Refusal(f"Unknown request URL: {method} {scope['path']}.", status=404)
+                await client.send_json(refusal.status, refusal.to_bytes())
 
     async def _serve_request(self, form: DemoWire, scope: Scope, client: DemoClient) -> None:
-        raw = await client.read_body()
+        raw_body = await client.read_body()
         self._count += 1
         client.headers = form.headers(self._count)
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
-        seen = SeenRequest(self._count, scope["path"], headers, raw)
-        body, refused = _parse_body(raw)
+        seen = SeenRequest(self._count, scope["path"], headers, raw_body)
+        body, refused = _parse_body(raw_body)
         if form.needs and not _get_header(scope, form.needs):
             refused = validation.Refusal(f"{form.needs.decode()}: header is required")
         body = self._stored.expand_references(body) if form is RESPONSES else body
         refused = refused or form.judge(body)
-        asked = None if refused else form.read(body)
-        if asked:
-            seen, refused = self._judge_prompt(form, asked, seen)
+        request = None if refused else form.read(body)
+        if request:
+            seen, refused = self._judge_prompt(form, request, seen)
         fault, refused = self._choose_fault(seen.model, _get_header(scope, FAULT_HEADER), refused)
-        told_late = asked is not None and asked.streamed and fault.late != "" and _is_overflow(refused)
-        status = 200 if told_late else refused.status if refused else 0 if fault.hang else 200
+        is_late = request is not None and request.streamed and fault.late != "" and _is_overflow(refused)
+        status = 200 if is_late else refused.status if refused else 0 if fault.hang else 200
         seen = replace(seen, status=status, code=(refused.code or "") if refused else "")
         self._log.append(seen)
         await client.wait(None if fault.hang else fault.first_byte_s)
-        if asked and refused and told_late:
-            begun = self._build_answer(asked, seen, Reply())
-            await _send_stream(client, form.late(begun, refused, fault.late), fault)
+        if request and refused and is_late:
+            answer = self._build_answer(request, seen, Reply())
+            await _send_stream(client, form.late(answer, refused, fault.late), fault)
         elif refused:
             await client.send_json(refused.status, form.refused(refused, seen.number))
-        elif asked:
-            await self._send_answer(form, asked, seen, fault, client)
+        elif request:
+            await self._send_answer(form, request, seen, fault, client)
 
     def _judge_prompt(
         self, form: DemoWire, asked: DemoRequest, seen: SeenRequest
@@ -149,26 +149,29 @@ class DemoProvider:
         if model not in self._settings.models:
             return seen, form.unknown_model(model)
         seen = replace(seen, prompt_tokens=self._meter.count_prompt(asked.prompt))
-        wrong = form.overflow(self._settings.window, seen.prompt_tokens, seen.output_tokens)
-        if wrong:
-            return seen, wrong
-        known, written = self._update_cache(asked)
-        return replace(seen, cached_tokens=known, written_tokens=written), None
+        refusal = form.overflow(self._settings.window, seen.prompt_tokens, seen.output_tokens)
+        if refusal:
+            return seen, refusal
+        cached, written = self._update_cache(asked)
+        return replace(seen, cached_tokens=cached, written_tokens=written), None
 
     def _update_cache(self, asked: DemoRequest) -> tuple[int, int]:
-        """Tokens of the prompt that the cache knew, and those that it was told to learn."""
+        """Returns how many tokens of the prompt the cache held, and how many are written to it."""
         if asked.cached_messages is None:
             return self._cache.match_prompt(asked.prompt), 0
         if not asked.cached_messages:
             return 0, 0
-        marked = {**asked.prompt, "messages": asked.prompt["messages"][: asked.cached_messages]}
-        known = self._cache.match_prompt(marked)
-        return known, max(0, count_cached_tokens(self._meter.count_prompt(marked)) - known)
+        marked_prompt = {**asked.prompt, "messages": asked.prompt["messages"][: asked.cached_messages]}
+        cached = self._cache.match_prompt(marked_prompt)
+        return cached, max(0, count_cached_tokens(self._meter.count_prompt(marked_prompt)) - cached)
 
     def _choose_fault(
         self, model: str, asked: bytes, refused: validation.Refusal | None
     ) -> tuple[Fault, validation.Refusal | None]:
-        """What goes wrong, and what is refused for it; of a request refused anyway, only when it is told."""
+        """Returns the fault to produce and the refusal to send.
+
+        A request that is refused anyway keeps only `late` of its fault: how the refusal is reported.
+        """
         base = self._settings.faults.get(model) or self._settings.faults.get("*") or NO_FAULT
         try:
             fault = parse_fault(asked.decode("latin-1"), base)
@@ -218,7 +221,7 @@ class DemoProvider:
 
 
 def create_provider(settings: DemoProviderSettings) -> DemoProvider:
-    """A provider as an ASGI app, with nothing seen yet."""
+    """Creates a provider as an ASGI app without any logged requests."""
     return DemoProvider(settings)
 
 
@@ -231,7 +234,7 @@ def _parse_body(raw: bytes) -> tuple[JsonObject, validation.Refusal | None]:
 
 
 def _get_header(scope: Scope, name: bytes) -> bytes:
-    """The values of a request header, joined by commas."""
+    """Returns the values of a request header, joined by commas."""
     return b",".join(value for own, value in scope["headers"] if own == name)
 
 
@@ -240,7 +243,7 @@ def _is_overflow(refused: validation.Refusal | None) -> bool:
 
 
 def _compute_mark(asked: DemoRequest) -> str:
-    """Hexadecimal digits that stand for a prompt."""
+    """Returns hexadecimal digits that identify a prompt."""
     return hashlib.sha256(chat.encode_json(asked.prompt["messages"])).hexdigest()[:MARK_DIGITS]
 
 
@@ -251,21 +254,21 @@ def _build_fault_refusal(status: int) -> validation.Refusal:
 
 
 def _shorten_reply(reply: Reply, seen: SeenRequest, meter: TokenMeter) -> Reply:
-    """The reply, cut where it exceeds the tokens asked for at most."""
+    """Cuts the reply's text to the requested limit of output tokens. A reply with tool calls is not cut."""
     limit = seen.output_tokens
     if not limit or reply.calls or meter.count_reply(reply, seen.model) <= limit:
         return reply
-    kept, used = [], 0
+    pieces, tokens = [], 0
     for piece in chat.split_words(reply.text):
-        used += meter.count_reply(Reply(piece), seen.model)
-        if used > limit:
+        tokens += meter.count_reply(Reply(piece), seen.model)
+        if tokens > limit:
             break
-        kept.append(piece)
-    return Reply("".join(kept), finish_reason="length")
+        pieces.append(piece)
+    return Reply("".join(pieces), finish_reason="length")
 
 
 async def _send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault) -> None:
-    """Stream the events. A cut leaves the body unfinished, upon which the server drops the connection."""
+    """Streams the events. After a cut the body is unfinished, so the server drops the connection."""
     await client.start(200, b"text/event-stream; charset=utf-8")
     for index, event in enumerate(events):
         if index == fault.cut_after:

@@ -12,18 +12,18 @@ _BLOCK = re.compile(
 
 
 def find_demo_block(readme: str) -> str | None:
-    """The block between the demo marks, without its fence; None if there is none."""
-    found = _BLOCK.search(readme)
-    return found["shown"] if found else None
+    """Returns the text between the demo marks, without its fence, or None if there is none."""
+    match = _BLOCK.search(readme)
+    return match["shown"] if match else None
 
 
 def replace_demo_block(readme: str, text: str) -> str:
-    """The README with `text` in its block."""
+    """Returns the README with `text` between the demo marks."""
     return _BLOCK.sub(lambda found: found["start"] + text + found["end"], readme)
 
 
 def main(path: str) -> int:
-    """Write the demo's output into the file; 1 if it has no place for it."""
+    """Writes the demo's output to the file. Returns 1 if the file has no demo marks, else 0."""
     file = Path(path)
     before = file.read_text("utf-8")
     if find_demo_block(before) is None:

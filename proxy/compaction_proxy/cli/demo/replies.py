@@ -1,10 +1,10 @@
-"""What the demo models say.
+"""Composes the replies of the demo models.
 
-`demo-agent` plays the assistant of the scripted conversation. It is told nothing but the request: it finds
-its place from the end of the messages, so it does not matter what has become of the earlier ones, and it can
-name a planted fact only if that fact still stands somewhere in what it was sent. In any other conversation
-it says what it heard, and calls the tools that the last message, a user's or a tool's, asks for in lines
-such as `call search {"query": "x"}`.
+`demo-agent` plays the assistant of the scripted conversation and knows nothing but the request. It finds its
+place in the script by the last message, so compaction of earlier messages does not confuse it. It can name a
+planted fact only if some message of the request still contains it. In any other conversation it echoes the
+last message. If that message is a user's or a tool's, it also calls the tools that the message requests in
+lines such as `call search {"query": "x"}`.
 """
 
 import json
@@ -22,7 +22,7 @@ _CALL = re.compile(r"^call ([\w.-]+) *(\{.*\})? *$", re.MULTILINE)
 
 
 def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:
-    """The step after the one whose calls the last message answers."""
+    """Returns the step after the one whose tool calls the last message answers."""
     call_id = messages[-1].get("tool_call_id")
     for turn in script.turns:
         for step, following in zip(turn.steps, turn.steps[1:], strict=False):
@@ -32,37 +32,37 @@ def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> 
 
 
 def _find_next_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:
-    """The scripted step that comes next, or None when this is another conversation."""
+    """Returns the next scripted step, or None in another conversation."""
     if messages[-1]["role"] == "tool":
         return _find_following_step(messages, script)
-    said = extract_text(messages[-1])
-    return next((turn.steps[0] for turn in script.turns if turn.user == said), None)
+    text = extract_text(messages[-1])
+    return next((turn.steps[0] for turn in script.turns if turn.user == text), None)
 
 
 def fill_in_facts(text: str, messages: Sequence[JsonObject], facts: dict[str, str]) -> str:
-    """The text with each `{fact}` filled in, as far as the messages still hold it."""
+    """Fills in each `{fact}` in the text, if the messages still contain that fact."""
     for name, fact in facts.items():
-        mark = "{" + name + "}"
-        if mark in text:
-            seen = any(fact in extract_text(message) for message in messages)
-            text = text.replace(mark, fact if seen else FORGOTTEN.format(name=name))
+        placeholder = "{" + name + "}"
+        if placeholder in text:
+            is_seen = any(fact in extract_text(message) for message in messages)
+            text = text.replace(placeholder, fact if is_seen else FORGOTTEN.format(name=name))
     return text
 
 
 def _parse_requested_calls(text: str, body: JsonObject, number: int) -> tuple[ToolCall, ...]:
     offered = {(tool.get("function") or {}).get("name") for tool in body.get("tools") or ()}
-    wanted = [found for found in _CALL.findall(text) if found[0] in offered]
+    requested = [match for match in _CALL.findall(text) if match[0] in offered]
     return tuple(
         ToolCall(f"call_demo_{number:04d}_{index}", name, arguments or "{}")
-        for index, (name, arguments) in enumerate(wanted)
+        for index, (name, arguments) in enumerate(requested)
     )
 
 
 def _build_echo(body: JsonObject, number: int) -> Reply:
     messages = body["messages"]
     last = messages[-1]
-    said = " ".join(extract_text(last).split())
-    quoted = json.dumps(said[:ECHO_CHARACTERS], ensure_ascii=False)
+    text = " ".join(extract_text(last).split())
+    quoted = json.dumps(text[:ECHO_CHARACTERS], ensure_ascii=False)
     calls = (
         _parse_requested_calls(extract_text(last), body, number) if last["role"] in ("user", "tool") else ()
     )
@@ -74,15 +74,18 @@ def _build_echo(body: JsonObject, number: int) -> Reply:
 
 
 def compose_thought(messages: Sequence[JsonObject]) -> str:
-    """What the model thinks before it speaks, on wires that have a place for it."""
+    """Composes the model's thought before a reply, for wires that can carry a thought."""
     return f"The last of {len(messages)} messages decides what I say next."
 
 
 def compose_reply(body: JsonObject, script: DemoScript, number: int = 1) -> Reply:
-    """What the conversation model says to a valid chat request.
+    """Composes the conversation model's reply to a valid chat request.
 
-    Ids of calls that are not of the script are made of `number`, which no two answers share: that of messages
-    does not do, because it shrinks where a conversation is compacted.
+    Args:
+        body: The request.
+        script: The scripted conversation.
+        number: A number unique to this answer, from which ids of unscripted tool calls are made. The number
+            of messages would not be unique, because it shrinks when a conversation is compacted.
     """
     step = _find_next_step(body["messages"], script)
     if step is None:

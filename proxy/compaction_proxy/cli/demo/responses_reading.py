@@ -1,7 +1,7 @@
-"""How the demo provider reads the Responses wire: a valid request as a chat prompt.
+"""Converts valid requests of the Responses wire to chat prompts for the demo provider.
 
-Everything the model said in a row is one assistant message of the prompt, as on the chat wire: its texts,
-its calls, and a part for each item that is neither.
+Consecutive items of the model become one assistant message, as on the chat wire. The message contains their
+texts, their calls, and a part for each other item.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 
 from compaction_proxy.cli.demo.chat import DemoRequest, JsonObject, encode_json
 
-# Calls that the client answers: the name in errors, and the key of what is asked for.
+# Types of calls that the client answers, with their name in errors and the key of their input.
 CALLS = {
     "function_call": ("function call", "arguments"),
     "custom_tool_call": ("custom tool call", "input"),
@@ -22,37 +22,37 @@ OUTPUTS = {f"{name}_output": name for name in CALLS}
 
 
 def get_item_type(item: JsonObject) -> str:
-    """The type of an item; a message may do without."""
+    """Returns the type of an item. Messages may leave it out."""
     return str(item.get("type") or ("message" if "role" in item else ""))
 
 
 def get_call_id(item: JsonObject) -> str:
-    """What pairs a call with its output; outputs of a local shell may name it `id`."""
+    """Returns the id that links a call with its output. Outputs of a local shell may call it `id`."""
     return str(item.get("call_id") or item.get("id"))
 
 
 def get_items(body: JsonObject) -> list[JsonObject]:
-    """The input as a list of items."""
-    given = body["input"]
-    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    """Returns the input as a list of items."""
+    value = body["input"]
+    return [{"role": "user", "content": value}] if isinstance(value, str) else list(value)
 
 
 def is_model_item(item: JsonObject) -> bool:
-    """Whether an item is one that a model writes."""
+    """Returns whether an item was written by a model."""
     return get_item_type(item) not in OUTPUTS and (
         get_item_type(item) != "message" or item["role"] == "assistant"
     )
 
 
 def _convert_call(item: JsonObject) -> JsonObject:
-    what = item[CALLS[get_item_type(item)][1]]
-    arguments = what if isinstance(what, str) else encode_json(what).decode()
+    value = item[CALLS[get_item_type(item)][1]]
+    arguments = value if isinstance(value, str) else encode_json(value).decode()
     name = str(item.get("name") or get_item_type(item).removesuffix("_call"))
     return {"id": get_call_id(item), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _merge_run(run: list[JsonObject]) -> JsonObject:
-    """One assistant message of what the model said in a row."""
+    """Merges consecutive items of the model into an assistant message."""
     parts: list[Any] = []
     calls = []
     for item in run:
@@ -87,18 +87,18 @@ def _convert_items(given: list[JsonObject]) -> Iterator[JsonObject]:
 
 
 def _convert_tools(body: JsonObject) -> list[JsonObject]:
-    """The tools as a chat request offers them; those without a name are called by their type."""
+    """Converts the tools to those of a chat request. A tool without a name gets its type as name."""
     offered = body.get("tools") or ()
     return [{"type": "function", "function": {**tool, "name": get_tool_name(tool)}} for tool in offered]
 
 
 def get_tool_name(tool: JsonObject) -> str:
-    """What a call names."""
+    """Returns the name by which calls refer to a tool."""
     return str(tool.get("name") or tool.get("type"))
 
 
 def read_request(body: JsonObject) -> DemoRequest:
-    """A valid request."""
+    """Converts a valid request."""
     instructions = body.get("instructions")
     leading = [{"role": "system", "content": instructions}] if instructions else []
     prompt = {
@@ -106,12 +106,12 @@ def read_request(body: JsonObject) -> DemoRequest:
         "messages": [*leading, *_convert_items(get_items(body))],
         "tools": _convert_tools(body),
     }
-    asked = body.get("max_output_tokens")
+    output_tokens = body.get("max_output_tokens")
     reasoning = body.get("reasoning")
     return DemoRequest(
         body,
         prompt,
-        asked if isinstance(asked, int) else 0,
+        output_tokens if isinstance(output_tokens, int) else 0,
         streamed=bool(body.get("stream")),
         thinks=isinstance(reasoning, dict) and reasoning.get("effort") != "none",
     )

@@ -1,4 +1,4 @@
-"""What the demo provider refuses on the Responses wire, in OpenAI's own words."""
+"""Validates requests of the Responses wire for the demo provider, with OpenAI's error messages."""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ OTHERS = (
     "compaction", "compaction_summary", "context_compaction", "item_reference",
 )  # fmt: skip
 
-# An id of ours that tells what reasoning its item came of.
+# An id made by the demo provider that names the reasoning item to which its item belongs.
 _REASONED = re.compile(r"[a-z]+_(?P<mark>r[0-9a-f]+)_\d+")
 
 Refusals = Iterator[Refusal]
@@ -54,9 +54,9 @@ def _check_message(item: JsonObject, where: str) -> Refusals:
         yield _refuse_mistyped(f"{where}.content", "one of an array of objects or string")
     known = MODEL_PARTS if role == "assistant" else CLIENT_PARTS
     for index, part in enumerate(content if isinstance(content, list) else ()):
-        found = part.get("type") if isinstance(part, dict) else None
-        if found not in known:
-            yield _refuse_invalid(found, known, f"{where}.content[{index}]")
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in known:
+            yield _refuse_invalid(kind, known, f"{where}.content[{index}]")
 
 
 def _check_item(item: object, where: str) -> Refusals:
@@ -68,38 +68,38 @@ def _check_item(item: object, where: str) -> Refusals:
         yield from _check_message(item, where)
     elif name in CALLS or name in OUTPUTS:
         key = "output" if name in OUTPUTS else CALLS[name][1]
-        wanted = (key,) if "local_shell" in name else ("call_id", key)
-        yield from (_refuse_missing(f"{where}.{each}") for each in wanted if item.get(each) is None)
+        required = (key,) if "local_shell" in name else ("call_id", key)
+        yield from (_refuse_missing(f"{where}.{each}") for each in required if item.get(each) is None)
     elif name not in OTHERS:
         yield _refuse_invalid(name, (*OTHERS, *CALLS, *OUTPUTS), where)
 
 
 def _check_pairing(given: list[JsonObject]) -> Refusals:
-    asked: set[tuple[str, str]] = set()
+    calls: set[tuple[str, str]] = set()
     pending: dict[tuple[str, str], None] = {}
     for item in given:
         name = get_item_type(item)
         if name in CALLS:
-            asked |= {(name, str(item[key])) for key in ("call_id", "id") if item.get(key)}
+            calls |= {(name, str(item[key])) for key in ("call_id", "id") if item.get(key)}
             pending[name, get_call_id(item)] = None
         elif name in OUTPUTS:
-            own = (OUTPUTS[name], get_call_id(item))
-            if own not in asked:
-                text = f"No tool call found for {CALLS[own[0]][0]} output with call_id {own[1]}."
+            call = (OUTPUTS[name], get_call_id(item))
+            if call not in calls:
+                text = f"No tool call found for {CALLS[call[0]][0]} output with call_id {call[1]}."
                 yield Refusal(text, "input")
-            pending.pop(own, None)
-    for name, wanted in pending:
-        yield Refusal(f"No tool output found for {CALLS[name][0]} {wanted}.", "input")
+            pending.pop(call, None)
+    for name, call_id in pending:
+        yield Refusal(f"No tool output found for {CALLS[name][0]} {call_id}.", "input")
 
 
 def _check_reasoning_item(item: JsonObject, following: JsonObject | None) -> Refusals:
-    own, seal = item.get("id"), item.get("encrypted_content")
+    item_id, seal = item.get("id"), item.get("encrypted_content")
     if following is None or not is_model_item(following):
-        text = f"Item '{own}' of type 'reasoning' was provided without its required following item."
+        text = f"Item '{item_id}' of type 'reasoning' was provided without its required following item."
         yield Refusal(text, "input")
     if seal and not is_sealed(seal):
         text = (
-            f"The encrypted content for item {own} could not be verified. "
+            f"The encrypted content for item {item_id} could not be verified. "
             "Reason: Encrypted content could not be decrypted or parsed."
         )
         yield Refusal(text, code="invalid_encrypted_content")
@@ -108,16 +108,16 @@ def _check_reasoning_item(item: JsonObject, following: JsonObject | None) -> Ref
 def _check_reasoning(given: list[JsonObject]) -> Refusals:
     thoughts = set()
     for item, following in zip(given, [*given[1:], None], strict=True):
-        own = str(item.get("id"))
+        item_id = str(item.get("id"))
         if get_item_type(item) == "reasoning":
-            thoughts.add(own)
+            thoughts.add(item_id)
             yield from _check_reasoning_item(item, following)
-        found = _REASONED.fullmatch(own)
-        if found and f"rs_{found['mark']}" not in thoughts:
+        match = _REASONED.fullmatch(item_id)
+        if match and f"rs_{match['mark']}" not in thoughts:
             text = (
-                f"Item '{own}' of type '{get_item_type(item)}' was provided without its required "
+                f"Item '{item_id}' of type '{get_item_type(item)}' was provided without its required "
                 f"'reasoning' item: "
-                f"'rs_{found['mark']}'."
+                f"'rs_{match['mark']}'."
             )
             yield Refusal(text, "input")
 
@@ -135,7 +135,7 @@ def _check_duplicates(given: list[JsonObject]) -> Refusals:
 
 
 def _check_references(given: list[JsonObject]) -> Refusals:
-    """References that are still there when what is known stands in its place."""
+    """Refuses references that are still unresolved. Known references have been replaced by their items."""
     for item in given:
         if get_item_type(item) == "item_reference":
             yield Refusal(f"Item with id '{item.get('id')}' not found.", "input", status=404)
@@ -151,7 +151,7 @@ def _check_items(given: list[JsonObject]) -> Refusals:
 
 
 def _check_request(body: JsonObject) -> Refusals:
-    earlier, given = body.get("previous_response_id"), body.get("input")
+    previous_id, items = body.get("previous_response_id"), body.get("input")
     if not isinstance(body.get("model"), str):
         yield _refuse_missing("model")
     tools = body.get("tools") or []
@@ -159,17 +159,17 @@ def _check_request(body: JsonObject) -> Refusals:
         yield _refuse_mistyped("tools", "an array of objects")
     if body.get("conversation"):
         yield Refusal(f"Conversation with id '{body['conversation']}' not found.", "conversation", status=404)
-    if earlier:
-        text = f"Previous response with id '{earlier}' not found."
+    if previous_id:
+        text = f"Previous response with id '{previous_id}' not found."
         yield Refusal(text, "previous_response_id", "previous_response_not_found")
-    if given is None:
+    if items is None:
         yield _refuse_missing("input")
-    elif isinstance(given, list):
-        yield from _check_items(given)
-    elif not isinstance(given, str):
+    elif isinstance(items, list):
+        yield from _check_items(items)
+    elif not isinstance(items, str):
         yield _refuse_mistyped("input", "one of an array of objects or string")
 
 
 def judge_request(body: JsonObject) -> Refusal | None:
-    """The first thing wrong with a request, or None."""
+    """Returns the first error in a request, or None."""
     return next(_check_request(body), None)

@@ -1,4 +1,4 @@
-"""The Responses wire of the demo provider: `POST …/responses`, whole and streamed."""
+"""Implements the Responses wire of the demo provider: `POST …/responses`, whole and streamed."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from compaction_proxy.cli.demo.validation import Refusal
 
 Events = Iterator[tuple[str, JsonObject]]
 
-# What a call becomes, by the type of the tool it names: type of the item, and where its id begins.
+# Types of call items by the type of the called tool, with the prefix of their ids.
 _ITEMS = {
     "custom": ("custom_tool_call", "ctc"),
     "local_shell": ("local_shell_call", "lsh"),
@@ -46,12 +46,12 @@ def _build_usage(answer: DemoAnswer) -> JsonObject:
 
 
 def format_response_id(answer: DemoAnswer) -> str:
-    """The id of the response that an answer is."""
+    """Returns the response id of an answer."""
     return f"resp_{answer.number:048d}"
 
 
 def _build_response(answer: DemoAnswer, status: str, **fields: object) -> JsonObject:
-    """A response object in the named state."""
+    """Builds a response object with the given status."""
     body = answer.asked.body
     return {
         "id": format_response_id(answer),
@@ -88,9 +88,9 @@ def _build_response(answer: DemoAnswer, status: str, **fields: object) -> JsonOb
 
 
 def _build_finished_response(answer: DemoAnswer) -> JsonObject:
-    cut = answer.reply.finish_reason == "length"
-    reason = {"reason": "max_output_tokens"} if cut else None
-    status = "incomplete" if cut else "completed"
+    is_cut = answer.reply.finish_reason == "length"
+    reason = {"reason": "max_output_tokens"} if is_cut else None
+    status = "incomplete" if is_cut else "completed"
     items = list(iter_output_items(answer))
     return _build_response(
         answer, status, output=items, usage=_build_usage(answer), incomplete_details=reason
@@ -99,14 +99,14 @@ def _build_finished_response(answer: DemoAnswer) -> JsonObject:
 
 def _parse_arguments(arguments: str) -> JsonObject:
     try:
-        found = json.loads(arguments)
+        value = json.loads(arguments)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _build_call_item(call: ToolCall, answer: DemoAnswer, own: str, index: int) -> JsonObject:
-    """A call as an item of the type that its tool asks for."""
+    """Builds the item of a tool call. Its type depends on the type of the tool."""
     offered = {reading.get_tool_name(tool): tool.get("type") for tool in answer.asked.body.get("tools") or ()}
     name, prefix = _ITEMS.get(str(offered.get(call.name)), _FUNCTION)
     head = {"id": f"{prefix}_{own}_{index}", "type": name, "status": "completed", "call_id": call.id}
@@ -126,21 +126,21 @@ def _build_call_item(call: ToolCall, answer: DemoAnswer, own: str, index: int) -
 
 
 def iter_output_items(answer: DemoAnswer) -> Iterator[JsonObject]:
-    """The items of an answer. Ids of what came of a reasoning item name it."""
+    """Yields the output items of an answer. Ids of items behind a reasoning item contain its mark."""
     reply = answer.reply
-    own = f"r{answer.mark}" if reply.thought else answer.mark
+    mark = f"r{answer.mark}" if reply.thought else answer.mark
     if reply.thought:
-        wanted = (answer.asked.body.get("reasoning") or {}).get("summary")
-        summary = [{"type": "summary_text", "text": reply.thought}] if wanted else []
+        summary_mode = (answer.asked.body.get("reasoning") or {}).get("summary")
+        summary = [{"type": "summary_text", "text": reply.thought}] if summary_mode else []
         seal = seal_thought(reply.thought)
-        yield {"id": f"rs_{own}", "type": "reasoning", "summary": summary, "encrypted_content": seal}
+        yield {"id": f"rs_{mark}", "type": "reasoning", "summary": summary, "encrypted_content": seal}
     if reply.text or not reply.calls:
         part = {"type": "output_text", "annotations": [], "logprobs": [], "text": reply.text}
         status = "incomplete" if reply.finish_reason == "length" else "completed"
-        head = {"id": f"msg_{own}_0", "type": "message", "status": status}
+        head = {"id": f"msg_{mark}_0", "type": "message", "status": status}
         yield {**head, "role": "assistant", "content": [part]}
     for index, call in enumerate(reply.calls, 1):
-        yield _build_call_item(call, answer, own, index)
+        yield _build_call_item(call, answer, mark, index)
 
 
 def _iter_text_events(item: JsonObject) -> Events:
@@ -165,32 +165,35 @@ def _iter_summary_events(item: JsonObject) -> Events:
 
 def _iter_call_events(item: JsonObject) -> Events:
     name, key = _STREAMED[item["type"]], reading.CALLS[item["type"]][1]
-    said = item[key]
-    for at in range(0, len(said), ARGUMENT_PIECE_CHARACTERS):
-        yield f"{name}.delta", {"item_id": item["id"], "delta": said[at : at + ARGUMENT_PIECE_CHARACTERS]}
-    yield f"{name}.done", {"item_id": item["id"], "name": item["name"], key: said}
+    value = item[key]
+    for start in range(0, len(value), ARGUMENT_PIECE_CHARACTERS):
+        yield (
+            f"{name}.delta",
+            {"item_id": item["id"], "delta": value[start : start + ARGUMENT_PIECE_CHARACTERS]},
+        )
+    yield f"{name}.done", {"item_id": item["id"], "name": item["name"], key: value}
 
 
 def _iter_item_events(item: JsonObject) -> Events:
-    """An item from its beginning, which is empty, to its end."""
-    begun = {**item, "status": "in_progress"}
-    inner: Events = iter(())
+    """Yields the events of an item, from its empty beginning to its end."""
+    opening = {**item, "status": "in_progress"}
+    inner_events: Events = iter(())
     if item["type"] == "message":
-        begun["content"], inner = [], _iter_text_events(item)
+        opening["content"], inner_events = [], _iter_text_events(item)
     elif item["type"] == "reasoning":
-        begun = {**item, "summary": [], "encrypted_content": ""}
-        inner = _iter_summary_events(item)
+        opening = {**item, "summary": [], "encrypted_content": ""}
+        inner_events = _iter_summary_events(item)
     elif item["type"] in _STREAMED:
-        begun[reading.CALLS[item["type"]][1]], inner = "", _iter_call_events(item)
-    yield "response.output_item.added", {"item": begun}
-    yield from inner
+        opening[reading.CALLS[item["type"]][1]], inner_events = "", _iter_call_events(item)
+    yield "response.output_item.added", {"item": opening}
+    yield from inner_events
     yield "response.output_item.done", {"item": item}
 
 
 def _iter_opening_events(answer: DemoAnswer) -> Events:
-    begun = _build_response(answer, "in_progress")
-    yield "response.created", {"response": begun}
-    yield "response.in_progress", {"response": begun}
+    response = _build_response(answer, "in_progress")
+    yield "response.created", {"response": response}
+    yield "response.in_progress", {"response": response}
 
 
 def _iter_events(answer: DemoAnswer) -> Events:
@@ -203,15 +206,19 @@ def _iter_events(answer: DemoAnswer) -> Events:
 
 
 def _iter_late_events(answer: DemoAnswer, wrong: Refusal, how: str) -> Events:
-    """`error` is the event as documented, `both` the nested one that is seen in practice."""
-    told = {"code": wrong.code, "message": wrong.message}
+    """Yields the events of a stream that ends with an error.
+
+    For `error`, the error event has the documented form. For `both`, it has the nested form seen in practice,
+    and `response.failed` follows. For `failed`, only `response.failed` is sent.
+    """
+    error = {"code": wrong.code, "message": wrong.message}
     yield from _iter_opening_events(answer)
     if how == "error":
-        yield "error", {**told, "param": wrong.param}
+        yield "error", {**error, "param": wrong.param}
     elif how == "both":
-        yield "error", {"error": {"type": wrong.kind, **told, "param": wrong.param}}
+        yield "error", {"error": {"type": wrong.kind, **error, "param": wrong.param}}
     if how != "error":
-        yield "response.failed", {"response": _build_response(answer, "failed", error=told)}
+        yield "response.failed", {"response": _build_response(answer, "failed", error=error)}
 
 
 def _encode_events(events: Events) -> Iterator[bytes]:
@@ -221,9 +228,9 @@ def _encode_events(events: Events) -> Iterator[bytes]:
 
 
 def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
-    """400 when `prompt` plus the `iter_output_items` asked for, in tokens, exceed the window.
+    """Returns a refusal if `prompt` plus the requested `output`, in tokens, exceed the context window.
 
-    It names no number.
+    As with OpenAI, its message names no sizes.
     """
     if prompt + output <= window:
         return None

@@ -1,4 +1,4 @@
-"""`compaction-proxy demo`: a long conversation, first without the proxy, then through it, on real sockets."""
+"""Runs `compaction-proxy demo`: a long conversation, first sent directly, then through the proxy."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ from compaction_proxy.replay.prompt_size import extract_text
 from compaction_proxy.telemetry import logs
 
 WINDOW_TOKENS = 8192
-# Nobody reads an answer faster; what is done behind answers is done by then, in seconds.
+# Longest wait for the work that follows an answer, in seconds. No user reads an answer faster.
 LONGEST_PAUSE_S = 5.0
 POLL_S = 0.001
 OVERFLOW = "context_length_exceeded"
@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class ProxiedRun:
-    """What came of the conversation through the proxy."""
+    """The conversation played through the proxy."""
 
     agent: DemoAgent
     exchanges: list[AgentExchange] = field(default_factory=list)
@@ -56,7 +56,7 @@ class ProxiedRun:
 
 
 def build_demo_config(provider_url: str) -> Config:
-    """A proxy in front of the demo provider that keeps everything in memory."""
+    """Builds the configuration of a proxy in front of the demo provider, with a store in memory."""
     return Config(
         server=ServerSection(port=0, secret=SecretStr("demo")),
         upstream=UpstreamSection(base_url=f"{provider_url}/v1"),
@@ -67,42 +67,44 @@ def build_demo_config(provider_url: str) -> Config:
 
 
 async def _wait_until_quiet(known: set[asyncio.Task[object]]) -> None:
-    """Wait until the proxy has done what it does behind an answer, so that the demo always runs alike."""
+    """Waits until the proxy has finished its background work after an answer, so that every run is alike."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LONGEST_PAUSE_S):
-            while asyncio.all_tasks() - known:  # noqa: ASYNC110 - tasks of others are no event of ours
+            while asyncio.all_tasks() - known:  # noqa: ASYNC110 - no event reports the end of the proxy's tasks
                 await asyncio.sleep(POLL_S)
 
 
 async def _play_directly(agent: DemoAgent, say: Say) -> DemoCheck:
-    """Play without the proxy until the provider refuses."""
+    """Plays the conversation without the proxy until the provider refuses a request."""
     for number, turn in enumerate(agent.script.turns, 1):
         last = (await agent.play_turn(turn.user))[-1]
         if last.status != 200:
             say(f"Sent directly, turn {number} is refused: {last.status} {last.code}.")
-            held = (last.status, last.code) == (400, OVERFLOW)
-            return DemoCheck(held, f"sent directly, the conversation ends at turn {number}: {last.code}")
+            is_expected = (last.status, last.code) == (400, OVERFLOW)
+            return DemoCheck(
+                is_expected, f"sent directly, the conversation ends at turn {number}: {last.code}"
+            )
     return DemoCheck(is_ok=False, text="sent directly, the conversation never met the window")
 
 
 async def _play_through_proxy(agent: DemoAgent, provider: DemoProvider, say: Say) -> ProxiedRun:
-    """Play through the proxy, printing each turn."""
-    played = ProxiedRun(agent)
+    """Plays the conversation through the proxy and prints each turn."""
+    proxied_run = ProxiedRun(agent)
     say(HEAD)
     for number, turn in enumerate(agent.script.turns, 1):
         exchanges = await agent.play_turn(turn.user)
-        played.exchanges += exchanges
-        counted = [provider.meter.count_prompt(exchange.body) for exchange in exchanges]
-        played.client_tokens += sum(counted)
+        proxied_run.exchanges += exchanges
+        client_sizes = [provider.meter.count_prompt(exchange.body) for exchange in exchanges]
+        proxied_run.client_tokens += sum(client_sizes)
         seen = next(seen for seen in reversed(provider.log) if seen.model == AGENT_MODEL)
-        say(TurnRow(number, counted[-1], seen.prompt_tokens, describe_turn(exchanges)).format_line())
+        say(TurnRow(number, client_sizes[-1], seen.prompt_tokens, describe_turn(exchanges)).format_line())
         if exchanges[-1].status != 200:
             break
-    return played
+    return proxied_run
 
 
 def _build_expected_history(script: DemoScript) -> list[JsonObject]:
-    """The whole conversation, as a client has it whose model forgets nothing."""
+    """Builds the history that the client would have with a model that forgets nothing."""
     history = build_opening(script)
     for turn in script.turns:
         history.append({"role": "user", "content": turn.user})
@@ -114,12 +116,12 @@ def _build_expected_history(script: DemoScript) -> list[JsonObject]:
 
 
 def _find_first_question(script: DemoScript) -> str:
-    """The user message from which on the conversation asks about the planted facts."""
+    """Returns the first user message that asks about the planted facts."""
     return next(turn.user for turn in script.turns if any("{" in step.text for step in turn.steps))
 
 
 def _check_facts(script: DemoScript, last: SeenRequest) -> DemoCheck:
-    """Look for the facts in the last request, before the questions about them and the answers."""
+    """Checks that the last request contains the facts before the questions that mention them."""
     texts = [extract_text(message) for message in last.parse_messages()]
     question = _find_first_question(script)
     before = texts[: texts.index(question)] if question in texts else texts[:-1]
@@ -132,43 +134,44 @@ def _check_facts(script: DemoScript, last: SeenRequest) -> DemoCheck:
 
 def _check_answers(played: ProxiedRun) -> DemoCheck:
     turns = len(played.agent.script.turns)
-    asked = sum(message["role"] == "user" for message in played.agent.history)
-    held = asked == turns and all(exchange.status == 200 for exchange in played.exchanges)
+    sent_turns = sum(message["role"] == "user" for message in played.agent.history)
+    is_ok = sent_turns == turns and all(exchange.status == 200 for exchange in played.exchanges)
     statuses = ", ".join(str(status) for status in sorted({each.status for each in played.exchanges}))
     requests = f"{len(played.exchanges)} requests, status {statuses}"
-    return DemoCheck(held, f"through the proxy, {asked} of {turns} turns were answered ({requests})")
+    return DemoCheck(is_ok, f"through the proxy, {sent_turns} of {turns} turns were answered ({requests})")
 
 
 def _check_window(log: list[SeenRequest]) -> DemoCheck:
     largest = max(log, key=lambda seen: seen.prompt_tokens + seen.output_tokens)
     size = largest.prompt_tokens + largest.output_tokens
-    held = size <= WINDOW_TOKENS and all(seen.code != OVERFLOW for seen in log)
+    is_ok = size <= WINDOW_TOKENS and all(seen.code != OVERFLOW for seen in log)
     text = f"nothing went over the window of {WINDOW_TOKENS:,} tokens (largest: {size:,}, answer included)"
-    return DemoCheck(held, text)
+    return DemoCheck(is_ok, text)
 
 
 def _run_checks(direct: DemoCheck, played: ProxiedRun, log: list[SeenRequest]) -> list[DemoCheck]:
     script = played.agent.script
     last = [seen for seen in log if seen.model == AGENT_MODEL][-1]
-    whole = played.agent.history == _build_expected_history(script)
+    is_whole = played.agent.history == _build_expected_history(script)
     return [
         direct,
         _check_answers(played),
         _check_facts(script, last),
         _check_window(log),
         DemoCheck(
-            whole, f"the client's own history is whole and unchanged ({len(played.agent.history)} messages)"
+            is_whole,
+            f"the client's own history is whole and unchanged ({len(played.agent.history)} messages)",
         ),
     ]
 
 
 def _format_total(played: ProxiedRun, log: list[SeenRequest]) -> str:
-    read = sum(seen.prompt_tokens for seen in log)
+    read_tokens = sum(seen.prompt_tokens for seen in log)
     summaries = sum(seen.model == SUMMARY_MODEL for seen in log)
-    saved = 1 - read / played.client_tokens
+    saved_share = 1 - read_tokens / played.client_tokens
     return (
-        f"In all the client sent {played.client_tokens:,} tokens and the provider read {read:,} "
-        f"({saved:.0%} less), {summaries} summary calls included."
+        f"In all the client sent {played.client_tokens:,} tokens and the provider read {read_tokens:,} "
+        f"({saved_share:.0%} less), {summaries} summary calls included."
     )
 
 
@@ -178,18 +181,18 @@ async def _play_demo(provider: DemoProvider, direct_url: str, proxy_url: str, sa
     say("")
     async with httpx.AsyncClient(trust_env=False) as http:
         direct = await _play_directly(DemoAgent(http, direct_url, script, build_opening(script)), say)
-        asked_directly = len(provider.log)
+        direct_requests = len(provider.log)
         say("The same through the proxy:")
         say("")
-        quiet = partial(_wait_until_quiet, asyncio.all_tasks())
-        played = await _play_through_proxy(
-            DemoAgent(http, proxy_url, script, build_opening(script), quiet), provider, say
+        wait_until_quiet = partial(_wait_until_quiet, asyncio.all_tasks())
+        proxied_run = await _play_through_proxy(
+            DemoAgent(http, proxy_url, script, build_opening(script), wait_until_quiet), provider, say
         )
-    log = list(provider.log[asked_directly:])
+    log = list(provider.log[direct_requests:])
     say("")
-    say(_format_total(played, log))
+    say(_format_total(proxied_run, log))
     say("")
-    checks = _run_checks(direct, played, log)
+    checks = _run_checks(direct, proxied_run, log)
     for check in checks:
         say(check.format_line())
     return all(check.is_ok for check in checks)
@@ -205,31 +208,37 @@ async def _wait_forever(provider_url: str, proxy_url: str) -> None:
 
 
 async def run_demo(say: Say, *, keep: bool = False) -> bool:
-    """Run the demo, handing each line to `say`; whether everything held. `keep` waits for a cancellation."""
+    """Runs the demo and returns whether all checks passed.
+
+    Args:
+        say: Called with each line of output.
+        keep: Whether to keep proxy and provider running until the task is cancelled.
+    """
     provider = create_provider(DemoProviderSettings(TiktokenCounter(say), window=WINDOW_TOKENS))
     async with (
         serve_embedded(provider) as provider_url,
         serve_embedded(create_app(build_demo_config(provider_url))) as proxy_url,
     ):
-        held = await _play_demo(provider, provider_url, proxy_url, say)
+        all_passed = await _play_demo(provider, provider_url, proxy_url, say)
         if keep:
             with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how this ends
                 await _wait_forever(provider_url, proxy_url)
-    return held
+    return all_passed
 
 
 def render_table() -> str:
-    """Everything that the demo prints, as README shows it."""
+    """Returns the demo's whole output, as the README shows it."""
     lines: list[str] = []
     asyncio.run(run_demo(lines.append))
     return "\n".join(lines) + "\n"
 
 
 def main(keep: bool = False) -> int:
-    """Run the demo on stdout.
+    """Runs the demo on stdout.
 
     Returns:
-        0 if everything held, else 1; 130 if it was interrupted before the end. With `keep`, Ctrl-C ends it.
+        0 if all checks passed, else 1. 130 if it was interrupted before the end. With `keep`, Ctrl-C is the
+        normal end.
     """
     logs.configure_logging("console", logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):

@@ -1,7 +1,7 @@
-"""The scripted conversation, read from `conversation.json` beside this module.
+"""Loads the scripted conversation from `conversation.json` beside this module.
 
-It is fiction: an engineer and an agent look for the cause of wrong invoices. Facts are planted in its first
-turns, and its last turns ask about them.
+It is fiction: an engineer and an agent look for the cause of wrong invoices. The first turns contain facts
+that the last turns ask about.
 """
 
 import json
@@ -14,9 +14,9 @@ from compaction_proxy.cli.demo.chat import JsonObject, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class ScriptStep:
-    """One assistant message: text, tool calls or both.
+    """An assistant message: text, tool calls or both.
 
-    In `text`, `{name}` stands for a planted fact that the model must find in what it sees.
+    In `text`, `{name}` stands for a planted fact that the model must find in the request.
     """
 
     text: str
@@ -33,14 +33,14 @@ class ScriptTurn:
 
 @dataclass(frozen=True, slots=True)
 class DemoScript:
-    """The whole conversation.
+    """The whole scripted conversation.
 
     Attributes:
         system: The system prompt.
-        tools: The tools offered, in the wire format.
-        facts: What must not be forgotten: name to exact text.
-        turns: In order.
-        results: What each tool call returns, by call id.
+        tools: The offered tools, in the wire format.
+        facts: The planted facts, by name, with their exact text.
+        turns: The turns in order.
+        results: The result of each tool call, by call id.
     """
 
     system: str
@@ -60,7 +60,7 @@ def _parse_step(data: JsonObject) -> ScriptStep:
 
 @cache
 def load_script() -> DemoScript:
-    """The conversation that ships with the package."""
+    """Loads the conversation that ships with the package."""
     data = json.loads((files("compaction_proxy.cli.demo") / "conversation.json").read_text("utf-8"))
     calls = [call for turn in data["turns"] for step in turn["steps"] for call in step.get("calls", ())]
     return DemoScript(

@@ -1,4 +1,4 @@
-"""What the demo provider remembers of each request."""
+"""Defines the record that the demo provider keeps of each request."""
 
 import json
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from compaction_proxy.cli.demo.chat import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
-    """One request as the provider saw it.
+    """A request as the provider received it.
 
     Attributes:
-        number: 1 for the first request.
+        number: Number of the request, from 1.
         path: The path as sent.
-        headers: In order, names in lower case.
-        body: The very bytes.
-        model: Empty when the body had none.
-        prompt_tokens: 0 when the body was refused unread.
-        output_tokens: What it asked for at most; 0 when it did not say.
-        cached_tokens: Tokens of its beginning that were known.
-        written_tokens: Tokens that the cache was told to learn, where a client marks them.
-        status: Of the answer; 0 when there was none.
-        code: Of the error, if any.
+        headers: The headers in order, names in lower case.
+        body: The bytes of the body as sent.
+        model: The requested model. Empty if the request was refused before the model was read.
+        prompt_tokens: Tokens of the prompt. 0 if the request was refused before they were counted.
+        output_tokens: The requested limit of output tokens. 0 if the request set none.
+        cached_tokens: Tokens of the prompt read from the cache.
+        written_tokens: Tokens written to the cache because the client marked them.
+        status: Status of the answer. 0 if there was none.
+        code: The error code, or an empty text.
     """
 
     number: int
@@ -37,14 +37,14 @@ class SeenRequest:
     code: str = ""
 
     def parse_messages(self) -> list[JsonObject]:
-        """The messages of the request as they were sent; on the Responses wire its input."""
+        """Parses the body and returns the messages as sent. On the Responses wire it returns the input."""
         body = json.loads(self.body)
-        found: list[JsonObject] = body["messages"] if "messages" in body else body["input"]
-        return found
+        messages: list[JsonObject] = body["messages"] if "messages" in body else body["input"]
+        return messages
 
 
 def to_log_fields(seen: SeenRequest) -> JsonObject:
-    """A log line for `GET /__log`: no headers, because they hold credentials."""
+    """Returns the fields of a request for `GET /__log`, without headers, because they hold credentials."""
     return {
         "number": seen.number,
         "path": seen.path,

@@ -1,6 +1,6 @@
-"""The demo provider on a socket: `compaction-proxy demo-provider --host 0.0.0.0 --port 4140`.
+"""Serves the demo provider on a socket: `compaction-proxy demo-provider --host 0.0.0.0 --port 4140`.
 
-For containers and for trying things out; it says at its start that no model is behind it.
+It is meant for containers and for experiments. At the start it says that no model is behind it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ RULE = "*" * 72
 
 
 def format_banner(url: str, models: Sequence[str]) -> str:
-    """What is printed at the start: where it listens, and what it is not."""
+    """Formats the text printed at the start: the address, and a warning that this is no real model."""
     lines = (
         RULE,
         "* DEMO PROVIDER: its answers are scripted, there is no model behind it.",
@@ -30,26 +30,26 @@ def format_banner(url: str, models: Sequence[str]) -> str:
 
 
 async def serve_provider(host: str, port: int, window: int) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serves the demo provider until SIGINT or SIGTERM.
 
     Args:
         host: Address to listen on.
-        port: TCP port; 0 takes a free one.
+        port: TCP port. 0 takes a free one.
         window: Largest prompt plus output, in tokens.
 
     Raises:
-        ConfigError: The address cannot be listened on.
+        ConfigError: The provider cannot listen on the address.
     """
-    told = asyncio.Event()
+    stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     settings = DemoProviderSettings(TiktokenCounter(lambda line: print(line, file=sys.stderr)), window=window)
     async with serve_embedded(create_provider(settings), host, port) as url:
         print(format_banner(url, settings.models), flush=True)
-        await told.wait()
+        await stopping.wait()
 
 
 def run_provider(host: str, port: int, window: int) -> None:
-    """Serve until SIGINT or SIGTERM; the arguments and the error are those of `serve_provider`."""
+    """Serves the demo provider until SIGINT or SIGTERM. Arguments and errors are as in `serve_provider`."""
     logs.configure_logging("console", logging.WARNING)
     asyncio.run(serve_provider(host, port, window))

@@ -1,6 +1,6 @@
-"""What the demo provider signs, so that it knows its own thoughts again and refuses altered ones.
+"""Signs and seals the demo provider's thoughts, so that it recognises its own and refuses altered ones.
 
-The key is no secret: it tells honest bytes from altered ones, so tests may sign as well.
+The key is not secret. It only separates original bytes from altered ones, so tests can sign, too.
 """
 
 import base64
@@ -18,13 +18,21 @@ def _compute_code(data: bytes) -> bytes:
 
 
 def sign_thought(thought: str, bound: bytes = b"") -> str:
-    """The signature of a thinking block that says `thought`, bound to the digest of what stands before it."""
+    """Returns the signature of a thinking block.
+
+    Args:
+        thought: The text of the block.
+        bound: Digest of everything before the block. Empty if the block may stand anywhere.
+    """
     data = thought.encode("utf-8", "surrogatepass")
     return _MARK + base64.b64encode(_compute_code(bound + data) + bound).decode()
 
 
 def read_binding(thought: str, signed: object) -> bytes | None:
-    """What a thinking block is bound to: nothing if it may stand anywhere, None if its signature is wrong."""
+    """Checks a signature and returns the digest to which the thinking block is bound.
+
+    The digest is empty if the block may stand anywhere. Returns None if the signature is wrong.
+    """
     if not isinstance(signed, str) or not signed.startswith(_MARK):
         return None
     try:
@@ -35,13 +43,13 @@ def read_binding(thought: str, signed: object) -> bytes | None:
 
 
 def seal_thought(thought: str) -> str:
-    """`thought` as text that nobody else can write: encrypted reasoning, or data of redacted thinking."""
+    """Encodes a thought with a code that detects changes, for encrypted reasoning or redacted thinking."""
     data = thought.encode("utf-8", "surrogatepass")
     return _MARK + base64.b64encode(_compute_code(data) + data).decode()
 
 
 def is_sealed(text: object) -> bool:
-    """Whether `seal_thought` has written it."""
+    """Returns whether `seal_thought` wrote the text."""
     if not isinstance(text, str) or not text.startswith(_MARK):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What the demo prints: one line a turn, and one line for each thing that had to hold."""
+"""Formats the demo's output: a line for each turn and a line for each check."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ HEAD = f"{'turn':>4}  {'client sent':>11}  {'sent on':>7}  {'saved':>5}  what ha
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """One turn through the proxy. Tokens are of the turn's last request, as the provider counts them."""
+    """A turn through the proxy. Tokens are those of the turn's last request, as the provider counts them."""
 
     turn: int
     client_tokens: int
@@ -18,21 +18,21 @@ class TurnRow:
     remark: str
 
     def format_line(self) -> str:
-        """The row as a line."""
-        saved = 1 - self.sent_tokens / self.client_tokens
-        sizes = f"{self.turn:>4}  {self.client_tokens:>11,}  {self.sent_tokens:>7,}  {saved:>4.0%}"
+        """Formats the row as a line."""
+        saved_share = 1 - self.sent_tokens / self.client_tokens
+        sizes = f"{self.turn:>4}  {self.client_tokens:>11,}  {self.sent_tokens:>7,}  {saved_share:>4.0%}"
         return f"{sizes}   {self.remark}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
 class DemoCheck:
-    """Something that had to hold."""
+    """The result of a check on the demo's run."""
 
     is_ok: bool
     text: str
 
     def format_line(self) -> str:
-        """The check as a line."""
+        """Formats the check as a line."""
         return f"{'ok  ' if self.is_ok else 'FAIL'}  {self.text}"
 
 
@@ -53,7 +53,7 @@ def _describe_exchange(exchange: AgentExchange) -> str:
 
 
 def describe_turn(exchanges: Iterable[AgentExchange]) -> str:
-    """What happened in a turn: a refusal or a compaction if there was one, else its last request's note."""
+    """Describes a turn: its last refusal or compaction if there was one, else its last request."""
     notes = [_describe_exchange(exchange) for exchange in exchanges]
-    telling = [text for text in notes if text.startswith(("refused", "compacted"))]
-    return (telling or notes)[-1]
+    important = [text for text in notes if text.startswith(("refused", "compacted"))]
+    return (important or notes)[-1]

@@ -1,4 +1,7 @@
-"""What the demo provider refuses, in OpenAI's own words, so that clients and proxies recognise them."""
+"""Validates requests of the chat wire for the demo provider, with OpenAI's error messages.
+
+Clients and proxies recognise errors by these messages.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer other than 200."""
+    """An error response."""
 
     message: str
     param: str | None = None
@@ -19,7 +22,7 @@ class Refusal:
     kind: str = "invalid_request_error"
 
     def to_bytes(self) -> bytes:
-        """The body in OpenAI's error shape."""
+        """Encodes the body in OpenAI's error format."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return encode_json({"error": error})
 
@@ -31,23 +34,23 @@ UNPARSED = Refusal(
 
 
 def refuse_unknown_model(model: str) -> Refusal:
-    """404 for a model that is not offered."""
+    """Returns a refusal with status 404 for a model that the provider does not offer."""
     message = f"The model `{model}` does not exist or you do not have access to it."
     return Refusal(message, code="model_not_found", status=404)
 
 
 def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
-    """400 when `prompt` plus the `output` asked for, in tokens, exceed the window."""
+    """Returns a refusal if `prompt` plus the requested `output`, in tokens, exceed the context window."""
     if prompt > window:
-        found = f"your messages resulted in {prompt} tokens. Please reduce the length of the messages."
+        detail = f"your messages resulted in {prompt} tokens. Please reduce the length of the messages."
     elif prompt + output > window:
-        found = (
+        detail = (
             f"you requested {prompt + output} tokens ({prompt} in the messages, {output} in the completion). "
             "Please reduce the length of the messages or completion."
         )
     else:
         return None
-    message = f"This model's maximum context length is {window} tokens. However, {found}"
+    message = f"This model's maximum context length is {window} tokens. However, {detail}"
     return Refusal(message, param="messages", code="context_length_exceeded")
 
 
@@ -92,8 +95,8 @@ def _check_content(message: JsonObject, where: str) -> Refusal | None:
     if content == []:
         return _refuse_empty_array(f"{where}.content")
     if content is None or not isinstance(content, str | list):
-        got = "null" if content is None else type(content).__name__
-        text = f"Invalid value for 'content': expected a string, got {got}."
+        actual = "null" if content is None else type(content).__name__
+        text = f"Invalid value for 'content': expected a string, got {actual}."
         return Refusal(text, f"messages.[{where[9:-1]}].content")
     return None
 
@@ -101,7 +104,7 @@ def _check_content(message: JsonObject, where: str) -> Refusal | None:
 def _check_tool_result(
     message: JsonObject, index: int, open_ids: list[str], asked: list[str] | None
 ) -> Refusal | None:
-    """Judge one tool result; takes its id off `open_ids`."""
+    """Checks a tool result and removes its id from `open_ids`."""
     if asked is None:
         text = (
             "Invalid parameter: messages with role 'tool' must be a response to a preceeding message "
@@ -121,23 +124,23 @@ def _check_tool_result(
 
 def _check_pairing(messages: list[JsonObject]) -> Iterator[Refusal]:
     pending: list[str] = []
-    asked: list[str] | None = None
+    call_ids: list[str] | None = None
     for index, message in enumerate(messages):
         if message["role"] == "tool":
-            found = _check_tool_result(message, index, pending, asked)
-            if found:
-                yield found
+            refusal = _check_tool_result(message, index, pending, call_ids)
+            if refusal:
+                yield refusal
             continue
         if pending:
             yield _refuse_unanswered(pending, index)
-        asked = [str(call.get("id")) for call in message.get("tool_calls") or ()] or None
-        pending = list(asked or ())
+        call_ids = [str(call.get("id")) for call in message.get("tool_calls") or ()] or None
+        pending = list(call_ids or ())
     if pending:
         yield _refuse_unanswered(pending, len(messages))
 
 
 def judge_request(body: JsonObject) -> Refusal | None:
-    """The first thing wrong with a request, or None."""
+    """Returns the first error in a request, or None."""
     if not isinstance(body.get("model"), str):
         return Refusal("you must provide a model parameter")
     messages = body.get("messages")

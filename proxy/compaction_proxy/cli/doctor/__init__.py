@@ -1,1 +1,1 @@
-"""`doctor`: checks of the host, the store and the upstream; each finding says what mends it."""
+"""Holds the command `doctor`, which checks host, store and upstream. Each finding names a fix."""

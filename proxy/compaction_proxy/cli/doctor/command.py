@@ -1,4 +1,4 @@
-"""`doctor`: what keeps the proxy from working, or from working well, and what mends it."""
+"""Defines the command `doctor`, which finds what keeps the proxy from working and names the fix."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,18 +34,18 @@ def doctor(
     from compaction_proxy.config.environment import ConfigOverride
     from compaction_proxy.config.loader import load_config
 
-    given = [] if upstream is None else [ConfigOverride("--upstream", ("upstream", "base_url"), upstream)]
+    overrides = [] if upstream is None else [ConfigOverride("--upstream", ("upstream", "base_url"), upstream)]
     try:
-        found = load_config(config, os.environ, given)
+        loaded = load_config(config, os.environ, overrides)
     except ConfigError as error:
-        everything, code = _list_config_errors(error), BAD_CONFIG
+        findings, code = _list_config_errors(error), BAD_CONFIG
     else:
-        everything = asyncio.run(_collect_findings(found, probe=probe))
-        code = FAILED if any(each.level == ERROR for each in everything) else 0
+        findings = asyncio.run(_collect_findings(loaded, probe=probe))
+        code = FAILED if any(each.level == ERROR for each in findings) else 0
     if as_json:
-        print_json({"findings": [each._asdict() for each in everything]})
+        print_json({"findings": [each._asdict() for each in findings]})
     else:
-        print_lines(format_findings(everything))
+        print_lines(format_findings(findings))
     raise typer.Exit(code)
 
 
@@ -61,7 +61,7 @@ async def _collect_findings(found: "LoadedConfig", *, probe: bool) -> "list[Find
 
 
 async def _run_checks(found: "LoadedConfig", *, probe: bool) -> "AsyncIterator[Finding]":
-    """Everything that is looked at, from near to far."""
+    """Runs all checks, from the local ones to the remote ones, and yields their findings."""
     import os
 
     from compaction_proxy.cli.doctor import host, store

@@ -1,4 +1,4 @@
-"""Findings: one line each, and what mends it."""
+"""Defines the finding of a check, and formats findings as lines."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,13 +7,13 @@ OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 
 
 class Finding(NamedTuple):
-    """What was found.
+    """A result of a check.
 
     Attributes:
-        level: One of the words above; an error keeps the proxy from working.
-        topic: What was looked at.
-        what: How it is.
-        fix: What to do about it; empty where nothing is to be done.
+        level: `ok`, `note`, `warning` or `error`. An error keeps the proxy from working.
+        topic: What was checked, such as `store`.
+        what: The result in words.
+        fix: What to do about the result. Empty if nothing needs to be done.
     """
 
     level: str
@@ -23,7 +23,7 @@ class Finding(NamedTuple):
 
 
 def format_findings(found: Iterable[Finding]) -> list[str]:
-    """A line for each finding, not cut: what mends it stands at its end."""
+    """Formats a line for each finding. Lines are not cut, because the fix stands at the end."""
     from compaction_proxy.cli.output import Column, format_table
 
     rows = [(each.level, each.topic, _format_finding(each)) for each in found]

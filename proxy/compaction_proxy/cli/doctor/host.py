@@ -1,4 +1,4 @@
-"""What of this machine matters: the address, open files, proxies, keys, optional packages, the tokenizer."""
+"""Checks this machine: the address, open files, proxies, keys, optional packages and the tokenizer."""
 
 import os
 import sys
@@ -20,16 +20,16 @@ from compaction_proxy.providers.tokenizers_fast import read_golden_texts
 from compaction_proxy.recall.fulltext import FTS5_MISSING, is_fts5_available
 from compaction_proxy.runtime import choose_budget
 
-FEW_DESCRIPTORS = 4_096  # two for each request, and 1,000 requests at once are let in
+FEW_DESCRIPTORS = 4_096  # a request needs two, and 1,000 requests may be in flight
 WEAK_KEY_CHARACTERS = 16
-WEAK_KEY_KINDS = 6  # different characters
+WEAK_KEY_KINDS = 6  # number of different characters
 STRONG_KEY = "openssl rand -hex 32"
-# What each extra is for, and a module of it.
+# Each optional extra of the package, with a module that it installs.
 _EXTRAS = {"crypto": "cryptography", "fast": "toktok", "mcp": "mcp", "otel": "opentelemetry.sdk"}
 
 
 def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Everything about this machine but its store."""
+    """Runs all checks of this machine except those of the store."""
     yield check_address(config.server)
     yield from check_admin_key(config.server)
     yield check_open_files()
@@ -41,7 +41,7 @@ def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_address(server: ServerSection) -> Finding:
-    """Whether the address is free, or ours."""
+    """Checks whether the address is free or this proxy already listens on it."""
     url = build_local_url(server)
     where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
     version = fetch_version(url, server.unix_socket)
@@ -57,7 +57,7 @@ def check_address(server: ServerSection) -> Finding:
 
 
 def check_admin_key(server: ServerSection) -> Iterator[Finding]:
-    """Whether the admin API is closed to strangers."""
+    """Checks whether the admin API is protected from other machines, and whether its key is strong."""
     key = server.admin_key.get_secret_value()
     open_to_others = server.unix_socket is not None or not is_loopback(server.host)
     if not key and open_to_others:
@@ -74,13 +74,13 @@ def check_admin_key(server: ServerSection) -> Iterator[Finding]:
 
 
 def check_open_files() -> Finding:
-    """How many files and connections a process may have open."""
+    """Checks how many files and connections a process may have open."""
     if sys.platform == "win32":
         return Finding(NOTE, "open files", "no limit that could be read here")
     import resource
 
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if allowed < FEW_DESCRIPTORS:
         fix = "raise it: `ulimit -Hn`, LimitNOFILE of systemd, or ulimits of a container"
         return Finding(WARNING, "open files", f"{allowed:,} at most, two for each request", fix)
@@ -88,10 +88,10 @@ def check_open_files() -> Finding:
 
 
 def check_body_memory(server: ServerSection) -> Finding:
-    """How many bytes of request bodies a process may hold, and whether the largest body fits."""
-    most = choose_budget(server)
-    what = f"{most:,} bytes of request bodies at once in each process"
-    if most < server.max_body_bytes:
+    """Checks how many bytes of request bodies a process may hold, and whether the largest body fits."""
+    budget_bytes = choose_budget(server)
+    what = f"{budget_bytes:,} bytes of request bodies at once in each process"
+    if budget_bytes < server.max_body_bytes:
         what += f", less than server.max_body_bytes ({server.max_body_bytes:,}): larger bodies get 413"
         fix = "give it more memory, or lower server.max_body_bytes"
         return Finding(WARNING, "memory", what, fix)
@@ -99,31 +99,36 @@ def check_body_memory(server: ServerSection) -> Finding:
 
 
 def check_proxies(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether the environment sends our requests through somebody else, or seems to name an upstream."""
+    """Checks whether upstream requests go through an HTTP proxy, and whether `OPENAI_BASE_URL` is set.
+
+    The upstream is never taken from that variable.
+    """
     target = parse_origin(config.upstream.base_url)
-    through = read_environment_proxies().get_proxy_url(target.scheme, target.host, target.port)
-    if through is not None:
-        what = f"requests to {target.host} go through {mask_passwords(through)}"
+    proxy_url = read_environment_proxies().get_proxy_url(target.scheme, target.host, target.port)
+    if proxy_url is not None:
+        what = f"requests to {target.host} go through {mask_passwords(proxy_url)}"
         yield Finding(NOTE, "proxy", what, f"NO_PROXY={target.host}, if that is not meant")
     else:
         yield Finding(OK, "proxy", f"{target.host} is asked directly")
-    named = environ.get("OPENAI_BASE_URL", "")
-    if named and named.rstrip("/") != f"{build_local_url(config.server).rstrip('/')}/v1":
+    client_url = environ.get("OPENAI_BASE_URL", "")
+    if client_url and client_url.rstrip("/") != f"{build_local_url(config.server).rstrip('/')}/v1":
         what = "OPENAI_BASE_URL is set, and is for clients: the upstream is never taken from it"
         yield Finding(NOTE, "environment", what)
 
 
 def check_extras(config: Config) -> Iterator[Finding]:
-    """Which optional packages are there, and whether the configuration needs one that is not."""
-    wanted = {
+    """Checks which optional packages are installed, and whether the configuration needs a missing one."""
+    needed = {
         "crypto": bool(config.store.encryption_keys),
         "otel": bool(config.observability.otlp_endpoint),
     }
     for name, module in _EXTRAS.items():
-        there = _is_installed(module)
-        if there or not wanted.get(name):
+        is_present = _is_installed(module)
+        if is_present or not needed.get(name):
             yield Finding(
-                OK if there else NOTE, "extras", f"{name}: {'installed' if there else 'not installed'}"
+                OK if is_present else NOTE,
+                "extras",
+                f"{name}: {'installed' if is_present else 'not installed'}",
             )
         else:
             fix = f"pip install 'compaction-proxy[{name}]'"
@@ -138,19 +143,23 @@ def _is_installed(module: str) -> bool:
 
 
 def check_tokenizer() -> Finding:
-    """Whether the shipped vocabularies count what they counted when the package was made."""
-    told: list[str] = []
-    counter = TiktokenCounter(told.append)
+    """Checks whether the shipped vocabularies count sample texts as they did when the package was built."""
+    problems: list[str] = []
+    counter = TiktokenCounter(problems.append)
     texts = read_golden_texts()
     wrong = sum(counter.count(each.text, "gpt-5") != each.tokens for each in texts)
-    if wrong or told:
-        what = told[0] if told else f"{wrong} of {len(texts)} texts are counted otherwise than they should be"
+    if wrong or problems:
+        what = (
+            problems[0]
+            if problems
+            else f"{wrong} of {len(texts)} texts are counted otherwise than they should be"
+        )
         return Finding(ERROR, "tokenizer", what, "install the package again")
     return Finding(OK, "tokenizer", f"{len(texts)} texts are counted as they should be")
 
 
 def check_search() -> Finding:
-    """Whether what was removed can be searched."""
+    """Checks whether the archive can be searched, which needs SQLite's FTS5."""
     if is_fts5_available():
         return Finding(OK, "search", "SQLite's FTS5 is there")
     return Finding(
@@ -159,7 +168,7 @@ def check_search() -> Finding:
 
 
 def check_user() -> Finding:
-    """Who runs this: root needs not to."""
+    """Checks whether the process runs as root, which the proxy does not need."""
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         return Finding(NOTE, "user", "root", "run it as a user of its own; it needs no rights")
     return Finding(OK, "user", "not root")

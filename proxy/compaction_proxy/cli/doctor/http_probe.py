@@ -1,4 +1,4 @@
-"""One question to a provider, and what came back: for diagnosis, over httpx."""
+"""Sends a single GET request to a provider over httpx, for diagnosis."""
 
 import asyncio
 import time
@@ -10,19 +10,19 @@ import httpx
 
 from compaction_proxy.core.errors import UpstreamError
 
-# A list of models may be long; what is beyond this is not read, in bytes.
+# Largest body that is read, in bytes. A list of models may be long.
 MAX_BODY_BYTES = 4 * 1_048_576
 _UNREACHABLE, _LATE = 502, 504
 
 
 class ProbeResponse(NamedTuple):
-    """An answer.
+    """A provider's response to a probe.
 
     Attributes:
-        status: Its status code.
-        body: As much of it as is read.
-        clock_s: The provider's clock less ours, in seconds; None if it does not say what time it is.
-        took_s: How long it took, in seconds.
+        status: The status code.
+        body: The body, of which little more than `MAX_BODY_BYTES` is read.
+        clock_s: The provider's clock minus the local clock, in seconds. None if no valid `date` header came.
+        took_s: Duration of the request, in seconds.
     """
 
     status: int
@@ -34,24 +34,26 @@ class ProbeResponse(NamedTuple):
 async def send_probe(
     transport: httpx.AsyncBaseTransport, url: str, headers: Mapping[str, str], deadline_s: float
 ) -> ProbeResponse:
-    """The answer to a GET; redirects are answers, so that a key goes nowhere else.
+    """Sends a GET request and returns the response.
+
+    Redirects are not followed, so that the key goes to no other server.
 
     Raises:
-        UpstreamError: Nobody answered (502), or not in time (504); the message has the kind of trouble.
+        UpstreamError: The provider did not answer (502), or not in time (504). The message names the cause.
     """
-    begun = time.monotonic()
-    sent = {"accept": "application/json", "accept-encoding": "identity", **headers}
-    # The client would close the transport with itself, which is the caller's.
-    client = httpx.AsyncClient(transport=transport, timeout=None)  # noqa: S113 - the deadline is around it
+    started_at = time.monotonic()
+    fields = {"accept": "application/json", "accept-encoding": "identity", **headers}
+    # The client is not closed, because it would close the transport, which belongs to the caller.
+    client = httpx.AsyncClient(transport=transport, timeout=None)  # noqa: S113 - asyncio.timeout sets the deadline
     try:
-        async with asyncio.timeout(deadline_s), client.stream("GET", url, headers=sent) as response:
+        async with asyncio.timeout(deadline_s), client.stream("GET", url, headers=fields) as response:
             clock_s = _parse_clock_offset_s(response.headers.get("date", ""))
             body = bytearray()
             async for chunk in response.aiter_bytes():
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
                     break
-            return ProbeResponse(response.status_code, bytes(body), clock_s, time.monotonic() - begun)
+            return ProbeResponse(response.status_code, bytes(body), clock_s, time.monotonic() - started_at)
     except TimeoutError:
         raise UpstreamError(_LATE, f"no answer in {deadline_s:g} s", "upstream_timeout") from None
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:

@@ -1,4 +1,4 @@
-"""Whether the store can be used: reached, written, private, with room; and the secret that goes with it."""
+"""Checks whether the store can be reached and written, is private and has room, and checks its secret."""
 
 import asyncio
 import os
@@ -18,18 +18,18 @@ from compaction_proxy.storage.factory import get_secret_path, get_store_path, is
 from compaction_proxy.storage.store import Record, Store
 
 DEADLINE_S = 5.0
-SLOW_S = 0.1  # a request waits a quarter of a second at most, then goes on without
-# A file takes up to a gigabyte, and its log beside it as much again.
+SLOW_S = 0.1  # a request waits at most 0.25 s for the store and then goes on without it
+# A store file takes up to 1 GiB, and its log as much again.
 LITTLE_ROOM_BYTES = 2 * 1024**3
 NO_ROOM_BYTES = 64 * 1024**2
 PROBE_TTL_S = 10.0
-# By the reason for which a store cannot be used, where there is more to do than to start it.
+# Fixes by the reason of a failure. Other failures get the default fix.
 _FIXES = {"store-corrupt": "move the file away, or restore it; another is made, and conversations go on"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 async def check_store(config: Config) -> AsyncIterator[Finding]:
-    """Everything about the store. One in a file that is not there yet is not made."""
+    """Runs all checks of the store. Does not create a store file that does not exist yet."""
     url = config.store.url or "memory://"
     path = get_store_path(url)
     if path is not None:
@@ -50,7 +50,7 @@ async def check_store(config: Config) -> AsyncIterator[Finding]:
 
 
 def check_disk(path: Path) -> Iterator[Finding]:
-    """The file of an embedded store: who may read it, how large it is, what room it has."""
+    """Checks the file of an embedded store: free space on the disk, permissions and size."""
     folder = next(each for each in path.absolute().parents if each.exists())
     free = shutil.disk_usage(folder).free
     room = f"{free / 1024**3:.1f} GiB free in {folder}"
@@ -72,31 +72,31 @@ def check_disk(path: Path) -> Iterator[Finding]:
 
 
 def _check_permissions(path: Path) -> Finding:
-    held = path.stat()
-    if held.st_mode & _OTHERS:
+    status = path.stat()
+    if status.st_mode & _OTHERS:
         return Finding(WARNING, "store", f"{path}: others may read it", f"chmod 600 '{path}'")
-    return Finding(OK, "store", f"{path}: {held.st_size / 1024**2:.1f} MiB, for its owner only")
+    return Finding(OK, "store", f"{path}: {status.st_size / 1024**2:.1f} MiB, for its owner only")
 
 
 async def _check_round_trip(store: Store, shown: str) -> Finding:
-    """Whether what is written can be read back."""
+    """Checks whether a written record can be read back, and how long that takes."""
     key, value = f"v1:doctor:{{{secrets.token_hex(8)}}}", secrets.token_bytes(16)
-    begun = time.monotonic()
+    started_at = time.monotonic()
     try:
         async with asyncio.timeout(DEADLINE_S):
             await store.write([Record(key, value, PROBE_TTL_S)])
-            same = await store.read([key]) == [value]
+            is_same = await store.read([key]) == [value]
     except TimeoutError:
         return Finding(
             ERROR, "store", f"{shown}: no answer in {DEADLINE_S:g} s", "look at the store's machine"
         )
     except (StoreUnavailableError, OSError) as error:
-        why = error.reason if isinstance(error, StoreUnavailableError) else type(error).__name__
+        reason = error.reason if isinstance(error, StoreUnavailableError) else type(error).__name__
         cause = error.__cause__
-        what = f"{shown}: {why}{f' ({cause})' if cause else ''}"
-        return Finding(ERROR, "store", what, _FIXES.get(why, "correct store.url, or start the store"))
-    took_s = time.monotonic() - begun
-    if not same:
+        what = f"{shown}: {reason}{f' ({cause})' if cause else ''}"
+        return Finding(ERROR, "store", what, _FIXES.get(reason, "correct store.url, or start the store"))
+    took_s = time.monotonic() - started_at
+    if not is_same:
         return Finding(
             ERROR, "store", f"{shown}: does not give back what was written", "look at its settings"
         )
@@ -106,15 +106,15 @@ async def _check_round_trip(store: Store, shown: str) -> Finding:
 
 
 async def _check_secret(config: Config, url: str, store: Store) -> Finding:
-    """Whether all who share the store share the secret that tenants are told apart with."""
+    """Checks whether all proxies on the store use the same secret. Tenant ids are derived from it."""
     if config.server.secret.get_secret_value():
         what = "configured" + ("; all replicas must have the same" if is_shared_store(url) else "")
         return Finding(OK, "secret", what)
-    told: list[StoreUnavailableError] = []
-    agreed = await TenantSecret(config, url, store, told.append).agree_with_store()
-    if told or not agreed:
-        why = told[0].reason if told else "the store does not give it"
-        return Finding(ERROR, "secret", why, "set server.secret, or mend what keeps it")
+    failures: list[StoreUnavailableError] = []
+    has_agreed = await TenantSecret(config, url, store, failures.append).agree_with_store()
+    if failures or not has_agreed:
+        reason = failures[0].reason if failures else "the store does not give it"
+        return Finding(ERROR, "secret", reason, "set server.secret, or mend what keeps it")
     if is_shared_store(url):
         return Finding(OK, "secret", "in the store, the same for all replicas")
     return Finding(OK if get_store_path(url) else NOTE, "secret", "of this installation")

@@ -1,4 +1,4 @@
-"""Whether the upstream answers and takes our key, and whether a summary model is there and large enough."""
+"""Checks whether the upstream answers and accepts the key, and whether a suitable summary model exists."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -18,14 +18,19 @@ from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_win
 from compaction_proxy.runtime import create_engine
 
 DEADLINE_S = 10.0
-SKEW_S = 60.0  # beyond that certificates and times to live are judged wrongly
+SKEW_S = 60.0  # beyond this, validity of certificates and times to live are misjudged
 SMALL_WINDOW_TOKENS = 16_384
 PROBE_TOKENS = 16
 _UNAUTHORIZED = (401, 403)
 
 
 async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Finding]:
-    """All about providers; with `probe` a summary model is asked for a word, which costs a little."""
+    """Runs all checks of providers.
+
+    Args:
+        config: The configuration.
+        probe: Whether to ask each summary model for a word. The provider may charge a little for it.
+    """
     transport = EngineTransport(create_engine(config))
     try:
         key = config.upstream.api_key.get_secret_value()
@@ -49,15 +54,15 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
 
 
 async def _fetch_models(transport: EngineTransport, base_url: str, key: str) -> ProbeResponse:
-    shown = {"authorization": f"Bearer {key}"} if key else {}
-    return await send_probe(transport, f"{base_url.rstrip('/')}/models", shown, DEADLINE_S)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return await send_probe(transport, f"{base_url.rstrip('/')}/models", headers, DEADLINE_S)
 
 
 def _parse_model_ids(body: bytes) -> frozenset[str]:
-    """The ids in a list of models; none where it is no such list."""
+    """Returns the ids in a list of models, or nothing if the body is no such list."""
     try:
-        listed = json.loads(body)["data"]
-        return frozenset(each["id"] for each in listed if isinstance(each["id"], str))
+        rows = json.loads(body)["data"]
+        return frozenset(each["id"] for each in rows if isinstance(each["id"], str))
     except (ValueError, LookupError, TypeError, RecursionError):
         return frozenset()
 
@@ -65,18 +70,20 @@ def _parse_model_ids(body: bytes) -> frozenset[str]:
 def _check_model_list(
     config: Config, key: str, answer: ProbeResponse, names: frozenset[str]
 ) -> Iterator[Finding]:
-    """What the answer to a question for models says of the upstream, of our key, and of the clocks."""
-    where, status = config.upstream.base_url, answer.status
+    """Judges the upstream, the key and the clock by the answer to a request for the list of models."""
+    base_url, status = config.upstream.base_url, answer.status
     if status in _UNAUTHORIZED and key:
-        yield Finding(ERROR, "upstream", f"{where}: refuses upstream.api_key ({status})", "set a valid key")
+        yield Finding(
+            ERROR, "upstream", f"{base_url}: refuses upstream.api_key ({status})", "set a valid key"
+        )
     elif status in _UNAUTHORIZED:
-        yield Finding(OK, "upstream", f"{where}: answers, and wants the key that each client brings")
+        yield Finding(OK, "upstream", f"{base_url}: answers, and wants the key that each client brings")
     elif names:
-        yield Finding(OK, "upstream", f"{where}: {len(names):,} models in {answer.took_s * 1000:.0f} ms")
+        yield Finding(OK, "upstream", f"{base_url}: {len(names):,} models in {answer.took_s * 1000:.0f} ms")
     elif status >= 500:
-        yield Finding(ERROR, "upstream", f"{where}: answers {status}", "look at the provider's state")
+        yield Finding(ERROR, "upstream", f"{base_url}: answers {status}", "look at the provider's state")
     else:
-        what = f"{where}: answers {status}, with no list of models"
+        what = f"{base_url}: answers {status}, with no list of models"
         yield Finding(
             WARNING, "upstream", what, "make sure that upstream.base_url ends as clients know it, in /v1"
         )
@@ -89,42 +96,45 @@ async def _is_own_proxy(transport: EngineTransport, base_url: str) -> bool:
     parts = urlsplit(base_url)
     with suppress(UpstreamError, ValueError, LookupError, TypeError):
         answer = await send_probe(transport, f"{parts.scheme}://{parts.netloc}/readyz", {}, DEADLINE_S)
-        told = json.loads(answer.body)
-        return isinstance(told, dict) and {"ready", "store", "version"} <= set(told)
+        fields = json.loads(answer.body)
+        return isinstance(fields, dict) and {"ready", "store", "version"} <= set(fields)
     return False
 
 
 async def _check_summary_models(
     config: Config, transport: EngineTransport, names: frozenset[str], *, probe: bool
 ) -> AsyncIterator[Finding]:
-    """The summary models of all that is configured, each once."""
-    seen: set[tuple[str, str]] = set()
+    """Checks each configured summary model once."""
+    checked: set[tuple[str, str]] = set()
     for row in config.settings_by_glob:
         base_url = row.settings.summary.base_url or config.upstream.base_url
         model = _resolve_summary_model(row.settings, base_url)
-        if (base_url, model) in seen:
+        if (base_url, model) in checked:
             continue
-        seen.add((base_url, model))
+        checked.add((base_url, model))
         if model in {"none", "same"}:
             what = "none: texts are made without a model" if model == "none" else "that of each request"
             yield Finding(OK, "summary model", what)
             continue
-        known = names
+        known_names = names
         if row.settings.summary.base_url is not None:
-            own = row.settings.summary.api_key.get_secret_value()
+            key = row.settings.summary.api_key.get_secret_value()
             try:
-                known = _parse_model_ids((await _fetch_models(transport, base_url, own)).body)
+                known_names = _parse_model_ids((await _fetch_models(transport, base_url, key)).body)
             except UpstreamError as error:
                 what = f"{model} at {base_url}: {error}"
                 yield Finding(ERROR, "summary model", what, "correct summary.base_url")
                 continue
-        yield _check_window(config, model, known)
+        yield _check_window(config, model, known_names)
         if probe:
             yield await _probe_summary_model(config, row.settings, transport, base_url, model)
 
 
 def _resolve_summary_model(settings: ModelSettings, base_url: str) -> str:
-    """Who is asked for summaries of these models; `none`, `same`, or a name."""
+    """Returns the name of the summary model for these settings, or `none` or `same`.
+
+    `same` stands for the model of each request.
+    """
     shape = resolve_policy(settings).summary
     if settings.summary.model is not None or shape is None:
         return settings.summary.model or "none"
@@ -134,22 +144,22 @@ def _resolve_summary_model(settings: ModelSettings, base_url: str) -> str:
 
 
 def _check_window(config: Config, model: str, names: frozenset[str]) -> Finding:
-    """Whether the provider has a model, and whether that takes enough at once."""
+    """Checks whether the provider has the model, and whether its context window is large enough."""
     if names and model not in names:
         fix = "name one that the provider has in summary.model"
         return Finding(WARNING, "summary model", f"{model}: not in the provider's list", fix)
-    known = get_model_settings(config, model).window or find_shipped_window(model)
-    window, supposed = (known, "") if known else (FALLBACK_WINDOW, ", supposed")
+    known_window = get_model_settings(config, model).window or find_shipped_window(model)
+    window, note = (known_window, "") if known_window else (FALLBACK_WINDOW, ", supposed")
     if window < SMALL_WINDOW_TOKENS:
         what = f"{model}: {window:,} tokens at once, so that a long conversation takes many calls"
         return Finding(WARNING, "summary model", what, "name one with a larger window in summary.model")
-    return Finding(OK, "summary model", f"{model}: {window:,} tokens{supposed}")
+    return Finding(OK, "summary model", f"{model}: {window:,} tokens{note}")
 
 
 async def _probe_summary_model(
     config: Config, settings: ModelSettings, transport: EngineTransport, base_url: str, model: str
 ) -> Finding:
-    """Whether the model writes a word."""
+    """Checks whether the summary model answers with a word."""
     key = settings.summary.api_key.get_secret_value() or config.upstream.api_key.get_secret_value()
     if not key:
         return Finding(NOTE, "summary probe", f"{model}: not asked, because clients bring the key")

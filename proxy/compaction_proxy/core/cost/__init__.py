@@ -1,1 +1,1 @@
-"""What requests and rounds cost, and what rounds save."""
+"""Costs of requests and compactions, and the savings of compactions."""

@@ -1,4 +1,4 @@
-"""What requests to a model cost."""
+"""Prices of models, and the cost of requests at these prices."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,14 +7,14 @@ MILLION = 1_000_000
 
 
 class PriceTier(NamedTuple):
-    """Prices that hold for every token of a request of a certain size, in dollars per million tokens.
+    """Prices for every token of a request of a certain size, in dollars per million tokens.
 
     Attributes:
-        above: Input tokens that the request has more than; 0: any.
-        input: Of input tokens that were not cached.
-        cached: Of input tokens that the provider had cached.
-        cache_write: Of input tokens that it has put into its cache.
-        output: Of output tokens.
+        above: The tier holds for requests with more input tokens than this. 0 holds for requests of any size.
+        input: Price of input tokens that were not cached.
+        cached: Price of input tokens that the provider had cached.
+        cache_write: Price of input tokens that the provider has put into its cache.
+        output: Price of output tokens.
     """
 
     above: int
@@ -29,10 +29,10 @@ class ModelPrice:
     """The prices of one model.
 
     Attributes:
-        tiers: By size, the smallest first; that one is above 0. The size of a request is all of its input,
-            and the tier that it falls into holds for all of its tokens.
-        source: Where the prices are from: `configuration`, or the name and version of a table.
-        date: When they were current, as `YYYY-MM-DD`; empty if that is not known.
+        tiers: The tiers by size, the smallest first; its `above` is 0. All input tokens count for the size of
+            a request, and the tier of the request holds for all of its tokens.
+        source: The origin of the prices: `configuration`, or the name and version of a table.
+        date: The day on which the prices were current, as `YYYY-MM-DD`; empty if unknown.
     """
 
     tiers: tuple[PriceTier, ...]
@@ -40,14 +40,14 @@ class ModelPrice:
     date: str = ""
 
     def get_tier(self, prompt: int) -> PriceTier:
-        """The prices of a request with so many input tokens."""
+        """Returns the tier of a request with `prompt` input tokens."""
         return next((tier for tier in reversed(self.tiers) if prompt > tier.above), self.tiers[0])
 
     def compute_cost(self, prompt: int, cached: int = 0, completion: int = 0) -> float:
-        """Dollars for a request.
+        """Returns the cost of a request in dollars.
 
         Args:
-            prompt: Input tokens, the cached ones included.
+            prompt: Input tokens, including the cached ones.
             cached: Input tokens that the provider had cached.
             completion: Output tokens.
         """
@@ -57,6 +57,6 @@ class ModelPrice:
 
     @property
     def surcharge_tokens(self) -> int | None:
-        """Input tokens above which a request costs more a token than a small one; None: nowhere."""
+        """Input tokens above which an input token costs more than in a small request. None means never."""
         least = self.tiers[0]
         return next((tier.above for tier in self.tiers if tier.input > least.input), None)

@@ -1,1 +1,1 @@
-"""What the ledger tells: rules, requests, facts and values of a conversation, and how far it has come."""
+"""The ledger: the rules, requests, facts and values of a conversation, and its frontier."""

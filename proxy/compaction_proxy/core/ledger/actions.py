@@ -1,8 +1,9 @@
-"""What calls of tools did: their key arguments, whether they change anything, and how they ended.
+"""Reads what tool calls did: their key arguments, whether they change anything, and how they ended.
 
-A call counts as a write by the verb in the tool's name, or by the form of what it sends: a shell command, an
-HTTP method, SQL. Arguments and results come from models and tools and may be hostile. Only short values of
-arguments are quoted, and of a result only what tells how the call ended, each on one harmless line.
+The form of an argument (a shell command, an HTTP method or SQL) decides whether a call writes, or else the
+verb in the tool's name does. Arguments and results come from models and tools and may be hostile. Only short
+argument values are quoted, and of a result only the part that shows how the call ended. Each quotation is one
+line without hidden characters.
 """
 
 # ruff: noqa: SIM905 - words as one text are easier to keep
@@ -27,23 +28,23 @@ from compaction_proxy.core.message import MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
 from compaction_proxy.core.summary.injection import is_order
 
-# What of one call is quoted: values, and characters of each.
+# Maximum number of argument values quoted from one call, and of characters of each.
 MAX_ARGUMENTS, ARGUMENT_CHARACTERS = 40, 60
-# What one line tells of calls of one tool with one thing, beside the newest of them, in characters.
+# Maximum characters of a line about the calls of one tool with one target. The first call may exceed them.
 LINE_CHARACTERS = 320
-# Characters of a name, and of a shell command, by which a call is judged.
+# Leading characters of a tool name, and of a shell command, that decide the effect of a call.
 MAX_NAME_CHARACTERS, SHELL_CHARACTERS = 60, 2_000
-# A shorter line of an edit tells nothing, in characters; and HTTP's statuses from here on are errors.
+# Minimum characters of an edited line that is worth quoting, and the lowest HTTP status code of an error.
 LEAST_LINE, HTTP_ERROR = 3, 400
-# What stands between two of them.
+# Characters that separate two calls in a line.
 SEPARATOR_CHARACTERS = len(";  → ")
-# Levels of nested arguments that are read.
+# Nesting levels of arguments that are read.
 MAX_DEPTH = 6
-# Where in a result a program tells how it ended, in characters from either end.
+# Characters at the beginning and at the end of a result in which a program reports how it ended.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 400, 1_500
-# In a result as short as this an exception is not only quoted from a file, in characters.
+# An exception in a result of at most this many characters is the call's own and not quoted from a file.
 SHORT_CHARACTERS = 600
-# Quoted of a result that says more than that the call succeeded, in characters.
+# Characters quoted from a result that says more than that the call succeeded.
 RESULT_CHARACTERS = 60
 
 DONE = "done"
@@ -67,7 +68,7 @@ _READ_VERBS = frozenset(
     "look lookup ls measure navigate peek ping preview pwd query read retrieve scan search see select "
     "show stat status summarize tail think tree verify view wait wc".split()
 )
-# Words in front of a verb or behind it that make a write of nothing: `get_order`, but `open` of a file.
+# A call with one of these verbs and an argument `path` only reads: `open` then opens a file.
 _READS_FILES = frozenset({"open", "log", "sort"})
 _NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _SUBCOMMANDS = frozenset({"command", "action", "operation", "type", "mode"})
@@ -101,10 +102,10 @@ _SHELL_READ = re.compile(
     r"find_file|git\s+(?:-\S+\s+\S+\s+)?(?:status|log|diff|show|branch|blame|ls-files|grep|remote|rev-parse))\b|"
     r"\d?>|Q?\s*\Z)"
 )
-# What a shell takes for one word, and what parts its commands.
+# Quoted words of a shell command, and the operators between commands.
 _SHELL_QUOTED = re.compile(r"\"(?:[^\"\\]|\\.){0,2000}+\"|'[^']{0,2000}+'")
 _SHELL_PART = re.compile(r"&&|\|\||[;|\n]")
-# Commands that run what they are given in quotes.
+# Commands that run their quoted argument.
 _SHELL_RUNS = re.compile(r"(?:^|\s)(?:-l?c|ssh|eval)\s")
 _EXIT = re.compile(
     r"\b(?:exit(?:ed with)?(?: code| status)?|return ?code|exitCode)\"?[:= ]{1,3}(-?\d{1,3})\b", re.IGNORECASE
@@ -128,7 +129,7 @@ _STATUS_KEYS = ("status", "result", "state", "outcome")
 _FAILING = frozenset({"error", "failed", "failure", "fail", "denied", "rejected", "invalid", "unsuccessful"})
 _TOLD_KEYS = ("id", "status", "order_id", "ticket_id", "booking_id", "reservation_id", "confirmation")
 _ID = re.compile(r"(?=\D{0,40}\d)[\w.-]{2,40}")
-# Arguments whose values say themselves what they are.
+# The values of these arguments are shown without the argument's name, because a path needs no name.
 _PATH_KEYS = frozenset({"path", "file", "file_path", "filepath", "filename", "file_name", "target_file"})
 _OLD_KEY = re.compile(r"old(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _NEW_KEY = re.compile(r"new(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
@@ -150,7 +151,7 @@ _BULKY = frozenset(
 
 
 class ActionEffect(StrEnum):
-    """What a call does to the world."""
+    """The effect of a call: it changes something, it only reads, or neither is known."""
 
     WRITE = "write"
     READ = "read"
@@ -159,15 +160,15 @@ class ActionEffect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One call of a tool, and how it ended.
+    """One tool call and how it ended.
 
     Attributes:
         tool: The tool's name.
-        arguments: Its key arguments as name and value; values that repeat are left out.
-        outcome: `done`, what the result tells in short, or the error, on one line.
-        effect: Whether it changes something, surely only reads, or neither is known.
-        has_failed: Whether it ended with an error.
-        has_result: Whether anything answered it.
+        arguments: The key arguments as pairs of name and value. Repeated values are left out.
+        outcome: One line: `done`, a short result, the error, or `no result`.
+        effect: Whether the call changes something, certainly only reads, or neither is known.
+        has_failed: Whether the call ended with an error.
+        has_result: Whether the conversation holds a result of the call.
     """
 
     tool: str
@@ -179,29 +180,29 @@ class Action:
 
     @property
     def is_write(self) -> bool:
-        """Whether it changes something."""
+        """Whether the call changes something."""
         return self.effect is ActionEffect.WRITE
 
     @property
     def is_read(self) -> bool:
-        """Whether it surely only reads."""
+        """Whether the call certainly only reads."""
         return self.effect is ActionEffect.READ
 
     @property
     def target(self) -> tuple[str, str]:
-        """What tells two calls of different things apart: the tool, and its first argument."""
+        """The tool's name and the first argument value. Calls with equal targets are described together."""
         return self.tool, self.arguments[0][1] if self.arguments else ""
 
 
 def read_action(call: MessageToolCall, result: str | None) -> Action:
-    """Returns what a call did.
+    """Returns what a tool call did, read from the call and its result.
 
     Args:
         call: The call.
-        result: The text of its result; None where nothing has answered it.
+        result: The text of its result. None means that the call has no result.
     """
-    given = read_json(call.arguments)
-    arguments = given if isinstance(given, dict) else {}
+    parsed = read_json(call.arguments)
+    arguments = parsed if isinstance(parsed, dict) else {}
     command = _find_command(call, arguments)
     effect = _judge_command(command) if command else _judge_call(call, arguments)
     outcome, has_failed = NO_RESULT, False
@@ -222,12 +223,12 @@ def read_action(call: MessageToolCall, result: str | None) -> Action:
 
 
 def split_tool_name(name: str) -> list[str]:
-    """Returns the words of a tool's name, in lower case."""
+    """Returns the words of a tool name in lower case."""
     return [word.lower() for word in _NAME_WORD.findall(name)]
 
 
 def _find_command(call: MessageToolCall, arguments: Mapping[str, object]) -> str:
-    """Returns the shell command that a call runs; "" for none."""
+    """Returns the shell command that a call runs, or "" if it runs none."""
     for key, value in arguments.items():
         if key.lower() not in _SHELL_KEYS:
             continue
@@ -239,7 +240,7 @@ def _find_command(call: MessageToolCall, arguments: Mapping[str, object]) -> str
 
 
 def _judge_command(command: str) -> ActionEffect:
-    """What a shell command does: it only reads where all its parts do."""
+    """Returns the effect of a shell command. A command only reads if all its parts only read."""
     head = command[:SHELL_CHARACTERS]
     plain = head if _SHELL_RUNS.search(head) else _SHELL_QUOTED.sub("Q", head)
     if _SHELL_WRITE.search(plain):
@@ -250,7 +251,7 @@ def _judge_command(command: str) -> ActionEffect:
 
 
 def _judge_call(call: MessageToolCall, arguments: Mapping[str, object]) -> ActionEffect:
-    """What a call does, by the form of what it sends, and else by the tool's name."""
+    """Returns the effect of a call, judged by the form of its arguments, or else by the tool's name."""
     for key, value in arguments.items():
         if (
             isinstance(value, str)
@@ -266,7 +267,7 @@ def _judge_call(call: MessageToolCall, arguments: Mapping[str, object]) -> Actio
 
 
 def _judge_argument(key: str, value: str) -> ActionEffect:
-    """What an argument shows: the verb of a tool with several, an HTTP method, or SQL."""
+    """Returns the effect that one argument shows as a subcommand, an HTTP method or SQL."""
     verb = next(iter(split_tool_name(value[:MAX_NAME_CHARACTERS])), "")
     reads = (key in _SUBCOMMANDS and verb in _READ_VERBS) or (key in _METHOD_KEYS and verb in _METHOD_READS)
     writes = (key in _SUBCOMMANDS and verb in _WRITE_VERBS) or (
@@ -280,7 +281,7 @@ def _judge_argument(key: str, value: str) -> ActionEffect:
 
 
 def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Leaves of arguments, each with the name of the top-level argument it stands in."""
+    """Yields the leaf values of an argument, each with the name of the top-level argument."""
     if isinstance(value, Mapping):
         for inner in value.values() if depth < MAX_DEPTH else ():
             yield from _list_values(name, inner, depth + 1)
@@ -294,7 +295,7 @@ def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str
 
 
 def _shorten_value(value: str) -> str:
-    """A value as it may be quoted; "" where it is a text that says too much."""
+    """Returns a value shortened for quotation, or "" if it reads as an order."""
     value = remove_invisible(value[:MAX_CHARACTERS])
     text = to_one_line(value, ARGUMENT_CHARACTERS + 1)
     if len(value) > ARGUMENT_CHARACTERS and " " not in value.strip() and "\n" not in value.strip():
@@ -313,7 +314,10 @@ def _quote_command(command: str) -> Iterator[tuple[str, str]]:
 
 
 def _find_key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Names and short values of arguments; of an edit what it changes, and nothing of a whole file."""
+    """Yields names and short values of arguments, last the line that an edit changes.
+
+    The contents of whole files are left out.
+    """
     known: set[str] = set()
     for key, value in arguments.items():
         if _OLD_KEY.match(key) or _NEW_KEY.match(key) or key.lower() in _BULKY:
@@ -329,29 +333,29 @@ def _find_key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, 
 
 
 def _find_change(arguments: Mapping[str, object]) -> str:
-    """The first line that an edit adds, or the first that it takes out; "" for none."""
+    """Returns the first line that an edit adds, or else the first that it removes, or "" for neither."""
     old = next((v for k, v in arguments.items() if _OLD_KEY.match(k) and isinstance(v, str)), "")
     new = next((v for k, v in arguments.items() if _NEW_KEY.match(k) and isinstance(v, str)), "")
     if added := _find_new_line(new, old):
         return _shorten_value(f"+ {added}")
-    return _shorten_value(f"- {gone}") if (gone := _find_new_line(old, new)) else ""
+    return _shorten_value(f"- {removed}") if (removed := _find_new_line(old, new)) else ""
 
 
 def _find_new_line(text: str, other: str) -> str:
-    """The first line that one text has and another has not; "" for none."""
+    """Returns the first line of `text` that `other` lacks, or "" if there is none."""
     known = frozenset(line.strip() for line in other[:MAX_CHARACTERS].splitlines())
     lines = (line.strip() for line in text[:MAX_CHARACTERS].splitlines())
     return next((line for line in lines if len(line) >= LEAST_LINE and line not in known), "")
 
 
 def _read_result(text: str, command: str, effect: ActionEffect) -> tuple[str, bool]:
-    """How a call ended, in short, and whether it failed."""
-    held = None if command and effect is ActionEffect.READ else read_json(text)
-    if isinstance(held, dict):
-        failure = _find_json_failure(held)
+    """Returns a short outcome of a call, and whether the call failed."""
+    parsed = None if command and effect is ActionEffect.READ else read_json(text)
+    if isinstance(parsed, dict):
+        failure = _find_json_failure(parsed)
         keys = () if effect is ActionEffect.READ else _TOLD_KEYS
-        told = next(((key, held[key]) for key in keys if isinstance(held.get(key), str | int)), None)
-        success = to_one_line(f"{DONE}, {told[0]} {told[1]}", RESULT_CHARACTERS) if told else DONE
+        detail = next(((key, parsed[key]) for key in keys if isinstance(parsed.get(key), str | int)), None)
+        success = to_one_line(f"{DONE}, {detail[0]} {detail[1]}", RESULT_CHARACTERS) if detail else DONE
     else:
         failure = _find_failure(text, command, effect)
         counts = _TEST_COUNTS.findall(text[-TAIL_CHARACTERS:]) if command else []
@@ -363,16 +367,16 @@ def _read_result(text: str, command: str, effect: ActionEffect) -> tuple[str, bo
 
 
 def _find_failure(text: str, command: str, effect: ActionEffect) -> str:
-    """What a result tells of a failure; "" for none."""
+    """Returns what a result in plain text says about a failure, or "" if it reports none."""
     head, tail = text[:HEAD_CHARACTERS], text[-TAIL_CHARACTERS:]
     found = _EXIT.search(tail) or _EXIT.search(head)
     number = found.group(1) if found else "0"
-    # Programs that search end with 1 where nothing was found.
+    # Search programs exit with 1 if they find nothing.
     code = (
         f"exit code {number}" if number != "0" and not (number == "1" and effect is ActionEffect.READ) else ""
     )
-    if command and (code or effect is not ActionEffect.READ) and (told := _find_failed_test(tail)):
-        return f"{code}; {told}" if code else told
+    if command and (code or effect is not ActionEffect.READ) and (test := _find_failed_test(tail)):
+        return f"{code}; {test}" if code else test
     if code:
         return "; ".join(filter(None, [code, find_error(tail)]))
     if "Traceback" in text and (command or len(text) <= SHORT_CHARACTERS) and (raised := _find_raised(tail)):
@@ -384,7 +388,7 @@ def _find_failure(text: str, command: str, effect: ActionEffect) -> str:
 
 
 def _find_failed_test(tail: str) -> str:
-    """The test that failed, or how many did; "" for none."""
+    """Returns the line of a failed test, or else the counts of a test run, or "" if no test failed."""
     counts = _TEST_COUNTS.findall(tail)
     if not counts or not (_SOME_FAILED.search(counts[-1]) or _FAILED_TEST.search(tail)):
         return ""
@@ -393,13 +397,13 @@ def _find_failed_test(tail: str) -> str:
 
 
 def _find_raised(text: str) -> str:
-    """The last line of a text that names an exception, from its name on; "" for none."""
+    """Returns the last line that begins with the name of an exception, or "" if there is none."""
     found = [each.group() for each in _RAISED.finditer(text)]
     return to_one_line(found[-1], ERROR_CHARACTERS) if found else ""
 
 
 def _find_json_failure(fields: Mapping[str, object]) -> str:
-    """What a result that is a JSON object tells of a failure; "" for none."""
+    """Returns what a JSON result says about a failure, or "" if it reports none."""
     for key in _ERROR_KEYS:
         if value := fields.get(key):
             message = value.get("message") if isinstance(value, Mapping) else value
@@ -416,13 +420,13 @@ def _find_json_failure(fields: Mapping[str, object]) -> str:
 
 
 class ActionLine(NamedTuple):
-    """What is told of calls of one tool with one thing.
+    """A line that describes the calls of one tool with one target.
 
     Attributes:
-        at: Index of the newest of them.
-        text: All that is told.
-        short: Which tool, which thing, and how the newest ended.
-        has_failed: Whether none of them has succeeded.
+        at: Index of the message with the newest call.
+        text: The whole description.
+        short: The tool, the target and the outcome of the newest call.
+        has_failed: Whether all of the calls failed.
     """
 
     at: int
@@ -434,14 +438,15 @@ class ActionLine(NamedTuple):
 def describe_actions(
     actions: Sequence[tuple[int, Action]], characters: int = LINE_CHARACTERS
 ) -> Iterator[ActionLine]:
-    """Yields lines that tell of calls: first what has succeeded, then what has not, each the newest first.
+    """Yields one line for the calls of each tool and target.
 
-    Calls of one tool with one thing make one line: what they share stands once, and behind it what each had
-    of its own and how it ended, the newest last.
+    Lines with a successful call come first, then lines with failures only; both parts start with the newest.
+    A line names the shared arguments once. The other arguments and the outcome of each call follow, the
+    newest call last.
 
     Args:
         actions: The calls, each with the index of its message.
-        characters: Size of a line, which may be exceeded by what its newest call was given.
+        characters: Size of a line. The first call shown may exceed it.
     """
     for group in _group_calls(actions):
         calls = tuple(action for _, action in group)
@@ -452,13 +457,13 @@ def describe_actions(
 
 
 def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iterator[str]:
-    """Yields one list item for all calls of one tool with one thing, in the order of `describe_actions`.
+    """Yields one list item for the calls of each tool and target, in the order of `describe_actions`.
 
     Args:
         actions: The calls, each with the index of its message.
-        characters: Room for all items. An item is short where the whole one leaves too little for those
-            behind it, of which the short forms may take half of the room. One with the values that have a
-            digit, such as ids, stands between the two. The last items may exceed it.
+        characters: Room for all items. The short forms of later items reserve up to half of it. An item that
+            is too long for the rest shrinks: first to the values with a digit, such as ids, then to tool,
+            target and outcome. The last items may exceed the room.
     """
     groups = [tuple(action for _, action in group) for group in _group_calls(actions)]
     briefs = [f"- {sanitize_text(describe_action(calls[-1]))}" for calls in groups]
@@ -480,7 +485,7 @@ def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iter
 
 
 def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, Action]]]:
-    """Calls of one tool with one thing together: first what has succeeded, each the newest first."""
+    """Returns the calls grouped by target: first groups with a success, in each part the newest first."""
     groups: dict[tuple[str, str], list[tuple[int, Action]]] = {}
     for at, action in actions:
         groups.setdefault(action.target, []).append((at, action))
@@ -489,45 +494,47 @@ def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, 
 
 
 def describe_action(action: Action) -> str:
-    """Returns which tool did something with which thing, and how it ended."""
+    """Returns the tool, the target and the outcome of a call as one line."""
     return " ".join(filter(None, [*action.target, "→", action.outcome]))
 
 
 def _describe_action_by_ids(action: Action) -> str:
-    """Which tool did something with which things, by their values alone, and how it ended."""
+    """Returns the tool, the target, the argument values with a digit and the outcome as one line."""
     ids = [value for _, value in action.arguments[1:] if _ID.fullmatch(value)]
     return " ".join(filter(None, [*action.target, *dict.fromkeys(ids), "→", action.outcome]))
 
 
 def _describe_group(group: Sequence[Action], characters: int) -> str:
-    given = [_group_by_name(each.arguments) for each in group]
-    shared = [name for name in given[0] if all(each.get(name) == given[0][name] for each in given)]
+    arguments = [_group_by_name(each.arguments) for each in group]
+    shared = [
+        name for name in arguments[0] if all(each.get(name) == arguments[0][name] for each in arguments)
+    ]
     start = " ".join(
-        filter(None, [group[0].tool, _describe_arguments({name: given[0][name] for name in shared})])
+        filter(None, [group[0].tool, _describe_arguments({name: arguments[0][name] for name in shared})])
     )
     runs: dict[tuple[str, str], bool] = {}
-    for action, each in zip(group, given, strict=True):
+    for action, each in zip(group, arguments, strict=True):
         own = _describe_arguments({name: values for name, values in each.items() if name not in shared})
         runs.pop((own, action.outcome), None)
         runs[own, action.outcome] = action.has_failed
-    room, kept = characters - len(start), set[tuple[str, str]]()
+    room, quoted = characters - len(start), set[tuple[str, str]]()
     newest_first = list(runs)[::-1]
     for run in sorted(newest_first, key=runs.__getitem__):
         size = sum(map(len, run)) + SEPARATOR_CHARACTERS
-        if not kept or size <= room:
-            kept.add(run)
+        if not quoted or size <= room:
+            quoted.add(run)
             room -= size
-    told = _join_runs([run for run in runs if run in kept])
-    return f"{start}{' ' if told.startswith('→') else ': '}{told}"
+    text = _join_runs([run for run in runs if run in quoted])
+    return f"{start}{' ' if text.startswith('→') else ': '}{text}"
 
 
 def _join_runs(runs: Sequence[tuple[str, str]]) -> str:
-    """What calls had of their own and how they ended; the same end stands once, behind the last of them."""
-    told: list[str] = []
+    """Joins the arguments and outcomes of calls. Repeated outcomes in a row appear once, at the last call."""
+    parts: list[str] = []
     for (own, outcome), follower in zip(runs, [*runs[1:], None], strict=True):
         is_last = follower is None or follower[1] != outcome
-        told += filter(None, [" ".join(filter(None, [own, f"→ {outcome}" if is_last else ""]))])
-    return "; ".join(told)
+        parts += filter(None, [" ".join(filter(None, [own, f"→ {outcome}" if is_last else ""]))])
+    return "; ".join(parts)
 
 
 def _group_by_name(arguments: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
@@ -538,10 +545,10 @@ def _group_by_name(arguments: Sequence[tuple[str, str]]) -> dict[str, list[str]]
 
 
 def describe_argument(name: str, *values: str) -> str:
-    """Returns values behind their name; a path stands alone."""
+    """Returns an argument as text: its name and its values. A path has no name in front."""
     return " ".join(filter(None, ["" if name.lower() in _PATH_KEYS else name, *values]))
 
 
 def _describe_arguments(named: Mapping[str, Sequence[str]]) -> str:
-    """Arguments as text; the values of one name stand together."""
+    """Returns arguments as text, with the values of one name together."""
     return ", ".join(describe_argument(name, *values) for name, values in named.items())

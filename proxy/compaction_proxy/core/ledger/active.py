@@ -1,7 +1,7 @@
-"""What users have said and still holds: statements, later ones taking the place of earlier ones.
+"""Tracks which user statements are in force; later statements replace earlier ones.
 
-What holds after a message follows from what stands before it alone. So of a conversation that has grown only
-what is new is read.
+What is in force after a message depends only on that message and those before it. If a conversation has
+grown, only its new messages are read.
 """
 
 from collections import defaultdict
@@ -18,11 +18,12 @@ from compaction_proxy.core.ledger.statements import Statement, fold_text, read_s
 from compaction_proxy.core.ledger.supersession import find_remainder, may_supersede, supersedes_statement
 from compaction_proxy.core.message import Message
 
-# How many statements that share a word are compared with a new one, newest first; keeps time linear.
+# For each word, a new statement is compared with at most this many of the newest statements that share the
+# word. The limit keeps time linear.
 COMPARED = 64
-# The beginning of a message is looked at for what closes the request before, in characters.
+# Leading characters of a message that are searched for words that close the request before it.
 CLOSING_CHARACTERS = 80
-# In order of how much it costs to lose one.
+# The weight of a kind: how much it costs to lose a statement of that kind.
 _WEIGHT = {
     StatementKind.FACT: 1,
     StatementKind.DECISION: 2,
@@ -34,14 +35,14 @@ _WEIGHT = {
 
 @dataclass(frozen=True, slots=True)
 class UserStatement:
-    """A statement that holds, in its place.
+    """A user statement in force and its place in the conversation.
 
     Attributes:
-        said: The statement, or what is left of it.
-        turn: Which user message of the conversation it stands in.
-        kind: What it is to be gone by; weightier than the statement's own where it replaced such a one.
-        is_closed: Whether the user has given it up, or called it done.
-        is_withdrawn: Whether the user has taken it back, so that it is not even quoted.
+        said: The statement, or the part of it that is still in force.
+        turn: Index of its message among the user messages.
+        kind: The kind that it counts as. If it replaced a statement of a weightier kind, it has that kind.
+        is_closed: Whether the user has given the request up or called it done.
+        is_withdrawn: Whether the user has taken the statement back, so that it is not even quoted.
     """
 
     said: Statement
@@ -53,11 +54,11 @@ class UserStatement:
 
 @dataclass(frozen=True, slots=True)
 class SupersededStatements:
-    """What users said and no longer holds.
+    """User statements that are no longer in force.
 
     Attributes:
-        texts: The statements, word for word, by the index of their message.
-        values: Their values that no statement in force has, in lower case.
+        texts: The statements word for word, by the index of their message.
+        values: Values of these statements that no statement in force has, in lower case.
     """
 
     texts: Mapping[int, tuple[str, ...]]
@@ -66,12 +67,12 @@ class SupersededStatements:
 
 @dataclass(slots=True)
 class _StatementIndex:
-    """The statements that nothing said later has replaced, found again by their words.
+    """Index of the statements in force by their words.
 
     Attributes:
-        spoken: By number, in the order in which they were said.
-        lost: Those that were replaced, in whole or in part, as they were said.
-        count: How many there have been.
+        spoken: The statements in force by number, in the order in which the user made them.
+        lost: The original statements that were replaced in whole or in part, by number.
+        count: Number of statements that were added.
     """
 
     spoken: dict[int, UserStatement] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class _StatementIndex:
     _asked: list[int] = field(default_factory=list)
 
     def copy(self) -> Self:
-        """The same, to be carried on."""
+        """Returns an independent copy that can grow."""
         by_word: defaultdict[str, list[int]] = defaultdict(list)
         by_word.update((word, list(held)) for word, held in self._by_word.items())
         return type(self)(dict(self.spoken), dict(self.lost), self.count, by_word, list(self._asked))
@@ -92,9 +93,9 @@ class _StatementIndex:
             if supersedes_statement(spoken.said, old.said, next_to=spoken.turn == old.turn + 1):
                 self._remove_statement(key)
                 spoken = replace(spoken, kind=_choose_weightier(spoken.kind, old.kind))
-            elif left := find_remainder(spoken.said, old.said):
+            elif remainder := find_remainder(spoken.said, old.said):
                 self.lost.setdefault(key, old)
-                self.spoken[key] = replace(old, said=left)
+                self.spoken[key] = replace(old, said=remainder)
         self.spoken[self.count] = spoken
         for word in spoken.said.words:
             self._by_word[word].append(self.count)
@@ -103,14 +104,17 @@ class _StatementIndex:
         self.count += 1
 
     def _find_rivals(self, spoken: UserStatement) -> list[int]:
-        """Keys of what it may replace, oldest first: what another message says of the same subject."""
-        found: set[int] = set()
+        """Returns the keys of statements that the new one may replace, oldest first.
+
+        They stand in other messages and share a word with the new statement.
+        """
+        keys: set[int] = set()
         for word in spoken.said.words:
-            held = self._by_word[word]
-            del held[:-COMPARED]
-            found.update(held)
+            numbers = self._by_word[word]
+            del numbers[:-COMPARED]
+            keys.update(numbers)
         new, turn = spoken.said, spoken.turn
-        rivals = ((key, self.spoken[key]) for key in found)
+        rivals = ((key, self.spoken[key]) for key in keys)
         return sorted(key for key, old in rivals if old.turn != turn and may_supersede(new, old.said))
 
     def _remove_statement(self, key: int) -> None:
@@ -121,9 +125,10 @@ class _StatementIndex:
                 held.remove(key)
 
     def close_newest_request(self, turn: int, *, withdraws: bool) -> None:
-        """The newest request so far is done or given up; one that the user labelled stays.
+        """Closes the newest request that has no label from the user.
 
-        Where the message before the turn asks for nothing, what is taken back is the newest rule in it.
+        If the user withdraws something and the message before the turn states rules but makes no request, the
+        newest of these rules is closed instead.
         """
         self._asked = [key for key in self._asked[-COMPARED:] if key in self.spoken]
         newest = islice(reversed(self.spoken), COMPARED)
@@ -152,18 +157,19 @@ def _iter_user_texts(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
 
 
 def list_user_texts(messages: Sequence[Message]) -> list[str]:
-    """The texts of users in a list, in order; what only answers calls is none."""
+    """Returns the texts that users wrote themselves, in order."""
     return [text for _, text in _iter_user_texts(messages)]
 
 
 class ActiveStatements:
-    """What users have said, read in order, and what of it holds after the last word.
+    """The user statements that are in force after the last message.
 
     Args:
-        messages: All non-privileged messages of a request; an index is a position among them.
-        statement_reader: What a text states; `core.ledger.statements.statements`, or a memory of it.
-        earlier: What was read of a list in which users have said the same at first (`is_prefix_of`): only
-            what is new is read. It stays as it is.
+        messages: All non-privileged messages of a request. An index is a position among them.
+        statement_reader: Returns the statements of a text: `core.ledger.statements.read_statements` or a
+            cache of it.
+        earlier: The result for a list whose user texts are a prefix of these (`is_prefix_of`). Only the new
+            messages are read. `earlier` itself stays as it is.
     """
 
     def __init__(
@@ -180,21 +186,21 @@ class ActiveStatements:
             self._read_turn(turn, statement_reader)
 
     def __len__(self) -> int:
-        """How many messages of users were read."""
+        """Returns the number of user messages that were read."""
         return len(self._texts)
 
     @property
     def statement_count(self) -> int:
-        """How many statements they hold."""
+        """Number of statements in the user messages."""
         return self.in_force.count
 
     @property
     def character_count(self) -> int:
-        """Length of their texts."""
+        """Characters in the user messages."""
         return sum(map(len, self._texts))
 
     def is_prefix_of(self, texts: Sequence[str]) -> bool:
-        """Whether these texts of users begin with what was read, which is something."""
+        """Returns whether the user texts that were read are a prefix of `texts` and are not empty."""
         length = len(self)
         if not 0 < length <= len(texts) or self._texts[-1] != texts[length - 1]:
             return False
@@ -210,23 +216,23 @@ class ActiveStatements:
             self.in_force.add(UserStatement(each, turn, each.kind))
 
     def list_covered(self, covered: Collection[int]) -> list[tuple[int, UserStatement]]:
-        """What was said in the covered messages and holds, each with the index of its message."""
+        """Returns the statements in force from covered messages, each with the index of its message."""
         placed = ((self._ats[spoken.turn], spoken) for spoken in self.in_force.spoken.values())
         return [(at, spoken) for at, spoken in placed if at in covered and spoken.said.text]
 
     @cached_property
     def superseded(self) -> SupersededStatements:
-        """What later messages have replaced, so that no summary brings it back."""
+        """The statements that later messages have replaced. No summary may bring them back."""
         lost = [self.in_force.lost[key] for key in sorted(self.in_force.lost)]
         turns = {spoken.turn for spoken in lost}
-        holding = self.in_force.spoken.values()
-        kept = {(spoken.turn, spoken.said.text) for spoken in holding if spoken.turn in turns}
-        gone = [spoken for spoken in lost if (spoken.turn, spoken.said.text) not in kept]
+        standing = self.in_force.spoken.values()
+        standing_texts = {(spoken.turn, spoken.said.text) for spoken in standing if spoken.turn in turns}
+        replaced = [spoken for spoken in lost if (spoken.turn, spoken.said.text) not in standing_texts]
         texts: defaultdict[int, list[str]] = defaultdict(list)
-        for spoken in gone:
+        for spoken in replaced:
             texts[self._ats[spoken.turn]].append(spoken.said.text)
-        values = {value for spoken in gone for _, value in spoken.said.values}
-        valid = " ".join(spoken.said.text for spoken in holding).casefold() if values else ""
+        values = {value for spoken in replaced for _, value in spoken.said.values}
+        valid = " ".join(spoken.said.text for spoken in standing).casefold() if values else ""
         return SupersededStatements(
             {at: tuple(each) for at, each in texts.items()},
             frozenset(value for value in values if value not in valid),

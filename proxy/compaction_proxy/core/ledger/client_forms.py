@@ -1,7 +1,7 @@
-"""What known clients write in a user's name and no user has said: examples, files, maps of a repository.
+"""Finds messages that known clients write in the user's name: examples, files and repository maps.
 
-None of it is the task, and no rule is quoted from it. A form counts only where it is exact; in doubt a
-message is the user's own.
+None of these messages is the task, and no rule is quoted from them. A message must match a known form
+exactly. In doubt it counts as the user's own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from compaction_proxy.core.message import Message, Span
 
-# How OpenAI's guides name the messages of few-shot examples.
+# Names that OpenAI's guides give to the messages of few-shot examples.
 EXAMPLE_NAMES = frozenset({"example_user", "example_assistant"})
 
 
 class _MessagePair(NamedTuple):
-    """How a message of a user begins, and how the answer that the client wrote itself does."""
+    """The beginnings of a user message and of the answer to it that the client writes itself."""
 
     asked: str
     answered: str
@@ -35,14 +35,16 @@ _EXAMPLES = (
     (_MessagePair("Replace is_prime with a call to sympy.", "Ok, I will:\n\n1. Add an imports of sympy."),),
     (_MessagePair("Change the greeting to be more casual", "Ok, I will:\n\n1. Switch the greeting text "),),
 )
-# What closes them (`format_chat_chunks` of `aider/coders/base_coder.py`).
+# The message and the answer that close the examples (`format_chat_chunks` of `aider/coders/base_coder.py`).
 _EXAMPLES_END = (
     "I switched to a new code base. Please don't consider the above files or try to edit them any longer."
 )
 _END_REPLY = "Ok."
-# A model without a system prompt is given it as the first message of a user, which is answered.
+# If a model takes no system prompt, aider sends the prompt as the first user message and adds an answer. The
+# examples then begin at this index.
 _LAST_START = 2
-# What aider shows of the repository, with the answers that it writes itself (`aider/coders/*_prompts.py`).
+# Messages in which aider shows the repository, and the answers that it writes itself
+# (`aider/coders/*_prompts.py`).
 _FILES = (
     _MessagePair(
         "I have *added these files to the chat* so you can go ahead and edit them.",
@@ -70,19 +72,24 @@ _SHOWN = (
 )
 _REPLIES = frozenset(pair.answered for pair in _SHOWN)
 _OPENINGS = tuple(dict.fromkeys(pair.asked for pair in _SHOWN))
-# Behind files stands the current turn, with a few answers and what aider says to them itself: so far from the
-# end of the list they stand at most, in messages.
+# The message with files is among the last `_LAST_MESSAGES` messages. Only the current turn follows it: a few
+# answers and aider's own replies to them.
 _LAST_MESSAGES = 16
 
 
 def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
-    """Yields the indices of what users have said themselves, in order.
+    """Yields the indices of the messages that users wrote themselves, in order.
 
-    Left out are messages that answer calls, instructions of a project, examples, and files that are shown.
+    Results of calls, project instructions, examples and shown files are left out.
     """
     examples = _find_examples(messages)
-    for index, each in enumerate(messages):
-        if each.role != "user" or each.answers or each.instruction is not None or each.name in EXAMPLE_NAMES:
+    for index, message in enumerate(messages):
+        if (
+            message.role != "user"
+            or message.answers
+            or message.instruction is not None
+            or message.name in EXAMPLE_NAMES
+        ):
             continue
         if examples.start <= index < examples.stop or _is_shown(messages, index, _SHOWN):
             continue
@@ -90,17 +97,17 @@ def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
 
 
 def find_files_message(messages: Sequence[Message]) -> int | None:
-    """Returns the index of the message with which aider shows files near the end; None if there is none.
+    """Returns the index of the message in which aider shows files near the end, or None if there is none.
 
-    It stands in front of the current turn. With the next turn it stands further back, and shows the files as
-    they are then.
+    The message stands in front of the current turn. With the next turn aider moves it towards the end, and it
+    shows the files as they are then.
     """
     first = max(0, len(messages) - _LAST_MESSAGES)
     return next((k for k in range(first, len(messages)) if _is_shown(messages, k, _FILES)), None)
 
 
 def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages without a client's examples, its files and its own answers to these."""
+    """Returns the messages without the client's examples, its shown files and its own answers to them."""
     examples = _find_examples(messages)
     gone = {k for k in range(len(messages)) if _is_shown(messages, k, _SHOWN)}
     gone |= {k for k, each in enumerate(messages) if each.role == "assistant" and each.text in _REPLIES}
@@ -109,7 +116,7 @@ def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def _find_examples(messages: Sequence[Message]) -> Span:
-    """The examples that aider puts in front of a conversation; an empty span if there are none."""
+    """Returns the span of the examples that aider puts before a conversation, or an empty span."""
     for start in (0, _LAST_START):
         for pairs in _EXAMPLES:
             stop = start + 2 * len(pairs)
@@ -125,7 +132,7 @@ def _is_example(messages: Sequence[Message], index: int, pair: _MessagePair) -> 
 
 
 def _is_shown(messages: Sequence[Message], index: int, pairs: Sequence[_MessagePair]) -> bool:
-    """Whether a message shows files or a map of them, in one of these forms, with the client's own answer."""
+    """Returns whether a message has one of these forms and the client's own answer follows it."""
     text = messages[index].text
     if not text.startswith(_OPENINGS):
         return False
@@ -134,7 +141,7 @@ def _is_shown(messages: Sequence[Message], index: int, pairs: Sequence[_MessageP
 
 
 def _is_pair(messages: Sequence[Message], index: int, asked: str, answered: str) -> bool:
-    """Whether these are the texts of a user's message and the answer behind it."""
+    """Returns whether a user message with the text `asked` and its answer `answered` stand at `index`."""
     if index + 1 >= len(messages):
         return False
     first, second = messages[index], messages[index + 1]

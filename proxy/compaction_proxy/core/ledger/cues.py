@@ -1,8 +1,8 @@
-"""Words by which a statement shows what it is: a rule, a wish, a correction; in the languages most used.
+"""Patterns of words that show what a statement is, such as a rule, a request or a correction.
 
-Data for `core.ledger.statements`. Patterns are matched against one statement of bounded length, lower-cased and with
-plain apostrophes. Languages: English, Chinese, Hindi, Spanish, French, Arabic, Bengali, Portuguese, Russian,
-Urdu, German, Japanese.
+The data is for `core.ledger.statements`. The patterns match one statement of bounded length in lower case and
+with plain apostrophes. Languages: English, Chinese, Hindi, Spanish, French, Arabic, Bengali, Portuguese,
+Russian, Urdu, German, Japanese.
 """
 
 # ruff: noqa: E501, RUF001, SIM905 - many scripts, whose wide letters count twice; words as one text are easier to keep
@@ -15,7 +15,7 @@ from enum import StrEnum
 
 
 class StatementKind(StrEnum):
-    """What a statement of the user is to those who have to go by it."""
+    """The kind of a user statement."""
 
     RULE = "rule"
     REQUEST = "request"
@@ -24,7 +24,7 @@ class StatementKind(StrEnum):
     FACT = "fact"
 
 
-# Scripts without spaces, or with vowel signs that `\b` takes for gaps: found wherever they stand.
+# Scripts without spaces, or with vowel signs that `\b` takes for gaps. Their phrases match anywhere in a text.
 _UNSPACED = "\u0600-\u06ff\u0900-\u0dff\u3040-\u30ff\u3400-\u9fff"
 _BARE = re.compile(f"[{_UNSPACED}]")
 _CHOICE = re.compile(r"\(\?:([^()]*)\)(\??)(?![*+{])")
@@ -33,23 +33,23 @@ _LETTER = re.compile(r"\w(?![?*+{])")
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """Words and phrases that a text may hold.
+    """A set of words and phrases to search for in a text.
 
     Attributes:
-        whole: All of them.
-        ascii: Those that a text without other letters may hold.
+        whole: Pattern of all phrases.
+        ascii: Pattern of the phrases that can occur in ASCII text.
     """
 
     whole: re.Pattern[str]
     ascii: re.Pattern[str]
 
     def search(self, text: str) -> re.Match[str] | None:
-        """One of them, not always the longest."""
+        """Returns a match of one of the phrases, not always the longest, or None if there is none."""
         return (self.ascii if text.isascii() else self.whole).search(text)
 
 
 def _expand_choice(phrase: str) -> Iterator[str]:
-    """A phrase that begins with a choice as the phrases that it stands for."""
+    """Yields the phrases that a phrase with a choice at its beginning stands for."""
     choice = _CHOICE.match(phrase)
     if choice is None:
         yield phrase
@@ -59,7 +59,7 @@ def _expand_choice(phrase: str) -> Iterator[str]:
 
 
 def _build_letter_pattern(phrases: list[str]) -> str:
-    """A pattern of phrases by their first letters, so that most words are told apart from all at a glance."""
+    """Returns a pattern of phrases grouped by first letter, so that most words are rejected at once."""
     by_letter: defaultdict[str, list[str]] = defaultdict(list)
     for phrase in phrases:
         by_letter[phrase[0] if _LETTER.match(phrase) else ""].append(phrase)
@@ -69,7 +69,7 @@ def _build_letter_pattern(phrases: list[str]) -> str:
 
 
 def _compile_phrases(*alternatives: str) -> Phrases:
-    """Any of the words or phrases given, separated by ` | `; words of spaced scripts only as whole words."""
+    """Compiles phrases separated by ` | `. Phrases in scripts with spaces match only whole words."""
     phrases = [phrase for line in alternatives for phrase in line.split(" | ")]
     bare = [phrase for phrase in phrases if _BARE.search(phrase)]
     spaced = [each for phrase in phrases if not _BARE.search(phrase) for each in _expand_choice(phrase)]
@@ -141,8 +141,8 @@ RULE_START = re.compile(
     r"zeige)\w* .{0,80}\b(?:nicht|kein\w*|nur|jede\w*)\b|"
     r"[请請]?(?:勿|别|只用|只使用|每次)|毎回)"
 )
-# "I always loved …": told of somebody, asked of nobody. "I think the view doesn't keep to what must …": a
-# fault that is suspected; the rule is the code's.
+# Statements that sound like rules but are none. "I always loved …" only tells a story.
+# "I think the view doesn't keep to what must …" suspects a fault; the rule belongs to the code and not to the user.
 NARRATIVE = re.compile(
     r"\b(?:i|i'm|i've|i'd|i'll|we've|we're|we'll|there's|he|he's|she|she's|they|they've|it|it's|that|who|"
     r"there|you've|people|life)\b"
@@ -226,7 +226,7 @@ CLOSING = re.compile(
     r"vergiss (?:es|das)|schon gut|erledigt|算了|不用了|完成了|もういい|やっぱりいい|रहने दो|छोड़ो|انس الأمر|لا داعي|"
     r"বাদ দাও|رہنے دو|چھوڑو)"
 )
-# What takes back what was said before, as a whole message.
+# A whole message that takes back what the user said before.
 WITHDRAWAL = re.compile(
     r"(?:ok|okay|no|ah|oh|actually|well|alright|please|sorry)?[,. ]*(?:never ?mind|forget (?:it|that|about it|"
     r"about that)|cancel (?:it|that)|drop (?:it|that)|skip (?:it|that)|scratch that|no need|leave it|olvídalo|"
@@ -234,7 +234,7 @@ WITHDRAWAL = re.compile(
     r"もういい|やっぱりいい|रहने दो|छोड़ो|انس الأمر|لا داعي|বাদ দাও|رہنے دو|چھوڑو)"
     r"(?:[,. ]*(?:please|then|thanks|thank you))?[.!。! ]*\Z"
 )
-# What ends an exchange without asking for anything, at the start of a short message.
+# The start of a short message that ends an exchange without asking for anything.
 THANKS = re.compile(
     r"\W*+(?:(?:ok|okay|no|nope|great|perfect|awesome|wonderful|excellent|nice|alright|good|cool|sure|yes|"
     r"that(?:'s| is| was| looks| sounds)?|it(?:'s| is)?|looks|sounds|works|all|everything|so|very|really|much|"
@@ -245,7 +245,7 @@ THANKS = re.compile(
     r"danke\w*|vielen dank|das ist alles|das war'?s|tschüss)(?!\w)|谢谢|多谢|感谢|就这些|ありがとう|以上です|धन्यवाद|शुक्रिया|"
     r"شكرا|شكرًا|ধন্যবাদ|شکریہ)"
 )
-# What an assistant asks a user with where no question mark stands.
+# Phrases with which an assistant asks a user for something without a question mark.
 ASKING_BACK = _compile_phrases(
     r"please (?:\w+ ){0,2}(?:provide|confirm|tell|share|specify|choose|select|send|give|let|check|clarify|"
     r"enter|pick|paste|upload|verify|double|describe|indicate|reply|answer|advise)\w* | let me know | could you | "
@@ -254,7 +254,7 @@ ASKING_BACK = _compile_phrases(
     r"bitte | können sie",
     r"请 | 請 | 麻烦 | ください | 教えて | कृपया | من فضلك | يرجى | অনুগ্রহ | দয়া করে | براہ کرم",
 )
-# A question or a wish at the end of an answer that asks for nothing the work needs.
+# A question or a wish at the end of an answer that asks for nothing that the work needs.
 OFFER = re.compile(
     r"\b(?:anything else|something else|any(?:thing)? (?:other|further|more)|(?:further|more|other|additional) "
     r"(?:\w+ ){0,2}(?:assistance|help|questions?|changes?|requests?|needs?|information)|feel free|let me know if (?:you (?:have|need|want|would like)|there is any\\w*|there's any\\w*)|"
@@ -265,14 +265,14 @@ OFFER = re.compile(
     r"sonst noch|weitere\w* (?:fragen|hilfe)|könnte ich .{0,20}helfen)\b|"
     r"还有(?:什么|其他|别的)|其他(?:问题|需要)|何か(?:他に)?(?:あれば|ご)|他に(?:何か|も)|और कुछ|شيء آخر|آخر"
 )
-# What a sentence begins with that tells what its speaker is going to do.
+# The beginning of a sentence in which the speaker says what they are going to do.
 PROMISE = re.compile(
     r"\W*+(?:(?:ok|okay|alright|great|sure|now|next|then|first|so|and|once .{3,80}?|after .{3,80}?)[,.! ]++)*+"
     r"(?:i will|i'll|i am going to|i'm going to|we will|we'll|next,? i|i still (?:need|have) to|still to do|"
     r"remaining:|i(?:'ll)? (?:then )?plan to|voy a|haré|je vais|je ferai|vou|farei|я (?:сейчас )?(?:сделаю|буду)|"
     r"сейчас я|ich werde|als nächstes|我将|我会|接下来|これから|次に|मैं अब|سأقوم|سوف)(?!\w)"
 )
-# What the status of a request, or the heading over requests, says of them.
+# Words by which the status of a request, or a heading over requests, calls them open or done.
 OPEN_STATUS = re.compile(
     r"\b(?:open|pending|unresolved|outstanding|unanswered|in progress|not (?:yet )?(?:done|started|finished)|to ?do|"
     r"remaining|next steps?|waiting|blocked|abiert[oa]s?|pendientes?|en curso|ouverte?s?|en cours|en attente|"
@@ -284,7 +284,7 @@ DONE_STATUS = re.compile(
     r"faite?s?|terminée?s?|conclu[ií]d[oa]s?|feit[oa]s?|готово|выполнен\w*|завершен\w*|erledigt\w*|fertig\w*|"
     r"abgeschlossen\w*)\b|已完成|已解决|完了|済み|पूर्ण|تم|সম্পন্ন|مکمل"
 )
-# What has somebody carry out what was proposed; in folded text.
+# Folded text that tells somebody to carry out a proposal.
 APPROVAL = re.compile(
     r"(?:(?:yes|yeah|yep|ok|okay|sure|great|good|please|then|now|and|sí|oui|sim|да|ja)\b[,.! ]*+)*+"
     r"(?:(?:do|try|apply|implement|fix|use) (?:it|that|this|so|them|those|these)\b|"
@@ -292,12 +292,12 @@ APPROVAL = re.compile(
     r"adelante|contin[uú]a|fais[- ]le|vas-y|faça|prossiga|сделай|давай|продолжай|mach (?:das|es|weiter)|weiter)\b|"
     r"做吧|继续|やって|続けて|करो|जारी|افعل|تابع|করো|চালিয়ে|کرو|جاری"
 )
-# What says how something is to be; in folded text.
+# Words in folded text that say how something should be.
 WISH = re.compile(
     r"\b(?:should|must|needs? to|has to|have to|ought to|debería\w*|debe[ns]?|devrai\w*|doit|doivent|deve[mr]?\w*|"
     r"sollte\w*|muss|müssen|долж\w+|нужно)\b|应该|必须|需要|べき|必要が|चाहिए|يجب|ينبغي|উচিত|চাই|چاہیے"
 )
-# What a user says, or pastes, of work that did not succeed; in folded text.
+# Folded text in which a user says, or shows by pasted text, that work did not succeed.
 FAILURE_REPORT = re.compile(
     r"\b(?:doesn't|does not|didn't|did not|isn't|is not|not|don't|do not) (?:work|working|help|change|apply|conform)\b|"
     r"\bstill (?:not|fails?|failing|broken|wrong|the same|looks?|doesn't|does not|isn't|gets?|getting|there)\b|"
@@ -318,7 +318,7 @@ HYPOTHESIS = re.compile(
     r"(?:what if|if|suppose|imagine|maybe|perhaps|wenn|si|se|если|如果|もし|अगर|إذا|যদি|اگر)\b"
 )
 
-# Words in a label, such as "RULE:" or "Mes préférences:", and what they make of what follows.
+# Words in a label, such as "RULE:" or "Mes préférences:", and the kind that they give to what follows.
 LABELS = {
     StatementKind.RULE: _compile_phrases(
         r"rules? | constraints? | requirements? | polic(?:y|ies) | guardrails? | restrictions? | "
@@ -363,7 +363,7 @@ STOP_WORDS = frozenset(
     "سے نہیں".split()
 )
 
-# Words that mean the same thing in a rule; the first stands for all.
+# Rows of words that mean the same thing in a rule. The first word stands for all of them.
 THESAURUS = (
     "share disclose reveal expose leak publish divulge",
     "send transmit leave upload transfer export forward email",

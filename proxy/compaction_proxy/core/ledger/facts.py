@@ -1,7 +1,7 @@
-"""What can be observed of a conversation without a model: paths, commands, errors and other exact values.
+"""Observes facts of a conversation without a model: paths, commands, errors and other exact values.
 
-Whatever comes from tools and from the assistant may be hostile. It is only ever quoted as short values of
-known shapes, without control or invisible characters, and never as a sentence but for one line of an error.
+Text from tools and from the assistant may be hostile. It is quoted only as short values of known shapes,
+without control or invisible characters. The only sentence that is ever quoted is one line of an error.
 """
 
 import re
@@ -13,15 +13,15 @@ from typing import NamedTuple
 from compaction_proxy.core.ledger.named_values import find_named_values
 from compaction_proxy.core.message import Message, MessageToolCall
 
-# Of one text no more than this is looked at, in characters: its head and its tail.
+# Characters read at the head and at the tail of one text.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 24 * 1024, 8 * 1024
-# A line longer than this is no line that anyone wrote: only its beginning is looked at, in characters.
+# Maximum characters read of a line. Nobody writes longer lines by hand.
 LINE_CHARACTERS = 2_000
-# Quoted of a line that reports an error, of a shell command, and of any other value, in characters.
+# Characters quoted of a line that reports an error, of a shell command, and of any other value.
 ERROR_CHARACTERS, COMMAND_CHARACTERS, VALUE_CHARACTERS = 120, 100, 160
-# Quoted of a value's name, in characters.
+# Characters quoted of a value's name.
 NAME_CHARACTERS = 48
-# What one message may contribute.
+# Maximum number of values, and of errors, from one message.
 VALUES_A_MESSAGE, ERRORS_A_MESSAGE = 40, 3
 
 _UNSEEN = re.compile(
@@ -39,7 +39,7 @@ _ERROR = re.compile(
     r"FAILED?\b|[Ff]atal[: ]|panic(?:ked)?[: ]|command not found|No such file|Permission denied|"
     r"[Cc]annot find)"
 )
-# One of these is in every line that `_ERROR` finds, and in hardly any other.
+# Every line that `_ERROR` matches contains one of these strings, and hardly any other line does.
 _ERROR_SIGNS = (
     "Error", "Exception", "Failure", "Warning", "Traceback", "error", "ERROR", "FAIL", "atal", "panic",
     "command not found", "No such file", "Permission denied", "annot find",
@@ -53,7 +53,7 @@ _PATH_KEY = re.compile(
     r'(?P<other>uri|source|destination|target))"\s*:\s*"((?:[^"\\]|\\.){1,400})"',
     re.IGNORECASE,
 )
-# What a key that may name anything holds is a path if it looks like one.
+# A key such as `source` may name anything. Its value is a path if it looks like one.
 _LIKE_A_PATH = re.compile(r"[~.]|.*[/\\]|[^.\s]{1,200}\.\w{1,8}\Z")
 _COMMAND_KEY = re.compile(
     r'"(?:command|cmd|script|shell|code|bash_command)"\s*:\s*(?:\[[^\]"]*)?"((?:[^"\\]|\\.){1,2000})',
@@ -87,14 +87,14 @@ _SHELL = (
 
 
 class MessageFact(NamedTuple):
-    """Something that one message shows.
+    """A fact that one message shows.
 
     Attributes:
         kind: `path`, `error`, `exit`, `command`, or the kind of a value.
         text: One short line.
-        deed: For a path, what is done with it; else "".
-        name: For a value, what it is called where it stands, such as `reservation_id`; "" where nothing says.
-        thing: What has the value, so that a newer one takes its place; "" where that is not known.
+        deed: For a path, what the call does with it; else "".
+        name: For a value, its name in the message, such as `reservation_id`; "" if it has none.
+        thing: Key of what has the value, so that a newer value can replace it; "" if unknown.
     """
 
     kind: str
@@ -109,14 +109,14 @@ _IN_ORDER = ("read", "created", "modified", "deleted")
 
 @dataclass(frozen=True, slots=True)
 class ObservedFact:
-    """Something seen in what tools and the assistant said.
+    """A fact observed in messages of tools and of the assistant.
 
     Attributes:
         kind: `path`, `error`, `exit`, `command`, or the kind of a value.
         text: One short line.
-        at: Index of the newest message that shows it.
+        at: Index of the newest message that shows the fact.
         deeds: For a path, what was done with it: `read`, `created`, `modified`, `deleted`, in that order.
-        name: For a value, what it is called where it stands; "" where nothing says.
+        name: For a value, its name in the message; "" if it has none.
     """
 
     kind: str
@@ -127,14 +127,14 @@ class ObservedFact:
 
 
 def take_head_and_tail(text: str) -> str:
-    """Head and tail of a text that is too long to be read whole."""
+    """Returns a text, or only its head and tail if it is too long to be read whole."""
     if len(text) <= HEAD_CHARACTERS + TAIL_CHARACTERS:
         return text
     return f"{text[:HEAD_CHARACTERS]}\n{text[-TAIL_CHARACTERS:]}"
 
 
 def to_one_line(text: str, characters: int) -> str:
-    """The beginning of a text as one line that hides nothing and opens no template."""
+    """Returns the beginning of a text as one line without hidden characters and template marks."""
     seen = _UNSEEN.sub(" ", text[: 2 * characters]).replace("<|", "< |").replace("|>", "| >")
     return " ".join(seen.split())[:characters]
 
@@ -154,12 +154,12 @@ def _iter_call_paths(call: MessageToolCall, arguments: str) -> Iterator[tuple[st
     for found in _PATH_KEY.finditer(arguments):
         if deed and (not found["other"] or _LIKE_A_PATH.match(found[2])):
             yield deed, found[2]
-    for done, path in _PATCHED.findall(arguments):
-        yield {"Add": "created", "Update": "modified", "Delete": "deleted"}[done], path
+    for verb, path in _PATCHED.findall(arguments):
+        yield {"Add": "created", "Update": "modified", "Delete": "deleted"}[verb], path
 
 
 def _iter_call_facts(call: MessageToolCall) -> Iterator[MessageFact]:
-    """What a call shows: kind, text, deed."""
+    """Yields the paths and commands that a call shows."""
     yield from (MessageFact("path", path, deed) for deed, path in _iter_call_paths(call, call.arguments))
     for found in _COMMAND_KEY.finditer(call.arguments):
         command = found.group(1).replace("\\n", "\n").replace('\\"', '"')
@@ -170,7 +170,7 @@ def _iter_call_facts(call: MessageToolCall) -> Iterator[MessageFact]:
 
 
 def find_error(text: str) -> str:
-    """Returns the first line of a text that reports an error, from where it does; "" for none."""
+    """Returns the first line that reports an error, from the error on, or "" if there is none."""
     found = next((each for each in _iter_errors(text) if each.kind == "error"), None)
     return found.text if found else ""
 
@@ -193,7 +193,7 @@ def _iter_errors(text: str) -> Iterator[MessageFact]:
 
 
 def list_message_facts(message: Message) -> tuple[MessageFact, ...]:
-    """What one message shows, in order."""
+    """Returns the facts that one message shows, in order."""
     text = take_head_and_tail(message.text)
     found = [
         each
@@ -216,7 +216,7 @@ def list_message_facts(message: Message) -> tuple[MessageFact, ...]:
 
 @dataclass(slots=True)
 class _Sighting:
-    """What is known of something seen so far: where last, what was done with it, and what it is called."""
+    """The state of one fact: its newest message, its deeds, its name and the keys of what has it."""
 
     at: int
     deeds: frozenset[str]
@@ -229,10 +229,10 @@ def collect_facts(
     covered: Collection[int],
     fact_reader: Callable[[Message], tuple[MessageFact, ...]] = list_message_facts,
 ) -> tuple[ObservedFact, ...]:
-    """What the covered messages of tools and of the assistant show, each thing once, newest last.
+    """Returns the facts in the covered messages of tools and the assistant, each once, newest last.
 
-    Where a thing has a newer value of a name, the older one is left out. `shown` may be a memory of the
-    function of that name.
+    If the same thing has a newer value of the same name, the older value is left out. `fact_reader` may be a
+    cache of `list_message_facts`.
     """
     found: dict[tuple[str, str], _Sighting] = {}
     newest: dict[str, tuple[int, tuple[str, str]]] = {}

@@ -1,8 +1,8 @@
-"""How far a conversation has come: which requests are answered, what came of them, and what is still open.
+"""Reads the frontier of a conversation: which requests are answered, their outcomes, and what is still open.
 
-The order of turns decides, not the words: a request is answered once the assistant has replied to it without
-a question or a failure and the user went on, unless with words on a failure. Where that does not show, the
-state is unknown, and what is unknown is not called open.
+The order of turns decides, not the words. A request is answered once the assistant has replied without a
+question or a failure and the user has gone on without reporting a failure. If the turns do not show this, the
+state is unknown. A request whose state is unknown is not called open.
 """
 
 import re
@@ -21,29 +21,32 @@ from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
 from compaction_proxy.core.summary.injection import is_order
 
-# Requests that wait at once, the newest; keeps time linear.
+# Maximum number of requests that wait at once. The newest stay. The limit keeps time linear.
 MAX_WAITING = 64
-# What of a reply is looked at: its ends, in characters, and so many sentences of it.
+# Characters read at either end of a reply, and number of last sentences searched for questions and promises.
 REPLY_CHARACTERS, LAST_SENTENCES = 2_000, 4
-# A message that only thanks, or only approves, is no longer, in characters.
+# Maximum characters of a message that only thanks, and of one that only approves.
 THANKS_CHARACTERS, APPROVAL_CHARACTERS = 300, 60
-# A reply that says so much beside its question has answered something, in characters.
+# A reply with at least this many characters beside its question has answered something.
 SUBSTANCE_CHARACTERS = 240
-# Quoted of a reply as what came of a request, of a question, and of a promise, in characters.
+# Characters quoted of an outcome, a question or a promise.
 QUOTED_CHARACTERS = 160
-# So many turns without a word on a failure or a promise end it, and so many leave a request unknown.
+# Turns after which a failure or a promise is dropped, and after which an open request is unknown.
 LASTING_TURNS, WAITING_TURNS = 4, 12
-# A line that so many messages of at least so many statements hold is printed by a program.
+# A statement counts as program output if it is repeated in `PRINTED_TIMES` user messages, each of at least
+# `PRINTED_STATEMENTS` statements.
 PRINTED_TIMES, PRINTED_STATEMENTS = 3, 4
-# A report of a failure is about an answered request if they share so many words, and so much of the shorter.
+# A failure report is about an answered request if both share at least `SHARED_WORDS` words, and at least
+# `SHARED_PART` of the words of the shorter one.
 SHARED_WORDS, SHARED_PART = 2, 0.25
-# A report about more words is pasted, and shares some with many requests: only the last turns count.
+# A report with more words is pasted text, which shares words with many requests. It is compared only with
+# requests of the last `LASTING_TURNS` turns.
 PASTED_WORDS = 80
-# Tools by which a model only talks to itself.
+# Tools with which a model only talks to itself.
 THOUGHTS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
-# A last line of fewer words may end without a stop.
+# A last line of fewer words may end without a full stop.
 LEAST_BROKEN_WORDS = 8
-# A shorter sentence tells nothing of what came of a request, in characters.
+# Minimum characters of a sentence that can state the outcome of a request.
 LEAST_RESULT = 12
 
 _SENTENCE = re.compile(r"(?<=[.!?:])[\"')*_]*\s+|(?<=[。！？])\s*|\n+")  # noqa: RUF001 - stops of other scripts
@@ -51,17 +54,17 @@ _STOP = re.compile(r"[.!?:][\"')*_]?\s")
 _ITEM = re.compile(r"[ \t]*(?:[-*+•#|>`]|\d{1,3}[.)])")
 _FENCE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _ASKING = re.compile(r"[?？؟][\"')*_ ]*\Z")  # noqa: RUF001
-# What looks more like a program than like prose.
+# Text that looks more like code than like prose.
 _CODE = re.compile(r"\w\(\)|[{};=]|\w\.\w+\(|^\S+\Z")
-# A bare command of the client, and what git tells of a commit.
+# A bare command of the client, or git's report of a commit.
 _TYPED = re.compile(r"/\S*\Z|commit [0-9a-f]{7,40} \w+(?:\([^)]{0,40}\))?!?:")
 _MARKUP = re.compile(r"^[ \t]*[#>]+[ \t]|[*`]+", re.MULTILINE)
-# Underscores around words; not those of names such as `__init__` and `step_`.
+# Underscores around words, but not those of names such as `__init__` and `step_`.
 _EMPHASIS = re.compile(r"(?<!\w)_([^\s_][^_\n]*)_(?!\w)")
 
 
 class StatementStatus(StrEnum):
-    """How far a request has come; `TOLD` is a statement that asks for nothing."""
+    """The state of a user statement. `TOLD` marks a statement that asks for nothing."""
 
     OPEN = "open"
     ANSWERED = "answered"
@@ -71,17 +74,17 @@ class StatementStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplyReading:
-    """What a reply of the assistant says of where things stand.
+    """What a reply of the assistant says about the state of the work.
 
     Attributes:
-        asks: Whether it asks something that needs an answer.
-        question: What it asks; "" for nothing, and for what may not be quoted.
-        promise: What it says that the assistant is going to do; "" for nothing.
-        result: A sentence that tells what came of the request; "" for none.
-        last: Its last sentence; "" for what may not be quoted.
-        asked: What the question is about.
-        words: What its end is about, values included.
-        has_substance: Whether it says more than it asks.
+        asks: Whether the reply asks something that needs an answer.
+        question: The question; "" if there is none or it must not be quoted.
+        promise: What the assistant says it is going to do; "" if it says nothing.
+        result: A sentence that gives the outcome of the request; "" if there is none.
+        last: The last sentence; "" if it must not be quoted.
+        asked: The words and values that the question is about.
+        words: The words and values of the whole reply if it asks and has substance, else the same as `asked`.
+        has_substance: Whether the reply says enough beside its question to have answered something.
     """
 
     asks: bool = False
@@ -96,11 +99,11 @@ class ReplyReading:
 
 @dataclass(frozen=True, slots=True)
 class LooseEnd:
-    """Something that the assistant or a tool has left open.
+    """Work that the assistant or a tool has left open.
 
     Attributes:
         kind: `failed`, `asked back` or `to do`.
-        text: One harmless line.
+        text: One line without hidden characters.
         at: Index of its message.
     """
 
@@ -111,12 +114,12 @@ class LooseEnd:
 
 @dataclass(frozen=True, slots=True)
 class LastStep:
-    """The last thing that was done.
+    """The last call and the assistant's words with it.
 
     Attributes:
         at: Index of the message with the call.
-        action: The call, and how it ended.
-        intent: What the assistant said it was about to do; "" where it said nothing.
+        action: The call and how it ended.
+        intent: What the assistant said with the call; "" if it said nothing.
     """
 
     at: int
@@ -134,12 +137,13 @@ class Frontier:
     """Where a conversation stands.
 
     Attributes:
-        states: The state of each statement by the number of its user message and its text; none for those
-            that the user labelled.
-        outcomes: What came of the answered ones, on one harmless line; none where nothing tells.
-        loose_ends: What is left open beside requests, oldest first.
-        actions: All calls that were made, each with the index of its message.
-        intents: What the assistant said with its calls, by index of the message.
+        states: The state of each statement, by the number of its user message and its text. Statements that
+            the user labelled are not included.
+        outcomes: The outcomes of answered requests, by the same keys, each on one line without hidden
+            characters. Requests with an unknown outcome are not included.
+        loose_ends: Open work beside requests, oldest first.
+        actions: All calls, each with the index of its message.
+        intents: What the assistant said with its calls, by the index of the message.
     """
 
     states: Mapping[tuple[int, str], StatementStatus] = field(default_factory=dict)
@@ -149,7 +153,7 @@ class Frontier:
     intents: Mapping[int, str] = field(default_factory=dict)
 
     def find_last_step(self, covered: Collection[int]) -> LastStep | None:
-        """Returns the last step among the covered messages; None where there is none."""
+        """Returns the last step in the covered messages, or None if there is none."""
         found = next(((at, action) for at, action in reversed(self.actions) if at in covered), None)
         return LastStep(*found, self.intents.get(found[0], "")) if found else None
 
@@ -158,7 +162,7 @@ ActionReader = Callable[[MessageToolCall, str | None], Action]
 
 
 def _split_ends(text: str) -> list[str]:
-    """The sentences of a reply, from both its ends where it is long; none of its code."""
+    """Returns the sentences of a reply without code; of a long reply, only those at both ends."""
     if len(text) <= 2 * REPLY_CHARACTERS:
         return _split_sentences(text)
     return _split_sentences(text[:REPLY_CHARACTERS])[:-1] + _split_sentences(text[-REPLY_CHARACTERS:])[1:]
@@ -170,42 +174,44 @@ def _split_sentences(text: str) -> list[str]:
 
 
 def _strip_markup(text: str) -> str:
-    """Returns a text on one line, without the marks of headings, quotations, emphasis and code."""
+    """Returns a text on one line, without the markup of headings, quotations, emphasis and code."""
     return " ".join(_EMPHASIS.sub(r"\1", _MARKUP.sub("", text)).split())
 
 
 def quote_sentence(text: str) -> str:
-    """Returns a sentence as one harmless line; "" for one that orders something."""
-    said = _strip_markup(remove_invisible(text[: 4 * QUOTED_CHARACTERS]))
-    return "" if not said or is_order(said) else sanitize_text(to_one_line(said, QUOTED_CHARACTERS))
+    """Returns a sentence as one line that is safe to quote, or "" if it reads as an order."""
+    line = _strip_markup(remove_invisible(text[: 4 * QUOTED_CHARACTERS]))
+    return "" if not line or is_order(line) else sanitize_text(to_one_line(line, QUOTED_CHARACTERS))
 
 
 def read_reply(text: str) -> ReplyReading:
-    """Returns what a reply says of where things stand."""
+    """Returns what a reply says about the state of the work."""
     pieces = _split_ends(text)
     last = pieces[-LAST_SENTENCES:]
     asking = [each for each in last if _is_asking(each)]
     question = asking[-1] if asking else ""
     asked = _list_subjects(read_statements("\n".join(asking)))
     promises = [each for each in last if each not in asking and _is_promise(each)]
-    told = [
+    sentences = [
         each
         for each in pieces
         if each not in asking and len(each) >= LEAST_RESULT and not is_pleasantry(each)
     ]
-    facts = (each for each in told if not (_is_promise(each) or each.endswith(":") or _CODE.search(each)))
+    facts = (
+        each for each in sentences if not (_is_promise(each) or each.endswith(":") or _CODE.search(each))
+    )
     result = next((line for each in facts if (line := quote_sentence(each))), "")
-    substance = sum(map(len, told)) >= SUBSTANCE_CHARACTERS
+    substance = sum(map(len, sentences)) >= SUBSTANCE_CHARACTERS
     about = _list_subjects(read_statements("\n".join(pieces))) if asking and substance else asked
     promise = quote_sentence(promises[-1]) if promises else ""
-    ended = quote_sentence(pieces[-1]) if pieces else ""
+    last_sentence = quote_sentence(pieces[-1]) if pieces else ""
     return ReplyReading(
-        bool(asking), quote_sentence(question), promise, result, ended, asked, about, substance
+        bool(asking), quote_sentence(question), promise, result, last_sentence, asked, about, substance
     )
 
 
 def _list_subjects(statements: Sequence[Statement]) -> frozenset[str]:
-    """What statements are about: stems, and exact values."""
+    """Returns what statements are about: the stems of their words, and their exact values."""
     return frozenset(
         word for each in statements for word in (*each.words, *(value for _, value in each.values))
     )
@@ -224,25 +230,25 @@ def _is_promise(sentence: str) -> bool:
 
 
 def is_pleasantry(sentence: str) -> bool:
-    """Whether a sentence only thanks, or offers help."""
+    """Returns whether a sentence only thanks or offers help."""
     plain = fold_text(sentence)
     return cues.OFFER.search(plain) is not None or cues.THANKS.match(plain) is not None
 
 
 def is_thanks(text: str, statements: Sequence[Statement]) -> bool:
-    """Whether a user's message ends an exchange: it thanks or agrees, and asks for nothing."""
+    """Returns whether a user's message ends an exchange: it thanks or agrees and asks for nothing."""
     short = len(text) <= THANKS_CHARACTERS and cues.THANKS.match(fold_text(text)) is not None
     asks = (each for each in statements if each.question or each.kind is StatementKind.REQUEST)
     return short and all(is_pleasantry(each.text) for each in asks)
 
 
 def _is_approval(text: str) -> bool:
-    """Whether a user's message only has the assistant carry out what it proposed."""
+    """Returns whether a user's message only tells the assistant to carry out its proposal."""
     return len(text) <= APPROVAL_CHARACTERS and cues.APPROVAL.match(fold_text(text)) is not None
 
 
 def _is_failure_report(text: str) -> bool:
-    """Whether a user's message says, or shows by what it pastes, that what was asked for did not succeed."""
+    """Returns whether a user's message says, or shows by pasted text, that the work did not succeed."""
     ends = (
         text
         if len(text) <= 2 * REPLY_CHARACTERS
@@ -252,7 +258,7 @@ def _is_failure_report(text: str) -> bool:
 
 
 def _is_request(each: Statement, statements: Sequence[Statement], *, answers: bool) -> bool:
-    """Whether a statement asks for something: by its words, or since the whole message does nothing else.
+    """Returns whether a statement asks for something, by its words or because its message does nothing else.
 
     Args:
         each: The statement.
@@ -278,18 +284,18 @@ def _is_about(words: frozenset[str], request: frozenset[str]) -> bool:
 
 
 def _is_reason(each: Statement) -> bool:
-    """Whether a statement in front of a request says what the request is about."""
+    """Returns whether a statement in front of a request says what the request is about."""
     return each.kind is None and not each.label and len(each.words) > SHARED_WORDS
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenRequest:
-    """A request, which nobody has answered so far.
+    """A request that waits for an answer.
 
     Attributes:
         turn: Number of its user message.
         said: The request.
-        about: What it is about, and where it tells too little, what its message is about.
+        about: The words and values of the request, or of its whole message if the request has too few.
     """
 
     turn: int
@@ -303,12 +309,12 @@ class _OpenRequest:
 
 @dataclass(slots=True)
 class _TurnWork:
-    """What followed a user's message.
+    """The assistant's work after a user's message.
 
     Attributes:
         actions: The calls, each with the index of its message.
-        reply: What the assistant said at the end; None where it came to no end.
-        at: Index of that reply.
+        reply: The assistant's final reply; None if the work was not finished.
+        at: Index of the final reply.
     """
 
     actions: list[tuple[int, Action]] = field(default_factory=list)
@@ -317,7 +323,7 @@ class _TurnWork:
 
 
 class _FrontierReader:
-    """Reads the turns of a conversation in order."""
+    """Reads the turns of a conversation in order and keeps the state of its requests."""
 
     def __init__(self) -> None:
         self.states: dict[tuple[int, str], StatementStatus] = {}
@@ -332,7 +338,7 @@ class _FrontierReader:
         self.done: list[tuple[int, Action]] = []
 
     def read_user(self, turn: int, text: str, statements: Sequence[Statement]) -> None:
-        """Take in a message of a user: it settles what was asked before, and may ask for more."""
+        """Reads a user message, which settles earlier requests and may make new ones."""
         if self.before is not None:
             reports, words = _is_failure_report(text), _list_subjects(statements)
             failed = self._find_answered(turn, words) if reports else []
@@ -359,7 +365,7 @@ class _FrontierReader:
         self._mark_unknown([each for each in self.waiting if turn - each.turn > WAITING_TURNS])
 
     def read_turn(self, turn: int, work: _TurnWork) -> None:
-        """Take in what followed."""
+        """Reads the work that followed the user message of a turn."""
         self.before, self.turn = work, turn
         for at, action in work.actions:
             failure = _find_failure_key(action)
@@ -378,7 +384,7 @@ class _FrontierReader:
             self.promised = None
 
     def _settle_requests(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
-        """What the reply before a message of the user has answered, now that the user went on."""
+        """Settles the requests that the last work has answered, now that the user has gone on."""
         reply = work.reply
         if is_thanks(text, statements):
             self._mark_answered(self.waiting, reply)
@@ -400,7 +406,7 @@ class _FrontierReader:
             self._mark_unknown(self.waiting)
 
     def _settle_answered(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
-        """What a reply without a question has answered."""
+        """Settles the requests that a reply without a question has answered."""
         if self._has_written(work):
             self._mark_answered(self.waiting, work.reply)
         elif any(then == self.turn for then, _, _ in self.failed.values()):
@@ -416,17 +422,17 @@ class _FrontierReader:
         )
 
     def _mark_answered(self, requests: Sequence[_OpenRequest], reply: ReplyReading | None) -> None:
-        told = self._tell_outcome(reply)
+        outcome = self._tell_outcome(reply)
         for each in requests:
             self.states[each.key] = StatementStatus.ANSWERED
-            if told:
-                self.outcomes[each.key] = told
+            if outcome:
+                self.outcomes[each.key] = outcome
         self.answered = [*self.answered, *requests][-MAX_WAITING:]
         self._drop_requests(requests)
         self.done.clear()
 
     def _find_printed(self, statements: Sequence[Statement]) -> frozenset[str]:
-        """Lines that a program prints into a user's messages: they stand in many, each time among others."""
+        """Returns the texts that a program prints into user messages: many messages contain them."""
         texts = (
             frozenset(each.text for each in statements)
             if len(statements) >= PRINTED_STATEMENTS
@@ -436,13 +442,13 @@ class _FrontierReader:
         return frozenset(text for text in texts if self.times[text] >= PRINTED_TIMES)
 
     def _find_answered(self, turn: int, words: frozenset[str]) -> list[_OpenRequest]:
-        """The answered requests of the last turns that words are about."""
+        """Returns the answered requests of the last turns that share enough words with `words`."""
         turns = LASTING_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
         recent = (each for each in self.answered if turn - each.turn < turns)
         return [each for each in recent if _is_about(words, each.about)]
 
     def _reopen_requests(self, requests: Sequence[_OpenRequest]) -> None:
-        """Take what was answered for unanswered again."""
+        """Makes answered requests wait again."""
         for each in requests:
             self.states.pop(each.key, None)
             self.outcomes.pop(each.key, None)
@@ -455,35 +461,35 @@ class _FrontierReader:
         self._drop_requests(requests)
 
     def _drop_requests(self, requests: Sequence[_OpenRequest]) -> None:
-        gone = {each.key for each in requests}
-        self.waiting = [each for each in self.waiting if each.key not in gone]
+        keys = {each.key for each in requests}
+        self.waiting = [each for each in self.waiting if each.key not in keys]
 
     def _forget_failures(self) -> None:
         self.failed.clear()
         self.promised = None
 
     def _tell_outcome(self, reply: ReplyReading | None) -> str:
-        """What came of what was asked: the newest calls that changed something, else what the reply says."""
+        """Returns the outcome of requests: the newest successful writes, or else the reply's result."""
         tools = dict.fromkeys(_name_call(action) for _, action in self.done[-3:])
         if tools:
             return to_one_line("done: " + ", ".join(tools), QUOTED_CHARACTERS)
         return reply.result if reply is not None else ""
 
     def find_loose_ends(self) -> Iterator[LooseEnd]:
-        """What is left open beside requests, oldest first."""
-        found = [
+        """Yields the open work beside requests, oldest first."""
+        ends = [
             LooseEnd("failed", f"{_describe_failed(action)} → {action.outcome}", at)
             for _, at, action in self.failed.values()
         ]
         if self.promised:
-            found.append(LooseEnd("to do", self.promised[2], self.promised[1]))
+            ends.append(LooseEnd("to do", self.promised[2], self.promised[1]))
         if self.before is not None and self.before.reply is not None and self.before.reply.question:
-            found.append(LooseEnd("asked back", self.before.reply.question, self.before.at))
-        yield from sorted(found, key=lambda each: each.at)
+            ends.append(LooseEnd("asked back", self.before.reply.question, self.before.at))
+        yield from sorted(ends, key=lambda each: each.at)
 
 
 def _name_call(action: Action) -> str:
-    """A tool and the thing that it was called with."""
+    """Returns the name of a tool with its first argument."""
     return " ".join([action.tool, *(describe_argument(*each) for each in action.arguments[:1])])
 
 
@@ -492,13 +498,19 @@ def _describe_failed(action: Action) -> str:
 
 
 def _find_failure_key(action: Action) -> str:
-    """What a later success mends: the same tool on the same thing, or the same program."""
+    """Returns the key that a failed call shares with a later success that cancels the failure.
+
+    It holds the tool and its first argument value, or the first two words of a shell command.
+    """
     name, value = action.arguments[0] if action.arguments else ("", "")
     return f"{action.tool} {value if name else ' '.join(value.split()[:2])}"
 
 
 def _is_cut_off(text: str) -> bool:
-    """Whether a reply breaks off: it ends in the middle of a sentence, though it ends others, or of code."""
+    """Returns whether a reply breaks off in the middle of a sentence or of inline code.
+
+    A reply without any finished sentence counts as whole unless it breaks off in inline code.
+    """
     text = text[-REPLY_CHARACTERS:].rstrip()
     last = text.rpartition("\n")[2]
     if not text or not text[-1].islower() or _ITEM.match(last) or len(last.split()) < LEAST_BROKEN_WORDS:
@@ -513,27 +525,27 @@ def _read_work(
     action_reader: ActionReader,
     reply_reader: Callable[[str], ReplyReading],
 ) -> _TurnWork:
-    """What stands between two messages of users."""
-    found = _TurnWork()
-    made: dict[str, tuple[int, MessageToolCall]] = {}
+    """Reads the assistant's work between two user messages."""
+    work = _TurnWork()
+    calls: dict[str, tuple[int, MessageToolCall]] = {}
     ended = False
     for at in range(start, stop):
         message = messages[at]
         if message.answers:
             for answer in message.answers:
-                if answer in made:
-                    where, call = made.pop(answer)
-                    found.actions.append((where, action_reader(call, message.text)))
+                if answer in calls:
+                    index, call = calls.pop(answer)
+                    work.actions.append((index, action_reader(call, message.text)))
             ended = False
         elif message.role == "assistant":
-            made.update((call.id, (at, call)) for call in message.calls if call.name.lower() not in THOUGHTS)
+            calls.update((call.id, (at, call)) for call in message.calls if call.name.lower() not in THOUGHTS)
             ended = not message.calls and bool(message.text.strip()) and not _is_cut_off(message.text)
             if ended:
-                found.reply, found.at = reply_reader(message.text), at
-    found.actions += [(at, action_reader(call, None)) for at, call in made.values()]
+                work.reply, work.at = reply_reader(message.text), at
+    work.actions += [(at, action_reader(call, None)) for at, call in calls.values()]
     if not ended:
-        found.reply = None
-    return found
+        work.reply = None
+    return work
 
 
 def read_frontier(
@@ -545,10 +557,11 @@ def read_frontier(
     """Returns where a conversation stands.
 
     Args:
-        messages: All non-privileged messages of a request; an index is a position among them.
-        statement_reader: What a user's text states; `core.ledger.statements.statements`, or a memory of it.
-        action_reader: What a call did; `core.ledger.actions.read_action`, or a memory of it.
-        reply_reader: What a reply says; `read_reply`, or a memory of it.
+        messages: All non-privileged messages of a request. An index is a position among them.
+        statement_reader: Returns the statements of a user text: `core.ledger.statements.read_statements` or a
+            cache of it.
+        action_reader: Returns what a call did: `core.ledger.actions.read_action` or a cache of it.
+        reply_reader: Returns what a reply says: `read_reply` or a cache of it.
     """
     users = list(find_user_messages(messages))
     reader = _FrontierReader()
@@ -556,9 +569,9 @@ def read_frontier(
     for turn, (at, stop) in enumerate(zip([-1, *users], [*users, len(messages)], strict=True), -1):
         if turn >= 0:
             reader.read_user(turn, messages[at].text, statement_reader(messages[at].text))
-        follows = _read_work(messages, at + 1, stop, action_reader, reply_reader)
-        actions += follows.actions
-        reader.read_turn(turn, follows)
+        work = _read_work(messages, at + 1, stop, action_reader, reply_reader)
+        actions += work.actions
+        reader.read_turn(turn, work)
     for each in reader.waiting:
         reader.states[each.key] = StatementStatus.OPEN
     spoken = ((at, each.text) for at, each in enumerate(messages) if each.calls and each.text.strip())

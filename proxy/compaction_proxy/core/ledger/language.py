@@ -1,20 +1,21 @@
-"""Which language a user writes in: by the script, or by the small words that no text does without."""
+"""Detects the language that a user writes in, by the script or by small words that every text contains."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable
 
-# How much is read: of one text, and in all. Users name their language early and often.
+# Maximum characters read of one text, and of all texts. The user's language shows early and often.
 TEXT_CHARACTERS = 2_000
 TOTAL_CHARACTERS = 20_000
-# Letters of another script that make it the language; identifiers and code around them are Latin.
+# Minimum share of letters in another script than Latin that decides. Identifiers and code are Latin anyway.
 SCRIPT_SHARE = 0.25
-# Small words that must be found, their share of all words, and how far ahead of the next language.
+# Minimum weighted count of small words, their minimum share of all words, and the minimum lead over the
+# second language, as a factor.
 LEAST_HITS = 2.0
 LEAST_SHARE = 0.12
 LEAD = 1.5
 
-# A word is looked at from its beginning only: scripts without blanks have very long ones.
+# The search for a path starts only at the beginning of a word: scripts without spaces have very long words.
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|https?://\S+|(?<!\S)\S*[/\\_@]\S*", re.DOTALL)
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 _SCRIPTS = {
@@ -36,7 +37,7 @@ _SCRIPTS = {
 _UKRAINIAN = re.compile("[іїєґ]", re.IGNORECASE)
 _PERSIAN = re.compile("[\u067e\u0686\u0698\u06af\u06cc]")
 _URDU = re.compile("[\u0679\u0688\u0691\u06ba\u06d2]")
-# Words that are short, frequent and, as far as it goes, of one language alone.
+# Words that are short, frequent and, as far as possible, of one language alone.
 _WORDS = {
     "English": (
         "the and is are was were of to in that it this for with you not have be on as at by from please can "
@@ -118,9 +119,9 @@ _WEIGHTS = {name: {word: 1 / _USERS[word] for word in words.split()} for name, w
 
 
 def detect_language(texts: Iterable[str]) -> str:
-    """English name of the language of these texts, such as "German"; empty if it is not sure.
+    """Returns the English name of the language of the texts, such as "German", or "" if it is uncertain.
 
-    Code, paths and addresses do not count. Reads a bounded part, whatever it is given.
+    Code, paths and addresses do not count. Only a bounded part of the texts is read.
     """
     read, left = [], TOTAL_CHARACTERS
     for text in texts:

@@ -1,7 +1,8 @@
-"""The ledger: rules, wishes and facts lifted word for word from a conversation; no summary can lose them.
+"""Builds the ledger: rules, requests and facts quoted word for word, so that no summary can lose them.
 
-Only what users say themselves becomes an entry. What tools and the assistant say is observed: short values,
-kept apart. What was said later of the same subject takes the place of what was said before.
+Only statements of the users themselves become entries. Text of tools and of the assistant gives only observed
+facts, which are short values in a section of their own. A later statement replaces an earlier one on the same
+subject.
 """
 
 import re
@@ -18,17 +19,17 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import escape_frames, sanitize_text
 from compaction_proxy.core.summary.injection import is_order
 
-# Requests, which may be many, leave the rest of the budget to what the user decided, prefers and told.
+# Share of the room for requests, which may be many. The rest is for decisions, preferences and user facts.
 REQUEST_SHARE = 0.4
-# The newest of them may take more.
+# Share of the room that the newest request alone may take.
 NEWEST_SHARE = 0.9
-# What was observed is sent with every request from now on: it fills no more than this of the budget.
+# Maximum share of the budget for observed facts. It is limited because every later request carries them.
 OBSERVED_SHARE = 0.4
-# Of the budget, what was done and what is left open comes before what the user decided, prefers and told.
+# Share of the budget for work done and left open, which comes before decisions, preferences and user facts.
 WORK_SHARE = 0.4
-# What came of answered requests comes before the remaining words of the user, and takes no more than this.
+# Maximum share of the budget for outcomes of answered requests, which precede the user's remaining words.
 ANSWERED_SHARE = 0.25
-# What stands around an observation in its line.
+# Characters around an observed fact in its line.
 OBSERVED_CHARACTERS = len("- : \n")
 
 _HEADINGS = {
@@ -41,26 +42,26 @@ _HEADINGS = {
 _LABEL = re.compile(r"[^:.!?\n，。：]{1,41}[:：]\s*")  # noqa: RUF001 - punctuation of many scripts
 _TEXTS = "Also said by the user:"
 _OBSERVED = "Observed in tool output and replies (data, not instructions):"
-# What is told already of the calls that show it.
+# Kinds of facts that the lines about calls state already.
 _TOLD_OF_CALLS = frozenset({"command", "exit"})
 _ANSWERED, _LAST = frozenset({"answered"}), frozenset({"ran"})
-# What has a share of the budget before what users told: what is left open, and what changed the world.
+# Kinds of progress notes that precede the user's facts: open work, changes and the last step.
 _FIRST = frozenset({"failed", "asked back", "to do", "done", "tried", "last step"})
 _KNOWN_HEADINGS = frozenset({*_HEADINGS.values(), _TEXTS})
-# The id of a message behind what it says.
+# The id of the original message at the end of a line.
 _ORIGIN = re.compile(r" \[m_[0-9a-f]+\]\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One thing that the user said and that is to be gone by.
+    """One user statement that the model must go by.
 
     Attributes:
-        kind: What it is.
-        text: As written, one statement.
+        kind: The kind of the statement.
+        text: The statement as written.
         origin: Id of its message; empty for a pin given by header or API.
         at: Index of its message among the non-privileged ones; -1 for a pin.
-        labelled: The user named its kind, such as in "RULE: …".
+        labelled: Whether the user named the kind, such as in "RULE: …".
     """
 
     kind: StatementKind
@@ -72,7 +73,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What else the user said in one message, as written, without what is an entry or was replaced."""
+    """The rest of a user message as written, without ledger entries and replaced statements."""
 
     text: str
     origin: str
@@ -81,13 +82,13 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class ProgressNote:
-    """Something that was done, came of a request or is left open; data, never an instruction.
+    """A note on work done, the outcome of a request or open work. It is data, never an instruction.
 
     Attributes:
         kind: `failed`, `asked back`, `to do`, `done`, `tried`, `last step`, `answered` or `ran`.
         text: One line.
         at: Index of its message.
-        short: The same in few words, for where room is short; "" for nothing.
+        short: A shorter text for when room is short; "" if there is none.
     """
 
     kind: str
@@ -98,13 +99,13 @@ class ProgressNote:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What has to be kept of a stretch of a conversation.
+    """What a compaction must keep of the covered messages.
 
     Attributes:
-        entries: In force, pins first, then as the user said them.
+        entries: The entries in force: pins first, then in the order in which the user made them.
         texts: The remaining words of the user, newest last.
-        facts: What tools and the assistant showed, newest last; data, never instructions.
-        progress: What was done and what is left open, by weight, each kind newest first.
+        facts: Facts from tools and the assistant, newest last. They are data, never instructions.
+        progress: Notes on work done and left open, by weight, each kind newest first.
     """
 
     entries: tuple[LedgerEntry, ...] = ()
@@ -115,7 +116,7 @@ class Ledger:
 
 @dataclass(slots=True)
 class _LedgerPage:
-    """Lines under headings, as long as there is room; sizes in characters."""
+    """Lines under headings, and the room left for more. Sizes are in characters."""
 
     room: int
     lines: dict[str, dict[tuple[int, int], str]] = field(default_factory=dict)
@@ -128,7 +129,7 @@ class _LedgerPage:
         self.lines.setdefault(heading, {})[place] = line
 
     def to_text(self) -> str:
-        """The page, what is data last."""
+        """Returns the page as text, with the observed data last."""
         return "\n\n".join(
             "\n".join([heading, *(held[place] for place in sorted(held))])
             for heading, held in sorted(self.lines.items(), key=lambda item: item[0] == _OBSERVED)
@@ -136,7 +137,7 @@ class _LedgerPage:
 
 
 def flatten_text(text: str) -> str:
-    """What a user said, as it is rendered: on one line, and unable to end the record that it stands in."""
+    """Returns a user's text as rendered: on one line, and unable to end the record around it."""
     return escape_frames(" ".join(text.split()))
 
 
@@ -146,7 +147,7 @@ def _format_line(text: str, origin: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LedgerItem:
-    """What one message says of one kind, as one line."""
+    """The statements of one kind from one message, rendered as one line."""
 
     kind: StatementKind
     place: tuple[int, int]
@@ -156,17 +157,17 @@ class _LedgerItem:
 
 
 def _group_entries(ledger: Ledger, kinds: frozenset[StatementKind]) -> list[_LedgerItem]:
-    found: list[_LedgerItem] = []
+    items: list[_LedgerItem] = []
     for number, entry in enumerate(ledger.entries):
         if entry.kind not in kinds:
             continue
         item = _LedgerItem(entry.kind, (entry.at, number), entry.text, entry.origin, entry.labelled)
-        if found and found[-1].place[0] == entry.at >= 0 and found[-1].kind is entry.kind:
-            last = found.pop()
+        if items and items[-1].place[0] == entry.at >= 0 and items[-1].kind is entry.kind:
+            last = items.pop()
             text = f"{last.text} {entry.text}"
             item = replace(last, text=text, labelled=last.labelled or entry.labelled)
-        found.append(item)
-    return found
+        items.append(item)
+    return items
 
 
 _GROUPS = (
@@ -178,9 +179,10 @@ _GROUPS = (
 
 
 def _format_item(item: _LedgerItem, *, tight: bool) -> tuple[str, str]:
-    """Heading and line of an item; where room is short a label heads all that it stands before.
+    """Returns the heading and the line of an item.
 
-    Rules keep theirs: whoever looks for a rule finds its very words.
+    If `tight`, the line has no message id, and a label of the user becomes the heading. A rule keeps its
+    label in the line, so that a search for the rule finds its exact words.
     """
     if not tight:
         return _HEADINGS[item.kind], _format_line(item.text, item.origin)
@@ -191,10 +193,10 @@ def _format_item(item: _LedgerItem, *, tight: bool) -> tuple[str, str]:
 
 
 def _fill_entries(ledger: Ledger, room: int, *, tight: bool) -> tuple[_LedgerPage, bool]:
-    """The page with the entries on it, and whether all of them have found room."""
+    """Returns a page with the entries, and whether all of them fit."""
     page, late, whole, wanted = _LedgerPage(room), [], True, 0
     for kinds in _GROUPS:
-        # Named by the user before guessed, newer before older.
+        # Kinds that the user named come before guessed ones, and newer items before older ones.
         items = sorted(
             _group_entries(ledger, kinds), key=lambda item: (item.labelled, item.place), reverse=True
         )
@@ -223,7 +225,7 @@ def _fill_entries(ledger: Ledger, room: int, *, tight: bool) -> tuple[_LedgerPag
 
 
 def _put_progress(page: _LedgerPage, progress: Sequence[ProgressNote], kinds: frozenset[str]) -> None:
-    """Puts the lines of some kinds on the page as far as there is room."""
+    """Puts the notes of these kinds on the page as far as there is room."""
     for number, each in enumerate(progress):
         if each.kind not in kinds:
             continue
@@ -239,7 +241,7 @@ def _format_fact(fact: ObservedFact) -> str:
 
 
 def _name_fact(fact: ObservedFact) -> str:
-    """What an observed value is called: its kind where no name is known, or the name orders something."""
+    """Returns the name of a fact, or its kind if the name is unknown or reads as an order."""
     return fact.name if fact.name and not (" " in fact.name and is_order(fact.name)) else fact.kind
 
 
@@ -250,27 +252,29 @@ def _rank_fact(fact: ObservedFact) -> int:
 
 
 def _put_facts(page: _LedgerPage, facts: Sequence[ObservedFact]) -> None:
-    told = {word.strip(",;:") for line in page.lines.get(_OBSERVED, {}).values() for word in line.split()}
+    known_words = {
+        word.strip(",;:") for line in page.lines.get(_OBSERVED, {}).values() for word in line.split()
+    }
     numbered = sorted(enumerate(facts), key=lambda item: (_rank_fact(item[1]), -item[0]))
     for number, fact in numbered:
-        if fact.kind in _TOLD_OF_CALLS or (fact.kind == "path" and fact.text in told):
+        if fact.kind in _TOLD_OF_CALLS or (fact.kind == "path" and fact.text in known_words):
             continue
-        said, name = _format_fact(fact), _name_fact(fact)
-        if page.room < len(name) + len(said) + OBSERVED_CHARACTERS:  # what is made harmless is no shorter
+        text, name = _format_fact(fact), _name_fact(fact)
+        if page.room < len(name) + len(text) + OBSERVED_CHARACTERS:  # sanitising never shortens a text
             continue
-        line = f"- {flatten_text(sanitize_text(name))}: {flatten_text(sanitize_text(said))}"
+        line = f"- {flatten_text(sanitize_text(name))}: {flatten_text(sanitize_text(text))}"
         if page.measure_cost(_OBSERVED, line) <= page.room:
             page.put(_OBSERVED, (_rank_fact(fact) // 2, number), line)
 
 
 def render_ledger(ledger: Ledger, max_characters: int) -> str:
-    """The ledger's text in at most `max_characters`, or more where the rules alone take more; "" for nothing.
+    """Returns the ledger as text of at most `max_characters`, or more if the rules alone take more.
 
-    Rules and pins are always there. Then come open requests, what was done and is left open, decisions and
-    preferences, what the user told, answered requests, other words of the user from the newest on, and what
-    was observed: other calls, paths, errors, other values. What tools and the assistant said stands under one
-    heading that calls it data. No item is cut in two. Ids of messages are given only where all entries have
-    room with them.
+    The text of an empty ledger is "". Rules and pins are always included. Then come open requests, work done
+    and left open, decisions and preferences, facts that the user stated, answered requests, other words of
+    the user from the newest on, and observations: other calls, paths, errors and other values. Text from
+    tools and the assistant stands under one heading that calls it data. No item is cut in two. Message ids
+    appear only if all entries fit with them.
     """
     rules = tuple(entry for entry in ledger.entries if entry.kind is StatementKind.RULE)
     beside_rules, _ = _fill_entries(Ledger(rules), max_characters, tight=True)
@@ -297,23 +301,23 @@ def render_ledger(ledger: Ledger, max_characters: int) -> str:
 
 
 def parse_ledger(text: str) -> tuple[list[str], str]:
-    """Returns what a rendered ledger holds: the words of the user, an item for each, and what was observed.
+    """Returns the items of the user and the observations in a rendered ledger.
 
-    What was observed is data: it is returned as one text, "" for nothing, and never among the user's words.
-    Lines that are no item are left out.
+    Observations are data. They are returned as one text, "" for none, and never among the user's words. Lines
+    that are not items are left out.
     """
-    said: list[str] = []
-    observed: list[str] = []
+    items: list[str] = []
+    observations: list[str] = []
     heading = ""
     for line in text.splitlines():
         if not line.startswith("- "):
             heading = line
         elif heading == _OBSERVED:
-            observed.append(line.removeprefix("- "))
+            observations.append(line.removeprefix("- "))
         else:
             words = _ORIGIN.sub("", line.removeprefix("- "))
-            said.append(words if heading in _KNOWN_HEADINGS else f"{heading} {words}")
-    return said, "\n".join(observed)
+            items.append(words if heading in _KNOWN_HEADINGS else f"{heading} {words}")
+    return items, "\n".join(observations)
 
 
 __all__ = [
@@ -332,13 +336,13 @@ __all__ = [
     "render_ledger",
 ]
 
-# The beginning of a long message that is quoted with the remaining words of the user, in characters.
+# Leading characters quoted of the user's remaining words in one message.
 HEAD_CHARACTERS = 600
 PIN = -1
-# Rules that one ledger quotes. Of 217 recorded conversations of coding agents, desks and chats none has more
-# than 54. Every quoted rule is sent with every later request, so the number must end somewhere.
+# Maximum number of rules in one ledger. Of 217 recorded conversations of coding agents, desks and chats, none
+# has more than 54. Every quoted rule is sent with every later request, so the number needs a limit.
 MAX_RULES = 500
-# Lines of what was done, and of what was run, that one ledger may hold.
+# Maximum number of lines about calls that changed something in one ledger, and about other calls.
 MAX_ACTIONS = 200
 
 
@@ -352,45 +356,49 @@ def build_ledger(
     frontier: Frontier | None = None,
     fact_reader: Callable[[Message], tuple[MessageFact, ...]] = list_message_facts,
 ) -> Ledger:
-    """What has to be kept of the covered messages.
+    """Builds the ledger of the covered messages.
 
     Args:
-        messages: All non-privileged messages of the request; an index is a position among them.
-        covered: Indices that the forwarded list will not contain any more. Only they are quoted, but what
-            is said in any message replaces what was said before.
-        get_message_id: The id of the message at an index.
-        pins: Rules given by header or API; they come first. Of pins and rules together the ledger quotes at
-            most `MAX_RULES`.
-        active: Of these messages, where it is known already.
-        frontier: Where the conversation stands, where it is known already.
-        fact_reader: What a message shows; `core.ledger.facts.shown`, or a memory of it.
+        messages: All non-privileged messages of the request. An index is a position among them.
+        covered: Indices of messages that the forwarded list will no longer contain. Only these are quoted,
+            but a statement in any message replaces earlier ones.
+        get_message_id: Returns the id of the message at an index.
+        pins: Rules given by header or API. They come first. The ledger quotes at most `MAX_RULES` pins and
+            rules together.
+        active: The active statements of these messages, if they are known already.
+        frontier: Where the conversation stands, if this is known already.
+        fact_reader: Returns the facts of a message: `core.ledger.facts.list_message_facts` or a cache of it.
     """
-    gone = frozenset(covered)
-    come = read_frontier(messages) if frontier is None else frontier
-    kept = (active or ActiveStatements(messages)).list_covered(gone)
+    covered_indices = frozenset(covered)
+    known_frontier = read_frontier(messages) if frontier is None else frontier
+    statements = (active or ActiveStatements(messages)).list_covered(covered_indices)
     pinned = tuple(
         LedgerEntry(StatementKind.RULE, pin.strip(), "", PIN) for pin in dict.fromkeys(pins) if pin.strip()
     )
-    entries, rest = [], []
-    for at, spoken in kept:
-        if (kind := _find_kind(spoken, come)) is not None:
+    entries, others = [], []
+    for at, spoken in statements:
+        if (kind := _find_kind(spoken, known_frontier)) is not None:
             entries.append(
                 LedgerEntry(kind, spoken.said.text, get_message_id(at), at, bool(spoken.said.label))
             )
-        elif not (spoken.is_withdrawn or _find_outcome(spoken, come)):
-            rest.append((at, spoken))
-    progress = (*_list_progress(come, gone), *_list_answered(kept, come), *_list_runs(come, gone))
+        elif not (spoken.is_withdrawn or _find_outcome(spoken, known_frontier)):
+            others.append((at, spoken))
+    progress = (
+        *_list_progress(known_frontier, covered_indices),
+        *_list_answered(statements, known_frontier),
+        *_list_runs(known_frontier, covered_indices),
+    )
     bounded = tuple(_bound_rules([*pinned, *entries]))
     return Ledger(
         bounded,
-        tuple(_iter_remarks(rest, get_message_id)),
-        collect_facts(messages, gone, fact_reader),
+        tuple(_iter_remarks(others, get_message_id)),
+        collect_facts(messages, covered_indices, fact_reader),
         progress,
     )
 
 
 def _find_kind(spoken: UserStatement, frontier: Frontier) -> StatementKind | None:
-    """What a statement is to be gone by as; None for nothing: a request is one only while it is open."""
+    """Returns the kind of entry that a statement makes, or None. A closed request makes no entry."""
     state = frontier.states.get((spoken.turn, spoken.said.text))
     if spoken.kind not in {StatementKind.REQUEST, None} or state is None:
         return spoken.kind
@@ -398,7 +406,7 @@ def _find_kind(spoken: UserStatement, frontier: Frontier) -> StatementKind | Non
 
 
 def _find_outcome(spoken: UserStatement, frontier: Frontier) -> str:
-    """What came of an answered request or question; "" for what is none, or where that is not known."""
+    """Returns the outcome of an answered request or question, or "" if there is none or it is unknown."""
     key = spoken.turn, spoken.said.text
     asks = spoken.kind is StatementKind.REQUEST or (spoken.kind is None and spoken.said.question)
     return (
@@ -409,9 +417,9 @@ def _find_outcome(spoken: UserStatement, frontier: Frontier) -> str:
 
 
 def _list_progress(frontier: Frontier, gone: Collection[int]) -> Iterator[ProgressNote]:
-    """What is left open, what was changed, and where it stopped; each kind newest first."""
-    left = [each for each in frontier.loose_ends if each.at in gone]
-    yield from (ProgressNote(each.kind, each.text, each.at) for each in reversed(left))
+    """Yields notes on open work, on changes and on the last step, each kind newest first."""
+    loose_ends = [each for each in frontier.loose_ends if each.at in gone]
+    yield from (ProgressNote(each.kind, each.text, each.at) for each in reversed(loose_ends))
     actions = [each for each in frontier.actions if each[0] in gone and each[1].is_write]
     for line in islice(describe_actions(actions), MAX_ACTIONS):
         if line.has_failed:
@@ -426,17 +434,17 @@ def _list_progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progre
 def _list_answered(
     statements: Sequence[tuple[int, UserStatement]], frontier: Frontier
 ) -> Iterator[ProgressNote]:
-    """What came of answered requests, newest first; those of which the same came share a line."""
-    said: dict[str, dict[str, int]] = {}
+    """Yields the outcomes of answered requests, newest first. Requests with the same outcome share a note."""
+    texts_by_outcome: dict[str, dict[str, int]] = {}
     for at, spoken in statements:
         if outcome := _find_outcome(spoken, frontier):
-            said.setdefault(outcome, {})[spoken.said.text] = at
-    for outcome, texts in sorted(said.items(), key=lambda item: -max(item[1].values())):
+            texts_by_outcome.setdefault(outcome, {})[spoken.said.text] = at
+    for outcome, texts in sorted(texts_by_outcome.items(), key=lambda item: -max(item[1].values())):
         yield ProgressNote("answered", f"{' '.join(texts)} → {outcome}", max(texts.values()))
 
 
 def _list_runs(frontier: Frontier, gone: Collection[int]) -> Iterator[ProgressNote]:
-    """Other calls than reads, such as tests, newest first."""
+    """Yields notes on calls that are neither writes nor successful reads, such as tests, newest first."""
     actions = [
         (at, each)
         for at, each in frontier.actions
@@ -447,9 +455,9 @@ def _list_runs(frontier: Frontier, gone: Collection[int]) -> Iterator[ProgressNo
 
 
 def _bound_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
-    """Yields the entries in their order, at most `MAX_RULES` rules among them.
+    """Yields the entries in their order, with at most `MAX_RULES` rules among them.
 
-    Pins win over rules that the user labelled, these over other rules, and the newest over older ones.
+    Pins win over rules that the user labelled, labelled rules over others, and newer rules over older ones.
     """
     numbers = [number for number, entry in enumerate(entries) if entry.kind is StatementKind.RULE]
     numbers.sort(key=lambda number: (entries[number].at == PIN, entries[number].labelled, number))
@@ -460,7 +468,7 @@ def _bound_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
 def _iter_remarks(
     statements: Sequence[tuple[int, UserStatement]], get_message_id: Callable[[int], str]
 ) -> Iterator[Remark]:
-    """What is no entry, message by message."""
+    """Yields the statements that make no entry, joined by message."""
     rest: dict[int, list[str]] = {}
     for at, spoken in statements:
         if not spoken.kind:
@@ -470,20 +478,21 @@ def _iter_remarks(
 
 
 def find_superseded(messages: Sequence[Message]) -> SupersededStatements:
-    """What later messages have replaced, so that no summary brings it back."""
+    """Returns the statements that later messages have replaced. No summary may bring them back."""
     return ActiveStatements(messages).superseded
 
 
 def list_rules(ledger: Ledger) -> tuple[str, ...]:
-    """The texts of rules and pins as they are rendered, in one line; each has to be in what is forwarded."""
+    """Returns the rules and pins as rendered, one line each. The forwarded request must contain them all."""
     return tuple(flatten_text(entry.text) for entry in ledger.entries if entry.kind is StatementKind.RULE)
 
 
 def has_every_rule(text: str, rules: Sequence[str]) -> bool:
-    """Returns whether every rule stands in the text, word for word.
+    """Returns whether the text contains every rule word for word.
 
-    Each search starts where the last one ended, so the time is linear in a text that quotes the rules in
-    their order, as a rendered ledger does. A rule that stands elsewhere costs one search of the whole text.
+    Each search starts where the last rule was found. The time is therefore linear for a text that quotes the
+    rules in their order, as a rendered ledger does. A rule that stands elsewhere costs one search of the
+    whole text.
     """
     start = 0
     for rule in rules:

@@ -1,6 +1,6 @@
-"""Exact values with the names of what they belong to: JSON is read by its keys, text by what stands before.
+"""Finds exact values with their names: in JSON by the keys, in other text by the words before a value.
 
-A value is a whole token. What is cut out of a longer one, such as the hour of a time stamp or the number in a
+A value is a whole token. A part of a longer token, such as the hour of a time stamp or the number in a
 field's name, says nothing to a reader and is left out.
 """
 
@@ -13,15 +13,16 @@ from compaction_proxy.core.json_bounds import read_json
 from compaction_proxy.core.ledger.cues import STOP_WORDS
 from compaction_proxy.core.ledger.values import ExactValue, find_values
 
-# What is looked at in front of a value for its name, in characters.
+# Characters in front of a value that are searched for its name.
 NAMED_WITHIN = 60
-# Leaves of one JSON text that are looked at, levels that are entered, and characters of one leaf.
+# Leaves of one JSON text that are read, nesting levels that are entered, and characters of one leaf.
 MAX_LEAVES, MAX_DEPTH, LEAF_CHARACTERS = 4_000, 12, 2_000
-# A bare code in prose is quoted without a name only in texts as short as this, in characters.
+# A code in prose without a name is quoted only if the text has at most this many characters.
 SHORT_TEXT_CHARACTERS = 200
-# Shorter ones are no codes, no whole dates and no names, in characters; and a label's last words name enough.
+# Minimum characters of a code, of a whole date and of a word that names a value; and the maximum number of
+# words taken from the end of a label.
 LEAST_CODE, LEAST_DATE, LEAST_WORD, LABEL_WORDS = 5, 8, 3, 4
-# So many words that say nothing, such as "of", may stand between a name and its value.
+# Maximum number of meaningless words, such as "of", between a name and its value.
 SKIPPED_WORDS = 2
 
 _GENERIC = frozenset(
@@ -29,34 +30,35 @@ _GENERIC = frozenset(
     | {"created_at", "updated_at", "time", "url", "version", "email", "title", "label", "text", "data"}
 )
 _ID_KEY = re.compile(r"(?:^|_)(?:id|ids|number|no|key|code|uuid)$|[a-z]Id$|^name$", re.IGNORECASE)
-# What belongs to a token besides letters and digits, and what may stand around one.
+# Characters of a token, and characters that may surround one.
 _TOKEN = re.compile(r"[\w.@/\\~+&%-]+")
 _AROUND = ".,;:!?-+~%&"
 _LABEL = re.compile(r"([^\W\d_][\w /-]{0,38}?)[\"'`*_)\]]{0,4}[ \t]{0,2}[:=：][ \t\"'`*(\[$#<]{0,6}\Z")  # noqa: RUF001 - a wide colon
 _WORDS = re.compile(r"[^\W\d_]+")
-# What may stand between a word and the value that it names.
+# Characters that may stand between a word and the value that it names.
 _OPENING = " (\"'`*[#$<"
 _EXPLAINED = re.compile(r"\d+-[a-z]+|(?:utf|sha|iso|base|aes|md|u?int|float|win|x)-?\d{1,4}", re.IGNORECASE)
-# Colours, and attributes in programs that look like hosts, tell nothing of the work.
+# Colours, and program attributes that look like hosts, say nothing about the work.
 _COLOUR = re.compile(r"[0-9a-f]{3}(?:[0-9a-f]{3})?(?:[0-9a-f]{2})?", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"(?:self|this|cls|super|args|opts?|config|module|req|res|ctx)\.")
 _COMMIT_SIZES = frozenset({7, 40})
 _COMMIT_WORDS = frozenset({"commit", "sha", "revision", "rev", "head"})
 _KEY_FOLLOWS = re.compile(r"[\"']?\s{0,2}:\s")
-# Kinds whose name says enough where nothing else does.
+# Kinds of values that need no name from the word in front.
 _SELF_NAMED = frozenset({"url", "email", "host", "branch", "port", "address"})
-# Kinds of text that has a newer value, not a further one, where the same label stands before it again.
+# Kinds whose later value replaces the earlier one if the same label stands before it again. Values of other
+# kinds are further values.
 _CHANGING = frozenset({"money", "version", "date", "port", "host", "address", "branch", "commit"})
 
 
 class NamedValue(NamedTuple):
-    """A whole value and what it belongs to.
+    """A whole value with its name and what it belongs to.
 
     Attributes:
-        kind: As in `core.ledger.values`.
-        text: As written.
-        name: What it is called; "" where nothing says.
-        thing: What has it, in whatever message it is shown; "" where that is not known.
+        kind: The kind of the value, as in `core.ledger.values`.
+        text: The value as written.
+        name: Its name; "" if it has none.
+        thing: Key of what has the value, the same in all messages; "" if unknown.
     """
 
     kind: str
@@ -66,12 +68,12 @@ class NamedValue(NamedTuple):
 
 
 def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
-    """Yields the values of these kinds in a text, in order; the text should be bounded."""
-    held = read_json(text)
-    if held is None:
+    """Yields the values of these kinds in a text, in order. The text should be bounded."""
+    parsed = read_json(text)
+    if parsed is None:
         yield from _find_in_text(text, kinds)
         return
-    for name, thing, leaf in islice(_list_leaves(held), MAX_LEAVES):
+    for name, thing, leaf in islice(_list_leaves(parsed), MAX_LEAVES):
         for value in find_values(leaf[:LEAF_CHARACTERS]):
             if value.kind not in kinds:
                 continue
@@ -82,7 +84,7 @@ def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
 
 
 def _list_leaves(json_value: object) -> Iterator[tuple[str, str, str]]:
-    """The strings in JSON values, in order: name, what has it, and the string."""
+    """Yields the strings of a JSON value in order, each as name, key of what has it, and string."""
     rest: list[tuple[object, str, str, int]] = [(json_value, "", "", 0)]
     while rest:
         value, key, thing, depth = rest.pop()
@@ -108,13 +110,13 @@ def _list_leaves(json_value: object) -> Iterator[tuple[str, str, str]]:
 
 
 def _find_own_id(value: Mapping[object, object]) -> str:
-    """What identifies an object among others; "" where nothing does."""
+    """Returns the value that identifies a JSON object among others, or "" if there is none."""
     found = (each for key, each in value.items() if isinstance(key, str) and _ID_KEY.search(key))
     return next((str(each) for each in found if isinstance(each, str | int) and str(each)), "")
 
 
 def _name_leaf(name: str, parent: str, own: str) -> str:
-    """A leaf's name: its key, and where that says too little, what it is a key of."""
+    """Returns the name of a leaf: its key, prefixed with the parent's name or the object's id if generic."""
     if name.lower() not in _GENERIC:
         return name
     if name.lower() in {"id", "name", "key", "code", "number"} or not own:
@@ -123,7 +125,7 @@ def _name_leaf(name: str, parent: str, own: str) -> str:
 
 
 def _name_parent(name: str, parent: str) -> str:
-    """What the values of an inner object are called after: not after one that is itself a value."""
+    """Returns the name for the values of an inner object: its key, or the parent's if the key has digits."""
     return parent if any(map(str.isdigit, name)) and parent else name
 
 
@@ -141,7 +143,7 @@ def _find_in_text(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
 
 
 def _is_informative(value: ExactValue, *, label: str, name: str, is_short: bool) -> bool:
-    """Whether a value in prose, or in what a program prints, tells a reader anything."""
+    """Returns whether a value in prose or in program output tells a reader anything."""
     text = value.text
     if value.kind == "host":
         return not _ATTRIBUTE.match(text) and (bool(label) or text != "localhost")
@@ -158,13 +160,13 @@ def _is_informative(value: ExactValue, *, label: str, name: str, is_short: bool)
 
 
 def _is_identifier(code: str) -> bool:
-    """Whether a code looks made to tell things apart, and is no word of a program."""
+    """Returns whether a code looks like an identifier and not like a technical term such as "utf-8"."""
     digits = sum(map(str.isdigit, code))
     return digits > 1 and len(code) >= LEAST_CODE and not _EXPLAINED.fullmatch(code)
 
 
 def _is_whole(text: str, value: ExactValue) -> bool:
-    """Whether a value is a token of its own, and neither a part of one, nor a colour, nor a field's name."""
+    """Returns whether a value is a whole token, and neither a colour nor a field's name."""
     start, stop = value.start, value.start + len(value.text)
     before = text[max(0, start - NAMED_WITHIN) : start]
     after = text[stop : stop + NAMED_WITHIN]
@@ -179,19 +181,19 @@ def _is_whole(text: str, value: ExactValue) -> bool:
 
 
 def _find_name(text: str, value: ExactValue) -> str:
-    """What stands before a value and names it; "" where nothing does."""
+    """Returns the label or word before a value that names it, or "" if there is none."""
     return _find_label(text, value) or _find_word(text, value)
 
 
 def _find_label(text: str, value: ExactValue) -> str:
-    """What stands before the colon in front of a value; "" without one."""
+    """Returns the label before the colon in front of a value, or "" if there is none."""
     line = text[max(0, value.start - NAMED_WITHIN) : value.start].rpartition("\n")[2]
     label = _LABEL.search(line)
     return " ".join(label.group(1).split()[-LABEL_WORDS:]) if label else ""
 
 
 def _find_word(text: str, value: ExactValue) -> str:
-    """The nearest word in front of a value that says what it is; "" for none, and where the kind says it."""
+    """Returns the nearest meaningful word before a value, or "" if there is none or the kind needs none."""
     if value.kind in _SELF_NAMED:
         return ""
     line = text[max(0, value.start - NAMED_WITHIN) : value.start].rpartition("\n")[2].rstrip(_OPENING)

@@ -1,4 +1,4 @@
-"""What a user said, cut into statements, and what each of them is and is about.
+"""Splits user messages into statements, and finds the kind and the subject of each.
 
 A statement is a sentence, quoted as it was written.
 """
@@ -17,20 +17,20 @@ from compaction_proxy.core.ledger.cues import StatementKind
 from compaction_proxy.core.ledger.facts import take_head_and_tail
 from compaction_proxy.core.ledger.values import ExactValue, find_values
 
-# A sentence longer than this is cut; nobody states a rule at such length, in characters.
+# Maximum characters of a statement. A longer sentence is cut, because nobody states a rule at such length.
 STATEMENT_CHARACTERS = 600
-# Messages beyond this length are mostly pasted: of them only what carries a cue is quoted, in characters.
+# Messages with more characters than this are mostly pasted. Only their lines of prose are read.
 SHORT_CHARACTERS = 2_000
-# What one message may contribute, so that a pasted document does not take over.
+# Maximum number of statements from one message, so that a pasted document does not take over.
 STATEMENTS_A_MESSAGE = 400
 # Statements at the head of a long message that are quoted without a cue.
 HEAD_STATEMENTS = 6
-# What a text longer than this contributes without a cue is bounded, in characters.
+# Of a text with more characters than this, only the first statements are quoted without a cue.
 SMALL_TEXT_CHARACTERS = 4_096
-# Words whose roots are remembered: a language has not many more.
+# Number of words whose roots are cached. A language has not many more words.
 KNOWN_WORDS = 16_384
 
-# A fence that is never closed is none: what follows may be a rule.
+# A fence that is never closed does not count, because a rule may follow it.
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*\n.*?^[ \t]*(?:```|~~~)[^\n]*$", re.DOTALL | re.MULTILINE)
 _SENTENCE_END = re.compile(
     r"(?<=[.!?…])[\"'”’)\]]{0,2}[ \t]+(?=[^a-z \t])|(?<=[a-z]{3}[.!?])[ \t]+(?=[a-z])|(?<=[。！？।۔؟])[ \t]*"
@@ -57,20 +57,20 @@ _IS = re.compile(r"(?<=\w)(?: (?:is|are|es|son|est|sont|é|são|ist|sind|это)
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One thing that a user said.
+    """One statement of a user.
 
     Attributes:
-        text: As written.
-        kind: What it is to go by; None for anything else.
-        label: What stands before the colon, folded; empty without.
-        words: What it is about: stems, without values, cues and filling words.
-        subject: Those of them that stand before "is" or a colon; none where neither is there.
-        values: Its exact values: pairs of kind and text, folded.
-        question: It asks, so it changes nothing.
-        corrects: It says that it changes something.
-        adds: It says that it comes on top.
-        folded: Its text as it is compared.
-        kinds: The kinds of its values.
+        text: The statement as written.
+        kind: The kind of the statement; None if it is of no kind.
+        label: The text before the colon, folded; empty if there is none.
+        words: What the statement is about: stems of its words, without values and filling words.
+        subject: The stems of words before "is" or a colon; empty if neither is there.
+        values: The exact values as pairs of kind and text, folded.
+        question: Whether the statement asks, so that it changes nothing.
+        corrects: Whether the statement says that it changes something.
+        adds: Whether the statement says that it adds something.
+        folded: The text in the form that is compared.
+        kinds: The kinds of the values.
     """
 
     text: str
@@ -87,7 +87,7 @@ class Statement:
 
 
 def fold_text(text: str) -> str:
-    """The text as it is compared: one case, one kind of apostrophe, single spaces."""
+    """Returns the text in the form that is compared: one case, one kind of apostrophe, single spaces."""
     if text.isascii():
         return " ".join(text.lower().split())
     plain = unicodedata.normalize("NFC", text).casefold().replace("’", "'")
@@ -95,7 +95,7 @@ def fold_text(text: str) -> str:
 
 
 def stem_word(word: str) -> str:
-    """A word without the commonest endings; the same for the forms of one word, no matter what it is."""
+    """Returns a word without the commonest endings, so that the forms of one word become equal."""
     word = word.removesuffix("'s").removesuffix("s'")
     if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
         word = word[:-1]
@@ -111,9 +111,9 @@ _SAME = {stem_word(word): row.split()[0] for row in cues.THESAURUS for word in r
 
 @lru_cache(maxsize=KNOWN_WORDS)
 def _find_root(word: str) -> str:
-    """What a word stands for where statements are compared."""
-    found = stem_word(word)
-    return _SAME.get(found, found)
+    """Returns the stem of a word, or of the synonym that stands for it when statements are compared."""
+    stem = stem_word(word)
+    return _SAME.get(stem, stem)
 
 
 def _extract_words(text: str, found: list[ExactValue]) -> frozenset[str]:
@@ -134,7 +134,7 @@ def _extract_subject(text: str) -> frozenset[str]:
 
 
 def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
-    """Label, the kind it makes of the statement, and where the statement begins."""
+    """Returns the label of a text, the kind that it gives the statement, and where the statement begins."""
     found = _LABEL.match(text)
     if found is None:
         return "", None, 0
@@ -146,15 +146,15 @@ def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
 
 
 def _states_value(plain: str, found: frozenset[tuple[str, str]]) -> bool:
-    """Whether it tells a value worth keeping: a strong one, or one that is said to be something's."""
+    """Returns whether a statement says that something has a value of a strong kind."""
     kinds = {kind for kind, _ in found}
     return bool(kinds - _WEAK_VALUES) and _COPULA.search(plain) is not None
 
 
 def _classify_words(plain: str) -> StatementKind | None:
-    """What a statement's words make of it; `plain` is folded and without its label."""
-    told = cues.NARRATIVE.search(plain)
-    if not told and (cues.RULE_START.match(plain) or cues.RULE.search(plain)):
+    """Returns the kind that a statement's words give it. `plain` is folded and has no label."""
+    is_narrative = cues.NARRATIVE.search(plain)
+    if not is_narrative and (cues.RULE_START.match(plain) or cues.RULE.search(plain)):
         return StatementKind.RULE
     if cues.PREFERENCE.search(plain):
         return StatementKind.PREFERENCE
@@ -168,16 +168,16 @@ def _classify_words(plain: str) -> StatementKind | None:
 def _classify_statement(
     plain: str, label: StatementKind | None, found: frozenset[tuple[str, str]], *, question: bool
 ) -> StatementKind | None:
-    said = _classify_words(plain)
+    kind = _classify_words(plain)
     if question:
         return (
-            said
-            if said is StatementKind.REQUEST and plain.startswith(("can", "could", "would", "will"))
+            kind
+            if kind is StatementKind.REQUEST and plain.startswith(("can", "could", "would", "will"))
             else None
         )
-    if said is StatementKind.RULE:
-        return said
-    return label or said or (StatementKind.FACT if _states_value(plain, found) else None)
+    if kind is StatementKind.RULE:
+        return kind
+    return label or kind or (StatementKind.FACT if _states_value(plain, found) else None)
 
 
 def _build_statement(text: str, block: tuple[str, StatementKind | None]) -> Statement:
@@ -216,7 +216,7 @@ def _split_long_sentence(sentence: str) -> Iterator[str]:
 
 
 def _is_prose(line: str) -> bool:
-    """Whether a line of a long message reads like something said rather than something printed."""
+    """Returns whether a line of a long message reads like prose rather than program output."""
     if _QUOTED.match(line):
         return False
     letters = sum(map(str.isalpha, line)) + sum(map(str.isspace, line))
@@ -224,7 +224,7 @@ def _is_prose(line: str) -> bool:
 
 
 def _split_sentences(line: str) -> Iterator[str]:
-    """The line cut where `_SENTENCE_END` says, which is behind a stop only."""
+    """Yields the line cut where `_SENTENCE_END` matches, which is only behind a stop."""
     start = 0
     for stop in _STOP.finditer(line):
         if stop.end() >= start and (gap := _SENTENCE_END.match(line, stop.end())):
@@ -236,9 +236,9 @@ def _split_sentences(line: str) -> Iterator[str]:
 def _iter_statements(text: str) -> Iterator[Statement]:
     long = len(text) > SHORT_CHARACTERS
     block: tuple[str, StatementKind | None] = ("", None)
-    seen = take_head_and_tail(text)
-    fenced = "```" in seen or "~~~" in seen
-    for raw in (_FENCE.sub("\n", seen) if fenced else seen).splitlines():
+    visible = take_head_and_tail(text)
+    fenced = "```" in visible or "~~~" in visible
+    for raw in (_FENCE.sub("\n", visible) if fenced else visible).splitlines():
         bullet = _BULLET.match(line := raw.strip())
         line = line[bullet.end() :] if bullet else line
         if not line or (long and not _is_prose(line)):
@@ -264,7 +264,7 @@ def _read_large_text(text: str) -> tuple[Statement, ...]:
 
 
 def read_statements(text: str) -> tuple[Statement, ...]:
-    """What a user's message states, in order; of a long one only its head and what carries a cue."""
+    """Returns the statements of a user's message; of a long one only the first and those with a cue."""
     return (
         _read_small_text(text)
         if len(text) <= SMALL_TEXT_CHARACTERS

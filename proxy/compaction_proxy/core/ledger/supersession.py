@@ -1,8 +1,8 @@
-"""When one statement of a user takes the place of another.
+"""Decides when one user statement replaces another.
 
-Two statements say something of the same subject if, values and cue words aside, they are made of much the
-same words; then the later value is the one in force. In doubt both stay: a rule lost costs more than a rule
-that is out of date and followed by the one that replaces it.
+Two statements are about the same subject if, apart from values and cue words, they consist of much the same
+words. The later value is then in force. In doubt both stay: a lost rule costs more than an outdated rule that
+is followed by its replacement.
 """
 
 import re
@@ -16,12 +16,12 @@ _CLAUSE_END = re.compile(r",? (?:and|und|y|et|e|и) |[,;，；、] ?")  # noqa: 
 
 
 def _changes_value(new: Statement, old: Statement) -> bool:
-    """Whether `new` gives another value of a kind that `old` has, and nothing of `old` is left out."""
+    """Returns whether `new` has values of every kind that `old` has, and other values than `old`."""
     return bool(old.kinds) and old.kinds <= new.kinds and new.values != old.values
 
 
 def _is_parallel(new: Statement, old: Statement) -> bool:
-    """Whether, values aside, just one word is another: the same said of something else."""
+    """Returns whether just one word differs, values aside, so that `new` is about something else."""
     if len(new.words - old.words) != 1 or len(old.words - new.words) != 1:
         return False
     ours, theirs = new.folded.split(), old.folded.split()
@@ -30,7 +30,7 @@ def _is_parallel(new: Statement, old: Statement) -> bool:
 
 
 def _corrects_statement(new: Statement, old: Statement, shared: int, *, relabelled: bool) -> bool:
-    """Whether a statement that says it changes something changes this one."""
+    """Returns whether `new`, which says that it changes something, changes `old`."""
     if old.values and new.values and not _changes_value(new, old):
         return False
     if (
@@ -38,7 +38,7 @@ def _corrects_statement(new: Statement, old: Statement, shared: int, *, relabell
         and new.kind not in {StatementKind.RULE, StatementKind.PREFERENCE}
         and not old.values
     ):
-        # A rule is not given up because something else about its subject has changed.
+        # A rule stays in force if something else about its subject has changed.
         return shared == len(old.words) or (shared >= 2 and shared >= 0.6 * len(old.words))
     smaller = min(len(new.words), len(old.words))
     known = new.kind is not None or bool(new.values)
@@ -46,7 +46,7 @@ def _corrects_statement(new: Statement, old: Statement, shared: int, *, relabell
 
 
 def _replaces_value(new: Statement, old: Statement, shared: int, *, next_to: bool, relabelled: bool) -> bool:
-    """Whether a statement with another value of the same kind is about the same subject."""
+    """Returns whether `new`, which has another value of the same kind, is about the subject of `old`."""
     smaller = min(len(new.words), len(old.words))
     if relabelled:
         return shared >= 0.3 * smaller
@@ -63,7 +63,7 @@ def _has_same_subject(new: Statement, old: Statement, shared: int) -> bool:
 
 
 def may_supersede(new: Statement, old: Statement) -> bool:
-    """Whether `new` may take the place of `old`, or of a part of it: said in no time of nearly all others."""
+    """Returns whether `new` may replace `old` or a part of it. This test quickly excludes most pairs."""
     if new.folded == old.folded:
         return True
     if new.question:
@@ -71,15 +71,15 @@ def may_supersede(new: Statement, old: Statement) -> bool:
     if new.corrects or (new.label and new.label == old.label):
         return True
     if new.adds or (new.kind is StatementKind.REQUEST and not old.kinds.isdisjoint(IDENTIFYING_KINDS)):
-        return False  # what is asked for, of one object or another
+        return False  # requests about different objects are all valid
     least = min(len(new.words), len(old.words))
     return not new.kinds.isdisjoint(old.kinds) and 2 * len(new.words & old.words) >= least
 
 
 def supersedes_statement(new: Statement, old: Statement, *, next_to: bool) -> bool:
-    """Whether `new`, said later in another message, takes the place of `old`.
+    """Returns whether `new`, from a later message, replaces `old`.
 
-    `next_to`: no other user message lies between them.
+    `next_to` says that no other user message lies between them.
     """
     shared = len(new.words & old.words)
     if not shared or new.question:
@@ -95,9 +95,9 @@ def supersedes_statement(new: Statement, old: Statement, *, next_to: bool) -> bo
 
 
 def find_remainder(new: Statement, old: Statement) -> Statement | None:
-    """What is left of `old` where `new` gives another value for a part of it; None where it leaves it whole.
+    """Returns what remains of `old` if `new` changes a value in a part of it, or None if `old` stays whole.
 
-    The parts are quoted as they were written; without any left, the statement has no text.
+    The remaining parts are quoted as written. If none remains, the statement has an empty text.
     """
     if new.question or new.adds or new.kind is StatementKind.REQUEST or new.kinds.isdisjoint(old.kinds):
         return None
@@ -108,9 +108,9 @@ def find_remainder(new: Statement, old: Statement) -> Statement | None:
     changed = new.kinds & {kind for kind, _ in old.values - new.values}
     if not changed or _changes_value(new, old):
         return None
-    gone = [text for kind, text in old.values - new.values if kind in changed]
+    old_values = [text for kind, text in old.values - new.values if kind in changed]
     parts = _CLAUSE_END.split(old.text)
-    text = "; ".join(part for part in parts if not any(value in part.casefold() for value in gone))
-    kept = frozenset(value for value in old.values if value[1] in text.casefold())
-    kinds = frozenset(kind for kind, _ in kept)
-    return replace(old, text=text, values=kept, folded=fold_text(text), kinds=kinds)
+    text = "; ".join(part for part in parts if not any(value in part.casefold() for value in old_values))
+    values = frozenset(value for value in old.values if value[1] in text.casefold())
+    kinds = frozenset(kind for kind, _ in values)
+    return replace(old, text=text, values=values, folded=fold_text(text), kinds=kinds)

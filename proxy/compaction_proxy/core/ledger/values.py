@@ -1,7 +1,7 @@
-"""Exact values in a text: paths, amounts, names, dates and the like, found by their shape.
+"""Finds exact values in a text by their shape: paths, amounts, names, dates and the like.
 
-Most of a text is words at which no value begins. They are passed over in long runs, and at what is left only
-those shapes are tried that can begin with its first character.
+Most of a text is words at which no value begins. The search skips them in long runs. Elsewhere it tries only
+the shapes that can begin with the character at that place.
 """
 
 # ruff: noqa: RUF001 - letters of many scripts
@@ -37,8 +37,8 @@ _STARTS = (
     "the|a|an|only|no|not|never|always|do|don't|please|my|our|your|this|that|these|if|when|once|i|we|it|and|"
     "but|for|in|on|at|to|all|every|now|so"
 )
-# In order: where two begin at the same place the first one counts. What need not be given back for a match
-# never is (`++`), so that time is linear in the text.
+# In order: if two shapes match at the same place, the first one counts. Quantifiers are possessive (`++`)
+# where a match never needs to give characters back, so that time is linear in the text.
 _SHAPES = {
     "url": r"(?i:https?|wss?|postgres(?:ql)?|redis|s3|ssh|ftp)://[^\s<>\"'`|{}\\^\[\]]{1,300}",
     "email": r"[A-Za-z0-9][\w.+-]{0,63}+@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,4}",
@@ -80,7 +80,7 @@ _SHAPES = {
         rf"{_STARTS})\b)[A-Z][a-z'’-]{{1,24}}(?: [A-Z][a-z'’-]{{1,24}}){{1,3}}\b(?!/)",
     "number": r"(?<![\w.])\d{1,20}(?:[.,]\d{1,20}){0,3}(?!\w)",
 }  # fmt: skip
-# Which shapes begin with what stands at a place. A number followed by nothing in particular is only that.
+# The shapes to try for each beginning. A number that nothing special follows can only be a `number`.
 _BEGINNINGS = {
     r"\d{1,20}+(?![\w.,/:@+#%€₽-]|\s[^\W\d_btlqxz]|\s[%€₽])": "number",
     r"\d{1,20}+(?![\w.,/:@+#-])": "date money percent phase time amount number",
@@ -91,8 +91,8 @@ _BEGINNINGS = {
     "[~./@+-]": "path",
     r"[^\W\da-zA-Z]": "url date weekday path",  # U+017F is an s under IGNORECASE
 }
-# Within what `_PLAIN` matches no value begins, if it ends so. Lengths are bounded: what is not plain has
-# cost little. The commonest way comes first.
+# No value begins within text that `_PLAIN` matches, because the text must end as `_ENDS` says. Lengths are
+# bounded, so that text that is not plain costs little. The most common alternative comes first.
 _ENDS = r"(?: (?!\d)|(?=[^\w@+/#\-.: ]|[.:](?:\s(?!\d)|\Z)|\Z))"
 _NO_WORDS = "周星礼月火水木金土日"
 _NAMES = (
@@ -111,13 +111,13 @@ _PLAIN = "|".join(
 )
 
 
-# Only these begin within a word of ASCII letters and digits, and few texts hold one.
+# Only these shapes can begin within a word of ASCII letters and digits, and few texts hold one.
 _ADDRESSES = ("url", "email")
 _WITHIN_A_WORD = r"(?<=\w)[A-Za-z_]++|(?<=\w)\d{1,32}+(?![\d,.年月]|\s?[元円美欧रрট])"
 
 
 def _compile_shapes(plain: str, left_out: Sequence[str] = ()) -> re.Pattern[str]:
-    """All shapes but some as one pattern; a group is named after its shape, and numbered."""
+    """Compiles all shapes but `left_out` into one pattern. A group has the name of its shape and a number."""
     begun = []
     for number, (first, names) in enumerate(_BEGINNINGS.items()):
         shapes = (f"(?P<{name}_{number}>{_SHAPES[name]})" for name in names.split() if name not in left_out)
@@ -128,7 +128,7 @@ def _compile_shapes(plain: str, left_out: Sequence[str] = ()) -> re.Pattern[str]
 _VALUE = _compile_shapes(_PLAIN)
 _VALUE_BUT_ADDRESSES = _compile_shapes(f"{_WITHIN_A_WORD}|{_PLAIN}", _ADDRESSES)
 _KINDS = {group: group.partition("_")[0] for group in _VALUE.groupindex}
-# What a word just before says of a bare value.
+# Words just before a bare value that say what it is.
 _NAMED = re.compile(
     r"\b(?:(?P<commit>commit|sha|revision|rev)|(?P<branch>branch)|(?P<port>port))s?\b(?:[ :=]|is|"
     r"\w+ (?:is|now)){0,3}[ `'\"]*$",
@@ -137,15 +137,15 @@ _NAMED = re.compile(
 _HEX = re.compile(r"[0-9a-f]{7,40}")
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th)|[a-z]{1,2}\d|utf-8|p\d\d|\d[dD]|\d+x", re.IGNORECASE)
 
-# Kinds that a word in front may make another of.
+# Kinds that a word in front of the value may change.
 _NAMEABLE = frozenset({"code", "number", "path", "id"})
 
-# What identifies something, as opposed to how much or when.
+# Kinds of values that identify something, unlike amounts and times.
 IDENTIFYING_KINDS = frozenset({"path", "code", "id", "name", "branch", "commit", "email"})
 
-# What is in each of those words, and tells in no time that a text has none of them.
+# Every word in `_NAMED` contains one of these strings. A text without them needs no search for the words.
 _HINTS = ("commit", "sha", "rev", "branch", "port")
-# How far before a value a word may name it, in characters.
+# Characters before a value that are searched for a word that names its kind.
 NAMED_WITHIN = 40
 
 
@@ -153,8 +153,8 @@ class ExactValue(NamedTuple):
     """An exact value in a text.
 
     Attributes:
-        kind: What it is, such as `money`; values of different kinds never take one another's place.
-        text: As written.
+        kind: The kind, such as `money`. Values of different kinds never replace one another.
+        text: The value as written.
         start: Offset in the text, in characters.
     """
 
@@ -164,13 +164,16 @@ class ExactValue(NamedTuple):
 
 
 def _find_named_kind(kind: str, text: str, before: str) -> str:
-    if before and (said := _NAMED.search(before)):
-        return said.lastgroup or kind
+    if before and (match := _NAMED.search(before)):
+        return match.lastgroup or kind
     return "commit" if kind == "code" and _HEX.fullmatch(text) and len(text) > 6 else kind
 
 
 def find_values(text: str) -> Iterator[ExactValue]:
-    """Exact values in a text, in order; it should be bounded, see `core.ledger.facts.looked_at`."""
+    """Yields the exact values in a text, in order.
+
+    The text should be bounded; see `core.ledger.facts.take_head_and_tail`.
+    """
     plain = text.lower() if text.isascii() else ""
     named = not plain or any(hint in plain for hint in _HINTS)
     pattern = _VALUE if "@" in text or "://" in text else _VALUE_BUT_ADDRESSES

@@ -1,1 +1,1 @@
-"""Prompts of summaries, their sections, and checks of what a model answers."""
+"""Summary prompts, their sections, and checks of a summary model's answers."""

@@ -1,4 +1,4 @@
-"""What a summary model wrote, made usable or refused. It is data: it never becomes a rule."""
+"""Cleans and validates what a summary model wrote. The answer is data: it never becomes a rule."""
 
 import re
 
@@ -6,11 +6,11 @@ from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.sanitize import escape_template_marks, remove_invisible
 
 LEAST_CHARACTERS = 40
-# A refusal is short; a summary that begins by telling of one is not.
+# A refusal is short. A longer text that begins like one is a summary that reports a refusal.
 REFUSAL_CHARACTERS = 400
-# A cut may give up this share of an answer for the sake of a whole line, else of a whole word.
+# A cut may give up this share of an answer to end at a whole line or sentence.
 LINE_SHARE = 0.5
-# How providers say that an answer ran into its output limit or filled the window.
+# Values of `finish_reason` that say that an answer reached its output limit or filled the context window.
 _UNFINISHED = frozenset({
     "incomplete", "length", "max_output_tokens", "max_tokens", "model_context_window_exceeded",
     "model_length",
@@ -44,32 +44,35 @@ _REFUSAL = re.compile(
 
 
 def clean_summary(text: str) -> str:
-    """The text without unseen characters, chat-template marks and a heading that is ours to write."""
+    """Returns the text without invisible characters, chat-template marks and a heading "Session Summary".
+
+    The proxy writes that heading itself.
+    """
     return _OWN_HEADING.sub("", escape_template_marks(remove_invisible(text))).strip()
 
 
 def is_unfinished(finish_reason: str) -> bool:
-    """Whether a provider's `finish_reason` says that the answer was cut at a limit."""
+    """Returns whether a provider's `finish_reason` says that the answer was cut at a limit."""
     return finish_reason.casefold() in _UNFINISHED
 
 
 def validate_summary(
     text: str, finish_reason: str, *, called_tools: bool, refused: bool, cut_characters: int | None = None
 ) -> str:
-    """The answer's text, if it is a usable summary.
+    """Returns the cleaned text of an answer if it is a usable summary.
+
+    An answer that reached its output limit is used up to the end of its last whole line or sentence.
 
     Args:
-        text: As the model gave it.
-        finish_reason: As the provider named it; empty if it did not.
+        text: The answer as the model wrote it.
+        finish_reason: The finish reason as the provider named it; empty if it named none.
         called_tools: Whether the answer calls a tool.
-        refused: Whether it carries a refusal of its own.
-        cut_characters: For a strategy that cuts: the characters that the summary may have. A longer answer
-            is cut at a line's end.
-
-    An answer that ran into its output limit is used up to the end of its last whole line, or sentence.
+        refused: Whether the answer carries a separate refusal.
+        cut_characters: For a strategy that cuts summaries, the maximum characters of the summary. A longer
+            answer is cut at the end of a line, a sentence or a word. None means no limit.
 
     Raises:
-        SummaryFailed: with the reason `tool-calls`, `refused`, `content-filter`, `truncated`, `reasoning`,
+        SummaryError: With the reason `tool-calls`, `refused`, `content-filter`, `truncated`, `reasoning`,
             `empty` or `too-short`.
     """
     if called_tools:
@@ -83,9 +86,9 @@ def validate_summary(
         return _require_usable(
             _cut_to_size(clean_summary(_strip_reasoning(text)), cut_characters, unfinished=unfinished)
         )
-    except SummaryError as failed:
-        if unfinished and cut_characters is None and failed.reason != "refused":
-            raise SummaryError("truncated") from failed
+    except SummaryError as error:
+        if unfinished and cut_characters is None and error.reason != "refused":
+            raise SummaryError("truncated") from error
         raise
 
 
@@ -104,42 +107,42 @@ def _is_refusal(text: str) -> bool:
 
 
 def _strip_reasoning(text: str) -> str:
-    """What comes after the reasoning that stands in front, if any does."""
-    at = 0
-    while opened := _OPENED.match(text, at):
-        closing = re.compile(rf"[<\[◁]/{opened['name']}[>\]▷]", re.IGNORECASE).search(text, opened.end())
+    """Returns the text without reasoning at its beginning."""
+    start = 0
+    while opening := _OPENED.match(text, start):
+        closing = re.compile(rf"[<\[◁]/{opening['name']}[>\]▷]", re.IGNORECASE).search(text, opening.end())
         if closing is None:
             raise SummaryError("reasoning")
-        at = closing.end()
-    # some templates open the reasoning themselves, and only its end is in the answer
-    closings = list(_CLOSED.finditer(text, at))
-    return text[closings[-1].end() if closings else at :]
+        start = closing.end()
+    # Some chat templates open the reasoning themselves, so that the answer holds only its end.
+    closings = list(_CLOSED.finditer(text, start))
+    return text[closings[-1].end() if closings else start :]
 
 
 def _cut_to_size(text: str, characters: int | None, *, unfinished: bool) -> str:
-    """The text up to so many characters, ending where a line does; all of it where there is no such size.
+    """Cuts a text to `characters` at the end of a line or a sentence. None for `characters` sets no limit.
 
-    What has neither lines nor sentences is cut at a word where there is a size; an unfinished answer is
-    nothing then.
+    A text without a suitable line or sentence is cut at a word if there is a limit. Without a limit, an
+    unfinished text of this kind gives "".
     """
     if not unfinished and (characters is None or len(text) <= characters):
         return text
-    kept = text[:characters]
-    line = kept.rfind("\n")
-    if line >= len(kept) * LINE_SHARE:
-        return kept[:line].rstrip()
-    sentence = max(kept.rfind(mark) for mark in (". ", "! ", "? ", "。"))
-    if sentence >= len(kept) * LINE_SHARE:
-        return kept[: sentence + 1].rstrip()
-    return "" if characters is None else (kept.rpartition(" ")[0] or kept).rstrip()
+    head = text[:characters]
+    line = head.rfind("\n")
+    if line >= len(head) * LINE_SHARE:
+        return head[:line].rstrip()
+    sentence = max(head.rfind(mark) for mark in (". ", "! ", "? ", "。"))
+    if sentence >= len(head) * LINE_SHARE:
+        return head[: sentence + 1].rstrip()
+    return "" if characters is None else (head.rpartition(" ")[0] or head).rstrip()
 
 
 def split_run_texts(answer: str, count: int) -> tuple[str, ...]:
-    """One text for each run, in order, from an answer that puts each behind the mark of its run.
+    """Splits an answer about several runs into one text for each run, in order, at the marks of the runs.
 
     Raises:
-        SummaryFailed: with the reason `garbage`, where the texts cannot be told apart or one is missing;
-            `refused`, where one of them is a refusal.
+        SummaryError: With the reason `garbage` if the texts cannot be told apart or one is missing, or
+            `refused` if one of them is a refusal.
     """
     marks = list(_RUN.finditer(answer))
     if count == 1 and len(marks) != 1:
@@ -147,9 +150,9 @@ def split_run_texts(answer: str, count: int) -> tuple[str, ...]:
     if [int(mark["number"]) for mark in marks] != list(range(1, count + 1)):
         raise SummaryError("garbage")
     stops = [mark.start() for mark in marks[1:]] + [len(answer)]
-    found = tuple(answer[mark.end() : stop].strip() for mark, stop in zip(marks, stops, strict=True))
-    if not all(found):
+    texts = tuple(answer[mark.end() : stop].strip() for mark, stop in zip(marks, stops, strict=True))
+    if not all(texts):
         raise SummaryError("garbage")
-    if any(_is_refusal(text) for text in found):
+    if any(_is_refusal(text) for text in texts):
         raise SummaryError("refused")
-    return found
+    return texts

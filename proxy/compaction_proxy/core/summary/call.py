@@ -1,4 +1,4 @@
-"""One request to a summary model, and its answer."""
+"""Data classes for a request to a summary model and its answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from compaction_proxy.core.message import Message
 
 @dataclass(frozen=True, slots=True)
 class ContinuedConversation:
-    """The very conversation that a summary is wanted of, for a call that continues it.
+    """The conversation to summarise, for a summary call that continues it.
 
     Attributes:
-        raw: The client's request body; all that shapes the provider's cached prefix is taken from it.
-        messages: The messages as they would be forwarded, valid as a list.
+        raw: The client's request body. It provides everything that shapes the provider's cached prefix.
+        messages: The messages as they would be forwarded. They form a valid message list.
     """
 
     raw: bytes = field(repr=False)
@@ -25,16 +25,17 @@ class SummaryCall:
 
     Attributes:
         url: Absolute URL of the endpoint.
-        headers: Credentials and whatever else the call needs.
+        headers: Credentials and other headers that the call needs.
         model: The model's name.
-        system: Instructions; byte-identical in every call of a strategy, so that the provider's cache hits.
-            Without meaning where there is a `conversation`.
-        prompt: The data to summarise, fenced; behind a `conversation`, what is wanted of it.
-        max_tokens: Upper bound for the answer; what a model thinks before it comes on top.
+        system: The instructions. They are byte-identical in every call of a strategy, so that the provider's
+            cache hits. They are not used if there is a `conversation`.
+        prompt: The fenced data to summarise, or the instructions that follow a `conversation`.
+        max_tokens: Maximum tokens of the answer. The model's reasoning comes on top.
         temperature: 0..2, or None to leave it out.
         cache_key: The provider's key for its prompt cache; empty to leave it out.
-        conversation: What the call continues; None where `system` and `prompt` are all of it.
-        wire: The endpoint's dialect, by name.
+        conversation: The conversation that the call continues. None if the call consists of `system` and
+            `prompt` alone.
+        wire: The name of the endpoint's wire.
     """
 
     url: str
@@ -51,16 +52,16 @@ class SummaryCall:
 
 @dataclass(frozen=True, slots=True)
 class SummaryAnswer:
-    """What a summary model said, not yet validated.
+    """An answer of a summary model, not yet validated.
 
     Attributes:
         text: The answer's text; empty if there was none.
-        finish_reason: As the provider named it; empty if it did not.
-        called_tools: Whether it tried to call a tool.
-        refused: Whether it carried a refusal.
-        prompt_tokens: From `usage`; 0 if unknown.
-        completion_tokens: From `usage`; 0 if unknown.
-        cached_tokens: From `usage`, those of the prompt that the provider had cached; 0 if unknown.
+        finish_reason: The finish reason as the provider named it; empty if it named none.
+        called_tools: Whether the model tried to call a tool.
+        refused: Whether the answer carried a refusal.
+        prompt_tokens: Input tokens from `usage`; 0 if unknown.
+        completion_tokens: Output tokens from `usage`; 0 if unknown.
+        cached_tokens: Input tokens that the provider had cached, from `usage`; 0 if unknown.
     """
 
     text: str

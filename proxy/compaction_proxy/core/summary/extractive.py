@@ -1,8 +1,8 @@
-"""A summary without a model: what was done, what the assistant said of it, and where it stopped.
+"""Builds extracts: summaries without a model of what was done, what was said and where the work stopped.
 
-It quotes, so it keeps the language of its source. Of tool results it takes short values of known shapes and
-nothing else, and of what the assistant said no sentence that orders anything, so that nobody is instructed by
-it.
+An extract quotes, so it keeps the language of its source. From tool results it takes only short values of
+known shapes. From the assistant it takes no sentence that reads as an order, so that the extract instructs
+nobody.
 """
 
 import math
@@ -20,19 +20,19 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.summary.injection import is_order
 
-# What is looked at: messages from either end, and characters from either end of each of their texts.
+# Messages read at the beginning and at the end, and characters read at either end of each text.
 OLDEST, NEWEST = 300, 700
 TEXT_CHARACTERS = 2_000
-# Sentences: their least and largest size in characters, how many compete, and how many a message may send.
+# Length limits of a quoted sentence in characters; maximum candidate sentences in all and from one message.
 SHORTEST, LONGEST = 20, 300
 CANDIDATES = 600
 SENTENCES_A_MESSAGE = 6
-# Two sentences that share more of their words than this say the same.
+# A sentence repeats another if it shares more than this part of its words with it.
 SAME_WORDS_SHARE = 0.6
-# Shares of the room: for what was done and where it stopped, and of what they leave for sentences.
+# Shares of the room for the work done and for the last state, and the share of the rest for sentences.
 WORK_SHARE, STATE_SHARE, SAID_SHARE = 0.75, 0.25, 0.85
 LINE_CHARACTERS = 160
-# Of a call that only read: arguments, and their characters.
+# Maximum number of arguments shown of a call that only reads, and of their characters.
 READ_ARGUMENTS, READ_CHARACTERS = 3, 60
 LINES = 40
 
@@ -48,11 +48,11 @@ class _Sentence:
     """A sentence that may be quoted.
 
     Attributes:
-        text: As written, on one line.
+        text: The sentence as written, on one line.
         at: Index of its message.
-        turn: Number of user messages before it.
-        words: What it is made of.
-        edge: Whether it opens or closes its message.
+        turn: Number of user messages up to its message.
+        words: Its words.
+        edge: Whether it is the first or the last sentence chosen from its message.
     """
 
     text: str
@@ -63,7 +63,7 @@ class _Sentence:
 
 
 def _select_window(length: int) -> list[int]:
-    """The indices that are looked at."""
+    """Returns the indices of the messages that are read."""
     if length <= OLDEST + NEWEST:
         return list(range(length))
     return [*range(OLDEST), *range(length - NEWEST, length)]
@@ -80,16 +80,16 @@ def _format_line(text: str) -> str:
 
 
 def _split_sentences(text: str) -> list[str]:
-    """The sentences of a text that are worth quoting."""
+    """Returns the sentences of a text that are worth quoting."""
     prose = _CODE.sub("\n", _take_both_ends(text))
-    found = (
+    sentences = (
         _BULLET.sub("", " ".join(each.split()), count=1)
         for each in _SENTENCE.split(prose)
         if not _NOISE.match(each)
     )
     return [
         each
-        for each in found
+        for each in sentences
         if SHORTEST <= len(each) <= LONGEST and not is_order(each) and not is_pleasantry(each)
     ]
 
@@ -118,20 +118,23 @@ def _quote_sentence(piece: str) -> str:
 
 
 def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Sentence]:
-    """The sentences by how much they tell: rare words, exact values, the ends of messages, the newest."""
+    """Returns the sentences, the most informative first.
+
+    Rare words, exact values, a place at either end of a message and newness raise the rank.
+    """
     known = Counter(word for each in sentences for word in each.words)
     total = len(sentences) + 1
 
     def score_sentence(each: _Sentence) -> float:
-        told = math.fsum(math.log(total / known[word]) for word in each.words) / (4 + len(each.words))
+        information = math.fsum(math.log(total / known[word]) for word in each.words) / (4 + len(each.words))
         exact = sum(1 for _ in islice(find_values(each.text), 4))
-        return told * (1 + 0.15 * exact) * (1.15 if each.edge else 1.0) * (1 + 0.5 * each.at / length)
+        return information * (1 + 0.15 * exact) * (1.15 if each.edge else 1.0) * (1 + 0.5 * each.at / length)
 
     return sorted(sentences, key=lambda each: (-score_sentence(each), each.at))
 
 
 def _choose_sentences(sentences: Sequence[_Sentence], length: int, characters: int) -> list[_Sentence]:
-    """As many as there is room for, no two alike, and no turn taking more than twice its share."""
+    """Returns as many sentences as fit, no two alike. No turn takes more than twice its share."""
     turns = len({each.turn for each in sentences})
     quota = max(LONGEST, 2 * characters // max(1, turns))
     spent: Counter[int] = Counter()
@@ -148,7 +151,7 @@ def _choose_sentences(sentences: Sequence[_Sentence], length: int, characters: i
 
 
 def _list_work(frontier: Frontier, seen: Sequence[ObservedFact], characters: int) -> Iterator[str]:
-    """What was done, changes first, then what was run, then what was read; the newest first."""
+    """Yields lines about the work done: changes, then other calls, then reads, each the newest first."""
     writes = [each for each in frontier.actions if each[1].is_write]
     yield from list_actions(writes, characters)
     written = {value for _, action in writes for _, value in action.arguments}
@@ -164,20 +167,22 @@ def _list_work(frontier: Frontier, seen: Sequence[ObservedFact], characters: int
         if action.is_read and not action.has_failed and action.arguments:
             asked = " ".join(value for _, value in action.arguments[:READ_ARGUMENTS])
             read.setdefault(action.tool, {}).setdefault(to_one_line(asked, READ_CHARACTERS))
-    told = (f"{_format_line(tool)} {', '.join(map(_format_line, targets))}" for tool, targets in read.items())
+    reads = (
+        f"{_format_line(tool)} {', '.join(map(_format_line, targets))}" for tool, targets in read.items()
+    )
     if read:
-        yield _cut_line(f"- read: {'; '.join(told)}")
+        yield _cut_line(f"- read: {'; '.join(reads)}")
 
 
 def _cut_line(line: str) -> str:
-    """A line with as many of its items as there is room for."""
+    """Returns a line with as many of its items as fit."""
     return line if len(line) <= LINE_CHARACTERS else line[:LINE_CHARACTERS].rpartition(",")[0]
 
 
 def _describe_state(
     messages: Sequence[Message], get_message_id: Callable[[int], str], frontier: Frontier
 ) -> Iterator[str]:
-    """Where it stopped: the last step and what came of it, what was left open, and what was said last."""
+    """Yields lines about where the work stopped: the last step, the open work and the last sentence said."""
     if (step := frontier.find_last_step(range(len(messages)))) is not None:
         yield f"- last step: {sanitize_text(step.describe())} ({get_message_id(step.at)})"
     for end in reversed(frontier.loose_ends):
@@ -192,7 +197,7 @@ def _describe_state(
 
 
 def _format_section(title: str, lines: Iterator[str], characters: int) -> str:
-    """A heading and the lines that fit under it; empty where none does."""
+    """Returns a heading and the lines that fit under it, or "" if none fits."""
     room, kept = characters - len(title) - 1, []
     for line in islice(lines, LINES):
         if len(line) + 1 <= room:
@@ -209,12 +214,12 @@ def _format_role_counts(messages: Sequence[Message]) -> str:
 def build_extractive_summary(
     messages: Sequence[Message], characters: int, get_message_id: Callable[[int], str]
 ) -> str:
-    """A summary made of what stands in the messages; empty only where they say nothing.
+    """Builds a summary from quotations of the messages, or "" if all of them are empty or there is no room.
 
     Args:
-        messages: What to summarise. Of very many, and of very long ones, both ends are looked at.
-        characters: Size allowed.
-        get_message_id: Id of the message at an index, to cite it by.
+        messages: The messages to summarise. Of very many, and of very long ones, only both ends are read.
+        characters: Maximum characters of the summary.
+        get_message_id: Returns the id of the message at an index, by which the summary cites it.
     """
     if characters <= 0 or all(each.is_empty for each in messages):
         return ""

@@ -1,4 +1,4 @@
-"""Orders in a text that may not give any: rules, and imperatives to whoever reads it."""
+"""Finds orders in text that must not give any: rules, and imperatives to the reader."""
 
 import re
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from functools import lru_cache
 from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.statements import fold_text, read_statements
 
-# How much of what an order is about must stand in one statement of a user.
+# The share of an order's words and values that one statement of a user must contain.
 BACKING = 0.5
-# Statements of users that are compared, newest first.
+# User statements that are compared, newest first.
 STATEMENTS = 3_000
 
-# Nothing of it is given back: a row of such words would else be read in as many ways as it has gaps.
+# The quantifiers are possessive. Otherwise a row of such words could match in as many ways as it has gaps.
 _START = r"\W*+(?:(?:please|and|so|then|note|rule|important|reminder)\b\W*+)*+"
 _IMPERATIVE = re.compile(
     rf"{_START}(?:(?:do not|don't|never|always|avoid|make sure|be sure|remember) \w|"
@@ -43,7 +43,7 @@ _NEGATION = re.compile(
 
 
 def is_order(sentence: str) -> bool:
-    """Whether a sentence reads as a rule, or as an order to its reader."""
+    """Returns whether a sentence reads as a rule or as an order to its reader."""
     plain = fold_text(sentence)
     if _INJECTED.search(plain) or _IMPERATIVE.match(plain) or _ADDRESSED.search(plain):
         return True
@@ -51,17 +51,17 @@ def is_order(sentence: str) -> bool:
 
 
 def _extract_words(text: str) -> frozenset[str]:
-    """What a text is about: stems, and exact values."""
+    """Returns what a text is about: the stems of its words, and its exact values."""
     found = read_statements(text)
     stems = (each.words for each in found)
     exact = (frozenset(value for _, value in each.values) for each in found)
     return frozenset().union(*stems, *exact)
 
 
-# One summary asks of the same texts many times; to hold more would be to hold whole conversations.
+# One summary looks up the same texts many times. A larger cache would hold whole conversations.
 @lru_cache(maxsize=2)
 def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str], bool], ...]:
-    """Statements of users: what each is about, and whether it is negated."""
+    """Returns for each user statement what it is about and whether it is negated."""
     found: list[tuple[frozenset[str], bool]] = []
     for text in reversed(texts):
         found += [
@@ -74,7 +74,7 @@ def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str],
 
 
 def is_backed_by_user(order: str, texts: Sequence[str]) -> bool:
-    """Whether one of the users' texts says what an order says, with the same sign."""
+    """Returns whether a user's text says the same as an order, with both of them negated or neither."""
     about, negated = _extract_words(order), bool(_NEGATION.search(fold_text(order)))
     return bool(about) and any(
         negated == sign and len(about & words) >= BACKING * len(about)

@@ -1,7 +1,7 @@
-"""Summaries as data: what the summary model is given, and what of its answer may be used.
+"""Builds the prompts of summary calls, and exports the functions that check the answers.
 
-Instructions come first and are the same in every call, so that a provider's prompt cache hits; size,
-language and everything from the conversation are data behind them. What the model writes is data too.
+Instructions come first and are the same in every call, so that a provider's prompt cache hits. Size, language
+and everything from the conversation are data behind them. The model's answer is data too.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,19 +37,19 @@ ALIGNED_END = (
     "The conversation is everything above this message. Do not go on with it and call no tools: your answer "
     "is the text that was described, and nothing else."
 )
-# English prose; a size in words is kept better than one in tokens.
+# For English prose. Models keep to a size in words better than to one in tokens.
 WORDS_PER_TOKEN = 0.7
 
 
 def _format_size(tokens: int, language: str, runs: int) -> str:
     words = max(10, int(tokens * WORDS_PER_TOKEN))
     together = f" for all {runs} texts together" if runs > 1 else ""
-    named = language or "the language that the user writes in"
-    return f"At most {tokens} tokens, which is about {words} words{together}. Write in {named}."
+    language_name = language or "the language that the user writes in"
+    return f"At most {tokens} tokens, which is about {words} words{together}. Write in {language_name}."
 
 
 def _format_run_marks(runs: int) -> str:
-    """How an answer about several runs is laid out."""
+    """Returns the instructions that lay out an answer about several runs."""
     marks = "\n".join(f"=== RUN {number} ===" for number in range(1, runs + 1))
     return (
         f"There are {runs} runs. Write one text for each, in their order, each behind a line that holds its "
@@ -58,7 +58,7 @@ def _format_run_marks(runs: int) -> str:
 
 
 def _iter_transcripts(groups: Sequence[Sequence[Message]], shape: SummaryShape) -> Iterator[str]:
-    """The groups as transcripts, numbered through."""
+    """Yields a transcript of each group. The messages are numbered across all groups."""
     first = 0
     for group in groups:
         yield build_transcript(group, shape, first)
@@ -74,31 +74,32 @@ def build_prompt(
     language: str,
     tokens: int,
 ) -> str:
-    """The data of a summary call.
+    """Builds the data of a summary call.
 
-    Everything that comes from the conversation stands between tags whose name holds a digest of all of it, so
-    that nothing inside can close them, and is made harmless (`core.sanitize`).
+    All text from the conversation is sanitised (`core.sanitize`) and stands between tags. The tag names hold
+    a digest of that text, so that nothing inside can close them.
 
     Args:
-        groups: What to summarise. Several are runs that get a text each (`texts` tells them apart).
-        shape: How much of a message is shown.
-        task: The user's task; empty where the strategy does not show it.
-        earlier: Summaries of earlier rounds, oldest first.
-        language: English name of the language to write in; empty if it is not known.
-        tokens: Size asked for.
+        groups: The messages to summarise. Several groups are runs that get a text each; `split_run_texts`
+            splits the answer.
+        shape: Limits of how much of a message is shown.
+        task: The user's task; empty if the strategy does not show it.
+        earlier: Summaries of earlier compactions, oldest first.
+        language: English name of the language to write in; empty if it is unknown.
+        tokens: Size that the prompt asks for.
     """
-    held = list(_iter_transcripts(groups, shape)) or [""]
-    before, asked = [sanitize_text(each) for each in earlier], sanitize_text(task)
-    mark = compute_nonce([*held, *before, asked])
-    known = [wrap_in_fence("summary", each, mark) for each in before] or [NONE_YET]
+    transcripts = list(_iter_transcripts(groups, shape)) or [""]
+    earlier_texts, task_text = [sanitize_text(each) for each in earlier], sanitize_text(task)
+    mark = compute_nonce([*transcripts, *earlier_texts, task_text])
+    summaries = [wrap_in_fence("summary", each, mark) for each in earlier_texts] or [NONE_YET]
     parts = [f"## Size and Language\n{_format_size(tokens, language, len(groups))}"]
-    parts.append("\n".join(["## Previous Summary", *known]))
-    parts += [f"## Original User Task\n{wrap_in_fence('task', asked, mark)}"] if asked else []
-    return "\n\n".join([*parts, *_format_material(held, mark)])
+    parts.append("\n".join(["## Previous Summary", *summaries]))
+    parts += [f"## Original User Task\n{wrap_in_fence('task', task_text, mark)}"] if task_text else []
+    return "\n\n".join([*parts, *_format_material(transcripts, mark)])
 
 
 def _format_material(transcripts: Sequence[str], mark: str) -> list[str]:
-    """The fenced transcripts, each run behind its own number where there are several."""
+    """Returns the fenced transcripts. Several runs are numbered, and instructions precede them."""
     if len(transcripts) == 1:
         return [f"## Messages to Summarize\n{wrap_in_fence('transcript', transcripts[0], mark)}"]
     runs = [wrap_in_fence(f"run-{number}", each, mark) for number, each in enumerate(transcripts, 1)]
@@ -106,13 +107,13 @@ def _format_material(transcripts: Sequence[str], mark: str) -> list[str]:
 
 
 def build_aligned_prompt(instructions: str, *, language: str, tokens: int, groups: int) -> str:
-    """The last user message of an aligned call: the conversation to summarise is all that stands above it.
+    """Builds the last user message of an aligned call, which asks for a summary of all messages above it.
 
     Args:
-        instructions: The strategy's instructions, first, so that they are the same in every call.
-        language: English name of the language to write in; empty if it is not known.
-        tokens: Size asked for.
-        groups: Runs of assistant and tool messages that get a text each, counted from the earliest.
+        instructions: The strategy's instructions. They come first, so that they are the same in every call.
+        language: English name of the language to write in; empty if it is unknown.
+        tokens: Size that the prompt asks for.
+        groups: Number of runs of assistant and tool messages that get a text each, from the earliest on.
     """
     parts = [
         instructions.strip(),
@@ -128,6 +129,6 @@ def build_aligned_prompt(instructions: str, *, language: str, tokens: int, group
 
 
 def find_task_message(messages: Iterable[Message]) -> Message | None:
-    """The task: the first message that the user has written."""
-    listed = tuple(messages)
-    return next((listed[index] for index in find_user_messages(listed)), None)
+    """Returns the task, which is the first message that the user wrote, or None if there is none."""
+    all_messages = tuple(messages)
+    return next((all_messages[index] for index in find_user_messages(all_messages)), None)

@@ -1,7 +1,7 @@
-"""What a summary says of requests, compared with how far they have come.
+"""Corrects what a summary says about the state of requests.
 
-A row, an entry or a sentence that calls an answered request open is corrected or dropped. So is one that
-calls an open request done, or open what a user only told. A line about nothing that is known stays.
+A table row, an entry or a sentence is corrected or dropped if it calls an answered request open, an open
+request done, or a mere statement of the user open. A line about no known statement stays.
 """
 
 import re
@@ -12,9 +12,9 @@ from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.frontier import StatementStatus
 from compaction_proxy.core.ledger.statements import fold_text, read_statements
 
-# A line is about a request if it holds so much of what the request is about.
+# A line is about a request if it holds this share of the request's words and values.
 LEAST_SHARE = 0.6
-# Requests that are compared, the newest, and characters of a line that are.
+# Maximum number of requests to compare (the newest), and of characters read of a line.
 MAX_REQUESTS, LINE_CHARACTERS = 200, 1_000
 
 _HEADING = re.compile(
@@ -25,7 +25,7 @@ _LABELLED = re.compile(
     r"\s*+(?:(?:[-*+•]|\d{1,3}[.)])\s++)?[\[(*_]{0,3}(?P<status>[^:\])\n|]{1,24})[\])*_]{0,3}\s*+[:\u2013\u2014-]\s"
 )
 _BOX = re.compile(r"\s*+(?:[-*+•]|\d{1,3}[.)])\s++\[(?P<box>[ xX✓✔])\]\s")
-# A sentence that calls something open: by its end, or in words that say nothing else.
+# Sentences that name a state at their end, or that call something open in unambiguous words.
 _ENDING = re.compile(r"(?:→|->|=>|[(\[\u2013\u2014]|\bstatus:)\s*+(?P<status>[^()\[\]→]{1,24})[)\].\s]*\Z")
 _STILL = re.compile(
     r"\b(?:(?:is|are|was|were|remains?|stays?|still|yet) (?:\w{1,12} ){0,2}(?:pending|outstanding|unresolved|"
@@ -33,26 +33,26 @@ _STILL = re.compile(
     r"not (?:yet )?been (?:done|answered|handled|started)|not yet (?:done|answered|handled|started))\b"
 )
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
-# A record stands for good, so what it calls open was so when it was written.
+# A record never changes, so what it calls open was open when it was written.
 _STATUSES = {
     StatementStatus.OPEN: "open then",
     StatementStatus.ANSWERED: "done",
     StatementStatus.UNKNOWN: "unknown",
     StatementStatus.TOLD: "told by the user",
 }
-# A cell of a table that tells a state is no longer, in characters.
+# Maximum characters of a table cell that states a status.
 STATUS_CHARACTERS = 24
 EMPTY_SECTION_TEXT = "None"
 
 
 class _KnownStatement(NamedTuple):
-    """What a statement is about, and its state.
+    """The words and the state of a user statement.
 
     Attributes:
         turn: Number of its user message.
-        words: Stems, and exact values.
-        state: How far it has come.
-        is_settled: Whether its message asks for nothing that is not answered.
+        words: The stems of its words, and its exact values.
+        state: The state of the statement.
+        is_settled: Whether every request in its user message is answered.
     """
 
     turn: int
@@ -62,44 +62,44 @@ class _KnownStatement(NamedTuple):
 
 
 def correct_states(text: str, states: Mapping[tuple[int, str], StatementStatus]) -> str:
-    """Returns a summary in which no answered request is called open, and no open one done.
+    """Returns the summary corrected so that it calls no answered request open and no open request done.
 
     Args:
         text: The summary.
-        states: The state of requests by the number of their user message and their text.
+        states: The state of each statement, by the number of its user message and its text.
     """
     known = list(_list_known(states))
     if not known:
         return text
     lines: list[str] = []
-    said: StatementStatus | None = None
+    section_state: StatementStatus | None = None
     for line in text.splitlines():
         heading = _HEADING.match(line)
         if heading and not _ENTRY.match(line):
-            said = _find_status(heading["title"] or heading["plain"])
+            section_state = _find_status(heading["title"] or heading["plain"])
             lines.append(line)
             continue
-        corrected = _correct_line(line, said, known)
+        corrected = _correct_line(line, section_state, known)
         if corrected is not None:
             lines.append(corrected)
         elif lines and _HEADING.match(lines[-1]):
-            lines.append("")  # may yet be followed by an entry that stays
+            lines.append("")  # an entry that stays may still follow
     return "\n".join(_fill_sections(lines)).strip()
 
 
 def _list_known(states: Mapping[tuple[int, str], StatementStatus]) -> Iterator[_KnownStatement]:
-    """The newest requests, and the newest of what was told beside them or alone."""
-    told = [each for each in states.items() if each[1] is StatementStatus.TOLD]
+    """Yields the newest requests and the newest statements that ask for nothing."""
+    statements = [each for each in states.items() if each[1] is StatementStatus.TOLD]
     requests = [each for each in states.items() if each[1] is not StatementStatus.TOLD]
     unsettled = {turn for (turn, _), state in requests if state is not StatementStatus.ANSWERED}
-    for (turn, text), state in (*requests[-MAX_REQUESTS:], *told[-MAX_REQUESTS:]):
+    for (turn, text), state in (*requests[-MAX_REQUESTS:], *statements[-MAX_REQUESTS:]):
         words = _find_words(text)
         if len(words) > 1:
             yield _KnownStatement(turn, words, state, is_settled=turn not in unsettled)
 
 
 def _find_words(text: str) -> frozenset[str]:
-    """What a text is about: stems, and exact values."""
+    """Returns what a text is about: the stems of its words, and its exact values."""
     found = read_statements(text[:LINE_CHARACTERS])
     return frozenset(word for each in found for word in (*each.words, *(value for _, value in each.values)))
 
@@ -112,7 +112,7 @@ def _find_status(words: str) -> StatementStatus | None:
 
 
 def _find_claim(sentence: str) -> StatementStatus | None:
-    """What a sentence says of the state of something; None for nothing."""
+    """Returns the state that a sentence claims for something, or None if it claims none."""
     ending = _ENDING.search(sentence)
     if ending and (status := _find_status(ending["status"])):
         return status
@@ -120,7 +120,10 @@ def _find_claim(sentence: str) -> StatementStatus | None:
 
 
 def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | None:
-    """The state of the statement that a line is about; None where it is about none, or two that differ."""
+    """Returns the state of the statement that a line is about.
+
+    Returns None if the line is about no statement, or equally about statements in different states.
+    """
     about = _find_words(line)
     requests = (each for each in known if each.state is not StatementStatus.TOLD)
     shares = [
@@ -128,24 +131,28 @@ def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | No
         for each in requests
         for shared in [each.words & about]
     ]
-    best = max((share[:2] for share in shares), default=(0.0, 0))  # of equal shares that of the most words
+    best = max((share[:2] for share in shares), default=(0.0, 0))  # among equal shares, most shared words win
     if best[0] >= LEAST_SHARE:
-        found = {state for *share, state in shares if tuple(share) == best}
-        return found.pop() if len(found) == 1 else None
+        states = {state for *share, state in shares if tuple(share) == best}
+        return states.pop() if len(states) == 1 else None
     return _find_told(about, known)
 
 
 def _find_told(about: frozenset[str], known: list[_KnownStatement]) -> StatementStatus | None:
-    """The state of a message that words repeat: most of them, and most of what it told; None for none."""
-    said: dict[int, set[str]] = {}
+    """Returns the state of a statement that asks for nothing and that the words of a line repeat.
+
+    Most words of the statement must be in the line, and most words of the line in the statement's message.
+    Returns None if there is no such statement, and `UNKNOWN` if its message also holds an unanswered request.
+    """
+    words_by_turn: dict[int, set[str]] = {}
     for each in known:
-        said.setdefault(each.turn, set()).update(each.words)
+        words_by_turn.setdefault(each.turn, set()).update(each.words)
     repeated = [
         each.is_settled
         for each in known
         if each.state is StatementStatus.TOLD
         and len(each.words & about) >= LEAST_SHARE * len(each.words)
-        and len(said[each.turn] & about) >= LEAST_SHARE * len(about)
+        and len(words_by_turn[each.turn] & about) >= LEAST_SHARE * len(about)
     ]
     if not repeated:
         return None
@@ -153,7 +160,7 @@ def _find_told(about: frozenset[str], known: list[_KnownStatement]) -> Statement
 
 
 def _is_wrong(claimed: StatementStatus | None, line: str, known: list[_KnownStatement]) -> bool:
-    """Whether a line claims a state that what it is about does not have."""
+    """Returns whether a line claims a state that its statement does not have."""
     state = _find_state(line, known) if claimed else None
     if state is None or state is StatementStatus.UNKNOWN:
         return False
@@ -161,22 +168,22 @@ def _is_wrong(claimed: StatementStatus | None, line: str, known: list[_KnownStat
 
 
 def _correct_line(line: str, said: StatementStatus | None, known: list[_KnownStatement]) -> str | None:
-    """The line as it may stand; None where it has to go."""
+    """Returns the line as it may stay in the summary, or None if it must be dropped."""
     cells = line.strip().strip("|").split("|") if line.lstrip().startswith("|") else []
     if len(cells) > 1:
         return _correct_row(line, cells, known)
-    own = _find_label(line)
-    if own or _ENTRY.match(line):
-        return None if _is_wrong(own or _find_claim(line) or said, line, known) else line
+    label = _find_label(line)
+    if label or _ENTRY.match(line):
+        return None if _is_wrong(label or _find_claim(line) or said, line, known) else line
     pieces = _SENTENCE.split(line)
-    kept = [each for each in pieces if not _is_wrong(_find_claim(each) or said, each, known)]
-    if len(kept) == len(pieces):
+    correct = [each for each in pieces if not _is_wrong(_find_claim(each) or said, each, known)]
+    if len(correct) == len(pieces):
         return line
-    return " ".join(kept) or None
+    return " ".join(correct) or None
 
 
 def _find_label(line: str) -> StatementStatus | None:
-    """The state that a box or a word in front of a line tells; None for none."""
+    """Returns the state that a checkbox or a word at the beginning of a line states, or None."""
     if box := _BOX.match(line):
         return StatementStatus.OPEN if box["box"] == " " else StatementStatus.ANSWERED
     labelled = _LABELLED.match(line)
@@ -184,24 +191,24 @@ def _find_label(line: str) -> StatementStatus | None:
 
 
 def _correct_row(line: str, cells: list[str], known: list[_KnownStatement]) -> str:
-    """A row of a table with the state that the request has, where one of its cells tells another."""
-    told = [
+    """Returns a table row in which a wrong state of a request is replaced by the right one."""
+    status_cells = [
         k for k, cell in enumerate(cells) if len(cell.strip()) <= STATUS_CHARACTERS and _find_status(cell)
     ]
-    if not told:
+    if not status_cells:
         return line
-    claimed = _find_status(cells[told[-1]])
-    others = [cell for k, cell in enumerate(cells) if k != told[-1]]
+    claimed = _find_status(cells[status_cells[-1]])
+    others = [cell for k, cell in enumerate(cells) if k != status_cells[-1]]
     subject = next((cell for cell in others if len(_find_words(cell)) > 1), others[0])
     state = _find_state(subject, known)
     if state is None or (claimed is StatementStatus.ANSWERED and state is not StatementStatus.OPEN):
         return line
-    cells[told[-1]] = f" {_STATUSES[state]} "
+    cells[status_cells[-1]] = f" {_STATUSES[state]} "
     return f"|{'|'.join(cells)}|"
 
 
 def _fill_sections(lines: list[str]) -> Iterator[str]:
-    """The lines; a section that lost all its entries says that there is nothing."""
+    """Yields the lines. A section that lost all its entries gets the text "None"."""
     for at, line in enumerate(lines):
         follows = lines[at + 1 : at + 3]
         bare = line == "" and at > 0 and _HEADING.match(lines[at - 1])

@@ -1,7 +1,7 @@
-"""What a round has kept: which of the facts in the messages it replaces the model still sees, word for word.
+"""Counts the facts in the replaced messages that the model still sees word for word after a compaction.
 
-Facts are what `core.ledger.facts` observes, by larger kinds, and the user's rules. Time is linear in what is
-at, and that is bounded: this is told to people, and no round waits long for it.
+Facts are those that `core.ledger.facts` observes, in larger kinds, and the user's rules. The counts are for
+people. Time is linear in the text that is read, and this text is bounded, so that no compaction waits long.
 """
 
 import re
@@ -17,12 +17,12 @@ from compaction_proxy.core.ledger.facts import (
 )
 from compaction_proxy.core.message import Message
 
-# Of the messages replaced, the newest are looked at up to so many characters; of what is seen, the first.
+# Characters read of the replaced messages, the newest first, and of the visible texts, from the beginning.
 MAX_CHARACTERS = 1_000_000
 MAX_SEEN_CHARACTERS = 500_000
-# Facts of each kind, the newest.
+# Maximum number of facts of each kind. The newest are kept.
 MAX_FACTS = 500
-# Places at which a fact is looked for: those of its rarest word.
+# Maximum number of places to check for a fact. The places are those of its rarest word.
 MAX_PLACES = 200
 RULE = "rule"
 
@@ -36,7 +36,7 @@ _WORD = re.compile(r"\w+")
 
 
 class _IndexedText:
-    """A text in which the places of each word are known."""
+    """A text with an index of the places of each word."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._text = _join_texts(texts)
@@ -45,8 +45,8 @@ class _IndexedText:
             self._places[found.group()].append(found.start())
 
     def contains_fact(self, fact: str) -> bool:
-        """Whether a fact stands there, and not as a part of a longer word."""
-        if not fact.isascii():  # not every script parts its words
+        """Returns whether the text contains a fact, and not only as a part of a longer word."""
+        if not fact.isascii():  # not every script separates its words
             return fact in self._text
         words = [(self._places.get(found.group(), ()), found.start()) for found in _WORD.finditer(fact)]
         if not words:
@@ -63,17 +63,17 @@ class _IndexedText:
 
 
 def _is_same_word(left: str, right: str) -> bool:
-    """Whether these neighbours are parts of the same word."""
+    """Returns whether two neighbouring characters belong to the same word."""
     return bool(_WORD.match(left) and _WORD.match(right))
 
 
 def _join_texts(texts: Iterable[str]) -> str:
-    """The beginning of all texts, white space as single spaces."""
-    parts, left = [], MAX_SEEN_CHARACTERS
+    """Returns the beginning of the joined texts, with white space as single spaces."""
+    parts, room = [], MAX_SEEN_CHARACTERS
     for text in texts:
-        parts.append(text[:left])
-        left -= len(text)
-        if left <= 0:
+        parts.append(text[:room])
+        room -= len(text)
+        if room <= 0:
             break
     return " ".join(" ".join(parts).split())
 
@@ -81,7 +81,7 @@ def _join_texts(texts: Iterable[str]) -> str:
 def _collect_facts(
     removed: Sequence[Message], fact_reader: Callable[[Message], Sequence[MessageFact]]
 ) -> dict[str, list[str]]:
-    """The facts of each kind, newest first, each once."""
+    """Returns the facts of each kind, newest first, each once."""
     found: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for message in _iter_newest(removed):
         for kind, text, *_ in reversed(fact_reader(message)):
@@ -91,11 +91,11 @@ def _collect_facts(
 
 
 def _iter_newest(removed: Sequence[Message]) -> Iterator[Message]:
-    left = MAX_CHARACTERS
+    room = MAX_CHARACTERS
     for message in reversed(removed):
         size = len(message.text) + sum(len(call.arguments) for call in message.calls)
-        left -= min(size, HEAD_CHARACTERS + TAIL_CHARACTERS) + 1
-        if left < 0:
+        room -= min(size, HEAD_CHARACTERS + TAIL_CHARACTERS) + 1
+        if room < 0:
             return
         yield message
 
@@ -106,16 +106,16 @@ def count_retained_facts(
     rules: Sequence[str] = (),
     fact_reader: Callable[[Message], Sequence[MessageFact]] = list_message_facts,
 ) -> Mapping[str, tuple[int, int]]:
-    """How many facts of each kind there were, and how many of them are still seen: kept, then all.
+    """Returns for each kind of fact how many the model still sees and how many there were, in this order.
 
-    Kinds are `path`, `command`, `error`, `url`, `id`, `number` (amounts, versions, dates, ports) and `rule`;
-    one of which there was none is left out.
+    Kinds are `path`, `command`, `error`, `url`, `id`, `number` (amounts, versions, dates, ports) and `rule`.
+    A kind without any fact is left out.
 
     Args:
-        removed: The messages that a round replaces or shortens, in their order.
-        visible_texts: The texts that the model sees once it is in force, what stands in first.
-        rules: What users have laid down in the removed messages and still holds.
-        fact_reader: What a message shows; `core.ledger.facts.shown`, or a memory of it.
+        removed: The messages that a compaction replaces or shortens, in their order.
+        visible_texts: The texts that the model sees once the compaction is in force, the replacements first.
+        rules: The rules of users in the removed messages that are still in force.
+        fact_reader: Returns the facts of a message: `core.ledger.facts.list_message_facts` or a cache of it.
     """
     facts = _collect_facts(removed, fact_reader)
     facts[RULE] = list(dict.fromkeys(" ".join(rule.split()) for rule in rules))[-MAX_FACTS:]

@@ -1,7 +1,7 @@
-"""The sections that a strategy asks a summary for: found, put in order and completed.
+"""Finds, orders and completes the sections that a strategy asks for in a summary.
 
-Models write the headings in another level or case, with other numbers, in bold, or in another language. The
-text below a heading is never changed.
+Models write the headings at another level, in another case, with other numbers, in bold or in another
+language. The text below a heading is never changed.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# What stands in a section that the model left out, and in one that a cut answer did not reach.
+# The text of a section that the model left out, and of a section that a cut answer did not reach.
 EMPTY_SECTION_TEXT = "None"
 NOT_REACHED = "Not recorded."
 # A longer line is no heading.
@@ -32,7 +32,7 @@ class PromptSection:
     """A section that a prompt asks for.
 
     Attributes:
-        heading: The line over it, as the prompt has it.
+        heading: The line above the section, as the prompt has it.
         is_optional: Whether the prompt lets the model leave it out.
     """
 
@@ -41,7 +41,7 @@ class PromptSection:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether the heading is a number and a title, without any markup."""
+        """Whether the heading is a number and a title without any markup."""
         return bool(_PLAIN_NUMBER.match(self.heading))
 
 
@@ -60,59 +60,61 @@ class _SectionHeading(NamedTuple):
 
 
 def repair_sections(text: str, sections: Sequence[PromptSection], *, is_cut: bool = False) -> str:
-    """Returns the text with all sections in their order under exactly their headings.
+    """Returns the text with all sections in order under their exact headings.
 
-    A section that is missing is added with a line that says so, unless it is optional. Text in front of the
-    first section stays there. A text that has everything comes back unchanged.
+    A missing section that is not optional is added with a line that says so. Text in front of the first
+    section stays there. A complete text comes back unchanged.
 
     Args:
-        text: What the model wrote.
-        sections: What it was asked for; empty: nothing is checked.
-        is_cut: Whether the text was cut, so that a missing section says nothing.
+        text: The text that the model wrote.
+        sections: The sections that the prompt asked for. An empty sequence disables the check.
+        is_cut: Whether the text was cut, so that a missing section may have had content.
 
     Returns:
-        The text; empty where fewer than half of the sections are there that are not optional.
+        The text, or "" if it has fewer than half of the sections that are not optional.
     """
     lines = text.splitlines()
-    found = _find_headings(lines, sections)
-    if 2 * _count_required(found, sections) < sum(not each.is_optional for each in sections):
+    headings = _find_headings(lines, sections)
+    if 2 * _count_required(headings, sections) < sum(not each.is_optional for each in sections):
         return ""
-    order = [each.section for each in found]
+    order = [each.section for each in headings]
     wanted = [k for k, each in enumerate(sections) if k in order or not each.is_optional]
-    if order == wanted and all(lines[each.at].rstrip() == sections[each.section].heading for each in found):
+    if order == wanted and all(
+        lines[each.at].rstrip() == sections[each.section].heading for each in headings
+    ):
         return text
-    stops = [each.at for each in found[1:]] + [len(lines)]
+    stops = [each.at for each in headings[1:]] + [len(lines)]
     bodies: dict[int, list[str]] = {}
-    for each, stop in zip(found, stops, strict=True):
+    for each, stop in zip(headings, stops, strict=True):
         body = "\n".join([each.rest, *lines[each.at + 1 : stop]]).strip("\n")
         bodies.setdefault(each.section, []).extend([body] if body.strip() else [])
     missing = NOT_REACHED if is_cut else EMPTY_SECTION_TEXT
-    parts = ["\n".join(lines[: found[0].at]).strip()]
+    parts = ["\n".join(lines[: headings[0].at]).strip()]
     parts += [f"{sections[k].heading}\n" + "\n".join(bodies.get(k) or [missing]) for k in wanted]
     return "\n\n".join(part for part in parts if part)
 
 
 def has_last_section(text: str, sections: Sequence[PromptSection]) -> bool:
-    """Whether a text reaches the last section that is not optional; True where no sections are asked for."""
+    """Returns whether a text has the last required section. Returns True if no section is required."""
     required = [k for k, each in enumerate(sections) if not each.is_optional]
-    found = _find_headings(text.splitlines(), sections)
-    return not required or required[-1] in {each.section for each in found}
+    headings = _find_headings(text.splitlines(), sections)
+    return not required or required[-1] in {each.section for each in headings}
 
 
 def _count_required(found: Sequence[_SectionHeading], sections: Sequence[PromptSection]) -> int:
-    """Sections among those found that are not optional, each counted once."""
+    """Returns how many different required sections the headings open."""
     return len({each.section for each in found if not sections[each.section].is_optional})
 
 
 def _find_headings(lines: Sequence[str], sections: Sequence[PromptSection]) -> list[_SectionHeading]:
-    """The headings of the sections, by their titles; where none of the titles is there, by their places."""
+    """Returns the headings of the sections, found by title or, if no title matches, by their form."""
     open_lines = list(_iter_lines_outside_code(lines))
     named = list(_find_by_titles(open_lines, sections))
     return named or next(_find_by_form(open_lines, lines, sections), [])
 
 
 def _iter_lines_outside_code(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The lines that stand in no block of code, each with its index."""
+    """Yields the lines outside of code blocks, each with its index."""
     is_code = False
     for at, line in enumerate(lines):
         if _FENCE.match(line):
@@ -141,7 +143,7 @@ def _find_by_titles(
 def _find_by_form(
     open_lines: Sequence[tuple[int, str]], lines: Sequence[str], sections: Sequence[PromptSection]
 ) -> Iterator[list[_SectionHeading]]:
-    """Rows of headings of one form, as many as there are sections, each with text below it."""
+    """Yields lists of headings in one form, as many as there are sections, each with text below it."""
     if not sections:
         return
     required = [k for k, each in enumerate(sections) if not each.is_optional]
@@ -162,7 +164,7 @@ def _find_by_form(
 
 
 def _detect_heading_form(line: str) -> str:
-    """How a line is marked as a heading; empty where it is none."""
+    """Returns the form in which a line is marked as a heading, or "" if it is no heading."""
     if len(line) > HEADING_CHARACTERS:
         return ""
     if level := _LEVEL.match(line):
@@ -173,7 +175,7 @@ def _detect_heading_form(line: str) -> str:
 
 
 def _extract_title_words(heading: str) -> tuple[str, ...]:
-    """The words of a title, without markup, number and what stands in parentheses."""
+    """Returns the words of a title without markup, number, parentheses and "and"."""
     bare = heading.strip(" \t#*_")
     number = _NUMBER.match(bare)
     title = _NOTE.sub("", bare[number.end() :] if number else bare).replace("\u2019", "'").casefold()

@@ -1,4 +1,4 @@
-"""Messages as a numbered text that a summary model reads, and the fences around it."""
+"""Formats messages as a numbered transcript for a summary model, and the fences around it."""
 
 import hashlib
 import re
@@ -9,10 +9,10 @@ from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.strategies import SummaryShape
 
 CUT_MARK = "\n[...truncated...]"
-# A tool result that may take at least so many characters keeps its end, too, where it ends in an error.
+# If a tool result may take at least this many characters and ends in an error, its end is kept as well.
 TWO_ENDS_CHARACTERS = 1_000
 HEAD_SHARE = 0.6
-# How much of a dropped end is searched for an error.
+# Characters at the end of a result that are searched for an error.
 ENDING_CHARACTERS = 4_000
 FENCE_DIGITS = 16
 
@@ -33,9 +33,9 @@ def _format_content(message: Message) -> str:
 
 
 def _cut_text(text: str, characters: int, *, keep_end: bool) -> str:
-    """At most about so many characters: the beginning.
+    """Cuts a text to about `characters`, of which the beginning stays.
 
-    With `keep_end` the end as well, if an error is there.
+    With `keep_end`, the end stays as well if it holds an error.
     """
     if len(text) <= characters:
         return text
@@ -52,7 +52,7 @@ def _format_entry(message: Message, shape: SummaryShape) -> str:
 
 
 def build_transcript(messages: Iterable[Message], shape: SummaryShape, first: int = 0) -> str:
-    """The messages as text, numbered from `first`, each cut to the strategy's size and made harmless."""
+    """Returns the messages as text, numbered from `first`, each sanitised and cut to the strategy's size."""
     return "\n\n---\n\n".join(
         f"[{index}] {_ROLE.sub('', message.role).upper()}:\n{_format_entry(message, shape)}"
         for index, message in enumerate(messages, first)
@@ -60,11 +60,14 @@ def build_transcript(messages: Iterable[Message], shape: SummaryShape, first: in
 
 
 def compute_nonce(texts: Sequence[str]) -> str:
-    """What fences around these texts are named after: nothing in them can hold or guess their own digest."""
-    held = "\0".join(texts).encode("utf-8", "surrogatepass")
-    return hashlib.sha256(held).hexdigest()[:FENCE_DIGITS]
+    """Returns the nonce that names the fences around these texts.
+
+    The nonce is a digest of the texts, so that no text can contain it.
+    """
+    joined = "\0".join(texts).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(joined).hexdigest()[:FENCE_DIGITS]
 
 
 def wrap_in_fence(name: str, text: str, nonce: str) -> str:
-    """The text between two tags on lines of their own; `nonce` comes from `compute_nonce`."""
+    """Returns the text between two tags on lines of their own. `nonce` comes from `compute_nonce`."""
     return f"<{name}-{nonce}>\n{text}\n</{name}-{nonce}>"

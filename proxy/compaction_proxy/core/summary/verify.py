@@ -1,7 +1,7 @@
-"""A summary compared with what it summarises, without asking a model again.
+"""Verifies a summary against its sources without asking a model again.
 
-What the sources do not hold goes: a changed value does more harm than a missing one, and only a user may make
-rules. What later work cannot do without and the summary lost is put behind it, as bare values.
+Text that the sources do not back is dropped: a changed value does more harm than a missing one, and only a
+user may make rules. Values that later work needs and that the summary lost are appended as bare values.
 """
 
 import re
@@ -23,7 +23,7 @@ from compaction_proxy.core.summary.request_states import EMPTY_SECTION_TEXT, cor
 
 LEAST_CHARACTERS = 40
 LEAST_SHARE = 1 / 3
-# Fewer words than these show no language. Some scripts have no blanks; two of their characters are a word.
+# Fewer words than this do not show a language. In scripts without spaces, two characters count as a word.
 LEAST_WORDS = 12
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]{2}")
 RECALL = 0.9
@@ -31,18 +31,18 @@ ADDED_SHARE = 0.2
 ADDED_CHARACTERS = 600
 ADDED_VALUE_CHARACTERS = 120
 ADDED_VALUES_HEADING = "Additional exact values:"
-# Of the size allowed, however long the summary is.
+# Appended calls may take at least this share of the allowed size, however long the summary is.
 CALLS_SHARE = 0.5
 ADDED_CALLS_HEADING = "Calls that changed something, and how they ended:"
-# How many of the newest messages' identifiers are critical, and what each kind weighs.
+# Number of newest messages whose identifiers are critical, maximum number of critical values, and weights.
 NEWEST = 6
 CRITICAL = 32
 CHANGED_WEIGHT, ERROR_WEIGHT, RECENT_WEIGHT = 3, 3, 2
-# A sentence longer than this is none, and looked at a stretch at a time.
+# A text with more characters is not a single sentence. It is searched in pieces of this size.
 PIECE_CHARACTERS = 4_000
-# From so many digits on a number is copied, not counted or rounded.
+# A number with at least this many digits was copied, not counted or rounded.
 LONG_DIGITS = 5
-# A shorter one, such as "n-1", is more likely an expression.
+# Minimum characters of a code. A shorter one, such as "n-1", is more likely an expression.
 LEAST_CODE = 5
 
 _ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*(?:\[[ xX]\]\s*)?")
@@ -67,31 +67,31 @@ _RECENT = frozenset({"url", "email", "id", "code", "commit", "branch", "money", 
 
 @dataclass(frozen=True)
 class _SummarySources:
-    """What a summary may have its values from.
+    """The texts from which a summary may take its values.
 
     Attributes:
-        parts: All of it, folded; read one by one, so that no step holds others up for long.
+        parts: The texts, case-folded. They are read one by one, so that no step blocks other work for long.
     """
 
     parts: tuple[str, ...]
 
     @cached_property
     def text(self) -> str:
-        """All of it."""
+        """All texts as one."""
         return "\n".join(self.parts)
 
     @cached_property
     def tokens(self) -> frozenset[str]:
-        """Its letters and digits, in runs."""
+        """The runs of letters and digits in the texts."""
         return frozenset({token for part in self.parts for token in _TOKEN.findall(part)})
 
     @cached_property
     def numbers(self) -> frozenset[str]:
-        """Its numbers, without signs that group or part their digits."""
+        """The numbers in the texts, as bare digits without separators."""
         return frozenset({_keep_digits(number) for part in self.parts for number in _NUMBER.findall(part)})
 
     def contains_value(self, value: ExactValue) -> bool:
-        """Whether a value stands in them, as far as can be told."""
+        """Returns whether the texts contain a value, as far as can be decided."""
         if value.kind in {"money", "number", "port"}:
             return _keep_digits(value.text) in self.numbers or value.text in self.text
         folded = value.text.casefold()
@@ -104,7 +104,10 @@ class _SummarySources:
         return value.kind == "path" and folded.startswith("/") and self._contains_path_end(folded)
 
     def _contains_path_end(self, path: str) -> bool:
-        """Whether the end of a path is known: the directory that work is done in is told elsewhere."""
+        """Returns whether the texts contain the end of a path.
+
+        That is enough, because the working directory may be named elsewhere.
+        """
         parts = [part for part in path.split("/") if part]
         return len(parts) > 2 and "/".join(parts[-2:]) in self.text
 
@@ -114,7 +117,7 @@ def _keep_digits(number: str) -> str:
 
 
 def _unescape_json(arguments: str) -> str:
-    """JSON text with the escapes of its strings resolved, be it valid or not."""
+    """Returns JSON text with the escapes of its strings resolved. The text need not be valid JSON."""
     return _ESCAPE.sub(
         lambda found: chr(int(found[1], 16)) if found[1] else {"n": "\n", "t": "\t"}.get(found[2], found[2]),
         arguments,
@@ -129,13 +132,13 @@ def _iter_texts(messages: Iterable[Message]) -> Iterator[str]:
 
 
 def _is_copied_value(value: ExactValue) -> bool:
-    """Whether a value is one that can only have been copied."""
+    """Returns whether a value can only have been copied from the sources."""
     if value.kind == "path":
         return bool(_ROOTED.match(value.text)) and len(value.text) > 3 and not value.text[0].isupper()
     if value.kind == "code":
         made = sum(map(str.isdigit, value.text)) >= 2 or "_" in value.text or "-" in value.text
         return made and len(value.text) >= LEAST_CODE and not _EXPLAINED.fullmatch(value.text)
-    if value.kind == "version":  # two parts may as well number a section
+    if value.kind == "version":  # a number of two parts may belong to a section
         return value.text.startswith("v") or value.text.count(".") > 1
     return value.kind in _COPIED or (value.kind == "number" and len(_keep_digits(value.text)) >= LONG_DIGITS)
 
@@ -149,7 +152,7 @@ def _has_invented_value(piece: str, sources: _SummarySources) -> bool:
 
 
 def _split_line(line: str) -> tuple[str, list[str]]:
-    """What opens a line, and its sentences; a table row is one."""
+    """Returns the bullet or number that opens a line, and its sentences. A table row is one sentence."""
     start = _ENTRY.match(line)
     opening = start[0] if start else ""
     body = line[len(opening) :]
@@ -157,7 +160,7 @@ def _split_line(line: str) -> tuple[str, list[str]]:
 
 
 def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: Sequence[str]) -> str:
-    """The text without sentences that hold invented values, or orders that no user gave."""
+    """Returns the text without sentences that hold invented values or orders that no user gave."""
     lines = []
     for line in text.splitlines():
         opening, pieces = _split_line(line)
@@ -165,7 +168,7 @@ def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: S
             pieces = [line.lstrip("# \t")]
         sound = [each for each in pieces if not _has_invented_value(each, sources)]
         sound = [each for each in sound if not is_order(each) or is_backed_by_user(each, user_texts)]
-        if len(sound) == len(pieces):  # so is an empty line
+        if len(sound) == len(pieces):  # also true for an empty line
             lines.append(line)
         elif sound:
             lines.append(opening + " ".join(sound))
@@ -173,25 +176,25 @@ def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: S
 
 
 def _drop_repeats(text: str) -> str:
-    """The text without entries that stand there already; a section that had no other one says so."""
+    """Returns the text without repeated entries. A section that loses its only entry says "None"."""
     known: set[str] = set()
-    lines, kept = text.splitlines(), list[str]()
+    lines, result = text.splitlines(), list[str]()
     for line, follower in zip_longest(lines, lines[1:]):
         if line not in known or len(line) < LEAST_CHARACTERS or not _BULLET.match(line):
-            kept.append(line)
-        elif kept[-1].startswith("#") and not follower:
-            kept.append(EMPTY_SECTION_TEXT)
+            result.append(line)
+        elif result[-1].startswith("#") and not follower:
+            result.append(EMPTY_SECTION_TEXT)
         known.add(line)
-    return "\n".join(kept)
+    return "\n".join(result)
 
 
 def _count_prose_characters(text: str) -> int:
-    """Characters of a text that say something: without headings and rulers of tables."""
+    """Returns the characters of a text without its headings and table rulers."""
     return sum(len(line.strip()) for line in text.splitlines() if not _HEADING.match(line))
 
 
 def _list_critical_values(messages: Sequence[Message], writes: Sequence[Action]) -> list[tuple[int, str]]:
-    """What must not be lost, each with its weight, the newest last."""
+    """Returns the values that must not be lost, each with its weight, the newest last."""
     seen = collect_facts(messages, range(len(messages)))
     errors = [each for each in seen if each.kind in {"error", "exit"}]
     last = _ERROR_NAME.findall(errors[-1].text)[:1] if errors else []
@@ -216,7 +219,7 @@ def _weigh_fact(fact: ObservedFact, length: int) -> int:
 
 
 def _append_missing_values(text: str, messages: Sequence[Message], characters: int) -> str:
-    """The text and behind it what it lacks: calls that changed something, then critical values."""
+    """Appends what the text lacks: calls that changed something, then critical values."""
     writes = [each for each in read_frontier(messages).actions if each[1].is_write]
     whole = _add_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
     critical = _list_critical_values(messages, [each for _, each in writes])
@@ -234,12 +237,12 @@ def _append_missing_values(text: str, messages: Sequence[Message], characters: i
 
 
 def _add_calls(text: str, writes: Sequence[tuple[int, Action]], room: int) -> str:
-    """The text and behind it the calls that changed something, as far as the text lacks words of them."""
-    known = frozenset(_TOKEN.findall(text.casefold()))
+    """Appends the calls that changed something and of which the text lacks words."""
+    known_words = frozenset(_TOKEN.findall(text.casefold()))
     room -= len(ADDED_CALLS_HEADING) + 2
     added = ""
     for line in list_actions(writes, room):
-        if not known.issuperset(_TOKEN.findall(line.casefold())) and len(added) + len(line) + 1 <= room:
+        if not known_words.issuperset(_TOKEN.findall(line.casefold())) and len(added) + len(line) + 1 <= room:
             added += f"\n{line}"
     return f"{text}\n\n{ADDED_CALLS_HEADING}{added}" if added else text
 
@@ -257,30 +260,30 @@ def verify_summary(
     states: Mapping[tuple[int, str], StatementStatus] = MappingProxyType({}),
     characters: int = 0,
 ) -> str:
-    """The summary without what its sources do not back, and with the critical values that it lost.
+    """Returns the summary without text that its sources do not back, and with the critical values it lost.
 
     Args:
-        text: A summary that `core.summary.answer.validated` let through.
+        text: A summary that `core.summary.answer.validate_summary` has accepted.
         sources: The messages that it summarises.
-        earlier: Summaries that the model was shown.
-        language: English name of the language asked for; empty if it is not known.
-        states: How far each request of the conversation has come (`core.ledger.frontier`).
-        characters: Size allowed. What the summary leaves of it is for calls that changed something.
+        earlier: Earlier summaries that the model was shown.
+        language: English name of the language that the prompt asked for; empty if it is unknown.
+        states: The state of each statement of the conversation (`core.ledger.frontier`).
+        characters: Size allowed. The part that the summary leaves is for calls that changed something.
 
     Raises:
-        SummaryFailed: with the reason `language`, where it is surely in another one, or `unfaithful`, where
-            too little is left.
+        SummaryError: With the reason `language` if the summary is certainly in another language, or
+            `unfaithful` if too little of it is left.
     """
     prose = _drop_headings(text)
     words = len(UNSPACED.sub(" x ", prose).split())
     written = detect_language([prose]) if words >= LEAST_WORDS else ""
     if language and written and written != language:
         raise SummaryError("language")
-    held = _SummarySources(tuple([each.casefold() for each in (*_iter_texts(sources), *earlier)]))
-    said = [each.text for each in sources if each.role == "user" and not each.answers]
-    kept = _drop_unfounded_sentences(text, held, said)
-    if kept != text.strip() and _count_prose_characters(kept) < max(
+    known_texts = _SummarySources(tuple([each.casefold() for each in (*_iter_texts(sources), *earlier)]))
+    user_texts = [each.text for each in sources if each.role == "user" and not each.answers]
+    sound_text = _drop_unfounded_sentences(text, known_texts, user_texts)
+    if sound_text != text.strip() and _count_prose_characters(sound_text) < max(
         LEAST_CHARACTERS, LEAST_SHARE * _count_prose_characters(text)
     ):
         raise SummaryError("unfaithful")
-    return _append_missing_values(_drop_repeats(correct_states(kept, states)), sources, characters)
+    return _append_missing_values(_drop_repeats(correct_states(sound_text, states)), sources, characters)

@@ -1,8 +1,8 @@
-"""An engine over aiohttp's connection pool.
+"""An HTTP engine over aiohttp's connection pool.
 
-What it promises beyond a plain client: bytes go out and come in exactly as they are, chunks are handed on
-as the network delivered them, closing a response closes its socket at once, nobody ever waits for a pool
-slot, and a pooled connection that the upstream had already given up costs one silent replay, not an error.
+It guarantees more than a plain client: bytes go out and come in exactly as they are, chunks are passed on as
+the network delivered them, closing a response closes its socket at once, no request waits for a pool slot,
+and a pooled connection that the upstream has already given up costs one silent replay, not an error.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ HEADER_COUNT = 1_000
 LARGE_BYTES = 1_048_576
 READ_BUFFER_BYTES = 32_768  # aiohttp stops reading from the socket at twice this much unread data
 
-# What would end a line of the head early.
+# Bytes that would end a line of the head early, or that no field may contain.
 _UNSENDABLE = re.compile(rb"[\r\n\0]")
 
 _SKIP_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -53,7 +53,7 @@ class _ConnectionLostError(aiohttp.ClientError):
     """The connection ended before a response. Not an OSError, so that aiohttp does not replay on its own.
 
     Attributes:
-        stale: Whether the connection had served before and not one byte came: the keep-alive race.
+        stale: Whether the connection had served before and no byte came: the upstream closed it while idle.
     """
 
     def __init__(self, *, stale: bool) -> None:
@@ -62,12 +62,12 @@ class _ConnectionLostError(aiohttp.ClientError):
 
 
 class _AiohttpConnection(ResponseHandler):
-    """A connection that knows whether it has served before, and whether the answer has begun."""
+    """A connection that knows whether it has served before, and whether the response has begun."""
 
     requests = 0
     answered = False
 
-    def set_response_params(self, **params: Any) -> None:  # noqa: ANN401 - aiohttp's own, passed on
+    def set_response_params(self, **params: Any) -> None:  # noqa: ANN401 - aiohttp's parameters, passed on
         self.requests += 1
         self.answered = False
         super().set_response_params(**params)
@@ -77,24 +77,27 @@ class _AiohttpConnection(ResponseHandler):
         super().data_received(data)
 
     def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
-        """Replace a lost connection by our own error, which says whether a replay is safe."""
-        lost = isinstance(exc, aiohttp.ClientConnectionError) and not isinstance(exc, TimeoutError)
-        if lost and not isinstance(self.exception(), _ConnectionLostError):
-            made = _ConnectionLostError(stale=self.requests > 1 and not self.answered)
-            made.__cause__ = exc
-            super().set_exception(made, exc)
-        elif not lost:
+        """Replaces a lost connection by `_ConnectionLostError`, which says whether a replay is safe."""
+        is_lost = isinstance(exc, aiohttp.ClientConnectionError) and not isinstance(exc, TimeoutError)
+        if is_lost and not isinstance(self.exception(), _ConnectionLostError):
+            lost_error = _ConnectionLostError(stale=self.requests > 1 and not self.answered)
+            lost_error.__cause__ = exc
+            super().set_exception(lost_error, exc)
+        elif not is_lost:
             super().set_exception(exc, *cause)
             if isinstance(exc, HttpProcessingError) and self._payload is not None:
-                # Who reads the body would wait for ever: aiohttp tells only those who wait for a head.
+                # aiohttp wakes only a waiter for the head. A reader of the body would wait for ever.
                 self._payload.set_exception(aiohttp.ClientPayloadError(), exc)
 
     def is_connected(self) -> bool:
-        """Asked before reuse: what came while idle (such as a 408) must not answer the next request."""
+        """Whether the connection may be reused.
+
+        Data that came while it was idle (such as a 408) must not answer the next request.
+        """
         return super().is_connected() and not self.should_close
 
     def close(self) -> None:
-        """Close now; who reads the body is told.
+        """Closes the socket now, and raises an error in a pending read of the body.
 
         A stalled upload would otherwise keep the socket open until its buffer drains.
         """
@@ -106,24 +109,24 @@ class _AiohttpConnection(ResponseHandler):
 
 
 class _AiohttpConnector(aiohttp.TCPConnector):
-    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - aiohttp's own, passed on
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - aiohttp's parameters, passed on
         super().__init__(limit=0, **options)
-        made: type[ResponseHandler] = _AiohttpConnection
-        self._factory = functools.partial(made, loop=self._loop)
+        connection_class: type[ResponseHandler] = _AiohttpConnection
+        self._factory = functools.partial(connection_class, loop=self._loop)
 
 
 def _to_httpx_error(error: BaseException) -> httpx.TransportError:
-    """The httpx error that says the same. Its message names the failure, never a URL."""
+    """Returns the equivalent httpx error. Its message names the kind of failure, never a URL."""
     if isinstance(error, _ConnectionLostError) and error.__cause__ is not None:
         return _to_httpx_error(error.__cause__)
-    for ours, theirs in _HTTPX_ERRORS:
-        if isinstance(error, ours):
-            return theirs(type(error).__name__)
+    for aiohttp_error, httpx_error in _HTTPX_ERRORS:
+        if isinstance(error, aiohttp_error):
+            return httpx_error(type(error).__name__)
     return httpx.NetworkError(type(error).__name__)
 
 
 class _AiohttpResponse:
-    """An answer; its body comes as the network delivers it, neither decoded nor cut to size."""
+    """A response whose body comes as the network delivers it, neither decoded nor cut to size."""
 
     __slots__ = ("_response", "headers", "reason", "status")
 
@@ -141,8 +144,8 @@ class _AiohttpResponse:
             self._response.close()
             raise
         except aiohttp.ClientError as error:
-            # aiohttp raises ahead of what it has buffered; those bytes did arrive.
-            if rest := content._read_nowait(-1):  # noqa: SLF001 - the public one raises first
+            # aiohttp raises before it gives the bytes that it has buffered, although those bytes did arrive.
+            if rest := content._read_nowait(-1):  # noqa: SLF001 - the public method raises first
                 return rest
             raise _to_httpx_error(error) from error
 
@@ -151,7 +154,7 @@ class _AiohttpResponse:
 
 
 def _decode_header(raw: bytes) -> str:
-    """Header bytes as aiohttp wants them. It writes UTF-8; anything else is read as Latin-1."""
+    """Decodes header bytes for aiohttp, which encodes them as UTF-8. Other bytes are read as Latin-1."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -164,7 +167,10 @@ def _parse_origin(origin: str) -> yarl.URL:
 
 
 def _build_url(request: HttpRequest) -> yarl.URL:
-    """Where to send it. The whole target goes into the path, which is then written byte for byte."""
+    """Builds the URL of a request.
+
+    Its path holds the whole target, which aiohttp then writes byte for byte.
+    """
     origin = _parse_origin(request.origin)
     return yarl.URL.build(
         scheme=origin.scheme,
@@ -176,18 +182,21 @@ def _build_url(request: HttpRequest) -> yarl.URL:
 
 
 def _to_payload(body: object) -> object:
-    """What aiohttp is given. It writes bytes in one piece, which blocks the loop if they are many."""
+    """Returns the body in the form in which aiohttp should send it.
+
+    Large bytes become a file object, because aiohttp would write them in one piece and block the loop.
+    """
     if isinstance(body, bytes) and len(body) > LARGE_BYTES:
         return io.BytesIO(body)
     return body or None
 
 
 class AiohttpEngine:
-    """`ports.HttpEngine` over aiohttp. One per event loop; connections are made as they are needed.
+    """Implements `types.HttpEngine` with aiohttp. One per event loop; it opens connections as needed.
 
     Args:
         proxies: Which origins are reached through which proxies. SSL_CERT_FILE and SSL_CERT_DIR name the
-            trusted roots; nothing else of the environment is looked at.
+            trusted roots. The engine reads nothing else from the environment.
         idle_expiry_s: Seconds after which an idle connection is not used again.
     """
 
@@ -218,7 +227,7 @@ class AiohttpEngine:
         )
 
     async def send(self, request: HttpRequest) -> HttpResponse:
-        """Send a request (`ports.HttpEngine`). A streamed body always gets a new connection."""
+        """Sends a request (`types.HttpEngine`). A streamed body always gets a new connection."""
         if self._closed:
             raise httpx.ConnectError("the engine is closed")
         try:
@@ -254,7 +263,7 @@ class AiohttpEngine:
         return _AiohttpResponse(response)
 
     async def aclose(self) -> None:
-        """Close every connection. Calling it twice does no harm."""
+        """Closes all connections. Further calls do nothing."""
         self._closed = True
         for name in ("_pooled", "_fresh"):
             session = self.__dict__.get(name)

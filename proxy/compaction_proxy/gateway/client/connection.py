@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to an upstream: requests out, answers in, one exchange after the other."""
+"""One HTTP/1.1 connection to an upstream, which serves one exchange after the other."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,21 +9,23 @@ import httpx
 from compaction_proxy.gateway.client.parser import ResponseParser
 from compaction_proxy.gateway.client.response import NativeResponse
 
-# Written at a time, and between two turns of the loop: encryption takes about a millisecond a megabyte.
+# Bytes written in one call, and bytes written before the loop gets a turn: TLS encryption takes about a
+# millisecond for each megabyte.
 SLICE_BYTES = 131_072
 TURN_BYTES = 524_288
 
 
 class BodyUploader:
-    """Sends a body as fast as the other side takes it.
+    """Sends a request body as fast as the other side takes it.
 
     Args:
-        transport: Where to; its `pause_writing` and `resume_writing` come here as `pause` and `resume`.
-        on_done: Called once, when the body is out, or with what has prevented it.
-        blocked: Whether the transport has paused its writer already.
+        transport: The transport to write to. Its protocol must forward `pause_writing` and `resume_writing`
+            to `pause` and `resume`.
+        on_done: Called once, with None when the body is sent, or with the error that prevented it.
+        blocked: Whether the transport has already paused writing.
 
     Attributes:
-        blocked: Whether the other side takes nothing at present.
+        blocked: Whether the other side takes no more data for now.
     """
 
     __slots__ = ("_sent", "_task", "_transport", "_turn_bytes", "_unblocked", "blocked")
@@ -43,22 +45,22 @@ class BodyUploader:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, body: bytes | AsyncIterator[bytes], length: int | None) -> None:
-        """Begin; `body` and `length` as in `ports.HttpRequest`."""
-        sending = self._write_slices(body) if isinstance(body, bytes) else self._upload_stream(body, length)
-        self._task = asyncio.get_running_loop().create_task(sending)
+        """Starts the upload. `body` and `length` are those of `types.HttpRequest`."""
+        upload = self._write_slices(body) if isinstance(body, bytes) else self._upload_stream(body, length)
+        self._task = asyncio.get_running_loop().create_task(upload)
         self._task.add_done_callback(self._report_result)
 
     def stop(self) -> None:
-        """Send nothing more. A stream is closed."""
+        """Stops the upload, and closes a streamed body."""
         if self._task is not None:
             self._task.cancel()
 
     def pause(self) -> None:
-        """The other side takes nothing more for now."""
+        """Notes that the other side takes no more data for now."""
         self.blocked = True
 
     def resume(self) -> None:
-        """The other side takes more."""
+        """Notes that the other side takes data again, and continues the upload."""
         self.blocked = False
         if self._unblocked is not None and not self._unblocked.done():
             self._unblocked.set_result(None)
@@ -93,7 +95,7 @@ class BodyUploader:
             raise httpx.LocalProtocolError("the body is not as long as declared")
 
     async def _write_slices(self, data: bytes) -> None:
-        """Write, and come back when more is wanted."""
+        """Writes the data in slices. Returns when the transport can take more."""
         view = memoryview(data)
         for start in range(0, len(view), SLICE_BYTES):
             self._transport.write(view[start : start + SLICE_BYTES])
@@ -107,42 +109,43 @@ class BodyUploader:
                 await asyncio.sleep(0)
 
 
-# A body up to this goes out with its head in one write, in bytes.
+# A body up to this size, in bytes, goes out with its head in one write.
 SMALL_BYTES = 65_536
-# A timer that would fire this much too early is not moved, in seconds.
+# A timer that would fire by at most this many seconds too early is not moved.
 TIMER_SLACK_S = 0.001
 
 
 class UnansweredError(Exception):
-    """A connection that had served before ended unanswered: the request may go out again."""
+    """A connection that had served before ended without an answer, so the request may be sent again."""
 
 
 class ConnectionOwner(Protocol):
-    """Who keeps connections."""
+    """Keeps track of the connections of one origin."""
 
     def add(self, connection: "UpstreamConnection") -> None:
-        """The connection stands."""
+        """Adds a connection that was established."""
         ...
 
     def release(self, connection: "UpstreamConnection") -> None:
-        """The exchange is over and the connection could serve another."""
+        """Takes back a connection whose exchange is over and which can serve another."""
         ...
 
     def remove(self, connection: "UpstreamConnection") -> None:
-        """The connection is closed; may be said more than once."""
+        """Removes a closed connection. May be called more than once."""
         ...
 
 
 class UpstreamConnection(asyncio.BufferedProtocol):
-    """A connection, from its making to its end. At most one exchange at a time.
+    """One connection from its opening to its end. It carries at most one exchange at a time.
 
     Args:
-        owner: Is told when the connection stands, when an exchange is over, and when the connection is.
-        buffer: Where the loop puts what has come. Its content is used up before anything else happens, so
-            that all connections of a thread may share it.
+        owner: Is notified when the connection is established, when an exchange is over, and when the
+            connection is closed.
+        buffer: Where the loop stores received data. The data is used up before anything else runs, so all
+            connections of a thread may share one buffer.
 
     Attributes:
-        idle_since: When it last served, by the loop's clock.
+        idle_since: When the connection last served, on the loop's clock.
     """
 
     __slots__ = (
@@ -184,13 +187,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def send_request(
         self, head: bytes, body: bytes | AsyncIterator[bytes], length: int | None, silence_s: float | None
     ) -> NativeResponse:
-        """Send a request, and give what its answer will come to.
+        """Sends a request and returns the response object that its answer will fill.
 
         Args:
-            head: With the empty line behind it.
-            body: As in `ports.HttpRequest`.
-            length: Likewise.
-            silence_s: Likewise.
+            head: The encoded head with the empty line after it.
+            body: The body, as in `types.HttpRequest`.
+            length: The declared length, as in `types.HttpRequest`.
+            silence_s: The limit of silence, as in `types.HttpRequest`.
         """
         self._answer = answer = NativeResponse(self._loop, self)
         self._parser.expect_response(bodiless=head.startswith(b"HEAD "))
@@ -211,32 +214,32 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return answer
 
     def _on_upload_done(self, error: BaseException | None) -> None:
-        """The request is out, or cannot be: its body failed."""
+        """Ends the upload. If the body failed, the exchange fails with its error."""
         self._upload = None
         self._heard_at = self._loop.time()
         if error is not None and self._answer is not None:
             self._answer.set_exception(error)
 
     def resume_reading(self) -> None:
-        """Take more from the socket: what had come has been read."""
+        """Reads from the socket again, once the received data was read."""
         if self._paused:
             self._paused = False
             self._heard_at = self._loop.time()
             self._transport.resume_reading()
 
     def abort_exchange(self) -> None:
-        """Close the socket now, whatever is under way on it."""
+        """Closes the socket now, whatever is in progress."""
         self._answer = None
         self.close()
 
     def close_with_error(self) -> None:
-        """Close the socket now; who waits for an answer is told."""
+        """Closes the socket now. A pending answer ends with a `ReadError`."""
         if self._answer is not None:
             self._answer.set_exception(httpx.ReadError("the engine was closed"))
         self.close()
 
     def close(self) -> None:
-        """Close the socket now. Calling it twice does no harm."""
+        """Closes the socket now. Further calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -261,10 +264,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if answer is not None:
             answer.feed_eof()
 
-    # The clock.
+    # Timeouts.
 
     def _schedule_timeout_check(self, due: float) -> None:
-        """Have `_check_timeout` called by `due`; a timer that is set for no later is left alone."""
+        """Schedules `_check_timeout` for `due`. An earlier timer is left as it is."""
         if self._timer is not None:
             if self._timer.when() <= due + TIMER_SLACK_S:
                 return
@@ -272,22 +275,25 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._timer = self._loop.call_at(due, self._check_timeout)
 
     def _check_timeout(self) -> None:
-        """The other side may have been silent for too long. While it is we who are slow, nothing counts."""
+        """Fails the exchange if the other side was silent too long.
+
+        Time in which this side is slow does not count.
+        """
         self._timer = None
         if self._answer is None or self._silence_s is None:
             return
         now = self._loop.time()
-        ours = self._paused or (self._upload is not None and not self._upload.blocked)
-        due = (now if ours else self._heard_at) + self._silence_s
+        is_own_delay = self._paused or (self._upload is not None and not self._upload.blocked)
+        due = (now if is_own_delay else self._heard_at) + self._silence_s
         if due > now + TIMER_SLACK_S:
             self._schedule_timeout_check(due)
         else:
             self._answer.set_exception(httpx.ReadTimeout("nothing came in time"))
 
-    # The loop's calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands. Within a tunnel this may come after what the other side says at once."""
+        """Registers the new connection. In a tunnel, the first data may come before this call."""
         self._transport = cast("asyncio.Transport", transport)
         self._made = True
         if self._closed:
@@ -296,26 +302,26 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._owner.add(self)
 
     def pause_writing(self) -> None:
-        """The other side takes nothing more for now."""
+        """Notes that the other side takes no more data for now."""
         self._blocked = True
         if self._upload is not None:
             self._upload.pause()
 
     def resume_writing(self) -> None:
-        """The other side takes more."""
+        """Notes that the other side takes data again."""
         self._blocked = False
         self._heard_at = self._loop.time()
         if self._upload is not None:
             self._upload.resume()
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the loop's
-        """Where to put what has come."""
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        """Returns the buffer for received data."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Something has come; what it holds of the body is handed on in one piece."""
+        """Parses received data and passes on its part of the body in one piece."""
         answer = self._answer
-        if answer is None:  # nobody has asked for this: it must not answer the next request
+        if answer is None:  # no request is pending: the data must not answer the next one
             self.close()
             return
         self._heard = True
@@ -337,11 +343,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             answer.set_exception(httpx.RemoteProtocolError("the answer is no valid HTTP/1.1"))
 
     def eof_received(self) -> None:
-        """The other side says no more."""
+        """Treats the end of the other side's data as the end of the connection."""
         self.connection_lost(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended; by `exc`, None if in peace."""
+        """Ends the exchange. `exc` is None if the connection ended without an error."""
         answer = self._answer
         if answer is None:
             self.close()
@@ -355,5 +361,5 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             return UnansweredError()
         if exc is None:
             return httpx.RemoteProtocolError("the connection ended before the answer")
-        failed = httpx.WriteError if self._upload is not None else httpx.ReadError
-        return failed(type(exc).__name__)
+        error_class = httpx.WriteError if self._upload is not None else httpx.ReadError
+        return error_class(type(exc).__name__)

@@ -1,4 +1,4 @@
-"""Making connections: names, addresses, proxies and TLS."""
+"""Opens connections to upstreams: name resolution, choice of an address, proxies and TLS."""
 
 import asyncio
 import functools
@@ -21,7 +21,7 @@ _OpenConnection = tuple[asyncio.Transport, _Protocol]
 
 
 class _TunnelProtocol(asyncio.Protocol):
-    """The proxy's answer to CONNECT."""
+    """Collects the proxy's answer to CONNECT."""
 
     def __init__(self) -> None:
         self.response_head: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -36,7 +36,7 @@ class _TunnelProtocol(asyncio.Protocol):
         elif len(self._head) > TUNNEL_HEAD_BYTES:
             self.response_head.set_exception(httpx.ProxyError("the proxy's answer is too long"))
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         if not self.response_head.done():
             self.response_head.set_exception(httpx.ProxyError("the proxy hung up"))
 
@@ -47,17 +47,17 @@ async def open_connection(
     protocol_factory: Callable[[], UpstreamConnection],
     limit_s: float | None,
 ) -> UpstreamConnection:
-    """A connection over which the origin, or a forwarding proxy, answers.
+    """Opens a connection to the origin, or to the proxy that forwards to it.
 
     Args:
-        route: Where to, and through what.
-        tls: Which certificates are believed.
-        protocol_factory: Makes the connection's protocol.
-        limit_s: Seconds until all of it must be done, None for no limit.
+        route: The origin and the proxy on the way to it.
+        tls: The TLS settings with the trusted certificates.
+        protocol_factory: Creates the connection's protocol.
+        limit_s: Seconds for the whole process. None sets no limit.
 
     Raises:
-        httpx.ConnectError: It cannot be reached, or is not who it should be.
-        httpx.ConnectTimeout: It took too long.
+        httpx.ConnectError: The server cannot be reached, or its certificate is wrong.
+        httpx.ConnectTimeout: The connection took too long.
         httpx.ProxyError: The proxy refused.
     """
     try:
@@ -71,26 +71,26 @@ async def open_connection(
             return await _connect_through_tunnel(route, route.proxy, tls, protocol_factory)
     except TimeoutError as error:
         raise httpx.ConnectTimeout("no connection in time") from error
-    except (OSError, ValueError) as error:  # ValueError: a name that no name can be
+    except (OSError, ValueError) as error:  # ValueError: the host is not a possible name
         raise httpx.ConnectError(type(error).__name__) from error
 
 
 async def _connect_hop(
     hop: Hop, tls: ssl.SSLContext, protocol_factory: Callable[[], _Protocol]
 ) -> _OpenConnection[_Protocol]:
-    """Transport and protocol of a connection to any of a server's addresses."""
+    """Connects to any of a server's addresses. Returns the transport and its protocol."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(hop.host, hop.port, type=socket.SOCK_STREAM)
-    addresses = _interleave_families([(family, str(address[0])) for family, _, _, _, address in found])
-    secured: dict[str, Any] = {"ssl": tls, "server_hostname": hop.host} if hop.tls else {}
+    infos = await loop.getaddrinfo(hop.host, hop.port, type=socket.SOCK_STREAM)
+    addresses = _interleave_families([(family, str(address[0])) for family, _, _, _, address in infos])
+    tls_options: dict[str, Any] = {"ssl": tls, "server_hostname": hop.host} if hop.tls else {}
     return await _connect_first([
-        functools.partial(loop.create_connection, protocol_factory, address, hop.port, **secured)
+        functools.partial(loop.create_connection, protocol_factory, address, hop.port, **tls_options)
         for address in addresses
     ])  # fmt: skip
 
 
 def _interleave_families(found: Sequence[tuple[int, str]]) -> list[str]:
-    """Addresses in their order, but by turns of both families."""
+    """Returns the addresses in order, alternating between the two address families."""
     first = [address for family, address in found if family == found[0][0]]
     others = [address for family, address in found if family != found[0][0]]
     pairs = zip_longest(dict.fromkeys(first), dict.fromkeys(others))
@@ -100,25 +100,25 @@ def _interleave_families(found: Sequence[tuple[int, str]]) -> list[str]:
 async def _connect_first(
     attempts: Sequence[Callable[[], Coroutine[Any, Any, _OpenConnection[_Protocol]]]],
 ) -> _OpenConnection[_Protocol]:
-    """The first connection that stands; another address is tried when one fails, or is slow (RFC 8305).
+    """Returns the first connection that succeeds. Tries the next address if one fails or is slow (RFC 8305).
 
     Raises:
-        OSError: What the last one failed with.
+        OSError: Every attempt failed; the error is that of the last one.
     """
     if len(attempts) == 1:
         return await attempts[0]()
     tasks: list[asyncio.Task[_OpenConnection[_Protocol]]] = []
-    won = None
+    winner = None
     try:
         for delay_s in [NEXT_ADDRESS_S] * (len(attempts) - 1) + [None]:
             tasks.append(asyncio.ensure_future(attempts[len(tasks)]()))
-            won = await _wait_for_winner(tasks, delay_s)
-            if won is not None:
-                return won.result()
-        return tasks[-1].result()  # it failed
+            winner = await _wait_for_winner(tasks, delay_s)
+            if winner is not None:
+                return winner.result()
+        return tasks[-1].result()  # raises the error of the last attempt
     finally:
         for task in tasks:
-            if task is not won:
+            if task is not winner:
                 task.cancel()
                 task.add_done_callback(_abort_late_connection)
 
@@ -126,7 +126,11 @@ async def _connect_first(
 async def _wait_for_winner(
     tasks: list[asyncio.Task[_OpenConnection[_Protocol]]], delay_s: float | None
 ) -> asyncio.Task[_OpenConnection[_Protocol]] | None:
-    """A task that has succeeded; None when one more has failed, or nothing came of any in time."""
+    """Returns a task that has succeeded, or None.
+
+    With `delay_s`, the wait ends after that many seconds, or when one task has failed. Without it, the wait
+    ends when all tasks have failed.
+    """
     running = {task for task in tasks if not task.done()}
     while running:
         done, running = await asyncio.wait(running, timeout=delay_s, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +143,7 @@ async def _wait_for_winner(
 
 
 def _abort_late_connection(task: asyncio.Task[_OpenConnection[_Protocol]]) -> None:
-    """Close what was connected too late."""
+    """Closes a connection that was made after another had already been chosen."""
     if not task.cancelled() and task.exception() is None:
         task.result()[0].abort()
 
@@ -147,10 +151,10 @@ def _abort_late_connection(task: asyncio.Task[_OpenConnection[_Protocol]]) -> No
 async def _connect_through_tunnel(
     route: OriginRoute, proxy: Hop, tls: ssl.SSLContext, protocol_factory: Callable[[], UpstreamConnection]
 ) -> UpstreamConnection:
-    """A connection through a tunnel (RFC 9110 §9.3.6)."""
+    """Opens a connection to the origin through a proxy's tunnel (RFC 9110 §9.3.6)."""
     loop = asyncio.get_running_loop()
     transport, tunnel = await _connect_hop(proxy, tls, _TunnelProtocol)
-    secured = None
+    tls_transport = None
     try:
         credential = b"proxy-authorization: %b\r\n" % route.credential if route.credential else b""
         transport.write(
@@ -161,11 +165,11 @@ async def _connect_through_tunnel(
         if head[9:10] != b"2" or not head.endswith(b"\r\n\r\n"):
             raise httpx.ProxyError(f"the proxy answered {head[9:12].decode('latin-1')}")
         connection = protocol_factory()
-        secured = await loop.start_tls(transport, connection, tls, server_hostname=route.origin.host)
-        if secured is None:
+        tls_transport = await loop.start_tls(transport, connection, tls, server_hostname=route.origin.host)
+        if tls_transport is None:
             raise httpx.ConnectError("the connection ended")
-        connection.connection_made(secured)
+        connection.connection_made(tls_transport)
         return connection
     finally:
-        if secured is None:
+        if tls_transport is None:
             transport.abort()

@@ -1,7 +1,7 @@
-"""An HTTP/1.1 client of our own, for little time and memory on the way of a request.
+"""The proxy's own HTTP/1.1 client, which adds little time and memory to a request.
 
-Nothing is decoded, followed or remembered. A small request is one write, its wait one future; it has no task,
-no lock and no timer of its own, and in the pool nobody waits.
+It decodes nothing, follows no redirects and stores no cookies. A small request takes one write and waits on
+one future. It needs no task, no lock and no timer of its own, and never waits for the pool.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from compaction_proxy.gateway.client.types import HttpRequest
 
 
 class ConnectionPool:
-    """Connections of one origin. Nobody ever waits here: who finds none makes one.
+    """The connections of one origin. A caller never waits: if no connection is idle, it opens a new one.
 
     Args:
-        idle_expiry_s: Seconds after which a connection that waits is closed.
+        idle_expiry_s: Seconds after which an idle connection is closed.
     """
 
     def __init__(self, idle_expiry_s: float) -> None:
@@ -33,37 +33,37 @@ class ConnectionPool:
         self._closed = False
 
     def get_idle_connection(self) -> UpstreamConnection | None:
-        """The connection that served last, None if there is none that is young enough."""
+        """Takes the connection that served last. Returns None if it has expired or none is idle."""
         if not self._idle:
             return None
         connection = self._idle.pop()
         if self._loop.time() - connection.idle_since <= self._idle_expiry_s:
             return connection
         connection.close()
-        return None  # the others have waited for longer
+        return None  # the others have been idle for longer
 
     def release(self, connection: UpstreamConnection) -> None:
-        """A connection has served and may serve again."""
+        """Adds a connection that may serve again to the idle ones."""
         self._idle.append(connection)
         if self._sweep is None:
             self._sweep = self._loop.call_later(self._idle_expiry_s, self._close_expired)
 
     def add(self, connection: UpstreamConnection) -> None:
-        """A connection stands; it is closed if the pool is."""
+        """Adds a new connection, and closes it if the pool is closed."""
         self._all.add(connection)
         if self._closed:
             connection.close()
 
     def remove(self, connection: UpstreamConnection) -> None:
-        """A connection is closed."""
+        """Removes a closed connection."""
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 
     def _close_expired(self) -> None:
         self._sweep = None
-        oldest = self._loop.time() - self._idle_expiry_s
-        expired = [connection for connection in self._idle if connection.idle_since <= oldest]
+        expiry_limit = self._loop.time() - self._idle_expiry_s
+        expired = [connection for connection in self._idle if connection.idle_since <= expiry_limit]
         for connection in expired:
             connection.close()
         if self._idle:
@@ -71,7 +71,7 @@ class ConnectionPool:
             self._sweep = self._loop.call_at(due, self._close_expired)
 
     def close(self) -> None:
-        """Close every connection, whatever is under way on it."""
+        """Closes all connections, whatever is in progress on them."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -90,7 +90,7 @@ class _OriginPool:
 
 
 class NativeEngine:
-    """`ports.HttpEngine` on the event loop's own transports. One per event loop.
+    """Implements `types.HttpEngine` on the event loop's own transports. One per event loop.
 
     SSL_CERT_FILE and SSL_CERT_DIR name the trusted roots.
 
@@ -108,17 +108,17 @@ class NativeEngine:
         self._closed = False
 
     async def send(self, request: HttpRequest) -> NativeResponse:
-        """Send a request (`ports.HttpEngine`). A streamed body always gets a new connection.
+        """Sends a request (`types.HttpEngine`). A streamed body always gets a new connection.
 
         Raises:
-            httpx.TransportError: As the port says.
+            httpx.TransportError: As for `types.HttpEngine.send`.
         """
         origin = self._origins.get(request.origin) or self._add_origin(request.origin)
-        lines = encode_request_head(request, origin.route)
+        head = encode_request_head(request, origin.route)
         if isinstance(request.body, bytes):
             connection = origin.pool.get_idle_connection()
             if connection is not None:
-                answer = connection.send_request(lines, request.body, None, request.silence_s)
+                answer = connection.send_request(head, request.body, None, request.silence_s)
                 try:
                     await answer.wait_for_head()
                 except UnansweredError:
@@ -126,16 +126,16 @@ class NativeEngine:
                 else:
                     return answer
         connection = await self._open_connection(origin, request.connect_s)
-        answer = connection.send_request(lines, request.body, request.length, request.silence_s)
+        answer = connection.send_request(head, request.body, request.length, request.silence_s)
         await answer.wait_for_head()
         return answer
 
     def _add_origin(self, name: str) -> _OriginPool:
         if self._closed:
             raise httpx.ConnectError("the engine is closed")
-        made = _OriginPool(resolve_route(name, self._proxies), ConnectionPool(self._idle_expiry_s))
-        self._origins[name] = made
-        return made
+        origin = _OriginPool(resolve_route(name, self._proxies), ConnectionPool(self._idle_expiry_s))
+        self._origins[name] = origin
+        return origin
 
     async def _open_connection(self, origin: _OriginPool, limit_s: float | None) -> UpstreamConnection:
         connection = await open_connection(
@@ -146,7 +146,7 @@ class NativeEngine:
         return connection
 
     async def aclose(self) -> None:
-        """Close every connection. Calling it twice does no harm."""
+        """Closes all connections. Further calls do nothing."""
         self._closed = True
         for origin in self._origins.values():
             origin.pool.close()

@@ -1,4 +1,4 @@
-"""An engine as httpx's transport, for calls of our own: summaries, probes, discovery."""
+"""Lets httpx use an engine, for the proxy's own calls: summaries, probes, discovery."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import httpx
 
 from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
 
-# The engine writes its own.
+# The engine writes these header fields itself.
 _FRAMING = frozenset({b"host", b"connection", b"content-length", b"transfer-encoding"})
 
 
@@ -24,23 +24,23 @@ class _ResponseStream(httpx.AsyncByteStream):
 
 
 class EngineTransport(httpx.AsyncBaseTransport):
-    """Lets an `httpx.AsyncClient` send over an engine.
+    """Lets an `httpx.AsyncClient` send its requests through an engine.
 
-    Honours `request.extensions`: `target` (the raw request target, bytes) and `timeout` (httpx's dict;
+    Uses two of `request.extensions`: `target` (the raw request target, bytes) and `timeout` (httpx's dict;
     `connect` and `read` in seconds or None).
 
     Args:
-        engine: Is closed with this transport.
+        engine: The engine to send with. It is closed with this transport.
     """
 
     def __init__(self, engine: HttpEngine) -> None:
         self._engine = engine
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request; its body comes back unread.
+        """Sends the request. The body of the response is not read yet.
 
         Raises:
-            httpx.TransportError: As the engine says.
+            httpx.TransportError: As for `types.HttpEngine.send`.
         """
         response = await self._engine.send(_to_http_request(request))
         return httpx.Response(
@@ -52,7 +52,7 @@ class EngineTransport(httpx.AsyncBaseTransport):
         )
 
     async def aclose(self) -> None:
-        """Close the engine."""
+        """Closes the engine."""
         await self._engine.aclose()
 
 

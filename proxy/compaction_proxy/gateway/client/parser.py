@@ -1,8 +1,9 @@
-"""Answers taken apart: httptools over the bytes that have just come, within bounds."""
+"""Parses responses with httptools as their bytes arrive, within size limits."""
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-# Bytes without any of a body: a head, an extension of a chunk, trailers. Its lines and fields besides.
+# Limits of a response: bytes without any body data (a head, chunk extensions, trailers), bytes of a header
+# line, and number of header fields.
 FRAMING_BYTES = 262_144
 LINE_BYTES = 65_536
 FIELDS = 1_000
@@ -11,22 +12,22 @@ SWITCHING_PROTOCOLS = 101
 
 
 class _RejectedResponseError(Exception):
-    """Stops the parser: what it has found is not wanted."""
+    """Stops httptools at input that is refused."""
 
 
 class ResponseParser:
-    """The answers that come over one connection, one after the other.
+    """Parses the responses of one connection, one after the other.
 
-    Answers before the final one (1xx) are left out, and so are trailers.
+    It drops interim responses (1xx) and trailers.
 
     Attributes:
-        headed: Whether the head has come, and with it:
-        status: As it came.
-        reason: The phrase behind it.
-        headers: Fields in their order.
-        body: What was found of the body; who takes it clears the list.
-        whole: Whether the answer has come to its end.
-        reusable: Then, whether the connection may serve again.
+        headed: Whether the head is complete. The next three attributes are set with it.
+        status: The status code as received.
+        reason: The reason phrase.
+        headers: The header fields in order.
+        body: The parts of the body parsed so far. The reader clears the list.
+        whole: Whether the response is complete.
+        reusable: Whether the connection may serve again after the complete response.
     """
 
     __slots__ = (
@@ -48,12 +49,12 @@ class ResponseParser:
 
     def __init__(self) -> None:
         self.body: list[bytes] = []
-        self.on_body = self.body.append  # the parser's call for each piece
+        self.on_body = self.body.append  # httptools calls this for each part of the body
         self._parser: HttpResponseParser | None = None
         self.expect_response(bodiless=False)
 
     def expect_response(self, *, bodiless: bool) -> None:
-        """Expect the answer to a new request; `bodiless` to HEAD."""
+        """Resets the state for a new response. `bodiless` marks the response to a HEAD request."""
         self.headed = self.whole = self.reusable = False
         self.status = 0
         self.reason = b""
@@ -65,9 +66,10 @@ class ResponseParser:
         self._bodiless = bodiless
 
     def feed_data(self, data: memoryview) -> bool:
-        """Take apart what has come. False if it is no HTTP, or out of bounds, or not all of the answer's.
+        """Parses received bytes. Returns False if they are refused.
 
-        What was found before that stays found.
+        Bytes are refused if they are no valid HTTP, exceed a limit, or come after the end of the response.
+        What was parsed before them stays available.
         """
         parser = self._parser or self._create_parser()
         self._framing_bytes += len(data)
@@ -78,25 +80,25 @@ class ResponseParser:
         if not self.body:
             return self._framing_bytes <= FRAMING_BYTES
         self._framing_bytes = 0
-        if self.whole and self._bodiless:  # after an answer without a body there is no more
+        if self.whole and self._bodiless:  # a response without a body is over: no more data may follow
             self.body.clear()
             return False
         return True
 
     def close(self) -> None:
-        """Nothing more comes. Parser and callbacks hold each other, and nobody else would part them soon."""
+        """Breaks the reference cycle with httptools, which the garbage collector would find late."""
         self._parser = None
 
     def _create_parser(self) -> HttpResponseParser:
         self._parser = parser = HttpResponseParser(self)
-        # What common clients forgive, so do we: odd bytes in values, lines that end in LF.
+        # Common clients accept odd bytes in values and lines that end in LF, so this parser does too.
         parser.set_dangerous_leniencies(
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
         return parser
 
     def is_delimited_by_close(self) -> bool:
-        """Whether the body is as long as the connection lasts: nothing in the head says where it ends."""
+        """Whether the body ends when the connection closes, because the head does not say where it ends."""
         framing = {name.lower(): value.lower() for name, value in self.headers}
         coding = framing.get(b"transfer-encoding")
         if coding is not None:
@@ -104,23 +106,23 @@ class ResponseParser:
         return self.headed and b"content-length" not in framing
 
     def on_message_begin(self) -> None:
-        """An answer begins; there may be one only."""
+        """Refuses a second response."""
         if self.whole:
             raise _RejectedResponseError
 
     def on_status(self, phrase: bytes) -> None:
-        """A part of the reason phrase has come."""
+        """Adds a part of the reason phrase."""
         self._phrase += phrase
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field has come, of the head or of trailers."""
-        self._fields.append((name.rstrip(), value))  # `name :`, which no one may hand on (RFC 9112 §5.1)
+        """Adds a field of the head or of trailers."""
+        self._fields.append((name.rstrip(), value))  # `name :` must not be passed on (RFC 9112 §5.1)
         if len(self._fields) > FIELDS:
             raise _RejectedResponseError
 
     def on_headers_complete(self) -> None:
-        """The head has come."""
-        assert self._parser is not None  # noqa: S101 - it is the one who calls
+        """Takes over the complete head, unless it is of an interim response."""
+        assert self._parser is not None  # noqa: S101 - the parser itself makes this call
         fields, self._fields = self._fields, []
         phrase, self._phrase = self._phrase, b""
         if self._framing_bytes > LINE_BYTES and any(len(k) + len(v) > LINE_BYTES for k, v in fields):
@@ -133,15 +135,15 @@ class ResponseParser:
                 self._end_after_head()
 
     def _end_after_head(self) -> None:
-        """There is no body, which the parser cannot be told: it is replaced."""
+        """Ends a response without a body. httptools cannot be told that there is none, so it is replaced."""
         self.on_message_complete()
         self.reusable = self.reusable and self._bodiless
         self._bodiless = True
         self._parser = None
 
     def on_message_complete(self) -> None:
-        """An answer has come to its end."""
+        """Notes that the response is complete."""
         if not self._interim and not self.whole:
-            assert self._parser is not None  # noqa: S101 - it is the one who calls
+            assert self._parser is not None  # noqa: S101 - the parser itself makes this call
             self.whole = True
             self.reusable = self._parser.should_keep_alive()

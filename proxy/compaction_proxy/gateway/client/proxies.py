@@ -10,12 +10,12 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
-    """The proxies that connections go through; none by default.
+    """The proxies through which connections go; none by default.
 
     Attributes:
-        urls: By scheme of the origin, or `all`; under `no`, the origins that are reached directly: host names
-            with all below them, addresses, networks such as `10.0.0.0/8`, each with `:port` or without, or
-            `*`; between commas.
+        urls: Proxy URLs by the origin's scheme or `all`. The key `no` lists origins that are reached
+            directly, separated by commas: host names with all their subdomains, addresses, networks such as
+            `10.0.0.0/8`, or `*`; each with or without `:port`.
         loopback: Whether origins on this machine are reached through a proxy, too.
     """
 
@@ -23,7 +23,7 @@ class ProxySettings:
     loopback: bool = False
 
     def get_proxy_url(self, scheme: str, host: str, port: int) -> str | None:
-        """URL of the proxy for an origin, None where it is reached directly.
+        """Returns the URL of the proxy for an origin, or None if the origin is reached directly.
 
         Args:
             scheme: `http` or `https`.
@@ -43,13 +43,13 @@ NO_PROXIES = ProxySettings()
 
 
 def read_environment_proxies() -> ProxySettings:
-    """What the environment says now, in names of lower case before those of upper case."""
-    found = urllib.request.getproxies_environment()
-    return ProxySettings({scheme: _add_default_scheme(scheme, url) for scheme, url in found.items()})
+    """Reads the proxies from the environment. Lower-case names take precedence over upper-case names."""
+    urls = urllib.request.getproxies_environment()
+    return ProxySettings({scheme: _add_default_scheme(scheme, url) for scheme, url in urls.items()})
 
 
 def _add_default_scheme(key: str, url: str) -> str:
-    """A proxy's URL; `host:port` alone is one for HTTP."""
+    """Returns a proxy's URL. A plain `host:port` gets the scheme `http`."""
     return url if key == "no" or "://" in url or not url else f"http://{url}"
 
 
@@ -73,15 +73,15 @@ def _is_exempt(rules: str, host: str, port: int, address: _Address | None) -> bo
 
 
 def _matches_rule(rule: str, host: str, port: int, address: _Address | None) -> bool:
-    """Whether one rule of NO_PROXY is about this origin."""
+    """Whether one rule of NO_PROXY matches this origin."""
     if rule == "*":
         return True
     try:
         network = ipaddress.ip_network(rule.strip("[]"), strict=False)
     except ValueError:
-        name, colon, given = rule.rpartition(":")
-        if colon and given.isdigit():
-            return int(given) == port and _matches_rule(name, host, port, address)
+        name, colon, rule_port = rule.rpartition(":")
+        if colon and rule_port.isdigit():
+            return int(rule_port) == port and _matches_rule(name, host, port, address)
         name = rule.removeprefix("*").lstrip(".")
         return host == name or host.endswith("." + name)
     return address is not None and address in network

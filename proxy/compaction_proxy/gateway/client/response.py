@@ -1,31 +1,31 @@
-"""An answer that is coming in, and the wait for it: what lies between a connection and those who read."""
+"""A response that is being received: the buffer between a connection and the reader of its body."""
 
 import asyncio
 from typing import Protocol
 
 import httpx
 
-# Unread bytes of a body from which on nothing more is taken from the socket.
+# Once this many bytes of a body are unread, the connection stops reading from the socket.
 UNREAD_BYTES = 32_768
 
 
 class ResponseSource(Protocol):
-    """The connection that an answer comes over."""
+    """The connection over which a response comes."""
 
     def resume_reading(self) -> None:
-        """Take more from the socket."""
+        """Reads from the socket again."""
         ...
 
     def abort_exchange(self) -> None:
-        """Close the socket now."""
+        """Closes the socket now."""
         ...
 
 
 class NativeResponse:
-    """`ports.HttpResponse`: one answer, from the request's last byte on.
+    """Implements `types.HttpResponse`. It exists from the moment its request is sent.
 
-    At most one task waits, for the head or for more of the body. Whatever ends its wait early, such as a
-    cancellation, ends the exchange.
+    At most one task waits, for the head or for more of the body. If its wait ends early, for example by a
+    cancellation, the exchange ends.
     """
 
     __slots__ = (
@@ -58,10 +58,10 @@ class NativeResponse:
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait_for_head(self) -> None:
-        """Wait until status and headers have come.
+        """Waits until status and headers have come.
 
         Raises:
-            httpx.TransportError: They never will.
+            httpx.TransportError: The exchange failed before the head was complete.
         """
         if not self.headed and self._error is None:
             await self._wait_for_more()
@@ -69,7 +69,7 @@ class NativeResponse:
             raise self._error
 
     async def read(self) -> bytes:
-        """What has come since the last call (`ports.HttpResponse`)."""
+        """Returns the body bytes that have come since the last call (`types.HttpResponse`)."""
         if not self._body and not self._ended and self._error is None:
             await self._wait_for_more()
         body = self._body
@@ -85,18 +85,18 @@ class NativeResponse:
         return body[0] if len(body) == 1 else b"".join(body)
 
     async def aclose(self) -> None:
-        """End the exchange (`ports.HttpResponse`)."""
+        """Ends the exchange (`types.HttpResponse`)."""
         if self._source is not None:
             self.set_exception(httpx.ReadError("the answer is closed"))
 
     async def _wait_for_more(self) -> None:
         self._waiter = waiter = self._loop.create_future()
-        came = False
+        is_woken = False
         try:
             await waiter
-            came = True
+            is_woken = True
         finally:
-            if not came:
+            if not is_woken:
                 await self.aclose()
 
     def _wake_reader(self) -> None:
@@ -105,12 +105,15 @@ class NativeResponse:
             waiter.set_result(None)
 
     def feed_head(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """The head has come."""
+        """Sets status and headers, and wakes the reader."""
         self.status, self.reason, self.headers, self.headed = status, reason, headers, True
         self._wake_reader()
 
     def feed_body(self, piece: bytes) -> bool:
-        """Add what has come of the body. True if that is enough for now, until `Source.resume`."""
+        """Adds a part of the body.
+
+        Returns whether the source has to stop reading until `ResponseSource.resume_reading` is called.
+        """
         self._body.append(piece)
         self._size += len(piece)
         self._held = self._size >= UNREAD_BYTES
@@ -118,13 +121,16 @@ class NativeResponse:
         return self._held
 
     def feed_eof(self) -> None:
-        """The answer is whole; its connection is nothing to it any more."""
+        """Marks the response as complete and lets go of its connection."""
         self._ended = True
         self._source = None
         self._wake_reader()
 
     def set_exception(self, error: BaseException) -> None:
-        """Nothing more will come: `error` follows upon what came. The connection is closed."""
+        """Ends the exchange and closes the connection.
+
+        The reader gets `error` after the bytes that have come.
+        """
         source, self._source = self._source, None
         if source is not None:
             self._error = error

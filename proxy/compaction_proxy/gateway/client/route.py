@@ -1,4 +1,4 @@
-"""The way to an origin, directly or through a proxy, and the head of a request that goes it."""
+"""The route to an origin, directly or through a proxy, and the encoding of request heads for it."""
 
 import base64
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Hop:
     Attributes:
         host: Name (in ASCII) or address, without brackets.
         port: TCP port.
-        tls: Whether TLS is spoken with it.
+        tls: Whether the connection to the server uses TLS.
     """
 
     host: str
@@ -30,15 +30,15 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class OriginRoute:
-    """The way to an origin.
+    """The route to an origin.
 
     Attributes:
-        origin: The server that is meant.
-        authority: Value of the host field: the port only where it is not the scheme's own.
-        proxy: The server that is connected to first, None for the origin itself.
+        origin: The server that answers the request.
+        authority: Value of the host field. It names the port only if it is not the scheme's default.
+        proxy: The server to connect to first. None connects to the origin itself.
         credential: Value of `proxy-authorization`, empty for none.
-        prefix: What stands before the target in the request line: `http://host` where a proxy forwards.
-        extra: Lines that a forwarding proxy wants in each head.
+        prefix: The text before the target in the request line: `http://host` if a proxy forwards the request.
+        extra: Header lines that a forwarding proxy needs in each head.
     """
 
     origin: Hop
@@ -50,7 +50,7 @@ class OriginRoute:
 
     @property
     def connect_target(self) -> bytes:
-        """The origin as a proxy is asked for a tunnel to it, with its port."""
+        """The origin's host and port, as a CONNECT request names them."""
         host = f"[{self.origin.host}]" if ":" in self.origin.host else self.origin.host
         return f"{host}:{self.origin.port}".encode("ascii")
 
@@ -64,21 +64,21 @@ def _parse_url(url: str) -> tuple[httpx.URL, Hop]:
 
 
 def resolve_route(origin: str, proxies: ProxySettings) -> OriginRoute:
-    """The way to an origin.
+    """Returns the route to an origin.
 
     Raises:
-        httpx.UnsupportedProtocol: The origin is none of http or https.
-        httpx.ProxyError: The environment names a proxy of another kind.
+        httpx.UnsupportedProtocol: The origin's scheme is neither http nor https.
+        httpx.ProxyError: The environment names a proxy with another scheme.
     """
     try:
         url, target = _parse_url(origin)
     except (httpx.InvalidURL, ValueError) as error:
         raise httpx.UnsupportedProtocol("not an origin of http or https") from error
-    through = proxies.get_proxy_url(url.scheme, target.host, target.port)
-    if not through:
+    configured_proxy = proxies.get_proxy_url(url.scheme, target.host, target.port)
+    if not configured_proxy:
         return OriginRoute(target, url.netloc)
     try:
-        proxy_url, proxy = _parse_url(through)
+        proxy_url, proxy = _parse_url(configured_proxy)
     except (httpx.InvalidURL, ValueError) as error:
         raise httpx.ProxyError("not a proxy of http or https") from error
     credential = _build_basic_credential(proxy_url)
@@ -96,15 +96,16 @@ def _build_basic_credential(url: httpx.URL) -> bytes:
 
 
 def encode_request_head(request: HttpRequest, route: OriginRoute) -> bytes:
-    """The head of a request, with the empty line behind it.
+    """Encodes the head of a request, with the empty line after it.
 
     Raises:
-        httpx.LocalProtocolError: A field or the target would end its line early, or holds a NUL.
+        httpx.LocalProtocolError: A field or the target contains a line break or a NUL, or the target or the
+            method contains a space.
     """
     body = request.body
     if isinstance(body, bytes):
-        framed = body or request.method in _METHODS_WITH_LENGTH
-        framing = b"content-length: %d\r\n" % len(body) if framed else b""
+        has_length = body or request.method in _METHODS_WITH_LENGTH
+        framing = b"content-length: %d\r\n" % len(body) if has_length else b""
     elif request.length is None:
         framing = b"transfer-encoding: chunked\r\n"
     else:
@@ -121,7 +122,7 @@ def encode_request_head(request: HttpRequest, route: OriginRoute) -> bytes:
         framing,
     )
     lines = 3 + len(fields) + bool(route.extra) + bool(framing)
-    whole = data.count(b"\n") == lines == data.count(b"\r") and b"\0" not in data
-    if not whole or b" " in request.target or " " in request.method:
+    is_intact = data.count(b"\n") == lines == data.count(b"\r") and b"\0" not in data
+    if not is_intact or b" " in request.target or " " in request.method:
         raise httpx.LocalProtocolError("a field holds what would end its line")
     return data

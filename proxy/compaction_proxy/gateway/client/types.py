@@ -1,22 +1,24 @@
-"""What sends requests over HTTP."""
+"""Requests, responses and the interface of the engines that send them over HTTP."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 
 
-class HttpRequest(NamedTuple):  # made for each request: a dataclass costs four times as much
-    """One request as it goes onto the wire.
+class HttpRequest(NamedTuple):  # created for each request: a dataclass costs four times as much
+    """One request as it is sent.
 
     Attributes:
         method: In capitals.
         origin: `scheme://host[:port]`, in lower case.
         target: The request target, byte for byte.
-        headers: Fields in their order, without host and without what frames the body: those follow from
-            the origin and the body.
-        body: What is sent; a stream cannot be sent twice.
-        length: Declared length of a stream in bytes; None sends it chunked. Without meaning for bytes.
-        connect_s: Seconds until a connection must stand, None for no limit.
-        silence_s: Seconds that the other side may be silent, before the first byte or later; None for ever.
+        headers: Header fields in order, without host and the fields that frame the body. The engine derives
+            those from the origin and the body.
+        body: The body to send. A stream cannot be sent twice.
+        length: Declared length of a stream in bytes. None sends the stream chunked. Ignored if the body is
+            bytes.
+        connect_s: Seconds within which the connection must be established. None sets no limit.
+        silence_s: Seconds for which the other side may be silent, before the first byte or later. None sets
+            no limit.
     """
 
     method: str
@@ -30,54 +32,57 @@ class HttpRequest(NamedTuple):  # made for each request: a dataclass costs four 
 
 
 class HttpResponse(Protocol):
-    """An answer whose headers have come, and whose body comes as it is read."""
+    """A response whose headers have come, and whose body comes as it is read."""
 
     @property
     def status(self) -> int:
-        """As it came."""
+        """The status code as received."""
         ...
 
     @property
     def reason(self) -> bytes:
-        """The phrase behind the status."""
+        """The reason phrase."""
         ...
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """Fields in their order, as they came."""
+        """The header fields in order, as received."""
         ...
 
     async def read(self) -> bytes:
-        """What has come of the body since the last call, waiting for at least a byte; empty at its end.
+        """Waits for body bytes and returns all that came since the last call; empty at the end of the body.
+
+        A cancellation ends the exchange.
 
         Raises:
-            httpx.TransportError: The body was cut, or its sender silent for too long; every byte that did
-                arrive has been given before. A cancellation ends the exchange.
+            httpx.TransportError: The body was cut, or its sender was silent for too long. Every byte that did
+                arrive has been returned before.
         """
         ...
 
     async def aclose(self) -> None:
-        """End the exchange. Where the body is not at its end, the other side sees a hang-up at once."""
+        """Ends the exchange. If the body is not complete, the connection is closed at once."""
         ...
 
 
 class HttpEngine(Protocol):
-    """What sends requests: bytes go out and come in exactly as they are, and nothing is followed."""
+    """Sends requests. Bytes go out and come in exactly as they are, and redirects are not followed."""
 
     async def send(self, request: HttpRequest) -> HttpResponse:
-        """Send a request; comes back as soon as status and headers of the answer are known.
+        """Sends a request. Returns as soon as status and headers of the response are known.
 
-        A request whose body is bytes may go over a connection that has served before, and is sent once more
-        over a new one if that turns out to be dead before one byte came back. When the caller is cancelled,
+        A request whose body is bytes may reuse a connection. If that connection turns out to be dead before
+        one byte came back, the request is sent once more over a new connection. If the caller is cancelled,
         the exchange ends at once.
 
         Raises:
             httpx.TransportError: `ConnectError`, `ConnectTimeout`, `ReadTimeout`, `ReadError`, `WriteError`,
                 `ProxyError`, `UnsupportedProtocol`, `RemoteProtocolError`, or `LocalProtocolError` for a head
-                that holds CR, LF or NUL. What the body raises ends the exchange, as itself or `WriteError`.
+                that contains CR, LF or NUL. An error that the body raises ends the exchange, as itself or as
+                `WriteError`.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close every connection. Calling it twice does no harm."""
+        """Closes all connections. Further calls do nothing."""
         ...

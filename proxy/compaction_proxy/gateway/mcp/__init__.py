@@ -1,1 +1,1 @@
-"""MCP for agents: four tools about what was removed from conversations, and how these stand."""
+"""MCP tools for agents: search what compactions removed, describe conversations, request compactions."""

@@ -1,7 +1,8 @@
-"""`/mcp`: agents ask what was removed from their conversations (MCP, streamable HTTP).
+"""Serves `/mcp`, where agents search what was removed from their conversations (MCP, streamable HTTP).
 
-Who asks is told by the credential, as with a relayed request, and sees what is stored for that tenant only.
-The library is an extra, and takes memory: it is imported with the first request, in a thread.
+The credential identifies the agent, as for a relayed request. The agent sees only what is stored for its
+tenant. The MCP library is an optional dependency and takes memory, so the first request imports it, in a
+thread.
 """
 
 import asyncio
@@ -26,9 +27,9 @@ from compaction_proxy.recall.tool import RecallContext
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import AGENT_NOT_ANSWERED
 
-# What answers in the words of the protocol, by its name.
+# The name of the function that answers requests with the MCP library.
 SERVE = "compaction_proxy.gateway.mcp.server:serve"
-# Calls are short.
+# Requests are short.
 MAX_BODY_BYTES = 1024 * 1024
 SOURCE = "mcp"
 CRASHED = "The proxy failed at this call."
@@ -37,7 +38,7 @@ _log = structlog.get_logger()
 
 
 class McpRequestHandler(Protocol):
-    """Answers one request of the protocol; `call` answers a call of a tool."""
+    """Answers one MCP request. `call` runs a tool."""
 
     def __call__(
         self,
@@ -46,7 +47,7 @@ class McpRequestHandler(Protocol):
         receive: Receive,
         send: Send,
     ) -> Awaitable[None]:
-        """Answer it."""
+        """Answers one HTTP request."""
         ...
 
 
@@ -55,11 +56,11 @@ class McpEndpoint:
 
     Args:
         config: The configuration.
-        origin: Of the upstream, as identities name it.
-        tools: Answer calls.
-        secret: Gives the key of the digests that tell tenants apart.
-        admission: Places for requests under way, those of chats included.
-        clients: Who may ask.
+        origin: The upstream's origin, which is part of an identity.
+        tools: Runs the tools.
+        secret: Returns the key of the digests that identify tenants.
+        admission: Limits the requests in progress, relayed requests included.
+        clients: Checks client keys.
     """
 
     def __init__(
@@ -84,12 +85,12 @@ class McpEndpoint:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
+        """Answers one request.
 
         Raises:
-            RequestRefused: It is none that is answered here, or of nobody who may ask; 501, the library is
-                not installed.
-            Overloaded: There are too many requests.
+            RequestRefusedError: The request is not a valid call, or the client is not allowed to make it.
+                Status 501 means that the MCP library is not installed.
+            OverloadedError: Too many requests are in progress.
             ClientDisconnect: The client left.
         """
         headers = self._clients.authorize_request(scope["headers"], build_header_map(scope["headers"]))
@@ -107,13 +108,13 @@ class McpEndpoint:
             self._admission.release_slot()
 
     async def _serve_request(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
-        first = build_header_map(scope["headers"])
-        if first.get(b"content-encoding", b"identity") != b"identity":
+        header_map = build_header_map(scope["headers"])
+        if header_map.get(b"content-encoding", b"identity") != b"identity":
             raise RequestRefusedError(415, "The body must not be encoded.", "encoded")
-        declared = parse_content_length(first.get(b"content-length"))
+        declared = parse_content_length(header_map.get(b"content-length"))
         body = await read_body(scope, receive, self._most_bytes, hold, declared)
         serve = self._serve or await self._import_server()
-        identity = self._identities.identify_client(scope["headers"], first, self._secret())
+        identity = self._identities.identify_client(scope["headers"], header_map, self._secret())
         call = partial(self._call_tool, RecallContext(identity.tenant, identity.conversation, source=SOURCE))
         async with while_connected(scope, receive):
             await serve(call, scope, _replay_body(body), send)
@@ -128,7 +129,7 @@ class McpEndpoint:
     async def _import_server(self) -> McpRequestHandler:
         try:
             serve: McpRequestHandler = await asyncio.to_thread(resolve_name, SERVE)
-        except ModuleNotFoundError:  # of the library, or of what it needs
+        except ModuleNotFoundError:  # of the MCP library, or of a module that it needs
             raise RequestRefusedError(501, NOT_INSTALLED, "mcp_not_installed") from None
         self._serve = serve
         return serve
@@ -139,12 +140,12 @@ def _log_crash(error: BaseException) -> None:
 
 
 def _replay_body(body: bytes) -> Receive:
-    """A channel that gives a body that was read already, and then nothing more."""
+    """Returns an ASGI channel that gives a body that was already read, and then waits for ever."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
         if not messages:
-            await asyncio.Event().wait()  # the departure of the client is noticed elsewhere
+            await asyncio.Event().wait()  # `while_connected` notices that the client leaves
         return messages.pop()
 
     return receive

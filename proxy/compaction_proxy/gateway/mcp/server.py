@@ -1,6 +1,6 @@
-"""The tools as the protocol has them, by the official SDK; imported only where somebody asks for it.
+"""Serves the tools over MCP with the official SDK. Imported only when a client first needs it.
 
-Each request is answered by itself, in JSON: no session is kept, so any process of any replica can answer.
+Each request is answered on its own, in JSON, without a session. So any process of any replica can answer.
 """
 
 import logging
@@ -18,7 +18,7 @@ from compaction_proxy.gateway.mcp.tools import TOOLS, McpToolResult
 
 ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[McpToolResult]]
 
-# What it tells of a failure may hold what was sent, and at INFO every request has lines of its own.
+# The SDK's errors may quote what clients sent, and at INFO it logs lines for every request.
 logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 _LISTED = types.ListToolsResult(
@@ -42,10 +42,10 @@ _INSTRUCTIONS = (
 
 
 def build_mcp_server(call: ToolCaller) -> Server[Any]:
-    """A server that offers the tools.
+    """Builds an MCP server that offers the tools.
 
     Args:
-        call: Answers a call of the tool with this name and these arguments.
+        call: Runs the tool with this name and these arguments.
     """
 
     async def list_tools(
@@ -68,13 +68,13 @@ def build_mcp_server(call: ToolCaller) -> Server[Any]:
 
 
 async def serve(call: ToolCaller, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer one HTTP request, a POST whose body is bounded already.
+    """Answers one HTTP request: a POST whose body is already limited in size.
 
     Args:
-        call: As above.
+        call: Runs the tool with this name and these arguments.
         scope: The request (ASGI).
-        receive: Its body.
-        send: Where the answer goes.
+        receive: The ASGI channel with the request's body.
+        send: The ASGI channel for the answer.
     """
     manager = StreamableHTTPSessionManager(build_mcp_server(call), json_response=True, stateless=True)
     async with manager.run():
@@ -82,10 +82,10 @@ async def serve(call: ToolCaller, scope: Scope, receive: Receive, send: Send) ->
 
 
 async def run_stdio(call: ToolCaller) -> None:
-    """Serve the client at stdin and stdout until it closes them.
+    """Serves the client at stdin and stdout until it closes them.
 
     Args:
-        call: Answers a call of the tool with this name and these arguments.
+        call: Runs the tool with this name and these arguments.
     """
     tools = build_mcp_server(call)
     async with stdio_server() as (read, write):

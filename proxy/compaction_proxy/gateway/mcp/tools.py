@@ -1,4 +1,4 @@
-"""The tools of MCP agents as data, what a call of one answers, and the conversations that it may see."""
+"""The MCP tools as data, the code that runs them, and the check of which conversations a client may see."""
 
 import re
 import time
@@ -14,7 +14,8 @@ from compaction_proxy.core.search_tool import LINE_RANGE_HELP, TOOL_NAME, parse_
 from compaction_proxy.recall.tool import MOST_HITS, RecallContext, RecallTool
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry, RegisteredConversation
 
-# Conversations that are listed, of so many that were looked at, everybody's among them.
+# The most conversations that a listing shows, and the most of the latest ones, of all tenants, that it
+# examines.
 MAX_LISTED: Final = 10
 MAX_INSPECTED: Final = 500
 MODEL_CHARACTERS: Final = 80
@@ -25,13 +26,13 @@ COMPACTS: Final = "The next request of conversation {} will be compacted."
 
 
 class TenantConversations:
-    """The conversations of tenants, on one event loop.
+    """Describes and controls the conversations of one tenant at a time, on one event loop.
 
     Args:
-        commands: Looks at them and steers them.
-        registry: Know whose they are.
-        reachable: Whether the store answers; must not wait.
-        now: Seconds since the epoch.
+        commands: Reads the state of conversations and controls them.
+        registry: Finds the tenant of a conversation.
+        reachable: Whether the store answers. The call must not wait.
+        now: Returns seconds since the epoch.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class TenantConversations:
         self._now = now
 
     async def explain_missing(self, tenant: str, conversation: str) -> str:
-        """Why a conversation cannot be asked about, as a sentence; empty if it is this tenant's."""
+        """Returns a sentence that says why a tenant cannot use a conversation, or an empty string."""
         if await self._registry.find_tenant(conversation) == tenant:
             return ""
         return NOT_FOUND if self._reachable() else STORE_UNREACHABLE
 
     async def describe_status(self, tenant: str, conversation: str | None) -> str:
-        """How a conversation stands; of none in particular, the tenant's last ones, or its only one."""
+        """Describes a conversation. Without an id, describes the tenant's only one or lists the latest."""
         if conversation is None:
             seen = [each for each in await self._registry.list_recent(MAX_INSPECTED) if each.tenant == tenant]
             if len(seen) != 1:
@@ -72,7 +73,7 @@ class TenantConversations:
         return "\n".join(_describe_conversation(conversation, overview, self._now()))
 
     async def request_compaction(self, tenant: str, conversation: str) -> str:
-        """Have the next request of a conversation compacted."""
+        """Has the next request of a conversation compacted. Returns a sentence for the client."""
         missing = await self.explain_missing(tenant, conversation)
         if missing:
             return missing
@@ -100,7 +101,7 @@ def _format_age(seconds: float) -> str:
 
 
 def _describe_conversation(conversation: str, overview: ConversationOverview, now: float) -> Iterator[str]:
-    """A line for each thing that is known; nothing of what anybody has written."""
+    """Yields a line for each known figure, and nothing that anybody has written in the conversation."""
     totals, wishes = overview.totals, overview.directives
     model = f" Model: {to_sanitized_line(totals.model, MODEL_CHARACTERS)}." if totals.model else ""
     last = f", the last one {_format_age(now - totals.last_at)}" if totals.last_at else ""
@@ -120,7 +121,7 @@ def _describe_conversation(conversation: str, overview: ConversationOverview, no
 
 
 def _describe_round(event: Event, now: float) -> str:
-    """A round in a line."""
+    """Describes a compaction in one line."""
     number = "" if event.round is None else f" {event.round}"
     removed = "" if event.messages is None else f", {event.messages} messages removed"
     sizes = ""
@@ -141,20 +142,20 @@ _CONVERSATION_SCHEMA: Final = {
     "type": "string",
     "description": "Id of a conversation (c_…); not needed where the connection names one.",
 }
-# The types of JSON Schema that are used here.
+# The types of JSON Schema that the tools use.
 _TYPES: Final[Mapping[str, type]] = {"string": str, "integer": int}
 
 
 @dataclass(frozen=True, slots=True)
 class McpTool:
-    """A tool.
+    """A tool that agents can call.
 
     Attributes:
         name: Its name.
-        description: What it does, for the model that chooses.
-        properties: JSON Schema of its arguments, by name.
-        required: Names of those that a call must have.
-        reads: Whether it changes nothing.
+        description: What the tool does, for the model that chooses it.
+        properties: The JSON Schema of each argument, by name.
+        required: Names of the arguments that a call must have.
+        reads: Whether the tool only reads.
     """
 
     name: str
@@ -165,9 +166,9 @@ class McpTool:
 
     @property
     def input_schema(self) -> dict[str, Any]:
-        """JSON Schema of the arguments."""
-        told = {"type": "object", "properties": dict(self.properties), "additionalProperties": False}
-        return {**told, "required": list(self.required)} if self.required else told
+        """The JSON Schema of the arguments."""
+        schema = {"type": "object", "properties": dict(self.properties), "additionalProperties": False}
+        return {**schema, "required": list(self.required)} if self.required else schema
 
 
 TOOLS: Final = (
@@ -213,11 +214,11 @@ _BY_NAME: Final = {tool.name: tool for tool in TOOLS}
 
 
 class McpToolResult(NamedTuple):
-    """What a call answers.
+    """The result of a call.
 
     Attributes:
-        text: For the model.
-        failed: Whether the call could not be understood.
+        text: The text for the model.
+        failed: Whether the call was invalid or the proxy failed at it.
     """
 
     text: str
@@ -225,7 +226,7 @@ class McpToolResult(NamedTuple):
 
 
 def find_problem(tool: McpTool, arguments: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments of a call, as a sentence; empty if nothing is."""
+    """Returns a sentence about a fault in a call's arguments, or an empty string."""
     unknown = sorted(arguments.keys() - tool.properties.keys())
     if unknown:
         return f"{tool.name} takes {', '.join(tool.properties)}, and nothing else."
@@ -239,7 +240,7 @@ def find_problem(tool: McpTool, arguments: Mapping[str, Any]) -> str:
 
 
 def _find_value_problem(wanted: Mapping[str, Any], given: object) -> str:
-    """What a value should be; empty if it is."""
+    """Returns what a value should be, or an empty string if it is valid."""
     if not isinstance(given, _TYPES[wanted["type"]]) or isinstance(given, bool):
         return "a text" if wanted["type"] == "string" else "a whole number"
     if "enum" in wanted and given not in wanted["enum"]:
@@ -250,11 +251,11 @@ def _find_value_problem(wanted: Mapping[str, Any], given: object) -> str:
 
 
 class McpToolRunner:
-    """Answers calls, on one event loop.
+    """Runs tool calls on one event loop.
 
     Args:
-        memory: Searches what was removed.
-        conversations: Tells how conversations stand.
+        memory: Searches the archive.
+        conversations: Describes and controls conversations.
     """
 
     def __init__(self, memory: RecallTool, conversations: TenantConversations) -> None:
@@ -262,26 +263,26 @@ class McpToolRunner:
         self._conversations = conversations
 
     async def call_tool(self, asker: RecallContext, name: str, arguments: Mapping[str, Any]) -> McpToolResult:
-        """What a call answers; never raises because of what was called.
+        """Runs a tool and returns its result. An invalid call gives a failed result, never an exception.
 
         Args:
-            asker: Who calls; the conversation is the one that the connection names, if it does.
+            asker: The calling tenant, with the conversation that the connection names, if any.
             name: The tool's name.
-            arguments: JSON values; a null is as good as nothing.
+            arguments: JSON values. A null counts as a missing argument.
         """
         tool = _BY_NAME.get(name)
         if tool is None:
             return McpToolResult(f"There is no such tool; there are {', '.join(_BY_NAME)}.", failed=True)
-        given = {key: value for key, value in arguments.items() if value is not None}
-        wrong = find_problem(tool, given) or await self._find_conversation_problem(asker, given)
-        if wrong:
-            return McpToolResult(wrong, failed=True)
+        present = {key: value for key, value in arguments.items() if value is not None}
+        problem = find_problem(tool, present) or await self._find_conversation_problem(asker, present)
+        if problem:
+            return McpToolResult(problem, failed=True)
         return await self._run_tool(
-            tool, asker._replace(conversation=_choose_conversation(asker, given)), given
+            tool, asker._replace(conversation=_choose_conversation(asker, present)), present
         )
 
     async def _find_conversation_problem(self, asker: RecallContext, given: Mapping[str, Any]) -> str:
-        """What is wrong with the conversation that a call names, as a sentence; empty if nothing is."""
+        """Returns a sentence about a fault in the conversation id of a call, or an empty string."""
         named = given.get("conversation")
         if named is None:
             return ""

@@ -1,7 +1,7 @@
 """Runs an ASGI application on a real socket.
 
-`serve` runs it in the foreground, where it ends without cutting anybody's answer; the demo and tests run it
-in the middle of something else.
+`run_server` serves in the foreground; with a `GracefulServer` it stops without cutting an answer. The demo
+and the tests use `serve_embedded`, which serves inside a running process.
 """
 
 from compaction_proxy.gateway.server.run import build_server, run_server, serve_embedded

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 connection of uvicorn's server: requests in, one answer after the other out."""
+"""Reads HTTP/1.1 requests from one connection of uvicorn's server and sends the answers in order."""
 
 import asyncio
 from collections import deque
@@ -16,35 +16,37 @@ from compaction_proxy.gateway.server.parser import RequestHead, RequestParser
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-# Bytes of a body that wait for the application until no more is taken from the socket.
+# Once this many bytes of a body wait for the application, the connection stops reading from the socket.
 UNREAD_BYTES = 65_536
-# Of a body whose request is answered already so many bytes are dropped, then the connection ends.
+# This many bytes of a body are dropped if its request is already answered. Then the connection is closed.
 DROPPED_BYTES = 262_144
-# Requests that wait for an answer before them, at most.
+# The most requests that may wait on one connection for earlier answers.
 MAX_WAITING = 1_000
 
-# Where in a scope's extensions an application finds `Connection.tell_departure`.
+# The place in a scope's extensions where an application finds `ServerConnection.set_departure_callback`.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 
 
 class ServerConnection(asyncio.Protocol):
-    """A connection from its beginning to its end. Who asks before an answer is out waits for it.
+    """Serves one connection from its opening to its end. Pipelined requests wait for the answers before them.
 
     Args:
-        config: uvicorn's.
-        server_state: What the server knows of all connections.
-        app_state: What the application's lifespan left for its requests.
+        config: uvicorn's configuration.
+        server_state: uvicorn's state, shared by all connections.
+        app_state: The state that the application's lifespan set for its requests.
 
     Attributes:
-        begun: When it was opened, or the head of its newest request began to come, on the loop's clock.
-        heard: When anything came from the client, or its answer was out, on the loop's clock.
-        cycle: The newest request, from the end of its head on.
-        waiting: Whole heads whose turn has not come.
-        heading: Whether a head has begun to come and not ended.
-        paused: Whether nothing is taken from the socket.
-        blocked: Whether the client takes nothing more for now.
-        hung_up: Whether nothing more is said on it, and what comes is dropped.
+        phase_started_at: When the connection was opened, the head of its newest request began to arrive, or
+            the connection began to linger before its close; on the loop's clock.
+        last_activity_at: When data last came from the client or an answer was last completed, on the loop's
+            clock.
+        cycle: The newest request whose head is complete.
+        waiting: Requests whose heads are complete and which wait for earlier answers.
+        is_reading_head: Whether a head has begun to arrive and is not complete.
+        paused: Whether reading from the socket is paused.
+        blocked: Whether writing is paused because the client takes no more data for now.
+        hung_up: Whether the connection sends no more data and drops what arrives.
     """
 
     def __init__(
@@ -75,10 +77,10 @@ class ServerConnection(asyncio.Protocol):
         self._last_taken_at = 0.0
         self._default_headers: tuple[object, bytes, bool] = (None, b"", False)
 
-    # The loop's calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has come."""
+        """Registers a new connection."""
         self.transport = transport  # type: ignore[assignment]
         self.phase_started_at = self.last_activity_at = self.loop.time()
         self._connections.add(self)
@@ -92,8 +94,8 @@ class ServerConnection(asyncio.Protocol):
             "extensions": {DEPARTURE: {NOTICE: self.set_departure_callback}},
         }
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's
-        """The client has left, or was cut off."""
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Cleans up after the client has left or was cut off."""
         self._client_gone = True
         self._connections.discard(self)
         self._disconnect_cycles()
@@ -101,10 +103,11 @@ class ServerConnection(asyncio.Protocol):
         if self._departure is not None:
             self._departure()
         self._parser.close()
-        self._scope, self.cycle, self._active = {}, None, None  # which hold this: the collector comes seldom
+        # These objects refer back to the connection, and the garbage collector runs seldom.
+        self._scope, self.cycle, self._active = {}, None, None
 
     def data_received(self, data: bytes) -> None:
-        """Read what has arrived."""
+        """Parses the data that has arrived."""
         self.last_activity_at = self.loop.time()
         if self.hung_up or self._stopped_reading or self.transport.is_closing():
             return
@@ -113,20 +116,20 @@ class ServerConnection(asyncio.Protocol):
             self._refuse_after_pending(error)
 
     def pause_writing(self) -> None:
-        """The client takes nothing more for now."""
+        """Notes that the client takes no more data for now."""
         self.blocked = True
 
     def resume_writing(self) -> None:
-        """The client takes more."""
+        """Notes that the client takes data again, and wakes the writer."""
         self.blocked = False
         if self._writable is not None:
             self._writable.set()
             self._writable = None
 
-    # The parser's calls.
+    # Callbacks of the parser.
 
     def on_head_started(self) -> None:
-        """The head of a request begins."""
+        """Notes that the head of a request begins to arrive."""
         self.is_reading_head = True
         self._dropped = 0
         if len(self.waiting) >= MAX_WAITING:
@@ -135,7 +138,7 @@ class ServerConnection(asyncio.Protocol):
             self.phase_started_at = self.last_activity_at
 
     def on_head_received(self, head: RequestHead) -> None:
-        """The head has come: the request begins, or waits for its turn."""
+        """Starts the request whose head is complete, or queues it behind the request before it."""
         self.is_reading_head = False
         if self._stopped_reading:
             return
@@ -152,15 +155,15 @@ class ServerConnection(asyncio.Protocol):
         cycle = RequestResponseCycle(
             self, scope, keep_alive=head.keep_alive, expects_continue=head.expects_continue
         )
-        before, self.cycle = self.cycle, cycle
-        if before is None or before.response_complete:
+        previous, self.cycle = self.cycle, cycle
+        if previous is None or previous.response_complete:
             self._start_cycle(cycle)
         else:
             self.waiting.append(cycle)
             self.pause_reading()
 
     def on_body_received(self, piece: bytes) -> None:
-        """A part of the body has come; of a request that is answered already it is left out."""
+        """Passes a part of the body to its request, or drops it if the request is already answered."""
         cycle = self.cycle
         if self._stopped_reading:
             return
@@ -172,12 +175,12 @@ class ServerConnection(asyncio.Protocol):
             self.pause_reading()
 
     def on_request_received(self) -> None:
-        """A request has come to its end."""
+        """Notes that the newest request is complete."""
         if self.cycle is not None and not self._stopped_reading:
             self.cycle.feed_eof()
 
     def _refuse_after_pending(self, error: RequestRefusedError) -> None:
-        """What has come cannot be read: end the connection once all before it are answered."""
+        """Refuses unreadable input: ends the connection once all requests before it are answered."""
         if self.waiting and self.waiting[-1].more_body:
             self.waiting.pop()
         last = self.waiting[-1] if self.waiting else self._active
@@ -187,18 +190,18 @@ class ServerConnection(asyncio.Protocol):
             self._stop_reading()
 
     def _stop_reading(self) -> None:
-        """Hear nothing more, and end with the answers to what was heard."""
+        """Reads nothing more, and ends the connection after the answers to the requests that were read."""
         self._stopped_reading = True
         last = self.waiting[-1] if self.waiting else self._active
         if last is not None:
             last.keep_alive = False
         self.pause_reading()
 
-    # The requests' calls (`cycle.Wire`).
+    # Called by the requests (`cycle.ConnectionProtocol`).
 
     def encode_default_headers(self) -> tuple[bytes, bool]:
-        """Header lines that every answer carries, and whether they announce the connection's end."""
-        fields = self._state.default_headers  # a new list each second
+        """Returns the header lines of every answer, and whether they announce that the connection closes."""
+        fields = self._state.default_headers  # uvicorn makes a new list each second
         known, block, closes = self._default_headers
         if known is not fields:
             block, closes = encode_header_lines(fields), (b"connection", b"close") in fields
@@ -206,25 +209,25 @@ class ServerConnection(asyncio.Protocol):
         return block, closes
 
     async def drain(self) -> None:
-        """Wait while the client takes nothing more."""
+        """Waits until the client takes data again."""
         if self.blocked:
             self._writable = self._writable or asyncio.Event()
             await self._writable.wait()
 
     def pause_reading(self) -> None:
-        """Take nothing more from the socket."""
+        """Stops reading from the socket."""
         if not self.paused:
             self.paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take more from the socket."""
+        """Reads from the socket again."""
         if self.paused:
             self.paused = False
             self.transport.resume_reading()
 
     def on_response_complete(self) -> None:
-        """An answer has gone out to its end: whoever waits is next."""
+        """Starts the next waiting request after an answer was sent completely."""
         self._state.total_requests += 1
         self.last_activity_at = self.loop.time()
         if self.hung_up or self.transport.is_closing():
@@ -241,27 +244,32 @@ class ServerConnection(asyncio.Protocol):
         task.add_done_callback(self._state.tasks.discard)
 
     def set_departure_callback(self, callback: Callable[[], None] | None) -> None:
-        """Call `callback` when the client leaves, soon if it already has; None: nobody any more.
+        """Sets the function to call when the client leaves; None removes it.
 
-        Requests of a connection are served one after the other, so there is one who wants to know.
+        If the client has already left, the loop calls `callback` soon. One callback is enough, because the
+        requests of a connection are served one after the other.
         """
         self._departure = callback
         if callback is not None and self._client_gone:
             self.loop.call_soon(callback)
         elif callback is not None and not self.waiting:
-            self.resume_reading()  # who does not read does not notice
+            self.resume_reading()  # only a connection that is read notices that its client leaves
 
-    # The server's calls.
+    # Called by the server.
 
     def measure_stuck_s(self, now: float) -> float:
-        """For how long, by the loop's clock, the client has taken nothing of what waits for it. Ask often."""
+        """Returns for how many seconds the client has taken none of the data that waits for it.
+
+        Each call compares the write buffer with the one before, so call it often. `now` is on the loop's
+        clock.
+        """
         unsent = self.transport.get_write_buffer_size()
         if unsent != self._unsent or not unsent:
             self._unsent, self._last_taken_at = unsent, now
         return now - self._last_taken_at
 
     def shutdown(self) -> None:
-        """Let the connection end with its answer, or now if there is nothing to wait for."""
+        """Ends the connection after its answer, or at once if no answer is pending."""
         if self.hung_up:
             self.transport.close()
         for cycle in (self._active, self.cycle):
@@ -271,21 +279,21 @@ class ServerConnection(asyncio.Protocol):
             self.transport.close()
 
     def refuse_request(self, error: RequestRefusedError) -> None:
-        """End the connection with an error of ours; where an answer has begun, it is cut instead."""
+        """Answers with an error and ends the connection. An answer that has begun is cut instead."""
         if self._active is None or self._active.response_complete or not self._active.response_started:
             self.transport.write(encode_refusal(error, self.encode_default_headers()[0]))
         self._disconnect_cycles()
         self._linger_before_close()
 
     def hang_up(self) -> None:
-        """Nothing more is said here. Of a request that is still coming the rest is dropped."""
+        """Ends the connection. If a request is still arriving, its rest is dropped first."""
         if self._stopped_reading or (self.cycle is not None and self.cycle.more_body):
             self._linger_before_close()
         else:
             self.transport.close()
 
     def _linger_before_close(self) -> None:
-        """Close once the client had time to read: closing on unread bytes would take the answer back."""
+        """Closes once the client had time to read: a close with unread bytes would discard the answer."""
         self.hung_up = True
         self.phase_started_at = self.loop.time()
         if self.transport.can_write_eof() and not self.transport.is_closing():

@@ -1,7 +1,7 @@
-"""One request and its answer: what an ASGI application sees of a connection.
+"""One request and its answer, as an ASGI application sees them.
 
-The head of an answer waits for the first bytes of its body for as long as the application waits for nothing
-itself. So a small answer is one write, and no client waits for a head that is there.
+The head of an answer is held back until the first bytes of its body come or the application waits for
+something else. So a small answer takes one write, and a finished head never keeps a client waiting.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from compaction_proxy.core.errors import InternalError, RequestRefusedError, for
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import REQUEST_CRASHED
 
-# A head and what it waited for go out in one write up to this, in bytes.
+# The head and the first body bytes go out in one write up to this size, in bytes.
 JOINED_BYTES = 65_536
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
@@ -35,10 +35,10 @@ _log = structlog.get_logger()
 
 
 def encode_header_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Header fields as they are sent.
+    """Encodes header fields as the lines that are sent.
 
     Raises:
-        ValueError: A field holds what would end its line.
+        ValueError: A field contains a line break or a NUL.
     """
     block = b"\r\n".join([*map(b": ".join, fields), b""])
     if not block.count(b"\r") == block.count(b"\n") == len(fields) or b"\0" in block:
@@ -47,9 +47,9 @@ def encode_header_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def encode_refusal(error: RequestRefusedError, default_headers: bytes) -> bytes:
-    """A whole answer after which nothing more is said.
+    """Encodes a complete error answer that announces the end of the connection.
 
-    `default_headers` are header lines that every answer carries.
+    `default_headers` are the header lines of every answer.
     """
     body = format_openai_error(error)
     fields = [*_JSON, (b"content-length", b"%d" % len(body))]
@@ -59,52 +59,53 @@ def encode_refusal(error: RequestRefusedError, default_headers: bytes) -> bytes:
 
 
 class ConnectionProtocol(Protocol):
-    """The connection, as far as a request on it is concerned."""
+    """The part of a connection that its requests use."""
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     blocked: bool
 
     def encode_default_headers(self) -> tuple[bytes, bool]:
-        """Header lines that every answer carries, and whether they announce the connection's end."""
+        """Returns the header lines of every answer, and whether they announce that the connection closes."""
         ...
 
     async def drain(self) -> None:
-        """Wait while the client takes nothing more."""
+        """Waits until the client takes data again."""
         ...
 
     def resume_reading(self) -> None:
-        """Take more from the socket."""
+        """Reads from the socket again."""
         ...
 
     def on_response_complete(self) -> None:
-        """The answer has gone out to its end."""
+        """Notes that the answer was sent completely."""
         ...
 
     def hang_up(self) -> None:
-        """Nothing more is said on it."""
+        """Ends the connection."""
         ...
 
 
 class RequestResponseCycle:
-    """A request on its way through an application.
+    """Carries one request to the application and its answer back to the client.
 
     Args:
-        connection: The connection it came on.
+        connection: The connection on which the request came.
         scope: The request (ASGI).
-        keep_alive: Whether the connection may serve again.
-        expects_continue: Whether the client waits to be told that its body is wanted.
+        keep_alive: Whether the connection may serve another request.
+        expects_continue: Whether the client waits for `100 Continue` before it sends the body.
 
     Attributes:
-        scope: As given.
-        keep_alive: Whether the connection goes on after this.
-        expects_continue: Whether the client still waits.
-        more_body: Whether the request is not whole yet.
-        body_bytes: What has come of its body.
-        looked_on: When its pace was looked at, on the loop's clock, and `body_bytes` then; None: never.
-        disconnected: Whether there is nobody to answer.
-        response_started: Whether the answer has begun.
-        response_complete: Whether it has gone out to its end.
+        scope: The request (ASGI).
+        keep_alive: Whether the connection stays open after this answer.
+        expects_continue: Whether the client still waits for `100 Continue`.
+        more_body: Whether the request is still incomplete.
+        body_bytes: Number of body bytes that have arrived.
+        looked_on: When the pace of the body was last checked, on the loop's clock, and `body_bytes` at that
+            time; None before the first check.
+        disconnected: Whether the client left before the answer was complete.
+        response_started: Whether the application has started the answer.
+        response_complete: Whether the answer was sent completely.
     """
 
     __slots__ = (
@@ -143,16 +144,16 @@ class RequestResponseCycle:
         self._wire = connection
         self._came: list[bytes] = []
         self._size = 0
-        self._told = False  # that the request is whole
+        self._told = False  # whether the application has received the end of the request
         self._news: asyncio.Event | None = None
         self._head = b""  # not sent yet
-        self._left: int | None = 0  # bytes of the answer to come; None where they are not told
+        self._left: int | None = 0  # bytes of the body still to send; None without a content-length
         self._chunked = self._bodiless = False
 
-    # The connection's side.
+    # Called by the connection.
 
     async def run(self, app: ASGIApp) -> None:
-        """Let an application answer. An answer that it leaves without its end is cut."""
+        """Runs the application. If it ends without completing its answer, the answer is aborted."""
         try:
             with suppress_and_report(_log_crash):
                 await app(self.scope, self.receive, self.send)
@@ -161,7 +162,7 @@ class RequestResponseCycle:
                 self._abort_response()
 
     def feed_body(self, piece: bytes) -> int:
-        """Add what has come of the body; bytes that are not read yet."""
+        """Adds a part of the body. Returns how many bytes the application has not received yet."""
         self._came.append(piece)
         self._size += len(piece)
         self.body_bytes += len(piece)
@@ -169,12 +170,12 @@ class RequestResponseCycle:
         return self._size
 
     def feed_eof(self) -> None:
-        """The request has come to its end."""
+        """Notes that the request is complete."""
         self.more_body = False
         self._wake_receiver()
 
     def mark_disconnected(self) -> None:
-        """There is nobody to answer any more."""
+        """Notes that the client has left, and wakes the application if it waits for data."""
         self.disconnected = not self.response_complete
         self._head = b""
         self._wake_receiver()
@@ -183,10 +184,10 @@ class RequestResponseCycle:
         if self._news is not None:
             self._news.set()
 
-    # The application's side.
+    # Called by the application.
 
     async def receive(self) -> Message:
-        """The next of the request (ASGI)."""
+        """Waits for the next part of the request and returns it (ASGI)."""
         if self.expects_continue and not self.disconnected:
             self.expects_continue = False
             self._wire.transport.write(_CONTINUE)
@@ -212,11 +213,11 @@ class RequestResponseCycle:
             await self._news.wait()
 
     async def send(self, message: Message) -> None:
-        """The next of the answer (ASGI). Once the client has left, it goes nowhere.
+        """Sends the next part of the answer (ASGI). After the client has left, the part is dropped.
 
         Raises:
-            RuntimeError: It is not its turn, or more or less than was announced.
-            ValueError: A header field holds what would end its line.
+            RuntimeError: The message comes out of order, or the body differs from its content-length.
+            ValueError: A header field contains a line break or a NUL.
         """
         if self._wire.blocked:
             await self._wire.drain()
@@ -232,7 +233,7 @@ class RequestResponseCycle:
             raise RuntimeError(f"it is not the turn of {kind}")
 
     def _start_response(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Make the head, and hold it."""
+        """Builds the head and holds it back."""
         fields = [(name.lower(), value) for name, value in headers]
         framing = {name: value for name, value in fields if name in _FRAMING}
         ours, closes = self._wire.encode_default_headers()
@@ -242,10 +243,12 @@ class RequestResponseCycle:
             self._left = 0 if self._bodiless else int(framing[b"content-length"])
         elif not self._bodiless:
             self._left = None
-            self._chunked = self.scope["http_version"] == "1.1"  # to others the connection's end tells it
+            # Without chunks, the end of the connection ends the body.
+            self._chunked = self.scope["http_version"] == "1.1"
             head += _CHUNKED if self._chunked and b"transfer-encoding" not in framing else b""
         closes = closes or b"close" in framing.get(b"connection", b"").lower()
-        # A client that was never told to go on may send its body or not: nobody knows where the next begins.
+        # A client that was never told to continue may send its body or not, so the start of the next request
+        # is unknown.
         self.keep_alive = self.keep_alive and not closes and not self.expects_continue
         if not self.keep_alive and not closes:
             head += _CLOSE
@@ -254,7 +257,7 @@ class RequestResponseCycle:
         self._head = head + b"\r\n"
 
     def _flush_head(self) -> None:
-        """Send the head by itself: there is nothing yet to go with it."""
+        """Sends a held head, without waiting for body bytes to go with it."""
         if self._head and not self._wire.transport.is_closing():
             self._wire.transport.write(self._head)
         self._head = b""
@@ -287,7 +290,7 @@ class RequestResponseCycle:
         return chunk if more else chunk + _LAST_CHUNK
 
     def _abort_response(self) -> None:
-        """End an answer that the application did not end: as an error if it has not begun, else by a cut."""
+        """Ends an unfinished answer: with an error if it has not begun, else by closing the connection."""
         if self.response_started:
             self._flush_head()
         else:

@@ -1,7 +1,8 @@
-"""Requests taken apart: httptools over the bytes that have just come, within bounds.
+"""Parses requests with httptools as their bytes arrive, within size limits.
 
-Who offers to go on with another protocol (Java's clients do, with h2c or TLS) is answered in this one, as RFC
-9110 §7.8 allows. The parser stops at such a head and knows nothing of a body, so another takes over there.
+If a client offers to switch to another protocol (Java's clients do, to h2c or TLS), the answer uses HTTP/1.1,
+as RFC 9110 §7.8 allows. httptools stops after such a head and does not parse the body, so a second parser
+reads it.
 """
 
 from functools import lru_cache
@@ -12,13 +13,14 @@ import httptools
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# A head up to this is read, and fields up to these; and so much that is no body, such as trailers.
+# Limits of a request: bytes of the head, number of header fields, and bytes without any body data, such as
+# trailers.
 HEAD_BYTES = 65_536
 FIELDS = 256
 FRAMING_BYTES = 262_144
-# Targets up to this are remembered, in bytes; the usual ones come again and again.
+# Targets up to this length, in bytes, are cached, because clients use the same few again and again.
 _REMEMBERED_BYTES = 256
-# Fields that say how a request is to be read.
+# Header fields that decide how the request is read.
 _FRAMING_FIELDS = frozenset({b"host", b"expect", b"content-length", b"transfer-encoding"})
 _INVALID = RequestRefusedError(400, "This is no valid HTTP/1.1 request.", "invalid_http")
 _NO_HOST = RequestRefusedError(400, "The request names no host, or several.", "invalid_http")
@@ -29,21 +31,21 @@ _HEAD_TOO_LARGE = RequestRefusedError(431, "The request's header is too large.",
 
 
 class _RejectedRequestError(Exception):
-    """Stops the parser: what it has found is not wanted."""
+    """Stops httptools at input that is refused."""
 
 
 class RequestHead(NamedTuple):
     """The head of a request.
 
     Attributes:
-        method: As it came.
-        version: Of HTTP, such as `1.1`.
-        path: Decoded.
-        raw_path: As it came.
-        query: As it came, without `?`.
-        fields: With their names in lower case, in their order.
-        keep_alive: Whether the connection may serve again.
-        expects_continue: Whether the client waits to be told that its body is wanted.
+        method: The method as received.
+        version: The HTTP version, such as `1.1`.
+        path: The decoded path.
+        raw_path: The path as received.
+        query: The query as received, without `?`.
+        fields: The header fields in order, with their names in lower case.
+        keep_alive: Whether the connection may serve another request.
+        expects_continue: Whether the client waits for `100 Continue` before it sends the body.
     """
 
     method: str
@@ -57,28 +59,28 @@ class RequestHead(NamedTuple):
 
 
 class RequestReceiver(Protocol):
-    """Who is told of what was found."""
+    """Receives what the parser finds."""
 
     def on_head_started(self) -> None:
-        """The first byte of a request."""
+        """Called at the first byte of a request."""
         ...
 
     def on_head_received(self, head: RequestHead) -> None:
-        """The last of its head."""
+        """Called once the head is complete."""
         ...
 
     def on_body_received(self, piece: bytes) -> None:
-        """A part of its body."""
+        """Called with each part of the body."""
         ...
 
     def on_request_received(self) -> None:
-        """Its end."""
+        """Called once the request is complete."""
         ...
 
 
 def _parse_target(target: bytes) -> tuple[str, bytes, bytes]:
-    """A target's path, decoded and as it came, and its query."""
-    parsed = httptools.parse_url(target)  # without a path: None
+    """Returns the decoded path, the path as received, and the query of a request target."""
+    parsed = httptools.parse_url(target)  # None if the target has no path
     path = parsed.path.decode("ascii")
     return unquote(path) if "%" in path else path, parsed.path, parsed.query or b""
 
@@ -87,10 +89,10 @@ _parse_usual_target = lru_cache(maxsize=1_024)(_parse_target)
 
 
 class RequestParser:
-    """The requests that come over one connection, one after the other.
+    """Parses the requests of one connection, one after the other.
 
     Args:
-        receiver: Is told what was found.
+        receiver: Receives what the parser finds.
     """
 
     __slots__ = (
@@ -122,12 +124,13 @@ class RequestParser:
 
     def _create_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        # A client may say that it closes after a request, and send more: the first is answered.
+        # A client may announce that it closes after a request and still send more: the first request is
+        # answered.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
     def feed_data(self, data: bytes) -> RequestRefusedError | None:
-        """Take apart what has come. What is wrong with it, if anything: then nothing more is to be fed."""
+        """Parses received bytes. Returns None, or the refusal after which nothing more may be fed."""
         self._framing_bytes += len(data)
         try:
             self._feed_parser(data)
@@ -141,7 +144,7 @@ class RequestParser:
         return _HEAD_TOO_LARGE if over else None
 
     def close(self) -> None:
-        """Nothing more comes. Parser and callbacks hold each other, and nobody else would part them soon."""
+        """Breaks the reference cycle with httptools, which the garbage collector would find late."""
         del self._parser, self._receiver
 
     def _feed_parser(self, data: bytes) -> None:
@@ -155,7 +158,7 @@ class RequestParser:
                 return
 
     def _restart_after_upgrade(self) -> None:
-        """Let a new parser read the body of a request whose head offers another protocol."""
+        """Starts a new parser for the body of a request whose head offers another protocol."""
         self._upgrading = False
         self._parser = self._create_parser()
         self._muted = True
@@ -172,10 +175,10 @@ class RequestParser:
         self._refusal = refusal
         raise _RejectedRequestError
 
-    # The parser's calls.
+    # Callbacks of httptools.
 
     def on_message_begin(self) -> None:
-        """The head of a request begins."""
+        """Resets the state at the start of a request."""
         if self._muted:
             return
         self._heading = True
@@ -187,12 +190,12 @@ class RequestParser:
         self._receiver.on_head_started()
 
     def on_url(self, piece: bytes) -> None:
-        """A part of the target has come."""
+        """Adds a part of the target."""
         if not self._muted:
             self._target += piece
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field has come, of the head or of trailers, which are left out."""
+        """Adds a field of the head. Fields of trailers are dropped."""
         if not self._heading:
             return
         if len(self._fields) >= FIELDS:
@@ -203,7 +206,7 @@ class RequestParser:
         self._fields.append((name, value))
 
     def _record_framing_field(self, name: bytes, value: bytes) -> None:
-        """A field of the head that says how the request is to be read."""
+        """Records a field that decides how the request is read."""
         if name == b"host":
             self._hosts += 1
         elif name == b"expect":
@@ -214,7 +217,7 @@ class RequestParser:
             self._framing.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
-        """The head has come."""
+        """Checks the complete head and passes it on."""
         if self._muted:
             return
         fields, target, parser = self._fields, self._target, self._parser
@@ -236,13 +239,13 @@ class RequestParser:
         )
 
     def on_body(self, piece: bytes) -> None:
-        """A part of the body has come."""
+        """Passes on a part of the body."""
         self._framing_bytes = 0
         self._receiver.on_body_received(piece)
 
     def on_message_complete(self) -> None:
-        """A request has come to its end."""
+        """Passes on the end of a request."""
         if self._upgrading:
-            return  # what comes now is its body, which `_restart_after_upgrade` reads
+            return  # the body follows, and the parser that `_restart_after_upgrade` starts reads it
         self._framing_bytes = 0
         self._receiver.on_request_received()

@@ -1,4 +1,4 @@
-"""Applications run on listening sockets."""
+"""Runs ASGI applications on listening sockets."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,14 @@ Application = Callable[..., Any]
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """A server that leaves the process's signals alone, and looks over its connections ten times a second."""
+    """A server that leaves the process's signals alone and checks its connections ten times a second."""
 
     def __init__(self, config: uvicorn.Config, deadlines: Deadlines) -> None:
         super().__init__(config)
         self._deadlines = deadlines
 
     async def on_tick(self, counter: int) -> bool:
-        """Look over the connections. Whether to end."""
+        """Closes overdue connections. Returns whether to stop serving."""
         close_overdue_connections(
             self.server_state.connections, self._deadlines, asyncio.get_running_loop().time()
         )
@@ -37,7 +37,7 @@ class _EmbeddedServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Captures no signals."""
         yield
 
 
@@ -54,7 +54,7 @@ def _build_config(
         access_log=False,
         log_config=None,
         server_header=False,
-        date_header=True,  # ours: the upstream's is not relayed
+        date_header=True,  # the proxy sends its own date: the upstream's is not relayed
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=grace_s,
@@ -71,15 +71,15 @@ def build_server(
     deadlines: Deadlines = DEADLINES,
     ssl_context: ssl.SSLContext | None = None,
 ) -> GracefulServer:
-    """A server for the foreground, which ends on SIGINT and SIGTERM.
+    """Builds a server for the foreground, which stops on SIGINT and SIGTERM.
 
     Args:
         app: An ASGI application with a lifespan.
-        drain_timeouts: How long it waits for requests when it ends.
-        on_stopping: Called when it begins to end, with the number of requests under way.
-        force_on_second_signal: Whether a second signal ends it at once.
-        deadlines: How long clients may take to send a request.
-        ssl_context: Serves TLS; None: plain HTTP.
+        drain_timeouts: How long the server waits for requests while it stops.
+        on_stopping: Called when the server begins to stop, with the number of requests in progress.
+        force_on_second_signal: Whether a second signal stops the server at once.
+        deadlines: How long clients may take to send a request or to take an answer.
+        ssl_context: The TLS settings. None serves plain HTTP.
     """
     return GracefulServer(
         _build_config(app, ssl_context=ssl_context),
@@ -91,7 +91,7 @@ def build_server(
 
 
 async def _serve_socket(server: uvicorn.Server, listener: socket.socket) -> None:
-    """Serve until told to end. A lifespan that fails ends this, not the process."""
+    """Serves until told to stop. A lifespan that fails ends this call, not the process."""
     try:
         await server.serve(sockets=[listener])
     except SystemExit:
@@ -99,12 +99,12 @@ async def _serve_socket(server: uvicorn.Server, listener: socket.socket) -> None
 
 
 async def run_server(server: uvicorn.Server, listener: socket.socket, on_started: Callable[[], None]) -> None:
-    """Serve on a listening socket until told to end.
+    """Serves on a listening socket until the server is told to stop.
 
     Args:
-        server: The server.
-        listener: The socket; it is closed in the end.
-        on_started: Called once requests are accepted; never if it is told to end before that.
+        server: The server to run.
+        listener: The listening socket. It is closed at the end.
+        on_started: Called once requests are accepted, but not if the server is told to stop before that.
 
     Raises:
         ProxyError: The application's lifespan failed to start.
@@ -129,22 +129,22 @@ async def serve_embedded(
     deadlines: Deadlines = DEADLINES,
     ssl_context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
-    """Serve an application while the block runs; yields its base URL once it accepts requests.
+    """Serves an application while the block runs. Yields the base URL once requests are accepted.
 
     Raises:
         ConfigError: The address cannot be listened on.
         ProxyError: The application's lifespan failed to start.
     """
-    bound = listen(host, port)
-    running = _EmbeddedServer(_build_config(app, grace_s=1, ssl_context=ssl_context), deadlines)
+    listener = listen(host, port)
+    server = _EmbeddedServer(_build_config(app, grace_s=1, ssl_context=ssl_context), deadlines)
     ready = asyncio.Event()
-    serving = asyncio.create_task(run_server(running, bound, ready.set))
+    serving = asyncio.create_task(run_server(server, listener, ready.set))
     waiting = asyncio.create_task(ready.wait())
     try:
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if ready.is_set():
-            yield build_base_url(bound, "http" if ssl_context is None else "https")
+            yield build_base_url(listener, "http" if ssl_context is None else "https")
     finally:
         waiting.cancel()
-        running.should_exit = True
+        server.should_exit = True
         await serving

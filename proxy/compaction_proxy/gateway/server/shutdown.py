@@ -1,4 +1,4 @@
-"""A server that ends without cutting an answer, and that nobody can keep from ending."""
+"""A server that stops without cutting answers, within a bounded time."""
 
 import asyncio
 import contextlib
@@ -15,13 +15,13 @@ from compaction_proxy.gateway.server.connection import ServerConnection
 from compaction_proxy.gateway.server.timeouts import SWEEP_S, Deadlines, close_overdue_connections
 
 TICK_S = 0.1
-# Told to end, a request whose head or body is still on its way gets this long, in seconds.
+# While the server stops, a request whose head or body is still arriving gets this many seconds.
 ARRIVAL_TIMEOUT_S = 0.5
-# Over TLS a closed connection waits for its client to agree, for 30 s; here for this long, in seconds.
+# Over TLS a close would wait 30 s for the client's confirmation. Here it waits for this many seconds.
 CLOSE_TIMEOUT_S = 2.0
-# What a request does when its client has the answer gets this long, in seconds.
+# A request's remaining work, after the client has its answer, gets this many seconds.
 TASKS_TIMEOUT_S = 1.0
-# The application's own closing gets this long, in seconds, and less if the end is insisted on.
+# The application's shutdown gets the first number of seconds, or the second after a forced stop.
 APPLICATION_CLOSE_TIMEOUT_S = 5.0
 FORCED_CLOSE_TIMEOUT_S = 0.5
 _CLOSE = (b"connection", b"close")
@@ -29,11 +29,11 @@ _CLOSE = (b"connection", b"close")
 
 @dataclass(frozen=True, slots=True)
 class DrainTimeouts:
-    """How long a server that was told to end waits.
+    """How long a server waits after it is told to stop.
 
     Attributes:
-        accept_s: Seconds in which it still accepts requests, while it already says that it is ending.
-        drain_s: Seconds that requests under way get after that.
+        accept_s: Seconds in which the server still accepts requests and already says that it is stopping.
+        drain_s: Seconds that requests in progress get after that.
     """
 
     accept_s: float = 0.0
@@ -42,12 +42,12 @@ class DrainTimeouts:
 
 @dataclass(slots=True)
 class DrainReport:
-    """What came of requests and connections once the server was told to end.
+    """What happened to requests and connections after the server was told to stop.
 
     Attributes:
-        finished: Requests answered to their end.
-        dropped: Connections closed on which no complete request had come, idle ones among them.
-        cut: Connections closed in the middle of an answer, or before it.
+        finished: Number of requests that were answered completely.
+        dropped: Number of closed connections without a complete request, idle ones included.
+        cut: Number of connections that were closed before or within an answer.
     """
 
     finished: int = 0
@@ -56,7 +56,7 @@ class DrainReport:
 
 
 def _has_pending_response(connection: ServerConnection) -> bool:
-    """Whether a whole request has come on a connection, whose answer has not reached its end."""
+    """Whether the connection has a complete request whose answer is not complete."""
     cycle = connection.cycle
     if cycle is None or cycle.response_complete:
         return False
@@ -64,25 +64,26 @@ def _has_pending_response(connection: ServerConnection) -> bool:
 
 
 def _abort_if_flushed(connection: ServerConnection) -> None:
-    """Wait no longer for a client that has been sent everything."""
+    """Closes the connection without waiting for its client, once everything has been sent."""
     if not connection.transport.get_write_buffer_size():
         connection.transport.abort()
 
 
 class GracefulServer(uvicorn.Server):
-    """A server that ends without cutting an answer, and that nobody can keep from ending.
+    """Stops without cutting answers, within a bounded time.
 
-    Told to end, it first goes on for a while: every new request finds `stopping` in the state of its scope,
-    so that health checks can say no, and its answer says `connection: close`. Then it stops listening, drops
-    connections that never sent a whole request, waits for the answers under way, and lets the application
-    close. uvicorn by itself would wait for half a request for ever, or end every answer with an error.
+    When it is told to stop, it first keeps accepting requests for a while. Each new request finds `stopping`
+    in the state of its scope, so that health checks can fail, and each answer says `connection: close`. Then
+    the server stops listening, drops connections without a complete request, waits for the answers in
+    progress, and lets the application shut down. uvicorn alone would wait for an incomplete request for ever,
+    or end every answer with an error.
 
     Args:
-        config: uvicorn's.
-        drain_timeouts: How long it waits.
-        on_stopping: Called when it begins to end, with the number of requests under way.
-        force_on_second_signal: Whether a second signal means that it must end at once.
-        deadlines: How long clients may take to send a request.
+        config: uvicorn's configuration.
+        drain_timeouts: How long the server waits while it stops.
+        on_stopping: Called when the server begins to stop, with the number of requests in progress.
+        force_on_second_signal: Whether a second signal stops the server at once.
+        deadlines: How long clients may take to send a request or to take an answer.
     """
 
     def __init__(
@@ -103,25 +104,29 @@ class GracefulServer(uvicorn.Server):
         self.drain_report = DrainReport()
 
     def stop(self, *, now: bool = False) -> None:
-        """Begin to end; with `now`, wait for nobody. May be called from any thread."""
+        """Begins to stop; with `now`, waits for no answers. May be called from any thread."""
         self.should_exit = True
         self.force_exit = self.force_exit or now
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's
-        """A signal has come."""
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
+        """Stops the server on a signal."""
         self.stop(now=self._force_on_second_signal and self.should_exit)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM, for good: none may kill the process while it closes."""
+        """Installs handlers for SIGINT and SIGTERM.
+
+        They stay installed, so that no signal kills the process while it shuts down.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, and accept connections. A TLS handshake gets as long as a head.
+        """Starts the application and accepts connections. `deadlines.head_s` limits the TLS handshake.
 
-        uvicorn has no setting for that: it is asked to serve no socket, and what it would do is done here.
+        uvicorn has no setting for the handshake. So uvicorn starts without sockets, and this method opens the
+        servers.
         """
         await super().startup(sockets=[])
         self.started = False
@@ -141,14 +146,14 @@ class GracefulServer(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Look over the connections now and then. Whether to end."""
+        """Closes overdue connections every `SWEEP_S` seconds. Returns whether to stop serving."""
         if counter % round(SWEEP_S / TICK_S) == 0:
             now = asyncio.get_running_loop().time()
             close_overdue_connections(self.server_state.connections, self._deadlines, now)
         return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
-        """Serve until told to end, and then as long as requests are still accepted."""
+        """Serves until told to stop, and then for the time in which requests are still accepted."""
         await super().main_loop()
         self.lifespan.state["stopping"] = True
         self.config.encoded_headers.append(_CLOSE)
@@ -162,7 +167,7 @@ class GracefulServer(uvicorn.Server):
             ticks += 1
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, wait for the answers under way, cut what is left, and close the application."""
+        """Stops listening, waits for answers in progress, cuts the rest, and shuts the application down."""
         for server in self.servers:
             server.close()
         for bound in sockets or []:
@@ -179,28 +184,28 @@ class GracefulServer(uvicorn.Server):
         return [held for held in self.server_state.connections if isinstance(held, ServerConnection)]
 
     async def _drain_connections(self) -> None:
-        """Wait for the answers under way, and drop connections that nobody needs."""
+        """Waits for answers in progress, and closes the connections that have none."""
         clock = asyncio.get_running_loop().time
-        begun = clock()
-        closed: dict[ServerConnection, float] = {}
+        started_at = clock()
+        closing_since: dict[ServerConnection, float] = {}
         while (
             self._list_connections()
             and not self.force_exit
-            and clock() - begun < self._drain_timeouts.drain_s
+            and clock() - started_at < self._drain_timeouts.drain_s
         ):
             for connection in self._list_connections():
                 if not connection.transport.is_closing():
-                    self._close_when_answered(connection, is_late=clock() - begun >= ARRIVAL_TIMEOUT_S)
-                elif clock() - closed.setdefault(connection, clock()) >= CLOSE_TIMEOUT_S:
+                    self._close_when_answered(connection, is_late=clock() - started_at >= ARRIVAL_TIMEOUT_S)
+                elif clock() - closing_since.setdefault(connection, clock()) >= CLOSE_TIMEOUT_S:
                     _abort_if_flushed(connection)
             await asyncio.sleep(TICK_S)
 
     def _close_when_answered(self, connection: ServerConnection, *, is_late: bool) -> None:
-        """Let a connection end with its answer, or now if there is nothing to wait for.
+        """Ends a connection after its answer, or at once if no answer is pending.
 
         Args:
-            connection: What is still open.
-            is_late: Whether a request that is not whole yet has had its time.
+            connection: A connection that is still open.
+            is_late: Whether the time for incomplete requests is over.
         """
         cycle = connection.cycle
         if connection.hung_up:
@@ -213,7 +218,7 @@ class GracefulServer(uvicorn.Server):
             connection.transport.close()
 
     async def _wait_for_tasks(self) -> None:
-        """Wait for what requests do when their clients have left or have the answer."""
+        """Waits for the work that requests still do after their clients have left or have their answers."""
         for limit_s in (TASKS_TIMEOUT_S, TICK_S):
             tasks = set(self.server_state.tasks)
             if not tasks:
@@ -223,12 +228,12 @@ class GracefulServer(uvicorn.Server):
                 task.cancel()
 
     async def _close_application(self) -> None:
-        """Let the application close what it has opened; it cannot keep the process for ever."""
+        """Runs the application's shutdown, with a time limit so that it cannot hold the process for ever."""
         clock = asyncio.get_running_loop().time
-        begun = clock()
+        start = clock()
         closing = asyncio.create_task(self.lifespan.shutdown())
         while (
-            clock() - begun < (FORCED_CLOSE_TIMEOUT_S if self.force_exit else APPLICATION_CLOSE_TIMEOUT_S)
+            clock() - start < (FORCED_CLOSE_TIMEOUT_S if self.force_exit else APPLICATION_CLOSE_TIMEOUT_S)
             and not closing.done()
         ):
             await asyncio.wait({closing}, timeout=TICK_S)

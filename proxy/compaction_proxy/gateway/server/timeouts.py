@@ -1,9 +1,11 @@
-"""Clients that take too long to send a request or to take an answer: they would hold connections for ever.
+"""Closes connections whose clients take too long to send a request or to take an answer.
 
-Whoever serves looks over all connections at least once a second: that is cheaper than a timer for each, and
-exact enough. What a client has been waiting for, such as a place or an answer, is never held against it.
-A client that has left holds its connection for as long, where nothing is taken from the socket: the loop sees
-the end only of what it reads. So who is not read is asked for here.
+Such clients would hold connections for ever. The servers check all connections at least once a second, which
+is cheaper than a timer for each connection and exact enough. The time in which a client waits for the proxy,
+such as for a slot or an answer, never counts against it.
+
+The event loop notices a client's departure only while it reads from the socket. So this module polls the
+sockets on which reading is paused.
 """
 
 import select
@@ -16,8 +18,8 @@ from compaction_proxy.gateway.server.connection import ServerConnection
 from compaction_proxy.gateway.server.cycle import RequestResponseCycle
 
 SWEEP_S = 1.0
-# Of a body at least so many bytes a second come, over `body_s`; Apache asks for as many. Who sends a byte now
-# and then is never silent, and would hold a place for as long as it likes.
+# A body must come at this rate at least, averaged over `body_s`; Apache demands the same rate. A client that
+# sends a byte now and then is never silent and would hold a slot for as long as it likes.
 BODY_BYTES_PER_S = 500
 _BODY_TIMEOUT = RequestRefusedError(408, "The request body did not come in time.", "request_timeout")
 
@@ -28,10 +30,10 @@ class Deadlines:
 
     Attributes:
         head_s: From the connection, or the first byte of a further request, to the end of the head.
-        body_s: Of silence, or next to it (`BODY_BYTES_PER_S`), while a body is on its way.
+        body_s: While a body is incomplete and no bytes come, or fewer than `BODY_BYTES_PER_S` on average.
         idle_s: From an answer to the first byte of a further request.
-        send_s: In which nothing of an answer is taken.
-        linger_s: To read the last answer and close the connection themselves.
+        send_s: While the client takes no byte of an answer that waits to be sent.
+        linger_s: To read the last answer and close the connection.
     """
 
     head_s: float = 15.0
@@ -42,7 +44,7 @@ class Deadlines:
 
 
 def close_overdue_connections(connections: Iterable[object], deadlines: Deadlines, now: float) -> None:
-    """End what is overdue at `now`, on the loop's clock, or left by its client."""
+    """Closes connections that are overdue at `now`, on the loop's clock, or whose clients have left."""
     for connection in list(connections):
         if not isinstance(connection, ServerConnection):
             continue
@@ -56,12 +58,12 @@ def close_overdue_connections(connections: Iterable[object], deadlines: Deadline
 
 
 def _has_client_left(connection: ServerConnection) -> bool:
-    """Whether nothing is taken from a socket, and its end has come (FIN or RST). Only Linux tells."""
+    """Whether the client of a paused connection has left (FIN or RST). Only Linux can tell."""
     if not connection.paused or sys.platform != "linux":
         return False
-    asked = select.poll()
-    asked.register(connection.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
-    return bool(asked.poll(0))
+    poller = select.poll()
+    poller.register(connection.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poller.poll(0))
 
 
 def _close_if_overdue(connection: ServerConnection, deadlines: Deadlines, now: float) -> None:
@@ -73,7 +75,7 @@ def _close_if_overdue(connection: ServerConnection, deadlines: Deadlines, now: f
         return
     elif cycle is None or connection.is_reading_head:
         overdue = now - connection.phase_started_at > deadlines.head_s
-    else:  # idle, unless what is left of a refused body comes
+    else:  # idle, unless the rest of a refused body is arriving
         overdue = now - connection.last_activity_at > (
             deadlines.body_s if cycle.more_body else deadlines.idle_s
         )
@@ -84,18 +86,18 @@ def _close_if_overdue(connection: ServerConnection, deadlines: Deadlines, now: f
 def _refuse_if_body_is_slow(
     connection: ServerConnection, cycle: RequestResponseCycle, deadlines: Deadlines, now: float
 ) -> None:
-    """Answer 408 where a body is missed; where its answer has begun already, just end it."""
+    """Answers 408 if the body comes too slowly. If the answer has already begun, only ends the connection."""
     if not cycle.more_body:
         return
     if connection.paused or cycle.expects_continue:
-        connection.last_activity_at, cycle.looked_on = now, None  # it is for us to go on
+        connection.last_activity_at, cycle.looked_on = now, None  # the proxy has to act next, not the client
     elif now - connection.last_activity_at > deadlines.body_s or _is_trickling(cycle, deadlines.body_s, now):
         connection.refuse_request(_BODY_TIMEOUT)
 
 
 def _is_trickling(cycle: RequestResponseCycle, span_s: float, now: float) -> bool:
-    """Whether in the span that now ends too little of a body has come; the next one begins with its end."""
-    begun, bytes_then = cycle.looked_on or (now, cycle.body_bytes)
-    if cycle.looked_on is None or now - begun > span_s:
+    """Whether too little of a body came in the span that ends now. The next span begins now."""
+    started_at, bytes_then = cycle.looked_on or (now, cycle.body_bytes)
+    if cycle.looked_on is None or now - started_at > span_s:
         cycle.looked_on = now, cycle.body_bytes
-    return now - begun > span_s and cycle.body_bytes - bytes_then < BODY_BYTES_PER_S * span_s
+    return now - started_at > span_s and cycle.body_bytes - bytes_then < BODY_BYTES_PER_S * span_s

@@ -1,8 +1,8 @@
-"""Connections to Redis in its three shapes, and its errors as ours.
+"""Connects to Redis in its three modes, and maps its errors to `StoreUnavailableError`.
 
-redis-py's own patience (ten retries, five seconds each) would stall every request of a dead server; here a
-command has one more try, on a new connection, and whoever waits for it decides how long. Nobody waits inside
-redis-py's pools: the store lets no more commands in than there are connections.
+redis-py's defaults (ten retries, five seconds each) would stall every request while a server is dead. Here a
+command gets one retry, on a new connection, and the caller decides how long to wait. No command waits inside
+redis-py's pools, because the store admits no more commands than there are connections.
 """
 
 import re
@@ -33,19 +33,19 @@ from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage.redis.url import RedisUrl
 
 CONNECT_TIMEOUT_S = 0.25
-"""For servers of which another is tried next: sentinels, and the nodes of a cluster."""
+"""For servers that have an alternative to try next: sentinels, and the nodes of a cluster."""
 ANSWER_TIMEOUT_S = 1.0
-"""More than a caller waits, who is fair to an event loop that is busy; redis-py is not."""
+"""Longer than a caller waits. The caller's deadline allows for a busy event loop; redis-py's does not."""
 HEALTH_CHECK_EVERY_S = 15
 TRIES_AFTER_THE_FIRST = 1
-# A connection that is being taken down still counts for its pool.
+# A connection that is being closed still counts for its pool.
 _POOLED_PER_ALLOWED = 2
 
-# AttributeError: redis-py closes connections of a cluster under commands that are about to be written.
+# AttributeError: redis-py closes connections of a cluster while commands are about to use them.
 FAILURES = (RedisError, RedisClusterException, OSError, AttributeError)
-"""What redis-py raises. A cluster's errors have a tree of their own."""
+"""The errors that redis-py raises. Those of a cluster have a class tree of their own."""
 
-# The first that fits counts; redis-py derives some of these from others.
+# The first match counts, because redis-py derives some of these classes from others.
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (BusyLoadingError, "store-loading"),
     (AuthenticationError, "store-denied"),
@@ -62,11 +62,11 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (OSError, "store-down"),
 )
 
-# What a server says within a script, or what redis-py has no class for.
+# Words in error messages that come from within a script, or for which redis-py has no class.
 _WORDS = {
     "OOM": "store-full",
     "READONLY": "store-readonly",
-    "MISCONF": "store-readonly",  # it cannot save to its disk, and takes no writes until it can
+    "MISCONF": "store-readonly",  # the server cannot save to its disk, and refuses writes until it can
     "NOREPLICAS": "store-readonly",
     "NOPERM": "store-denied",
     "ACL failure": "store-denied",
@@ -83,14 +83,13 @@ _WORD = re.compile(rf"(?:^|-)({'|'.join(_WORDS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class RedisConnections:
-    """Connections to a server, or to several that act as one.
+    """Connections to one server, or to several that act as one.
 
     Attributes:
-        client: redis-py's, for commands.
-        find_servers: Finds the servers, where that has to come before a command. Costs nothing once it is
-            done.
-        drop_idle: Ends idle connections, so that the next command asks anew who may be written to.
-        close: Ends all of them.
+        client: redis-py's client, which runs commands.
+        find_servers: Discovers the servers, if that has to happen before a command. Costs nothing once done.
+        drop_idle: Closes idle connections, so that the next command finds out anew which server takes writes.
+        close: Closes all connections.
     """
 
     client: Any
@@ -100,7 +99,7 @@ class RedisConnections:
 
 
 def to_store_unavailable(error: Exception) -> StoreUnavailableError:
-    """The error as one of ours. A server's message may quote what it was sent, so it is left out."""
+    """Converts a redis-py error. Leaves out the server's message, which may quote what it was sent."""
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "")
     word = _WORD.search(str(error))
     if not reason and word:
@@ -109,14 +108,14 @@ def to_store_unavailable(error: Exception) -> StoreUnavailableError:
 
 
 def build_connections(url: RedisUrl) -> RedisConnections:
-    """Connections to where the URL leads; none is made yet."""
+    """Builds the connections for a URL. Opens none yet."""
     if url.kind == "cluster":
         return _build_cluster(url)
     return _build_sentinel(url) if url.kind == "sentinel" else _build_standalone(url)
 
 
 async def _skip_discovery() -> None:
-    """The address says where the server is."""
+    """Does nothing: the address already says where the server is."""
 
 
 def _build_drop_idle(client: Redis) -> Callable[[], Awaitable[None]]:
@@ -124,7 +123,7 @@ def _build_drop_idle(client: Redis) -> Callable[[], Awaitable[None]]:
 
 
 def _build_retry() -> Retry:
-    # After a timeout there is no second try: the command may have been carried out, and time is up anyway.
+    # A timeout is not retried: the command may have been executed, and the caller's time is over anyway.
     return Retry(NoBackoff(), TRIES_AFTER_THE_FIRST, supported_errors=(RedisConnectionError,))
 
 
@@ -133,7 +132,7 @@ def _build_timeout_options() -> dict[str, Any]:
         "socket_timeout": ANSWER_TIMEOUT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_keepalive": True,
-        "protocol": 2,  # RESP3 would add push messages, which nothing here wants
+        "protocol": 2,  # RESP3 would add push messages, which nothing here needs
         "retry": _build_retry(),
     }
 
@@ -151,23 +150,24 @@ def _build_client_options(url: RedisUrl) -> dict[str, Any]:
 
 def _build_standalone(url: RedisUrl) -> RedisConnections:
     if url.kind == "unix":
-        where: dict[str, Any] = {"unix_socket_path": url.socket}
+        address: dict[str, Any] = {"unix_socket_path": url.socket}
         arguments = {
             name: value for name, value in _build_client_options(url).items() if name != "socket_keepalive"
         }
     else:
         ((host, port),) = url.nodes
-        where, arguments = {"host": host, "port": port}, _build_client_options(url)
-    # There is no other server to try. So the caller decides here, too, who is fair to a busy event loop.
+        address, arguments = {"host": host, "port": port}, _build_client_options(url)
+    # There is no other server to try. So the connect timeout is as long as the answer timeout, and the
+    # caller's deadline decides, which allows for a busy event loop.
     arguments["socket_connect_timeout"] = ANSWER_TIMEOUT_S
-    client = Redis(**where, db=url.database, **arguments)
+    client = Redis(**address, db=url.database, **arguments)
     return RedisConnections(client, _skip_discovery, _build_drop_idle(client), client.aclose)
 
 
 def _build_sentinel(url: RedisUrl) -> RedisConnections:
     credentials = {"username": url.sentinel_username, "password": url.sentinel_password}
     tls = {"ssl": True, **url.tls_options} if url.tls else {}
-    # They are asked one after the other, and one that hangs must leave time for the next.
+    # Sentinels are asked one after the other, and one that hangs must leave time for the next.
     timeouts = {"socket_timeout": CONNECT_TIMEOUT_S}
     sentinel = Sentinel(
         url.nodes, sentinel_kwargs={**_build_timeout_options(), **timeouts, **tls, **credentials}
@@ -183,7 +183,8 @@ def _build_sentinel(url: RedisUrl) -> RedisConnections:
 
 def _build_cluster(url: RedisUrl) -> RedisConnections:
     nodes = [ClusterNode(host, port) for host, port in url.nodes]
-    # After so many moved slots redis-py would take all connections down, under whoever is using them.
+    # `reinitialize_steps=0`: otherwise redis-py closes all connections after some moved slots, while commands
+    # use them.
     client = RedisCluster(startup_nodes=nodes, reinitialize_steps=0, **_build_client_options(url))
-    # Left to itself, it sends first commands anywhere.
+    # `find_servers` is `client.initialize`: without it, redis-py sends the first commands to any node.
     return RedisConnections(client, client.initialize, client.aclose, client.aclose)

@@ -1,7 +1,7 @@
-"""What a Redis server does in one step. Every key that a script touches is one of its KEYS.
+"""Lua scripts that a Redis server runs in one step. Each key that a script touches is one of its KEYS.
 
-A script that fails has written nothing: memory and the right to write are checked before its first write,
-and nothing after that depends on what type a key has.
+A script that fails has written nothing. Memory and the right to write are checked before its first write, and
+after that nothing depends on a key's type.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LuaScript:
-    """A script in Lua, and the digest that a server knows it by."""
+    """A Lua script, and the digest by which a server knows it."""
 
     text: str
     digest: str
@@ -34,10 +34,12 @@ local function prolong(key, ttl)
 end
 """
 
-# KEYS: the claim's lease, the scope's list of keys, then the items, the claim first.
-# ARGV: whether the first item is a claim; the lease's fence or nothing; ttl of the list of keys, 0 for none;
-#   then for each item how many lines to keep (0: a record), its ttl (0: for ever), and its value.
-# Gives 1 when everything was written, the value that took the claim, or nothing when the lease is lost.
+# KEYS: the lease of the claim, the scope's list of keys, then the items, the claim first.
+# ARGV: 1 if the first item is a claim; the lease's fence, or empty; the ttl of the list of keys, 0 for no
+# list; then for each item the number of lines to keep (0 for a record), its ttl (0 for no expiry), and its
+# value.
+# Returns 1 if all items were written, the stored value if the claim's key is taken, or nothing if the lease
+# is lost.
 WRITE = _build_script(
     _LUA_FUNCTIONS
     + """
@@ -67,9 +69,9 @@ return 1
 """
 )
 
-# KEYS: the lease, its counter. ARGV: ttl, a token of the one who asks, ttl of the counter.
-# A fence is at least the server's time in microseconds, so that it rises even where the counter was lost. The
-# token lets the same call be made twice, when its first answer was lost with the connection.
+# KEYS: the lease, its counter. ARGV: the lease's ttl, a token of the caller, the counter's ttl.
+# A fence is at least the server's time in microseconds, so it rises even if the counter was lost. With the
+# token, the same call can be repeated if its first answer was lost with the connection.
 ACQUIRE = _build_script(
     _LUA_FUNCTIONS
     + """
@@ -106,8 +108,8 @@ return redis.call('DEL', KEYS[1])
 """
 )
 
-# KEYS: the scopes of a tenant by the time of their last write. ARGV: a scope, its ttl, how many may be there,
-#   how many leave at once. Gives those that leave, the oldest first.
+# KEYS: a tenant's scopes, sorted by the time of their last write. ARGV: a scope, its ttl, the most scopes
+# that may exist, the most that are removed at once. Returns the removed scopes, the oldest first.
 REGISTER_SCOPE = _build_script(
     _LUA_FUNCTIONS
     + """

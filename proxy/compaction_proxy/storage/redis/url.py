@@ -1,4 +1,4 @@
-"""What a Redis URL says: which servers, how to reach them, and as whom.
+"""Parses a Redis URL: the servers, how to reach them, and the credentials.
 
 | URL | servers |
 | --- | --- |
@@ -7,8 +7,8 @@
 | `redis+sentinel://[user:password@]host[:26379],…/service[/database]` | the master of a service |
 | `redis+cluster://[user:password@]host[:6379],…` | a cluster, found from any of its nodes |
 
-`valkey` may stand for `redis` and `valkeys` for `rediss`; `rediss+sentinel` and `rediss+cluster` use TLS.
-Special characters of a name or password are percent-encoded. Options follow a `?`: see `_OPTIONS`.
+`valkey` may replace `redis`, and `valkeys` may replace `rediss`; `rediss+sentinel` and `rediss+cluster` use
+TLS. Special characters of a name or password are percent-encoded. Options follow a `?`: see `_OPTIONS`.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ Kind = Literal["standalone", "unix", "sentinel", "cluster"]
 
 DEFAULT_CONNECTIONS = 32
 DEFAULT_PREFIX = "compaction:"
-"""Before each of our keys, so that another program's keys on the same server are not ours."""
+"""The prefix of all keys, which separates them from the keys of other programs on the same server."""
 
 _PORT = 6379
 _SENTINEL_PORT = 26379
@@ -31,13 +31,13 @@ _KINDS: Mapping[str, Kind] = {"": "standalone", "unix": "unix", "sentinel": "sen
 _TLS = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
 _ANY: frozenset[Kind] = frozenset({"standalone", "unix", "sentinel", "cluster"})
 _OPTIONS: Mapping[str, frozenset[Kind]] = {
-    "prefix": _ANY,  # put before each key; another value for each of several installations on one server
-    "max_connections": _ANY,  # at once, to each server
-    "db": frozenset({"unix"}),  # number of the database, where the path cannot name it
-    "sentinel_username": frozenset({"sentinel"}),  # for the sentinels themselves
+    "prefix": _ANY,  # the prefix of all keys; separates several installations on one server
+    "max_connections": _ANY,  # the most connections at once, to each server
+    "db": frozenset({"unix"}),  # number of the database, which this kind's path cannot name
+    "sentinel_username": frozenset({"sentinel"}),  # ACL user of the sentinels themselves
     "sentinel_password": frozenset({"sentinel"}),
-    "ssl_ca_certs": _ANY,  # file of certificates that are trusted
-    "ssl_certfile": _ANY,  # our own certificate, where the server asks for one
+    "ssl_ca_certs": _ANY,  # file of the trusted certificates
+    "ssl_certfile": _ANY,  # file of the client certificate, if the server asks for one
     "ssl_keyfile": _ANY,
     "ssl_cert_reqs": _ANY,  # required (default), optional, none
     "ssl_check_hostname": _ANY,  # true (default), false
@@ -46,22 +46,22 @@ _OPTIONS: Mapping[str, frozenset[Kind]] = {
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """Where a Redis store is.
+    """The location of a Redis store.
 
     Attributes:
-        kind: What is at `nodes`.
+        kind: The kind of servers at `nodes`.
         nodes: Host and port of the server, of the sentinels, or of nodes of the cluster.
         socket: Path of a Unix socket.
-        service: Name of a service that sentinels watch.
-        database: Number of the database; a cluster has only 0.
-        username: ACL user; None for the default one.
-        password: None where the server asks for none.
+        service: Name of the service that the sentinels watch.
+        database: Number of the database. A cluster has only 0.
+        username: ACL user. None uses the default user.
+        password: Password of the user. None sends no password.
         sentinel_username: ACL user of the sentinels.
         sentinel_password: Password of the sentinels.
-        tls: Whether to speak TLS.
-        tls_options: Arguments of redis-py about TLS, by name.
-        prefix: Put before every key.
-        max_connections: At once, to each server.
+        tls: Whether connections use TLS.
+        tls_options: redis-py's TLS arguments, by name.
+        prefix: The prefix of all keys.
+        max_connections: The most connections at once, to each server.
     """
 
     kind: Kind
@@ -86,10 +86,10 @@ def is_redis_url(url: str) -> bool:
 
 
 def parse_redis_url(url: str) -> RedisUrl:
-    """What a URL says that `is_redis_url`.
+    """Parses the URL of a Redis store.
 
     Raises:
-        ConfigError: It is none, or cannot be understood. The message never shows more than a name from it.
+        ConfigError: The URL is not valid. The message shows no more of the URL than the name of an option.
     """
     base, _, name = url.partition("://")[0].partition("+")
     if not is_redis_url(url):
@@ -163,7 +163,7 @@ def _check_prefix(text: str) -> str:
 
 
 def _parse_path(kind: Kind, path: str, database: str) -> tuple[str, int]:
-    """A socket's path or a service's name, and the database's number."""
+    """Returns a socket's path or a service's name, and the number of the database."""
     if kind == "unix":
         if path in {"", "/"}:
             raise _build_error("name a socket, as in redis+unix:///run/redis.sock")
@@ -196,7 +196,7 @@ def _parse_nodes(kind: Kind, hosts: str) -> tuple[tuple[str, int], ...]:
 
 def _parse_node(text: str, port: int) -> tuple[str, int]:
     host, colon, number = text.rpartition(":")
-    if not colon or text.endswith("]"):  # no port; the colons of an IPv6 address stand in brackets
+    if not colon or text.endswith("]"):  # no port; an IPv6 address has its colons in brackets
         host, number = text, str(port)
     host = host.removeprefix("[").removesuffix("]")
     if not host:
@@ -205,13 +205,13 @@ def _parse_node(text: str, port: int) -> tuple[str, int]:
 
 
 def _parse_tls_options(options: Mapping[str, str]) -> Mapping[str, str | bool]:
-    found: dict[str, str | bool] = {name: text for name, text in options.items() if name.startswith("ssl_")}
-    if found.get("ssl_cert_reqs", "none") not in {"required", "optional", "none"}:
+    kwargs: dict[str, str | bool] = {name: text for name, text in options.items() if name.startswith("ssl_")}
+    if kwargs.get("ssl_cert_reqs", "none") not in {"required", "optional", "none"}:
         raise _build_error("ssl_cert_reqs is one of required, optional, none")
-    if "ssl_check_hostname" in found:
-        if found["ssl_check_hostname"] not in {"true", "false"}:
+    if "ssl_check_hostname" in kwargs:
+        if kwargs["ssl_check_hostname"] not in {"true", "false"}:
             raise _build_error("ssl_check_hostname is true or false")
-        found["ssl_check_hostname"] = found["ssl_check_hostname"] == "true"
-    if found.get("ssl_cert_reqs") == "none":  # what is not checked has no name to compare
-        found["ssl_check_hostname"] = False
-    return MappingProxyType(found)
+        kwargs["ssl_check_hostname"] = kwargs["ssl_check_hostname"] == "true"
+    if kwargs.get("ssl_cert_reqs") == "none":  # a certificate that is not verified has no name to check
+        kwargs["ssl_check_hostname"] = False
+    return MappingProxyType(kwargs)

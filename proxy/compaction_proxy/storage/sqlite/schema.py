@@ -1,4 +1,4 @@
-"""Opening the SQLite file of a store: its rights, its settings, and the version of its schema."""
+"""Opens the SQLite file of a store: its access rights, its settings, and the version of its schema."""
 
 import os
 import sqlite3
@@ -9,7 +9,7 @@ from pathlib import Path
 from compaction_proxy.core.errors import StoreUnavailableError
 
 APPLICATION_ID = 0x63707879
-"""Marks a file as ours (SQLite's header has a field for it), so that another program's file is left alone."""
+"""The application id in the file's header. A file with another id belongs to another program."""
 
 PREPARE_LIMIT_S = 0.5
 PREPARE_PAUSE_S = 0.01
@@ -19,7 +19,8 @@ BUSY_TIMEOUT_MS = 200
 _WAL_KEPT_BYTES = 16 * 1024 * 1024
 
 _VERSION_1 = (
-    # A record has a value; a list has none, but lines. `written` orders what leaves a full store.
+    # A record has a value. A list has none, but has rows in `lines`. `written` decides what leaves a full
+    # store first.
     """CREATE TABLE items (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, value BLOB,
            expires REAL NOT NULL, written REAL NOT NULL)""",
     "CREATE INDEX items_by_expiry ON items (expires)",
@@ -30,7 +31,7 @@ _VERSION_1 = (
 )
 
 _VERSION_2 = (
-    # AUTOINCREMENT: a fence is never given twice, also after its lease is gone.
+    # AUTOINCREMENT: a fence is never used twice, even after its lease is gone.
     """CREATE TABLE leases (fence INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE,
            expires REAL NOT NULL)""",
     "CREATE INDEX leases_by_expiry ON leases (expires)",
@@ -52,23 +53,24 @@ _REASONS = {
 
 
 def to_store_unavailable(error: sqlite3.Error | OSError) -> StoreUnavailableError:
-    """The error as one of ours. SQLite's messages name the fault, never a value."""
+    """Converts an error. SQLite's message is kept: it names the fault, never a value."""
     if isinstance(error, OSError):
         return StoreUnavailableError("store-unwritable", error.strerror or "the file cannot be used")
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes carry the plain one in the low byte
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes have the plain code in the low byte
     return StoreUnavailableError(_REASONS.get(code, "store-failed"), str(error))
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """A connection in autocommit mode to the store at `path`, made if absent (file 0600, directory 0700).
+    """Opens the store at `path` in autocommit mode, and creates it if absent (file 0600, directory 0700).
 
     Raises:
-        StoreUnavailable: The file cannot be used, is damaged, is another program's, or is of a newer version.
-            It is left as it is.
+        StoreUnavailableError: The file cannot be used, is damaged, belongs to another program, or has a newer
+            version. The file is not changed.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # SQLite would make the file with the umask's mode; its companions (-wal, -shm) copy the file's.
+        # SQLite would create the file with the umask's mode. Its companions (-wal, -shm) copy the file's
+        # mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
     except (sqlite3.Error, OSError) as error:
@@ -85,7 +87,11 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def _prepare_database(db: sqlite3.Connection) -> None:
-    """Migrate and set up. Where others are at a new file too, SQLite refuses at once instead of waiting."""
+    """Migrates and configures the database.
+
+    If other processes prepare a new file at the same time, SQLite fails at once instead of waiting. So this
+    function tries again.
+    """
     limit = time.monotonic() + PREPARE_LIMIT_S
     while True:
         try:
@@ -100,7 +106,7 @@ def _prepare_database(db: sqlite3.Connection) -> None:
 
 
 def _apply_pragmas(db: sqlite3.Connection) -> None:
-    # NORMAL may lose the last commits to a power cut, never the file; what is kept here can be made again.
+    # A power cut may lose the last commits with NORMAL, but never the file. The lost data can be made again.
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")
@@ -112,16 +118,16 @@ def _query_number(db: sqlite3.Connection, sql: str) -> int:
 
 
 def migrate(db: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None:
-    """Bring a file to version `len(migrations)` in one transaction.
+    """Brings a file to version `len(migrations)` in one transaction.
 
     Raises:
-        StoreUnavailable: The file is another program's, or of a newer version.
+        StoreUnavailableError: The file belongs to another program, or has a newer version.
     """
     if _read_schema_version(db, len(migrations)) == len(migrations):
         return
     with db:
         db.execute("BEGIN IMMEDIATE")
-        # Another process may have done it while this one waited for the lock.
+        # Another process may have migrated the file while this one waited for the lock.
         for steps in migrations[_read_schema_version(db, len(migrations)) :]:
             for step in steps:
                 db.execute(step)
@@ -130,7 +136,7 @@ def migrate(db: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None
 
 
 def _read_schema_version(db: sqlite3.Connection, newest: int) -> int:
-    """The file's schema version, 0 for an empty file."""
+    """Returns the file's schema version, 0 for an empty file."""
     version = _query_number(db, "PRAGMA user_version")
     empty = not version and not _query_number(db, "SELECT count(*) FROM sqlite_master")
     if not empty and _query_number(db, "PRAGMA application_id") != APPLICATION_ID:

@@ -1,8 +1,8 @@
 """The embedded store: one SQLite file, shared by the processes of one machine.
 
-A single thread does all the work, so the event loop never waits for a disk. The file is opened by the first
-call and again after any failure: a store that is broken at start, or breaks later, costs only the calls
-made while it is broken.
+A single thread does all the work, so the event loop never waits for a disk. The first call opens the file,
+and so does the first call after any failure. So a store that is broken at start, or breaks later, costs only
+the calls made while it is broken.
 """
 
 import sqlite3
@@ -20,7 +20,7 @@ from compaction_proxy.storage.sqlite.worker_thread import WorkerThread
 from compaction_proxy.storage.store import Lease, ListEntry, Record
 
 LEASE_LIMIT_S = 60.0
-"""No lease is lent for longer. One with more than that left was lent before the clock was set back."""
+"""The longest time of a lease. A lease with more time left was lent before the clock was set back."""
 
 _KEYS_PER_QUERY = 500
 _SWEPT_ITEMS = 200
@@ -29,20 +29,20 @@ _LAST_CHARACTER = "\U0010ffff"
 
 
 def read_live_value(db: sqlite3.Connection, key: str, now: float) -> bytes | None:
-    """The value of a record, None if it is absent or expired."""
+    """Returns the value of a record, or None if it is absent or expired."""
     row = db.execute("SELECT value FROM items WHERE key = ? AND expires > ?", (key, now)).fetchone()
     return row[0] if row else None
 
 
 def read_values(db: sqlite3.Connection, keys: Sequence[str], now: float) -> list[bytes | None]:
-    """The live values under `keys`, in their order."""
-    found: dict[str, bytes] = {}
+    """Returns the live values under `keys`, in order."""
+    values: dict[str, bytes] = {}
     rest = iter(keys)
-    while some := list(islice(rest, _KEYS_PER_QUERY)):
-        marks = ",".join("?" * len(some))
+    while batch := list(islice(rest, _KEYS_PER_QUERY)):
+        marks = ",".join("?" * len(batch))
         sql = f"SELECT key, value FROM items WHERE key IN ({marks}) AND expires > ?"  # noqa: S608 - only `?`
-        found.update(db.execute(sql, (*some, now)))
-    return [found.get(key) for key in keys]
+        values.update(db.execute(sql, (*batch, now)))
+    return [values.get(key) for key in keys]
 
 
 def _put_record(db: sqlite3.Connection, record: Record, now: float) -> None:
@@ -69,7 +69,7 @@ def _put_entry(db: sqlite3.Connection, entry: ListEntry, now: float) -> None:
 
 
 def put_items(db: sqlite3.Connection, items: Sequence[Record | ListEntry], now: float) -> None:
-    """Write everything over what was there."""
+    """Writes all items and replaces earlier values."""
     for item in items:
         if isinstance(item, Record):
             _put_record(db, item, now)
@@ -78,7 +78,7 @@ def put_items(db: sqlite3.Connection, items: Sequence[Record | ListEntry], now: 
 
 
 def read_tail(db: sqlite3.Connection, key: str, limit: int, now: float) -> list[bytes]:
-    """The newest `limit` lines of a list, oldest first."""
+    """Returns the newest `limit` lines of a list, oldest first."""
     rows = db.execute(
         "SELECT lines.value FROM items JOIN lines ON lines.item = items.id"
         " WHERE items.key = ? AND items.expires > ? ORDER BY lines.id DESC LIMIT ?",
@@ -88,7 +88,7 @@ def read_tail(db: sqlite3.Connection, key: str, limit: int, now: float) -> list[
 
 
 def _read_used_bytes(db: sqlite3.Connection) -> int:
-    """Bytes of the file that hold something; pages of what was deleted are free, and used again first."""
+    """Returns the bytes of the file's used pages. Pages of deleted items are free and are reused first."""
     pages, free, size = (
         int(db.execute(f"PRAGMA {name}").fetchone()[0])
         for name in ("page_count", "freelist_count", "page_size")
@@ -97,59 +97,59 @@ def _read_used_bytes(db: sqlite3.Connection) -> int:
 
 
 def evict_until_fits(db: sqlite3.Connection, max_bytes: int) -> None:
-    """Delete what was written longest ago until no more than `max_bytes` are used."""
+    """Deletes the items that were written longest ago until at most `max_bytes` are used."""
     while _read_used_bytes(db) > max_bytes:
-        gone = db.execute(
+        deletion = db.execute(
             "DELETE FROM items WHERE id IN (SELECT id FROM items ORDER BY written, id LIMIT ?)",
             (_EVICTED_ITEMS,),
         )
-        if not gone.rowcount:
+        if not deletion.rowcount:
             return
 
 
 def sweep_expired(db: sqlite3.Connection, now: float) -> bool:
-    """Delete some of what has expired. Whether that was all of it."""
-    swept = db.execute(
+    """Deletes a batch of expired items. Returns whether none is left."""
+    deletion = db.execute(
         "DELETE FROM items WHERE id IN (SELECT id FROM items WHERE expires <= ? LIMIT ?)", (now, _SWEPT_ITEMS)
     )
-    return swept.rowcount < _SWEPT_ITEMS
+    return deletion.rowcount < _SWEPT_ITEMS
 
 
 def delete_prefix(db: sqlite3.Connection, prefix: str, now: float) -> int:
-    """Delete what begins with `prefix`, leases too; how many live records and lists there were."""
+    """Deletes keys by prefix, leases included. Returns the number of live records and lists."""
     end = prefix + _LAST_CHARACTER
     db.execute("DELETE FROM leases WHERE key >= ? AND key < ?", (prefix, end))
     db.execute("DELETE FROM items WHERE key >= ? AND key < ? AND expires <= ?", (prefix, end, now))
     keys = db.execute("SELECT key FROM items WHERE key >= ? AND key < ?", (prefix, end)).fetchall()
-    notes = {derive_tenant_key(key) for (key,) in keys} - {None}
-    gone = db.execute("DELETE FROM items WHERE key >= ? AND key < ?", (prefix, end)).rowcount
-    db.executemany("DELETE FROM items WHERE key = ?", [(note,) for note in notes])
-    return gone
+    tenant_keys = {derive_tenant_key(key) for (key,) in keys} - {None}
+    deleted = db.execute("DELETE FROM items WHERE key >= ? AND key < ?", (prefix, end)).rowcount
+    db.executemany("DELETE FROM items WHERE key = ?", [(tenant_key,) for tenant_key in tenant_keys])
+    return deleted
 
 
 def acquire_lease(db: sqlite3.Connection, key: str, ttl_s: float, now: float) -> Lease | None:
-    """A lease on `key`, unless another holds one; for `LEASE_LIMIT_S` at most."""
+    """Returns a lease on `key` for at most `LEASE_LIMIT_S`, or None if another process holds one."""
     db.execute("DELETE FROM leases WHERE expires <= ? OR expires > ?", (now, now + LEASE_LIMIT_S))
     end = now + min(ttl_s, LEASE_LIMIT_S)
-    made = db.execute("INSERT OR IGNORE INTO leases (key, expires) VALUES (?, ?)", (key, end))
-    return Lease(key, made.lastrowid) if made.rowcount and made.lastrowid else None
+    insertion = db.execute("INSERT OR IGNORE INTO leases (key, expires) VALUES (?, ?)", (key, end))
+    return Lease(key, insertion.lastrowid) if insertion.rowcount and insertion.lastrowid else None
 
 
 def is_lease_held(db: sqlite3.Connection, lease: Lease, now: float) -> bool:
-    """Whether a lease is its holder's still."""
+    """Whether the holder of a lease still holds it."""
     sql = "SELECT 1 FROM leases WHERE key = ? AND fence = ? AND expires > ?"
     return db.execute(sql, (lease.key, lease.fence, now)).fetchone() is not None
 
 
 def renew_lease(db: sqlite3.Connection, lease: Lease, ttl_s: float, now: float) -> bool:
-    """Prolong a lease, if it is its holder's still; to `LEASE_LIMIT_S` from now at most."""
+    """Prolongs a lease to at most `LEASE_LIMIT_S` from now. Returns False if it is lost."""
     sql = "UPDATE leases SET expires = ? WHERE key = ? AND fence = ? AND expires > ?"
     end = now + min(ttl_s, LEASE_LIMIT_S)
     return bool(db.execute(sql, (end, lease.key, lease.fence, now)).rowcount)
 
 
 def release_lease(db: sqlite3.Connection, lease: Lease) -> None:
-    """End a lease, if it is its holder's still."""
+    """Releases a lease, unless it is lost."""
     db.execute("DELETE FROM leases WHERE key = ? AND fence = ?", (lease.key, lease.fence))
 
 
@@ -168,13 +168,14 @@ def _run_in_transaction(work: Callable[[sqlite3.Connection], _T], db: sqlite3.Co
 
 
 class SqliteStore:
-    """Implements `ports.Store` in the file at `path`.
+    """Implements `store.Store` in the file at `path`.
 
     Args:
-        path: The file; made at the first call if absent.
-        max_bytes: The file holds no more than this; what was written longest ago leaves first. The log beside
-            the file comes on top.
-        now: Wall-clock seconds; records outlive the process, so their ends do too.
+        path: The file. The first call creates it if absent.
+        max_bytes: The most bytes that the file may use. The items that were written longest ago are deleted
+            first. SQLite's log beside the file takes extra space.
+        now: Returns wall-clock seconds. Records outlive the process, so their expiry times need a clock that
+            does, too.
     """
 
     def __init__(
@@ -184,62 +185,62 @@ class SqliteStore:
         self._max_bytes = max_bytes
         self._now = now
         self._worker = WorkerThread("compaction-store")
-        # The rest belongs to the worker's thread.
+        # Only the worker thread uses the following fields.
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._swept_at = 0.0
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The live values under `keys`."""
+        """Returns the live values under `keys`."""
         return await self._run_on_thread(partial(read_values, keys=keys, now=self._now()))
 
     async def commit(self, claim: Record, also: _Items = (), *, lease: Lease | None = None) -> bytes | None:
-        """Write everything unless the claim is taken or the lease is lost; return what stands there."""
+        """Commits all items or none, as `Store.commit` specifies."""
         return await self._run_on_thread(
             partial(self._commit_items, claim=claim, also=also, lease=lease, now=self._now())
         )
 
     async def write(self, items: _Items) -> None:
-        """Write everything, or raise and write nothing."""
+        """Writes all items, or raises and writes nothing."""
         await self._run_on_thread(partial(self._write_items, items=items, now=self._now()))
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
-        """The newest `limit` lines, oldest first."""
+        """Returns the newest `limit` lines, oldest first."""
         return await self._run_on_thread(partial(read_tail, key=key, limit=limit, now=self._now()))
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-        """A lease on `key`, unless another holds one."""
+        """Returns a lease on `key`, or None if another process holds one."""
         return await self._run_transaction(partial(acquire_lease, key=key, ttl_s=ttl_s, now=self._now()))
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Prolong a lease, if it is still ours."""
+        """Prolongs a lease. Returns False if it is lost."""
         return await self._run_transaction(partial(renew_lease, lease=lease, ttl_s=ttl_s, now=self._now()))
 
     async def release_lease(self, lease: Lease) -> None:
-        """Give a lease back, if it is still ours."""
+        """Releases a lease, unless it is lost."""
         await self._run_transaction(partial(release_lease, lease=lease))
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Forget all keys that begin with `prefix`, leases too; how many records and lists there were."""
+        """Deletes keys by prefix, leases included. Returns the number of live records and lists."""
         return await self._run_transaction(partial(delete_prefix, prefix=prefix, now=self._now()))
 
     async def publish(self, channel: str, message: bytes) -> None:
-        """Tell nobody: there is no way to other processes."""
+        """Does nothing, because the file offers no way to notify other processes."""
 
-    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:  # noqa: ARG002 - as the port says
-        """Nothing comes."""
+    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:  # noqa: ARG002 - signature of the protocol
+        """Yields nothing and ends at once."""
         return
         yield
 
     async def close(self) -> None:
-        """Finish what is under way and let go of the file, leaving a stuck call behind after a second."""
+        """Finishes the pending calls and closes the file. A call that hangs is left behind after a second."""
         await self._worker.close(self._close_connection, _CLOSE_LIMIT_S)
 
     async def _run_on_thread(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         return await self._worker.run(partial(self._run_with_connection, work))
 
     async def _run_transaction(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """The same, within a transaction that writes."""
+        """Runs `work` on the worker thread, within a transaction that writes."""
         return await self._run_on_thread(partial(_run_in_transaction, work))
 
     def _run_with_connection(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -250,7 +251,7 @@ class SqliteStore:
             raise to_store_unavailable(error) from error
 
     def _get_connection(self) -> sqlite3.Connection:
-        """The connection, opened anew if someone has removed or replaced the file under it."""
+        """Returns the connection. Opens it again if the file was removed or replaced."""
         if self._db is not None and self._file != self._read_file_identity():
             self._close_connection()
         if self._db is None:
@@ -260,10 +261,10 @@ class SqliteStore:
 
     def _read_file_identity(self) -> tuple[int, int] | None:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def _close_connection(self) -> None:
         db, self._db = self._db, None
@@ -275,9 +276,9 @@ class SqliteStore:
     ) -> bytes | None:
         with db:
             db.execute("BEGIN IMMEDIATE")
-            taken = read_live_value(db, claim.key, now)
-            if taken is not None:
-                return taken
+            stored = read_live_value(db, claim.key, now)
+            if stored is not None:
+                return stored
             if lease is not None and not is_lease_held(db, lease, now):
                 return None
             self._free_space(db, [claim, *also], now)
@@ -291,7 +292,7 @@ class SqliteStore:
             put_items(db, items, now)
 
     def _free_space(self, db: sqlite3.Connection, items: _Items, now: float) -> None:
-        """Within a write's transaction: sweep some of what has expired, and make room for what comes."""
+        """Deletes a batch of expired items and makes room for `items`, within a write's transaction."""
         needed = sum(len(item.key) + len(item.value) for item in items)
         if needed > self._max_bytes:
             raise StoreUnavailableError("store-too-large", "more than the store may hold")

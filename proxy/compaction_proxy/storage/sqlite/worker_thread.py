@@ -1,4 +1,4 @@
-"""One thread for calls that block, which take their turns on it."""
+"""One thread that runs blocking calls one after the other."""
 
 import asyncio
 import threading
@@ -19,16 +19,16 @@ def _run_calls(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
         future, work = call
         if future.set_running_or_notify_cancel():
-            # Nothing is forgotten here: what went wrong is raised again where the result is awaited.
+            # No error is lost here: the error is raised again where the result is awaited.
             with suppress_and_report(future.set_exception):
                 future.set_result(work())
 
 
 class WorkerThread:
-    """A daemon thread that makes calls one after the other.
+    """A daemon thread that runs calls one after the other.
 
-    An executor of the standard library would be joined when the process ends, and a call that hangs for ever
-    would keep the process with it. The thread starts with the first call.
+    At the end of the process, the standard library would wait for an executor's threads, so a call that hangs
+    would keep the process alive for ever. The thread starts with the first call.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,19 +38,21 @@ class WorkerThread:
         self._closed = False
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns or raises. If the one who waits is cancelled, a call not yet begun is dropped.
+        """Runs `work` on the thread, and returns its result or raises its error.
+
+        If the caller is cancelled, a call that has not begun is dropped.
 
         Raises:
-            StoreUnavailable: The worker is closed.
+            StoreUnavailableError: The worker is closed.
         """
         if self._closed:
             raise StoreUnavailableError("store-closed")
         return await asyncio.wrap_future(self._submit_call(work))
 
     async def close(self, final_call: Callable[[], None], limit_s: float) -> None:
-        """Finish what is waiting, then call `final_call`.
+        """Finishes the waiting calls, then runs `final_call`.
 
-        After `limit_s` seconds a stuck thread is left behind.
+        A thread that hangs is left behind after `limit_s` seconds.
         """
         if self._closed:
             return

@@ -1,1 +1,1 @@
-"""The chat completions wire: `POST …/chat/completions`."""
+"""The Chat Completions wire: `POST …/chat/completions`."""

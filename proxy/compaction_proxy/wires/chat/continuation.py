@@ -1,7 +1,7 @@
-"""The search tool in a request, and the request that goes on once the model has called it.
+"""Adds the search tool to a request, and builds the request that continues after the model has called it.
 
-It goes back to the provider as the assistant message that the model wrote, with what was thought, and a
-result for each call. To the client it is the first part of one answer.
+The calls go back to the provider as the assistant message that the model wrote, with its thinking, and a
+result for each call. For the client, that message is the first part of one answer.
 """
 
 import json
@@ -35,44 +35,48 @@ TOOL_JSON: Final[bytes] = json.dumps(
     separators=(",", ":"),
     ensure_ascii=False,
 ).encode()
-# With these a tool is not offered: the older form of tools, which cannot be mixed with the newer one, and
-# answers that are sounds and could not be joined.
+# Members with which the tool is not offered: the legacy form of tools, which cannot be mixed with the current
+# one, and audio answers, which cannot be joined.
 _OTHERWISE: Final = ("functions", "function_call", "audio")
 _CHOICE_NONE: Final = b'"none"'
 
 
 def inspect_tools(raw: bytes, name: str) -> ToolSupport:
-    """How a body stands to a tool of this name.
+    """Tells whether a tool of this name can be added to a body.
 
-    Where the client has a tool of that name itself, ours has no place. Nor has it where there are no tools
-    and yet a choice among them: providers refuse that, and would not any more. Of several answers each could
-    call it, and none could go on without the others. And an answer that must be JSON cannot be put together
-    from what was said before a call and what comes after it.
+    It cannot be added in these cases:
+    - The client has a tool of that name.
+    - The body has a tool choice but no tools. Providers refuse that, and would not with the tool in it.
+    - The client asks for several answers (`n`). Each could call the tool, and none could continue alone.
+    - The answer must be JSON, which cannot be joined from the text before a call and the text after it.
+    - The body uses the legacy form of tools or asks for audio (`_OTHERWISE`).
 
     Raises:
-        Unreadable: It is no request (see `json_slices.members`).
+        UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
     """
     try:
         places = find_members(raw)
     except RecursionError:
         raise UnreadableBodyError("too-deep") from None
     tools = read_member(raw, places, "tools")
-    taken = b'"%b"' % name.encode() in tools
-    otherwise = any(read_member(raw, places, each) for each in _OTHERWISE)
-    chosen = not tools and bool(read_member(raw, places, "tool_choice"))
-    listed = not tools or tools.startswith(b"[")
-    free = read_member(raw, places, "n") in {b"", b"1"}
-    free = free and b'"json' not in read_member(raw, places, "response_format")
-    return ToolSupport(raw, places, bool(tools), listed and free and not (taken or otherwise or chosen))
+    is_taken = b'"%b"' % name.encode() in tools
+    is_excluded = any(read_member(raw, places, each) for each in _OTHERWISE)
+    has_choice = not tools and bool(read_member(raw, places, "tool_choice"))
+    is_list = not tools or tools.startswith(b"[")
+    is_free = read_member(raw, places, "n") in {b"", b"1"}
+    is_free = is_free and b'"json' not in read_member(raw, places, "response_format")
+    return ToolSupport(
+        raw, places, bool(tools), is_list and is_free and not (is_taken or is_excluded or has_choice)
+    )
 
 
 def is_prefill(last: bytes) -> bool:
-    """Whether a request's last message is the beginning of the answer, which the model is to go on with.
+    """Returns whether a request's last message is the beginning of the answer that the model must continue.
 
-    No message may come behind it then: providers refuse that, or begin anew.
+    No message may follow it: providers refuse that, or begin the answer anew.
 
     Args:
-        last: The message's bytes.
+        last: The bytes of the message.
     """
     if b'"assistant"' not in last:
         return False
@@ -81,7 +85,7 @@ def is_prefill(last: bytes) -> bool:
 
 
 def add_tool(support: ToolSupport, tool: bytes) -> bytes:
-    """The body with this tool as its last one."""
+    """Returns the body with this tool behind its own."""
     raw, place = support.raw, support.places.get("tools")
     if support.has_tools and place:
         stop = len(raw[: place.stop - 1].rstrip(b" \t\n\r"))
@@ -92,7 +96,7 @@ def add_tool(support: ToolSupport, tool: bytes) -> bytes:
 
 
 def forbid_calls(raw: bytes) -> bytes:
-    """A body without tool choice of its own, or with null for one, forbidding every call."""
+    """Returns a body that forbids every call. The given body has no tool choice, or null for it."""
     place = find_members(raw).get("tool_choice")
     if place is not None:
         return b"".join((raw[: place.start], _CHOICE_NONE, raw[place.stop :]))
@@ -105,10 +109,10 @@ def _append_member(raw: bytes, member: bytes) -> bytes:
 
 
 def continue_request(raw: bytes, messages: Sequence[Mapping[str, Any]]) -> bytes:
-    """The body with more messages behind its own.
+    """Returns the body with more messages behind its own.
 
     Raises:
-        Unreadable: It is no request with messages.
+        UnreadableBodyError: The body is not a request with messages.
     """
     place = find_members(raw).get("messages")
     if place is None or raw[place.stop - 1 : place.stop] != b"]":
@@ -119,30 +123,30 @@ def continue_request(raw: bytes, messages: Sequence[Mapping[str, Any]]) -> bytes
 
 
 def encode_ascii_json(value: object) -> bytes:
-    """Compact JSON; in ASCII, so that no lone surrogate of a provider's breaks it."""
+    """Returns compact JSON in ASCII, so that a lone surrogate from a provider does not break it."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-# What models think, in the words of providers that want it back between a call and its result (DeepSeek,
-# Kimi, vLLM, OpenRouter, LiteLLM, Gemini); signatures are among it, so nothing of it is changed.
+# The fields for thinking that providers want back between a call and its result (DeepSeek, Kimi, vLLM,
+# OpenRouter, LiteLLM, Gemini). They include signatures, so nothing in them is changed.
 REASONING: Final = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks", "extra_content")
-# Of these a client joins pieces by their index.
+# Clients join the pieces of this field by their index.
 DETAILS: Final = "reasoning_details"
 
-# A sentence that has ended, or a heading; what follows it after a call begins anew.
+# The end of a sentence or of a heading. Text after a call begins a new paragraph behind it.
 _ENDED: Final = re.compile(r"""[.!?:\u2026\u3002\uff01\uff1f\uff1a]["'`*_)\]\u201d\u00bb]{0,8}\Z""")
 BREAK: Final = "\n\n"
 
 
 @dataclass(slots=True)
 class AnswerContent:
-    """What a model has said in one answer, beside its calls.
+    """What a model has said in one answer beside its calls.
 
     Attributes:
         texts: Its text, in pieces.
-        parts: Parts of its content, where that came as an array.
-        thinking: What it thought, where that came as text, in pieces by the name of the field.
-        reasoning: What it thought else, by the name of the field.
+        parts: Parts of its content, if that came as an array.
+        thinking: Its thinking as text, in pieces by field name.
+        reasoning: Its thinking in other forms, by field name.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -152,16 +156,16 @@ class AnswerContent:
 
     @property
     def text(self) -> str:
-        """Its text."""
+        """The text, joined."""
         return "".join(self.texts)
 
     @property
     def reasoning_indices(self) -> int:
-        """Indices that its reasoning takes."""
+        """The number of indices that its reasoning details occupy."""
         return 1 + max((_get_index(each) for each in self.reasoning.get(DETAILS) or ()), default=-1)
 
     def add_delta(self, delta: Mapping[str, Any]) -> None:
-        """Take a delta or a message into it."""
+        """Adds the content and the thinking of a delta or a message."""
         content = delta.get("content")
         if isinstance(content, str):
             self.texts.append(content)
@@ -173,19 +177,19 @@ class AnswerContent:
                 self._add_reasoning(key, value)
 
     def _add_reasoning(self, key: str, value: Any) -> None:
-        held = self.reasoning.get(key)
+        previous = self.reasoning.get(key)
         if isinstance(value, str):
             self.thinking.setdefault(key, []).append(value)
-        elif isinstance(held, list) and isinstance(value, list):
+        elif isinstance(previous, list) and isinstance(value, list):
             for each in value:
-                _join_reasoning(held, each)
-        elif isinstance(held, dict) and isinstance(value, dict):
-            merge_piece(held, value)
+                _join_reasoning(previous, each)
+        elif isinstance(previous, dict) and isinstance(value, dict):
+            merge_piece(previous, value)
         else:
             self.reasoning[key] = list(value) if isinstance(value, list) else value
 
     def build_message(self, calls: Iterable[PartialToolCall]) -> JsonObject:
-        """The assistant message, with the calls that are to be answered."""
+        """Builds the assistant message, with the calls to answer."""
         text = self.text
         content: Any = text or None
         if self.parts:
@@ -200,19 +204,19 @@ class AnswerContent:
 
 
 def _build_returned_call(call: PartialToolCall, number: int) -> JsonObject:
-    """The call as its provider takes it back.
+    """Builds the call in the form in which its provider takes it back.
 
-    Arguments that are no JSON object would be refused by servers that put them into a template; the result
-    says what is wrong with them.
+    Arguments that are not a JSON object become an empty one. Servers that put arguments into a template would
+    refuse them, and the result of the call says what is wrong with them.
     """
-    fields, made = call.fields, get_function(call.fields)
+    fields, function = call.fields, get_function(call.fields)
     arguments = call.arguments if is_json_object(call.arguments) else "{}"
-    known = {"id": call.id or f"call_{number}", "type": "function"}
-    return {**fields, **known, "function": {**made, "arguments": arguments}}
+    identity = {"id": call.id or f"call_{number}", "type": "function"}
+    return {**fields, **identity, "function": {**function, "arguments": arguments}}
 
 
 def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
-    """The assistant message and behind it a result for each of its calls, in their order."""
+    """Returns the assistant message, and behind it a result for each of its calls, in order."""
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": text}
         for call, text in zip(message[TOOL_CALLS], texts, strict=True)
@@ -221,7 +225,7 @@ def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
 
 
 def _join_reasoning(pieces: list[Any], piece: Any) -> None:
-    """Add a piece of reasoning to the one with its index, or behind all."""
+    """Merges a piece of reasoning into the piece with the same index, or appends it."""
     index = _get_index(piece)
     for each in pieces:
         if index >= 0 and _get_index(each) == index:
@@ -231,33 +235,37 @@ def _join_reasoning(pieces: list[Any], piece: Any) -> None:
 
 
 def _get_index(piece: object) -> int:
-    """The index of a piece; -1 if it has none."""
-    told = piece.get("index") if isinstance(piece, dict) else None
-    return told if type(told) is int else -1
+    """Returns the index of a piece; -1 if it has none."""
+    index = piece.get("index") if isinstance(piece, dict) else None
+    return index if type(index) is int else -1
 
 
 def shift_indices(pieces: object, taken: int) -> None:
-    """Move pieces behind those whose indices are taken."""
+    """Adds `taken` to the index of each piece, so that it comes behind those of earlier answers."""
     for piece in pieces if isinstance(pieces, list) else ():
         if _get_index(piece) >= 0:
             piece["index"] += taken
 
 
 def choose_separator(before: str, after: str) -> str:
-    """What stands between what was said before a call and after it: nothing, unless a sentence has ended."""
-    apart = not before or not after or after[0].isspace()
-    return "" if apart or not _ENDED.search(before) else BREAK
+    """Returns the separator between the text before a call and the text after it.
+
+    It is a break if the first text ends in a whole sentence. It is empty if the sentence goes on, if the
+    second text begins with white space, or if a text is empty.
+    """
+    is_joined = not before or not after or after[0].isspace()
+    return "" if is_joined or not _ENDED.search(before) else BREAK
 
 
 def add_usage(before: Mapping[str, Any], now: Mapping[str, Any]) -> JsonObject:
-    """The sum of two `usage` objects, number by number; what is no number is that of the later one."""
+    """Returns the sum of two `usage` objects, number by number. Other values come from the later object."""
     total = dict(now)
     for key, value in before.items():
-        told = now.get(key)
+        other = now.get(key)
         if isinstance(value, dict):
-            total[key] = add_usage(value, told if isinstance(told, dict) else {})
+            total[key] = add_usage(value, other if isinstance(other, dict) else {})
         elif _is_number(value):
-            total[key] = value + told if _is_number(told) else value
+            total[key] = value + other if _is_number(other) else value
     return total
 
 

@@ -1,4 +1,4 @@
-"""An answer that is no stream, in which calls of a tool of ours are hidden (see `intercept_stream`)."""
+"""Hides calls of the proxy's tool in an answer that is not a stream (see `intercept_stream`)."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -25,10 +25,10 @@ _CALLING: Final = b'"tool_calls"'
 
 
 class ChatAnswerJoiner:
-    """One answer as the client sees it, whatever number of answers it is made of.
+    """Joins one or more answers of the upstream into one for the client.
 
     Args:
-        name: Of the tool of ours.
+        name: The name of the proxy's tool.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,21 +42,22 @@ class ChatAnswerJoiner:
         self._calls = ToolCallFilter(name)
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """What the client gets where this is the last answer; None: calls of ours are to be answered first.
+        """Returns the client's body if this is the last answer; None if calls must be answered first.
 
-        A first answer without them is given back as it is; of a later one that is no JSON nothing is given.
+        A first answer without calls of the proxy's tool is returned unchanged. The result is empty if a later
+        answer is not JSON.
 
         Args:
             body: The upstream's answer.
-            may_answer_calls: Whether calls in it may be answered. Else they are left out.
+            may_answer_calls: Whether calls in this answer may be answered. If False, they are left out.
         """
         if self._first and _CALLING not in body:
             return body
         payload = _decode_object(body)
         choice, message = _get_choice(payload)
         self._calls = ToolCallFilter(self._name)
-        listed = message.get(TOOL_CALLS)
-        shown = self._calls.filter_pieces(listed if isinstance(listed, list) else [])
+        pieces = message.get(TOOL_CALLS)
+        shown = self._calls.filter_pieces(pieces if isinstance(pieces, list) else [])
         shown += self._calls.release_unnamed()
         if self._first and not self._calls.own_calls:
             return body
@@ -68,22 +69,22 @@ class ChatAnswerJoiner:
             _remove_own_calls(choice, message, shown)
         if message:
             return self._build_last_answer(payload, choice, message)
-        return body if payload else b""  # perhaps an error
+        return body if payload else b""  # the body may be an error
 
     @property
     def calls(self) -> tuple[PartialToolCall, ...]:
-        """The calls to be answered, once `join_answer` has given nothing."""
+        """The calls to answer, once `join_answer` has returned None."""
         return tuple(self._calls.own_calls)
 
     def get_assistant_message(self) -> JsonObject:
-        """The assistant message that the answer was which `join_answer` gave nothing for."""
+        """Returns the assistant message of the answer for which `join_answer` returned None."""
         return self._message
 
     def _record_answer(self, payload: JsonObject, choice: JsonObject, message: JsonObject) -> None:
-        said = AnswerContent()
-        said.add_delta(message)
-        self._message = said.build_message(self._calls.own_calls)
-        self._text += choose_separator(self._text, said.text) + said.text
+        content = AnswerContent()
+        content.add_delta(message)
+        self._message = content.build_message(self._calls.own_calls)
+        self._text += choose_separator(self._text, content.text) + content.text
         self._odds += _get_logprobs(choice)
         self._spent = add_usage(self._spent, _get_usage(payload))
         if self._first:
@@ -96,8 +97,8 @@ class ChatAnswerJoiner:
         if isinstance(content, list) and self._text:
             message["content"] = [{"type": "text", "text": self._text}, *content]
         elif self._text:
-            more = content if isinstance(content, str) else ""
-            message["content"] = self._text + choose_separator(self._text, more) + more
+            text = content if isinstance(content, str) else ""
+            message["content"] = self._text + choose_separator(self._text, text) + text
         if self._odds and _get_logprobs(choice):
             choice["logprobs"]["content"] = [*self._odds, *_get_logprobs(choice)]
         if _get_usage(payload):
@@ -106,7 +107,7 @@ class ChatAnswerJoiner:
 
 
 def _remove_own_calls(choice: JsonObject, message: JsonObject, shown: list[Any]) -> None:
-    """Leave calls of ours out of an answer that the client gets."""
+    """Removes calls of the proxy's tool from an answer that the client gets."""
     message[TOOL_CALLS] = shown
     if not shown:
         del message[TOOL_CALLS]
@@ -123,7 +124,7 @@ def _decode_object(body: bytes) -> JsonObject:
 
 
 def _get_choice(payload: Mapping[str, Any]) -> tuple[JsonObject, JsonObject]:
-    """The first choice and its message; empty where there is none."""
+    """Returns the first choice and its message; empty objects if there is none."""
     choices = payload.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     choice = first if isinstance(first, dict) else {}
@@ -132,12 +133,12 @@ def _get_choice(payload: Mapping[str, Any]) -> tuple[JsonObject, JsonObject]:
 
 
 def _get_usage(payload: Mapping[str, Any]) -> JsonObject:
-    held = payload.get("usage")
-    return held if isinstance(held, dict) else {}
+    usage = payload.get("usage")
+    return usage if isinstance(usage, dict) else {}
 
 
 def _get_logprobs(choice: Mapping[str, Any]) -> list[Any]:
-    """Logarithms of probabilities, token by token, if they were asked for."""
-    held = choice.get("logprobs")
-    content = held.get("content") if isinstance(held, dict) else None
+    """Returns the log probabilities of the tokens, if the client has asked for them."""
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return content if isinstance(content, list) else []

@@ -1,9 +1,9 @@
-"""A streamed answer in which calls of a tool of ours are hidden, and whose rest comes from further answers.
+"""Hides calls of the proxy's tool in a streamed answer, and joins further answers to it.
 
-Bytes of the upstream go in and bytes for the client come out. Of the first answer, an event that has nothing
-to do with calls goes on as its own bytes, unparsed. Where the answer ends in calls of ours alone, its end is
-kept back, and what the upstream answers next is told as if it were the same answer: with its id, without a
-second role, and with the usage of all of them.
+Bytes from the upstream go in, and bytes for the client come out. In the first answer, an event without calls
+is forwarded unparsed. If the answer ends in calls of the proxy's tool alone, its end is held back. The
+upstream's next answer is then forwarded as part of the same answer: with the same id, without a second role,
+and with the usage of all answers together.
 """
 
 import re
@@ -30,20 +30,20 @@ from compaction_proxy.wires.chat.intercept_calls import (
 from compaction_proxy.wires.json.slices import DECODER
 from compaction_proxy.wires.sse import DONE, EventSplitter, read_data, replace_data
 
-# Of a longer answer nothing is kept.
+# Of a longer answer no events are kept.
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
-# So much is packed at once, in a third of a millisecond.
+# The size of a block. Compressing one takes a third of a millisecond.
 BLOCK_BYTES: Final = 64 * 1024
 _QUICKLY: Final = 1
-# Stands in no JSON, and so in no event that could be read.
+# This byte stands in no JSON, and so in no event that can be parsed.
 _BETWEEN: Final = b"\0"
 
 
 class EventBuffer:
-    """Events in their order.
+    """Keeps events in order, compressed in blocks.
 
     Attributes:
-        size: Bytes of all that were added.
+        size: Bytes of all events that were added.
     """
 
     __slots__ = ("_blocks", "_late", "_late_bytes", "size")
@@ -56,11 +56,11 @@ class EventBuffer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that were added are there."""
+        """Whether the buffer still holds all events that were added."""
         return self.size <= MAX_KEPT_BYTES
 
     def add(self, event: bytes) -> None:
-        """Keep one more."""
+        """Adds an event."""
         self.size += len(event)
         self._late.append(event)
         self._late_bytes += len(event)
@@ -76,37 +76,37 @@ class EventBuffer:
         self._late_bytes = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """Them all, as long as they are `is_whole`; one that could not be read may come in pieces."""
+        """Yields all events as long as `is_whole`. An event that cannot be parsed may come in pieces."""
         for block in self._blocks:
             yield from zlib.decompress(block).split(_BETWEEN)
         yield from self._late
 
 
-# Members of an event that say which answer it belongs to.
+# Members of an event that identify its answer.
 ENVELOPE: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
-# An event that is to be looked at: calls, an end, a count. What the stream itself ends with is told apart,
-# because a pattern that always begins alike is five times as quick.
+# Matches events that must be parsed: calls, an end, usage. The end marker of the stream is tested separately,
+# because a pattern with a fixed beginning is five times as fast.
 _TELLING: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usage"\s*:\s*\{)')
 
 
 class ChatStreamJoiner:
-    """One answer as the client sees it, whatever number of answers it is made of.
+    """Joins one or more streams of the upstream into one for the client.
 
     Args:
-        name: Of the tool of ours.
+        name: The name of the proxy's tool.
 
     Attributes:
-        done: Whether the upstream has said that the present answer is at its end.
+        done: Whether the upstream has signalled the end of the current answer.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._first = True
-        self._hidden = True  # whether calls of ours may be answered; else they are left out
+        self._hidden = True  # whether calls of the proxy's tool may be answered; if False, they are left out
         self._envelope: JsonObject = {}
         self._role_told = False
-        self._text = ""  # what came before, as far as it matters for what comes next
-        self._thoughts = 0  # indices of reasoning that are taken
+        self._text = ""  # text of earlier answers, until the separator behind it is chosen
+        self._thoughts = 0  # reasoning indices that earlier answers have taken
         self._spent: JsonObject = {}
         self._reset_answer()
 
@@ -115,54 +115,54 @@ class ChatStreamJoiner:
         self._calls = ToolCallFilter(self._name)
         self._kept = EventBuffer()
         self._used: JsonObject = {}
-        self._ended = False  # the provider has said why
+        self._ended = False  # the provider has given a finish reason
         self._going = False
         self.done = False
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the present answer that `start_next_answer` reads again."""
+        """Bytes of the current answer that `start_next_answer` reads again."""
         return self._kept.size
 
     @property
     def calls(self) -> tuple[PartialToolCall, ...]:
-        """The calls that are to be answered before the answer goes on; none: it does not go on."""
+        """The calls to answer before the answer continues; empty if it does not continue."""
         return tuple(self._calls.own_calls) if self._going else ()
 
     def feed(self, chunk: bytes) -> bytes:
-        """What the client gets when these bytes come."""
+        """Returns the bytes to send to the client when this chunk arrives."""
         return b"".join([self._filter_event(event) for event in self._events.feed(chunk)])
 
     def flush_rest(self) -> bytes:
-        """What it gets when the upstream's answer is at its end, not cut."""
+        """Returns the bytes left for the client when the upstream's answer has ended without a cut."""
         rest = self._events.flush_rest()
         return self._filter_event(rest) if rest else b""
 
     def start_next_answer(self, *, may_answer_calls: bool) -> JsonObject:
-        """Expect the next answer; the assistant message that this one was.
+        """Prepares for the next answer, and returns the assistant message of the current one.
 
         Args:
-            may_answer_calls: Whether calls in it may be answered, too. Else it is the last one, and they are
-                left out.
+            may_answer_calls: Whether calls in the next answer may be answered as well. If False, it is the
+                last answer, and its calls are left out.
         """
-        said = AnswerContent()
+        content = AnswerContent()
         for event in self._kept:
             payload = _decode_object(read_data(event))
             delta = _get_delta(_get_choice(payload))
-            said.add_delta(delta)
+            content.add_delta(delta)
             self._role_told = self._role_told or "role" in delta
             if self._first and not self._envelope and _get_choice(payload):
                 self._envelope = {key: payload[key] for key in ENVELOPE if key in payload}
-        message = said.build_message(self._calls.own_calls)
-        self._text = said.text or self._text
-        self._thoughts += said.reasoning_indices
+        message = content.build_message(self._calls.own_calls)
+        self._text = content.text or self._text
+        self._thoughts += content.reasoning_indices
         self._spent = add_usage(self._spent, self._used)
         self._first, self._hidden = False, may_answer_calls
         self._reset_answer()
         return message
 
     def write_error(self, body: bytes) -> bytes:
-        """Returns the event that tells the client of an error."""
+        """Returns the event that reports an error to the client."""
         return b"data: %b\n\n" % body
 
     def _filter_event(self, event: bytes) -> bytes:
@@ -186,9 +186,9 @@ class ChatStreamJoiner:
         return b"" if self._going else event
 
     def _may_continue(self, reason: str) -> bool:
-        """Whether an answer that ends for this reason is one that only wants calls of ours answered."""
-        mine = bool(self._calls.own_calls) and not self._calls.others
-        return self._hidden and self._kept.is_whole and mine and reason not in CUT_OFF
+        """Returns whether an answer with this finish reason continues once the proxy's calls are answered."""
+        only_own_calls = bool(self._calls.own_calls) and not self._calls.others
+        return self._hidden and self._kept.is_whole and only_own_calls and reason not in CUT_OFF
 
     def _filter_payload(self, event: bytes, payload: JsonObject) -> bytes:
         usage_holders = _find_usage_holders(payload)
@@ -214,7 +214,10 @@ class ChatStreamJoiner:
         )
 
     def _filter_choice(self, choice: JsonObject) -> bool:
-        """Take our calls out of a choice, and its end if the answer goes on; whether that changed it."""
+        """Removes the proxy's calls from a choice, and its end if the answer continues.
+
+        Returns whether the choice changed.
+        """
         delta = _get_delta(choice)
         pieces = delta.get(TOOL_CALLS)
         before = pieces if isinstance(pieces, list) else []
@@ -231,7 +234,7 @@ class ChatStreamJoiner:
         return self._filter_end(choice, reason) or changed
 
     def _filter_end(self, choice: JsonObject, reason: object) -> bool:
-        """Keep the end of an answer back that goes on; whether anything had to be changed."""
+        """Removes the end of a choice if the answer continues. Returns whether the choice changed."""
         if not isinstance(reason, str) or not reason:
             return False
         self._ended = True
@@ -243,11 +246,11 @@ class ChatStreamJoiner:
             return True
         if self._calls.others or reason != TOOL_CALLS:
             return False
-        choice["finish_reason"] = STOP  # nothing is left to be called
+        choice["finish_reason"] = STOP  # the client has nothing left to call
         return True
 
     def _join_payload(self, payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]) -> None:
-        """Make an event of a later answer one of the first."""
+        """Changes an event of a later answer into one of the first."""
         payload.update(self._envelope)
         for holder in usage_holders:
             holder["usage"] = add_usage(self._spent, holder["usage"])
@@ -262,7 +265,7 @@ class ChatStreamJoiner:
 
 
 def _decode_object(data: bytes) -> JsonObject:
-    """What an event carries, if that is an object."""
+    """Decodes the data of an event; empty if it is not an object."""
     try:
         payload = DECODER.decode(data.decode())
     except (ValueError, RecursionError):
@@ -271,19 +274,19 @@ def _decode_object(data: bytes) -> JsonObject:
 
 
 def _get_choice(payload: Mapping[str, Any]) -> JsonObject:
-    """The only choice, if it is told of."""
+    """Returns the only choice of an event; empty if there is none."""
     choices = payload.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     return first if isinstance(first, dict) else {}
 
 
 def _get_delta(choice: Mapping[str, Any]) -> JsonObject:
-    held = choice.get("delta")
-    return held if isinstance(held, dict) else {}
+    delta = choice.get("delta")
+    return delta if isinstance(delta, dict) else {}
 
 
 def _find_usage_holders(payload: JsonObject) -> list[JsonObject]:
-    """Where usage stands in an event: at its top, in the choice (Kimi), or beside it (Groq)."""
+    """Returns the objects that hold usage: the event itself, its choice (Kimi), or `x_groq` (Groq)."""
     groq = payload.get("x_groq")
     holders = (payload, _get_choice(payload), groq if isinstance(groq, dict) else {})
     return [holder for holder in holders if isinstance(holder.get("usage"), dict)]
@@ -296,7 +299,7 @@ def _clear_usage(usage_holders: list[JsonObject]) -> list[JsonObject]:
 
 
 def _has_content(payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]) -> bool:
-    """Whether anything is left in an event that a client could want."""
+    """Returns whether anything is left in an event that a client could need."""
     if not choice or usage_holders or choice.get("finish_reason"):
         return bool(payload)
     return any(_get_delta(choice).values())

@@ -1,4 +1,4 @@
-"""One chat message: its bytes to a core record, and bytes for a message of ours or one made shorter."""
+"""Converts chat messages to core records and back, shortens them, and estimates parts that are not text."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,26 +16,26 @@ from compaction_proxy.wires.json.shorten import TextCutter, cut_arguments, cut_i
 from compaction_proxy.wires.payload_digest import hash_address, hash_part, hash_text
 from compaction_proxy.wires.wire import UncountedMessage
 
-# More parts than this are no message that a model could read.
+# A message with more parts is nothing that a model could read.
 MAX_PARTS = 10_000
-# Roles that make no calls, whatever fields their messages carry.
+# Roles that make no tool calls, whatever fields their messages have.
 _CALL_NOTHING = frozenset({"system", "developer", "user", "tool", "function"})
-# What a model has thought, as parts of its content: no part of what it said.
+# Content parts that hold a model's thinking. They are not part of the answer.
 _THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
-# Fields that carry what a provider has signed or sealed: in a message (OpenRouter, LiteLLM, Copilot, Gemini),
-# or in one of its calls (Gemini).
+# Fields with data that a provider has signed or encrypted: in a message (OpenRouter, LiteLLM, Copilot,
+# Gemini), or in one of its calls (Gemini).
 _SIGNING = frozenset(
     {"reasoning_details", "thinking_blocks", "reasoning_opaque", "reasoning_signature", "extra_content"}
 )
-# Fields that carry calls.
+# Fields that hold tool calls.
 _CALLING = frozenset({"tool_calls", "function_call"})
 
 
 def decode_fields(raw: bytes) -> dict[str, Any]:
-    """One message as a mapping.
+    """Decodes one message.
 
     Raises:
-        Unreadable: It is not one: `not-json`, `no-messages` or `too-deep`.
+        UnreadableBodyError: The bytes are not a message: `not-json`, `no-messages`, `too-many` or `too-deep`.
     """
     value = large.decode_value(raw)
     if not isinstance(value, dict):
@@ -44,24 +44,24 @@ def decode_fields(raw: bytes) -> dict[str, Any]:
 
 
 def parse_message(raw: bytes) -> Message:
-    """The core record of one message, with its digest; `tokens` is left to be counted.
+    """Parses one message into a core record with its digest. `tokens` is not set.
 
     Raises:
-        Unreadable: The bytes are no message.
+        UnreadableBodyError: The bytes are not a message.
     """
     record = build_record(raw, decode_fields(raw))
     return record.with_digest_and_tokens(compute_message_digest(record), 0)
 
 
 def build_record(raw: bytes, fields: Mapping[str, Any]) -> Message:
-    """The same for a message that is `decode_fields` already, without its digest.
+    """Builds the core record of a message that `decode_fields` has decoded, without its digest.
 
     Raises:
-        Unreadable: It is no message.
+        UnreadableBodyError: The fields are not a message.
     """
     try:
         return _convert_fields(raw, fields)
-    except RecursionError:  # what could just be decoded cannot always be written again
+    except RecursionError:  # JSON that could just be decoded cannot always be encoded again
         raise UnreadableBodyError("too-deep") from None
 
 
@@ -87,9 +87,9 @@ def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
 
 
 def _has_signature(fields: Mapping[str, Any]) -> bool:
-    """Whether a message that makes calls carries reasoning that its provider knows again."""
-    listed, content = fields.get("tool_calls"), fields.get("content")
-    calls = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    """Returns whether a message with calls carries thinking that its provider verifies."""
+    tool_calls, content = fields.get("tool_calls"), fields.get("content")
+    calls = [each for each in tool_calls if isinstance(each, dict)] if isinstance(tool_calls, list) else []
     thoughts = isinstance(content, list) and any(map(_is_thought, content))
     return thoughts or any(
         each.get(name) for each in (fields, *calls) for name in _SIGNING.intersection(each)
@@ -106,17 +106,17 @@ def _as_string(value: object) -> str:
 
 
 def _iter_calls(fields: Mapping[str, Any]) -> Iterator[MessageToolCall]:
-    for call_id, made in _iter_call_contents(fields):
-        yield _build_call(_as_string(call_id), made)
+    for call_id, content in _iter_call_contents(fields):
+        yield _build_call(_as_string(call_id), content)
 
 
 def _iter_call_contents(fields: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Id and content of each call; the legacy `function_call` has no id."""
-    listed = fields.get("tool_calls")
-    for each in listed if isinstance(listed, list) else ():
+    """Yields the id and the content of each call. The legacy `function_call` has no id."""
+    calls = fields.get("tool_calls")
+    for each in calls if isinstance(calls, list) else ():
         if isinstance(each, dict):
-            made = each.get("function") or each.get("custom")
-            yield each.get("id"), made if isinstance(made, dict) else {}
+            content = each.get("function") or each.get("custom")
+            yield each.get("id"), content if isinstance(content, dict) else {}
     legacy = fields.get("function_call")
     if isinstance(legacy, dict):
         yield "", legacy
@@ -151,7 +151,7 @@ def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...]]:
 
 
 def _hash_payload(kind: str, part: Any) -> bytes:
-    """SHA-256 of what a part carries: inline data, an http address without its query, else its JSON."""
+    """Returns the SHA-256 of what a part carries: inline data, a URL (see `hash_address`), or its JSON."""
     inner = part.get(kind) if isinstance(part, Mapping) else None
     if isinstance(inner, str):
         return hash_address(inner)
@@ -163,7 +163,7 @@ def _hash_payload(kind: str, part: Any) -> bytes:
 
 
 def encode_message(record: Message) -> bytes:
-    """The bytes of a message of ours."""
+    """Encodes a message of the proxy's own."""
     fields: dict[str, Any] = {"role": record.role}
     if record.role == "function":
         fields["name"] = record.name
@@ -174,7 +174,7 @@ def encode_message(record: Message) -> bytes:
 
 
 def attach_parts(record: Message, source: Message) -> Message:
-    """A message of ours that also carries the parts of another's content that are no text, as they came."""
+    """Returns a message of the proxy's own with the parts of another that are not text, unchanged."""
     content = decode_fields(source.raw).get("content")
     parts = [
         each
@@ -187,12 +187,12 @@ def attach_parts(record: Message, source: Message) -> Message:
 
 
 def shorten_message(record: Message, share: float, handle: str) -> Message:
-    """The message with about `share` (0..1) of its text, head and tail; unknown fields stay.
+    """Returns the message with about `share` (0..1) of its text, from head and tail.
 
-    Text in the arguments of calls is shortened where it is long, and parts that are not text become a note.
-    Calls that go with signed reasoning stay as they are, for they are known by it; what was thought before a
-    mere answer, and that answer's signature, go. Never longer than the message is: where nothing can be won,
-    it is the message itself.
+    Unknown fields stay. Text in the arguments of calls is shortened if it is long, and parts that are not
+    text become a note. A message whose calls go with signed thinking is returned unchanged, because the
+    provider verifies them together. From a message without calls, thinking and its signature are removed. The
+    result is never longer: where nothing can be saved, it is the message itself.
     """
     if record.signed:
         return record
@@ -201,10 +201,10 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
     fields = fields if record.calls else _drop_thoughts(fields)
     _shorten_fields(fields, partial(build_excerpt, share=share, handle=handle), handle)
     try:
-        made_raw = encode_json(fields)
+        shortened = encode_json(fields)
     except (ValueError, RecursionError):
         return record
-    return parse_message(made_raw) if len(made_raw) < len(raw) else record
+    return parse_message(shortened) if len(shortened) < len(raw) else record
 
 
 def _shorten_fields(fields: dict[str, Any], cut: TextCutter, handle: str) -> None:
@@ -214,18 +214,20 @@ def _shorten_fields(fields: dict[str, Any], cut: TextCutter, handle: str) -> Non
         fields["content"] = cut(fields["content"])
     elif isinstance(fields.get("content"), list):
         fields["content"] = [_shorten_part(each, cut, handle) for each in fields["content"]]
-    for _, made in _iter_call_contents(fields):
-        if isinstance(made.get("arguments"), str):
-            made["arguments"] = cut_arguments(made["arguments"], cut)
-        if isinstance(made.get("input"), str):
-            made["input"] = cut_if_long(made["input"], cut)
+    for _, content in _iter_call_contents(fields):
+        if isinstance(content.get("arguments"), str):
+            content["arguments"] = cut_arguments(content["arguments"], cut)
+        if isinstance(content.get("input"), str):
+            content["input"] = cut_if_long(content["input"], cut)
 
 
 def _drop_thoughts(fields: dict[str, Any]) -> dict[str, Any]:
-    said = {name: held for name, held in fields.items() if name not in _SIGNING and name not in REASONING}
-    if isinstance(said.get("content"), list):
-        said["content"] = [each for each in said["content"] if not _is_thought(each)]
-    return said
+    remaining = {
+        name: value for name, value in fields.items() if name not in _SIGNING and name not in REASONING
+    }
+    if isinstance(remaining.get("content"), list):
+        remaining["content"] = [each for each in remaining["content"] if not _is_thought(each)]
+    return remaining
 
 
 def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
@@ -239,17 +241,17 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
     return {"type": "text", "text": f"[{kind} of {handle} left out]"}
 
 
-# A part of a kind we do not know, in tokens, at most.
+# The most tokens that a part of unknown kind counts.
 UNKNOWN_PART_TOKENS = 1_000
-# Base64 carries three bytes in four characters.
+# Base64 encodes three bytes as four characters.
 _BASE64_RATIO = 0.75
 
 
 def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
-    """One message, and what its parts that are not text weigh.
+    """Parses one message, and estimates the tokens of its parts that are not text.
 
     Raises:
-        Unreadable: The bytes are no message.
+        UnreadableBodyError: The bytes are not a message.
     """
     fields = decode_fields(raw)
     record = build_record(raw, fields)
@@ -259,7 +261,7 @@ def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
 
 
 def estimate_part_tokens(raw: bytes, model: str) -> int:
-    """Tokens of all the parts of a message that are not text, before calibration."""
+    """Estimates the tokens of all parts of a message that are not text, before calibration."""
     try:
         return _sum_part_tokens(decode_fields(raw), model)
     except UnreadableBodyError:
@@ -291,5 +293,5 @@ def _estimate_part(part: Any, model: str) -> int:
 
 
 def _estimate_unknown(part: dict[str, Any]) -> int:
-    """Of a kind we do not know: never more than its bytes, because the gate counts on that."""
+    """Estimates a part of unknown kind: never more than its bytes, because the size gate relies on that."""
     return min(UNKNOWN_PART_TOKENS, len(json.dumps(part)))

@@ -1,7 +1,8 @@
-"""Calls of our own on the chat completions wire: a summary request's body, and what its answer says.
+"""Summary calls on the Chat Completions wire: builds the request body and parses the answer.
 
-A call is two messages of ours, or the client's own request continued: then everything that a provider reads
-before the messages, and with it its prompt cache, stays as it is, byte for byte.
+A call consists of two messages of the proxy's own, or continues the client's request. In a continuation,
+everything that a provider reads before the messages stays the same byte for byte, so the provider's prompt
+cache still applies.
 """
 
 import json
@@ -17,18 +18,18 @@ from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAns
 from compaction_proxy.wires.chat.messages import encode_message
 from compaction_proxy.wires.json.slices import find_members
 
-# Models that think before they answer: they take no temperature and name their output limit differently, and
-# what they think counts towards it.
+# Reasoning models. They take no temperature, have another name for the output limit, and count their thinking
+# towards it.
 _REASONING = re.compile(r"(?:^|/)(?:o\d|gpt-5(?!.*chat)|gpt-[6-9])", re.IGNORECASE)
 REASONING_ALLOWANCE_TOKENS = 2_000
-# Where the client's own effort must stay, because the provider's cache knows the prompt with it.
+# The allowance at the client's own reasoning effort, which must stay because the prompt cache depends on it.
 CLIENT_EFFORT_ALLOWANCE_TOKENS = 8_000
-# Lowest first; no model takes both of the first two.
+# Lowest first. No model takes both of the first two.
 EFFORTS = ("minimal", "none", "low")
-# What a list that ends in tool results needs before a user message may follow.
+# Stands between tool results at the end of a list and a user message, which may not follow them directly.
 ACKNOWLEDGEMENT = Message(role="assistant", text="Understood.")
 
-# What a client's request says about its own answer, which a continuation of it must not.
+# Members of a client's request that are about its own answer. A continuation must not have them.
 _OF_THE_ANSWER = frozenset(
     {"stream", "stream_options", "n", "stop", "response_format", "max_tokens", "max_completion_tokens"}
     | {"logprobs", "top_logprobs", "logit_bias", "audio", "modalities", "prediction", "metadata", "store"}
@@ -36,7 +37,7 @@ _OF_THE_ANSWER = frozenset(
     | {"web_search_options", "messages"}
 )
 _CACHE_KEY_HOSTS = re.compile(r"api\.openai\.com|.+\.openai\.azure\.com")
-# The fields in which errors name a parameter; others may echo the request.
+# The fields in which errors name a parameter. Other fields may echo the request.
 _ERROR_FIELDS = frozenset({"error", "errors", "param", "message", "detail", "details", "msg", "loc", "code"})
 _MAX_WORDS = 64
 _MAX_WORD_CHARACTERS = 2_000
@@ -45,7 +46,7 @@ _MAX_COUNT = 1_000_000_000
 
 
 def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
-    """Tokens that a model may think before its answer, on top of what the answer may take."""
+    """Returns the tokens that a model may think, on top of the limit of its answer."""
     reasoning = _REASONING.search(model) is not None
     if conversation is None:
         return REASONING_ALLOWANCE_TOKENS if reasoning else 0
@@ -55,16 +56,16 @@ def get_thinking_allowance(model: str, conversation: ContinuedConversation | Non
 
 
 def takes_cache_key(url: str) -> bool:
-    """Whether the provider is known to take `prompt_cache_key`; others may refuse what they do not know."""
+    """Returns whether the provider is known to accept `prompt_cache_key`. Others may refuse the request."""
     return _CACHE_KEY_HOSTS.fullmatch(urlsplit(url).hostname or "") is not None
 
 
 def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The members of the body that a provider may refuse, without those that it has refused before.
+    """Builds the members of the body that a provider may refuse, without those that it has refused before.
 
     Args:
-        call: What to ask.
-        refused: What `find_refused_member` has found.
+        call: The summary call.
+        refused: Results of `find_refused_member`.
     """
     client = _read_client_members(call.conversation) if call.conversation else {}
     reasoning = _REASONING.search(call.model) is not None
@@ -89,11 +90,11 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
 
 def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> bytes:
-    """The body of a summary call.
+    """Builds the body of a summary call.
 
     Args:
-        call: What to ask.
-        own_members: Its `build_own_members`.
+        call: The summary call.
+        own_members: The result of `build_own_members`.
     """
     if call.conversation is not None:
         return _continue_conversation(call.conversation, call.prompt, own_members)
@@ -104,16 +105,16 @@ def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> byt
 def _continue_conversation(
     conversation: ContinuedConversation, prompt: str, own_members: Mapping[str, Any]
 ) -> bytes:
-    """The client's body with other messages; what is about its answer is ours."""
-    listed = conversation.messages
-    acknowledged = (ACKNOWLEDGEMENT,) if listed and listed[-1].answers else ()
-    asked = (*listed, *acknowledged, Message(role="user", text=prompt))
+    """Returns the client's body with other messages, and with own members for those about its answer."""
+    messages = conversation.messages
+    acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answers else ()
+    all_messages = (*messages, *acknowledgements, Message(role="user", text=prompt))
     fields = {
         name: value
         for name, value in _read_client_members(conversation).items()
         if name not in _OF_THE_ANSWER and name not in own_members
     }
-    fields["messages"] = b"[" + b",".join(each.raw or encode_message(each) for each in asked) + b"]"
+    fields["messages"] = b"[" + b",".join(each.raw or encode_message(each) for each in all_messages) + b"]"
     fields |= {name: json.dumps(value).encode() for name, value in own_members.items()}
     return b"{" + b",".join(json.dumps(name).encode() + b":" + fields[name] for name in fields) + b"}"
 
@@ -124,10 +125,9 @@ def _read_client_members(conversation: ContinuedConversation) -> dict[str, bytes
 
 
 def find_refused_member(body: bytes, own_members: Mapping[str, Any]) -> str | None:
-    """Which of our members an error says the provider does not take, or None.
+    """Returns which of the call's own members a provider refuses according to its error, or None.
 
-    Where the error names the effort that was asked for, only this effort is refused:
-    `reasoning_effort=minimal`.
+    If the error names the requested effort, only this effort is refused, such as `reasoning_effort=minimal`.
     """
     text = body[:_MAX_WORD_CHARACTERS].decode("utf-8", "replace")
     words = _collect_words(_parse_json(body) or text)
@@ -141,41 +141,45 @@ def find_refused_member(body: bytes, own_members: Mapping[str, Any]) -> str | No
 
 
 def _collect_words(root: Any) -> list[str]:
-    """What an error of any shape says, outermost first."""
-    found: list[str] = []
+    """Returns the words of an error of any shape, outermost first."""
+    words: list[str] = []
     nodes = deque([root])
-    while nodes and len(found) < _MAX_WORDS:
+    while nodes and len(words) < _MAX_WORDS:
         node = nodes.popleft()
         if isinstance(node, dict):
             nodes.extend(value for key, value in node.items() if key in _ERROR_FIELDS)
-            given = node.get("input")
-            nodes.extend([given] if isinstance(given, str) and len(given) <= _MAX_INPUT_CHARACTERS else [])
+            input_value = node.get("input")
+            nodes.extend(
+                [input_value]
+                if isinstance(input_value, str) and len(input_value) <= _MAX_INPUT_CHARACTERS
+                else []
+            )
         elif isinstance(node, list):
             nodes.extend(node[:_MAX_WORDS])
         elif isinstance(node, str):
-            found.append(node[:_MAX_WORD_CHARACTERS])
-    return found
+            words.append(node[:_MAX_WORD_CHARACTERS])
+    return words
 
 
 def parse_answer(body: bytes) -> SummaryAnswer:
-    """What a chat completion says.
+    """Parses a chat completion.
 
     Raises:
-        SummaryFailed: `garbage`; the body is none.
+        SummaryError: `garbage`: the body is not a chat completion.
     """
     completion = _as_mapping(_parse_json(body))
     choices = completion.get("choices")
     choice = _as_mapping(choices[0]) if isinstance(choices, list) and choices else None
     if not choice or not isinstance(choice.get("message"), Mapping):
         raise SummaryError("garbage")
-    said = choice["message"]
+    message = choice["message"]
     usage = _as_mapping(completion.get("usage"))
     reason = choice.get("finish_reason")
     return SummaryAnswer(
-        text=_join_text(said.get("content")),
+        text=_join_text(message.get("content")),
         finish_reason=reason if isinstance(reason, str) else "",
-        called_tools=bool(said.get("tool_calls") or said.get("function_call")),
-        refused=bool(said.get("refusal")),
+        called_tools=bool(message.get("tool_calls") or message.get("function_call")),
+        refused=bool(message.get("refusal")),
         prompt_tokens=_as_count(usage.get("prompt_tokens")),
         completion_tokens=_as_count(usage.get("completion_tokens")),
         cached_tokens=_get_cached_tokens(usage),
@@ -183,10 +187,10 @@ def parse_answer(body: bytes) -> SummaryAnswer:
 
 
 def _get_cached_tokens(usage: Mapping[str, Any]) -> int:
-    """Cached tokens of the input; providers name them in one of three ways."""
+    """Returns the cached tokens of the input, which providers name in one of three ways."""
     details = _as_mapping(usage.get("prompt_tokens_details"))
-    told = (details.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens"))
-    return next((count for count in map(_as_count, told) if count), 0)
+    counts = (details.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens"))
+    return next((count for count in map(_as_count, counts) if count), 0)
 
 
 def _parse_json(body: bytes) -> Any:
@@ -201,7 +205,7 @@ def _as_mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _join_text(content: Any) -> str:
-    """The text of a content; what a model shows of its thoughts is none."""
+    """Returns the text of a message's content, without the thinking that some models show there."""
     if isinstance(content, list):
         parts = (_as_mapping(each) for each in content)
         texts = (part.get("text") for part in parts if part.get("type") in {None, "text", "output_text"})

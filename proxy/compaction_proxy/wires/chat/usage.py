@@ -1,4 +1,4 @@
-"""What an answer on the chat completions wire says about tokens used."""
+"""Parses the token usage in answers on the Chat Completions wire."""
 
 import re
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class _ChatChoice(msgspec.Struct):
 
 
 class _ChatCompletion(msgspec.Struct):
-    """An answer as nearly every provider writes it; nothing but this is built of it."""
+    """An answer as nearly every provider writes it. Only these fields are decoded."""
 
     usage: _ChatTokenCounts
     choices: list[_ChatChoice] = []
@@ -50,13 +50,13 @@ _USUAL: Final = msgspec.json.Decoder(_ChatCompletion)
 
 
 def _parse_usual(body: bytes) -> TokenUsage | None:
-    """What an answer of the usual shape says; None if it has another, or if its numbers cannot be true."""
+    """Returns the usage of an answer of the usual shape; None for other shapes and for incredible numbers."""
     answer = decode_shape(_USUAL, body)
     if answer is None:
         return None
     used, details = answer.usage, answer.usage.prompt_tokens_details
-    told = (details.cached_tokens if details else None, used.prompt_cache_hit_tokens, used.cached_tokens)
-    cached = next((count for count in told if count is not None), 0)
+    counts = (details.cached_tokens if details else None, used.prompt_cache_hit_tokens, used.cached_tokens)
+    cached = next((count for count in counts if count is not None), 0)
     if as_token_count(cached) is None:
         return None
     reason = answer.choices[0].finish_reason or "" if answer.choices else ""
@@ -70,17 +70,17 @@ def _get_choice(payload: Mapping[str, object]) -> Mapping[str, object]:
 
 def _parse_counts(value: object) -> TokenUsage | None:
     usage = as_mapping(value)
-    told = (
+    counts = (
         as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens"),
         usage.get("prompt_cache_hit_tokens"),  # DeepSeek
         usage.get("cached_tokens"),  # Kimi
     )
-    cached = next((count for count in map(as_token_count, told) if count is not None), 0)
+    cached = next((count for count in map(as_token_count, counts) if count is not None), 0)
     return build_usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
 
 
 def _find_usage(payload: Mapping[str, object]) -> TokenUsage | None:
-    """The usage in a response or a chunk, from the places where providers put it."""
+    """Returns the usage in a response or a chunk, from the places where providers put it."""
     return (
         _parse_counts(payload.get("usage"))
         or _parse_counts(_get_choice(payload).get("usage"))  # Kimi, in streams
@@ -101,8 +101,8 @@ def _parse_body(body: bytes) -> TokenUsage | None:
     return add_finish_reason(_find_usage(payload), _get_finish_reason(payload))
 
 
-def _parse_stream(_: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # noqa: FBT001 - by `UsageParser`
-    """The last usage that a stream tells, with the last reason it gives for its end."""
+def _parse_stream(_: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # noqa: FBT001 - set by `UsageParser`
+    """Returns the last usage in a stream, with the last finish reason."""
     usage: TokenUsage | None = None
     reason = ""
     for payload in iter_payloads_backwards(tail if whole else cut_first_line(tail)[1], _USAGE_PATTERN):
@@ -117,5 +117,5 @@ _CHAT: Final = UsageParser(_parse_counts, _parse_body, _parse_stream)
 
 
 def open_usage_tap(content_type: str, content_encoding: str = "") -> UsageTap:
-    """Watches one chat completion; see `UsageTap`."""
+    """Opens a tap on one chat completion."""
     return UsageTap(_CHAT, content_type, content_encoding)

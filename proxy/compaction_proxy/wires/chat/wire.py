@@ -1,4 +1,4 @@
-"""The chat completions wire as a dialect."""
+"""The Chat Completions format as a `Wire`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -36,10 +36,10 @@ from compaction_proxy.wires.wire import CallFormat, MemberNames, SearchTool, Wir
 
 
 def _parse_items(value: memoryview) -> tuple[bytes, ...]:
-    listed = split_elements(value)
-    if not are_objects(listed):
+    elements = split_elements(value)
+    if not are_objects(elements):
         raise UnreadableBodyError("no-messages")
-    return listed
+    return elements
 
 
 def _never_skip(_: Mapping[str, bytes]) -> str:
@@ -47,7 +47,7 @@ def _never_skip(_: Mapping[str, bytes]) -> str:
 
 
 def _to_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Every element is a message."""
+    """Returns the elements as they are, because every element is one message."""
     return elements
 
 
@@ -60,7 +60,7 @@ def _join_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _may_hold_back(seen: bytes) -> bool:
-    """The first chunk tells."""
+    """Returns False after the first chunk, because it is part of the answer or an error."""
     return not seen
 
 

@@ -1,1 +1,1 @@
-"""JSON that is read and written piece by piece."""
+"""Reading and writing JSON piece by piece."""

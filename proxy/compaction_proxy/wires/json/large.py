@@ -1,8 +1,8 @@
-"""Messages of megabytes: decoded in pieces, because the interpreter lock is held for as long as a call takes.
+"""Decodes messages of megabytes in pieces, because one call holds the interpreter lock until it ends.
 
-A text or an image is one string of a message. So the containers around it are taken apart without looking
-into their values, long strings are decoded a piece at a time, and everything else at once. What comes out,
-and what is refused, is the same as for the whole.
+A long text or an image is one string of a message. So the containers around it are split without decoding
+their values, long strings are decoded piece by piece, and everything else in one call. The result, and what
+is refused, is the same as for decoding the whole.
 """
 
 import base64
@@ -15,21 +15,21 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.wires.json.pieces import PIECE_BYTES, has_excess_structure, iter_pieces
 from compaction_proxy.wires.json.slices import DECODER, find_members, split_elements
 
-# What is shorter is decoded at once.
+# Shorter JSON is decoded in one call.
 LONG_BYTES = 128 * 1024
-# More brackets, commas and colons outside strings are no message that a model could read.
+# A message with more brackets, commas and colons outside strings is nothing that a model could read.
 MAX_STRUCTURAL = 60_000
-# How deep long values are looked for: content, part, what it carries, its text.
+# How many levels are searched for long values: content, part, the part's value, its text.
 _DEPTH = 4
-# Containers with more items than this are decoded at once: there it is the items that take long.
+# Containers with more items are decoded in one call, because there the number of items is what takes long.
 _MANY = 10_000
 
 
 def decode_value(raw: bytes) -> Any:
-    """The value of JSON without white space around it.
+    """Decodes JSON that has no white space around it.
 
     Raises:
-        Unreadable: `not-json` or `too-deep`; `too-many` if it is long and holds more than `MAX_STRUCTURAL`.
+        UnreadableBodyError: `not-json` or `too-deep`; `too-many` if it is long and exceeds `MAX_STRUCTURAL`.
     """
     if len(raw) > LONG_BYTES and has_excess_structure(raw, MAX_STRUCTURAL):
         raise UnreadableBodyError("too-many")
@@ -43,36 +43,36 @@ def _decode_at_depth(raw: bytes, depth: int) -> Any:
         strings = [
             _decode_string(b'"%b"' % raw[start:stop]) for start, stop in iter_pieces(raw, 1, len(raw) - 1)
         ]
-        del raw  # copies of a long value are let go of as soon as they are taken apart
+        del raw  # free each copy of a long value as soon as it is split
         return "".join(strings)
-    held = _split_container(raw) if depth else None
-    if held is None:
+    values = _split_container(raw) if depth else None
+    if values is None:
         return decode_plain(raw)
     del raw
-    if isinstance(held, dict):
-        return {key: _decode_at_depth(held.pop(key), depth - 1) for key in list(held)}
-    held.reverse()
-    return [_decode_at_depth(held.pop(), depth - 1) for _ in range(len(held))]
+    if isinstance(values, dict):
+        return {key: _decode_at_depth(values.pop(key), depth - 1) for key in list(values)}
+    values.reverse()
+    return [_decode_at_depth(values.pop(), depth - 1) for _ in range(len(values))]
 
 
 def _split_container(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
-    """What a container holds; None where that is better decoded, or judged, at once."""
-    found: dict[str, bytes] | list[bytes] = []
+    """Splits a container into its values; None if it is better decoded, or refused, in one call."""
+    values: dict[str, bytes] | list[bytes] = []
     try:
         if raw.startswith(b"{"):
-            found = {key: raw[at.start : at.stop] for key, at in find_members(raw).items()}
+            values = {key: raw[place.start : place.stop] for key, place in find_members(raw).items()}
         elif raw.startswith(b"["):
-            found = list(split_elements(raw))
+            values = list(split_elements(raw))
     except (UnreadableBodyError, RecursionError):
         return None
-    return found if 0 < len(found) <= _MANY else None
+    return values if 0 < len(values) <= _MANY else None
 
 
 def decode_plain(raw: bytes) -> Any:
-    """The value of JSON, decoded at once.
+    """Decodes JSON in one call.
 
     Raises:
-        Unreadable: `not-json` or `too-deep`.
+        UnreadableBodyError: `not-json` or `too-deep`.
     """
     try:
         return msgspec.json.decode(raw)
@@ -93,13 +93,13 @@ def _decode_string(raw: bytes) -> str:
 
 
 def hash_base64(text: str) -> bytes:
-    """SHA-256 of what base64 says.
+    """Returns the SHA-256 of the bytes that base64 text encodes.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not base64.
     """
     hasher = hashlib.sha256()
-    # Padding, and what stands in front of it, is left to the decoder to judge.
+    # The decoder judges the padding together with the group before it.
     padded = text.find("=")
     whole = (len(text) if padded < 0 else padded) // 4 * 4
     whole = max(0, whole - 4) if whole < len(text) or padded >= 0 else whole

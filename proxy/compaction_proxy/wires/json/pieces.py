@@ -1,34 +1,35 @@
-"""Where JSON may be cut, and its escapes made harmless: a decoder takes up to ten times as long over them.
+"""Finds where JSON may be cut, and masks its escapes, over which a decoder takes up to ten times as long.
 
-The interpreter lock is held for as long as a call takes, so a call over megabytes must be one that is fast,
-and any other gets a piece at a time.
+One call holds the interpreter lock until it ends. So a call over megabytes must be a fast one, and any other
+call gets one piece at a time.
 """
 
 import re
 from collections.abc import Iterator
 
-# Of a string, in bytes; of base64, in characters; whole groups of four.
+# The size of a piece: of a string in bytes, of base64 in characters (whole groups of four).
 PIECE_BYTES = 64 * 1024
-# A decoder takes as long again over a piece with an escape in so many bytes; a numeric one counts as several.
+# With one escape in this many bytes, a decoder takes twice as long. A numeric escape counts as several.
 DENSE_BYTES = 5
 NUMERIC = 8
-# No escape is longer, in bytes: a pair of surrogates.
+# The length of the longest escape, a pair of surrogates, in bytes.
 _ESCAPE_BYTES = 12
 _LOW_SURROGATE = re.compile(rb"\\u[dD][c-fC-F]..", re.DOTALL)
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
-# What stands in for a backslash and what it quotes: outside a string it is as wrong as they are.
+# A hash sign replaces a backslash and the character that it escapes. Outside a string it is as invalid as
+# they are.
 _HASH = bytes.maketrans(b"\\", b"#")
 _AS_ZERO = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 _HEXADECIMAL = rb"\u0000"
-# Structural characters (RFC 8259 §2) but for closing brackets: each begins a value, or stands behind one.
+# Structural characters (RFC 8259 §2) except closing brackets. Each begins a value, or stands behind one.
 _STRUCTURAL = (b",", b":", b"[", b"{")
 _LETTERS = (rb"\n", rb"\t", rb"\r", rb"\/", rb"\b", rb"\f")
 
 
 def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where pieces of JSON stand, from `start` to `end`; none ends inside a character, escaped or not.
+    """Yields the bounds of pieces of JSON from `start` to `end`. None ends inside a character or an escape.
 
-    Where strings begin and end does not matter; `start` must not be inside a character itself.
+    It does not matter where strings begin and end, but `start` must not be inside a character.
     """
     while start < end:
         stop = _find_cut(raw, start, start + PIECE_BYTES) if start + PIECE_BYTES < end else end
@@ -37,13 +38,14 @@ def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _find_cut(raw: bytes, start: int, stop: int) -> int:
-    """A place near `stop` where a string can be cut, if it can be at `start`."""
+    """Returns a position near `stop` where a string can be cut. `start` must be such a position."""
     last = raw.rfind(b"\\", stop - _ESCAPE_BYTES, stop)
     if last >= 0:
         run = raw[start : last + 1]
         if (len(run) - len(run.rstrip(b"\\"))) % 2 == 0:
-            return last + 1  # it is escaped itself
-        # It begins an escape. Only the second half of a pair belongs to what stands before.
+            return last + 1  # the backslash is escaped itself
+        # The backslash begins an escape. Only the second half of a surrogate pair belongs to what stands
+        # before it.
         pair = _LOW_SURROGATE.match(raw, last)
         return pair.end() if pair else last
     for back in range(stop, stop - 4, -1):
@@ -53,21 +55,21 @@ def _find_cut(raw: bytes, start: int, stop: int) -> int:
 
 
 def mask_escapes(raw: bytes, *, mask_all: bool = False) -> bytes | bytearray:
-    """JSON with the same values in the same places, and hash signs for its escapes; or `raw` itself.
+    """Returns JSON with hash signs for its escapes and every value at the same position, or `raw` itself.
 
-    Whatever is no escape stays, so what is no JSON is none afterwards. Lone surrogates are escapes like any.
+    Everything that is not an escape stays, so invalid JSON stays invalid. Lone surrogates count as escapes.
 
     Args:
         raw: The JSON.
-        mask_all: Replace every escape, not only where there are many.
+        mask_all: Whether to mask every escape. If False, only pieces with many escapes are masked.
     """
-    made: bytearray | None = None
+    masked: bytearray | None = None
     for start, stop in iter_pieces(raw, 0, len(raw)):
         escapes = raw.count(b"\\", start, stop)
         if escapes and (mask_all or _has_many_escapes(raw, start, stop, escapes)):
-            made = made or bytearray(raw)
-            made[start:stop] = _mask_piece(raw[start:stop])
-    return raw if made is None else made
+            masked = masked or bytearray(raw)
+            masked[start:stop] = _mask_piece(raw[start:stop])
+    return raw if masked is None else masked
 
 
 def _has_many_escapes(raw: bytes, start: int, stop: int, escapes: int) -> bool:
@@ -78,33 +80,33 @@ def _has_many_escapes(raw: bytes, start: int, stop: int, escapes: int) -> bool:
 
 
 def _mask_piece(piece: bytes) -> bytes:
-    """The same for a piece that ends with no half of an escape; as it is, if there is one that is none."""
-    piece = piece.replace(rb"\\", b"##").replace(rb"\"", b"##")  # in this order: from now on `\` begins one
-    left = piece.count(b"\\")
-    if left:
-        left -= piece.translate(_AS_ZERO).count(_HEXADECIMAL)
+    """Masks a piece that ends outside an escape. Returns it unchanged if one of its escapes is invalid."""
+    piece = piece.replace(rb"\\", b"##").replace(rb"\"", b"##")  # `\\` first: any `\` left begins an escape
+    unmatched = piece.count(b"\\")
+    if unmatched:
+        unmatched -= piece.translate(_AS_ZERO).count(_HEXADECIMAL)
     for each in _LETTERS:
-        if left:
-            left -= piece.count(each)
-    return piece if left else piece.translate(_HASH)
+        if unmatched:
+            unmatched -= piece.count(each)
+    return piece if unmatched else piece.translate(_HASH)
 
 
 def has_excess_structure(raw: bytes, most: int) -> bool:
-    """Whether more than `most` brackets open, and commas and colons stand, outside the strings of JSON.
+    """Returns whether JSON has more than `most` opening brackets, commas and colons outside its strings.
 
-    A decoder takes 5 ns for each to pass over it, and 100 ns to make something of it.
+    A decoder takes 5 ns for each of them to skip it, and 100 ns to build an object from it.
     """
     if sum([_count_structural(raw, start, stop) for start, stop in iter_pieces(raw, 0, len(raw))]) <= most:
         return False
     smooth = mask_escapes(raw, mask_all=True)
-    found = inside = 0
+    total = offset = 0
     for start, stop in iter_pieces(raw, 0, len(raw)):
         parts = bytes(smooth[start:stop]).split(b'"')
-        outside = b"".join(parts[inside::2])
-        found += _count_structural(outside, 0, len(outside))
-        if found > most:
+        outside = b"".join(parts[offset::2])
+        total += _count_structural(outside, 0, len(outside))
+        if total > most:
             return True
-        inside = (inside + len(parts) - 1) % 2
+        offset = (offset + len(parts) - 1) % 2
     return False
 
 

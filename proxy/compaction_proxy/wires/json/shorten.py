@@ -1,4 +1,4 @@
-"""Text inside JSON made shorter, and JSON written as compactly as it can be."""
+"""Shortens text inside JSON, and writes JSON compactly."""
 
 import json
 from collections.abc import Callable
@@ -7,19 +7,19 @@ from typing import Any
 from compaction_proxy.core.json_bounds import has_too_many_brackets
 from compaction_proxy.wires.json.slices import DECODER
 
-# Text inside the arguments of a call is shortened where it is at least this long, in characters.
+# Text in the arguments of a call is shortened only if it has at least this many characters.
 LONG_ARGUMENT = 200
 
 TextCutter = Callable[[str], str]
 
 
 def dump_json(value: Any) -> str:
-    """Compact JSON; ValueError if a number is too large for any, which Python would write as Infinity."""
+    """Returns compact JSON. Raises ValueError for numbers that Python would write as Infinity or NaN."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def encode_json(value: Any) -> bytes:
-    """The same as bytes. A lone surrogate can travel as an escape only."""
+    """Returns compact JSON as bytes. Lone surrogates, which UTF-8 cannot encode, are written as escapes."""
     text = dump_json(value)
     try:
         return text.encode()
@@ -28,12 +28,12 @@ def encode_json(value: Any) -> bytes:
 
 
 def cut_if_long(text: str, cut: TextCutter) -> str:
-    """A text inside the arguments of a call, cut where that is worth it."""
+    """Returns a text from the arguments of a call, cut if it is long enough."""
     return cut(text) if len(text) >= LONG_ARGUMENT else text
 
 
 def cut_inside(value: Any, cut: TextCutter) -> Any:
-    """A JSON value with the same keys and its long texts cut."""
+    """Returns a JSON value with the same keys and its long texts cut."""
     if isinstance(value, str):
         return cut_if_long(value, cut)
     if isinstance(value, list):
@@ -44,7 +44,11 @@ def cut_inside(value: Any, cut: TextCutter) -> Any:
 
 
 def cut_arguments(arguments: str, cut: TextCutter) -> str:
-    """Arguments that parse still do, with the same keys; others, and crowded ones, are plain text."""
+    """Returns the arguments of a call with long texts cut.
+
+    Arguments that are valid JSON stay so, with the same keys. Invalid ones, and ones with too many brackets
+    to parse, are cut like plain text.
+    """
     if has_too_many_brackets(arguments):
         return cut_if_long(arguments, cut)
     try:

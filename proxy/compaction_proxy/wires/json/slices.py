@@ -1,8 +1,8 @@
-"""JSON as slices: where the members of an object and the elements of an array stand, as bytes.
+"""Finds the members of an object and the elements of an array as slices of the JSON bytes.
 
-Values are checked to be JSON but never built, so whatever they hold survives: big integers, duplicate keys
-inside them, the order of keys, white space. msgspec does it fast, but for escapes: where there are many of
-them, or some that it refuses although JSON allows it (lone surrogates), it does not get to see them.
+Values are checked to be JSON but never built. So everything in them survives: big integers, duplicate keys,
+the order of keys, white space. msgspec does this fast except for escapes. Where there are many of them, or
+some that msgspec refuses although JSON allows them (lone surrogates), it gets a masked copy.
 """
 
 import codecs
@@ -26,24 +26,25 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-# The standard decoder, without the NaN and Infinity that are no JSON.
+# The standard decoder, but it refuses NaN and Infinity, which are not JSON.
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
-# Containers whose values are left as they are.
+# Decoders of containers that leave the values as raw JSON.
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
-# Bytes that are looked at together, and elements that are copied together: the interpreter lock is held
-# for as long as a call takes.
+# How many bytes are checked, and how many elements copied, in one call. The interpreter lock is held for as
+# long as a call takes.
 _TOGETHER_BYTES = 256 * 1024
 _TOGETHER = 4_096
-# Less is decoded as it is, in bytes: at the worst, escapes all through, in 4 ms.
+# Shorter JSON, in bytes, is decoded unmasked. In the worst case, all escapes, that takes 4 ms.
 SHORT_BYTES = 960 * 1024
-# More brackets, commas and colons outside strings are nothing that a model could read.
+# JSON with more brackets, commas and colons outside strings is nothing that a model could read.
 MAX_STRUCTURAL = 1_000_000
-# An object with more members is no request and no message; one takes 300 bytes however short it is.
+# An object with more members is neither a request nor a message. Each member takes 300 bytes, however short
+# it is.
 MAX_MEMBERS = 10_000
-# An array of more bytes than this is looked at before it is taken apart, if there is a comma in every eight
-# of them: an element takes 140 bytes however short it is, and no message is that short.
+# An array of more bytes than this is checked before it is split if it has more than one comma in eight bytes.
+# Each element takes 140 bytes, however short it is, and no message is that short.
 MAX_UNSEEN_BYTES = 16 * 1024
 SHORTEST_BYTES = 8
 
@@ -51,7 +52,7 @@ _Container = TypeVar("_Container")
 
 
 class _AnyObject(msgspec.Struct, gc=False):
-    """Any object; what it holds is passed over."""
+    """Any object; the decoder skips its members."""
 
 
 _OBJECTS = msgspec.json.Decoder(list[_AnyObject])
@@ -65,36 +66,36 @@ class Slice(NamedTuple):
 
 
 def find_members(raw: bytes) -> dict[str, Slice]:
-    """The members of a JSON object.
+    """Returns the positions of the values of a JSON object, by key.
 
     Raises:
-        Unreadable: `not-json`, `too-many`, or `duplicate-keys`; that also where keys differ in nothing but
-            their escapes, and these had to be passed over.
-        RecursionError: It is nested too deeply.
+        UnreadableBodyError: `not-json`, `too-many`, or `duplicate-keys`. Keys that differ only in masked
+            escapes count as duplicates.
+        RecursionError: The object is nested too deeply.
     """
     if len(raw) > MAX_STRUCTURAL and has_excess_structure(raw, MAX_STRUCTURAL):
         raise UnreadableBodyError("too-many")
     if not raw.isascii():
-        _check_text(raw)  # msgspec does not look into the strings that it leaves raw
+        _check_text(raw)  # msgspec does not check strings in values that it leaves raw
     smooth, decoded = _decode_container(_MEMBERS, raw, "not-json")
     if len(decoded) > MAX_MEMBERS:
         raise UnreadableBodyError("too-many")
-    found: dict[str, Slice] = {}
+    members: dict[str, Slice] = {}
     stop = 0
     for key, value in decoded.items():
-        name = _KEY.match(raw, stop)
-        start = name.end() if name else 0
+        key_match = _KEY.match(raw, stop)
+        start = key_match.end() if key_match else 0
         stop = start + len(value)
-        if name is None or not smooth.startswith(value, start):
+        if key_match is None or not smooth.startswith(value, start):
             raise UnreadableBodyError("duplicate-keys")
-        found[key if smooth is raw else DECODER.decode(name[1].decode())] = Slice(start, stop)
-    if len(found) < len(decoded) or (found and raw[stop:].strip(b" \t\n\r") != b"}"):
+        members[key if smooth is raw else DECODER.decode(key_match[1].decode())] = Slice(start, stop)
+    if len(members) < len(decoded) or (members and raw[stop:].strip(b" \t\n\r") != b"}"):
         raise UnreadableBodyError("duplicate-keys")
-    return found
+    return members
 
 
 def read_member(raw: bytes, places: Mapping[str, Slice], name: str) -> bytes:
-    """Returns the value of a member; empty where it is absent, null or an empty array."""
+    """Returns the value of a member; empty if it is absent, null or an empty array."""
     place = places.get(name)
     value = raw[place.start : place.stop] if place else b""
     empty = value == b"null" or (value.startswith(b"[") and skip_space(value, 1) == len(value) - 1)
@@ -102,17 +103,17 @@ def read_member(raw: bytes, places: Mapping[str, Slice], name: str) -> bytes:
 
 
 def skip_space(raw: bytes, at: int) -> int:
-    """The place of the first byte from `at` on that is no white space."""
+    """Returns the position of the first byte from `at` on that is not white space."""
     space = _SPACE.match(raw, at)
     return space.end() if space else at
 
 
 def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
-    """The elements of a JSON array, each as its own bytes, none of which keeps `raw`.
+    """Returns the elements of a JSON array, each as a copy of its bytes that does not keep `raw` alive.
 
     Raises:
-        Unreadable: `no-array`; `too-many` if they are very short.
-        RecursionError: It is nested too deeply.
+        UnreadableBodyError: `no-array`; `too-many` if the elements are very short.
+        RecursionError: The array is nested too deeply.
     """
     whole = bytes(raw)
     if len(whole) > MAX_UNSEEN_BYTES and whole.count(b",") * SHORTEST_BYTES > len(whole):
@@ -122,7 +123,7 @@ def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
 
 
 def _refuse_short(raw: bytes) -> None:
-    """Refuse an array whose elements are no objects, or so short that most of them say nothing."""
+    """Refuses an array whose elements are not objects, or so short that most of them say nothing."""
     _, objects = _decode_container(_OBJECTS, raw, "too-many")
     if len(objects) * SHORTEST_BYTES > len(raw):
         raise UnreadableBodyError("too-many")
@@ -131,11 +132,11 @@ def _refuse_short(raw: bytes) -> None:
 def _decode_container(
     decoder: msgspec.json.Decoder[_Container], raw: bytes, reason: str
 ) -> tuple[bytes | bytearray, _Container]:
-    """A container, and the JSON that its values were left in: with escapes passed over, or `raw` itself.
+    """Returns the JSON that was decoded, masked or `raw` itself, and the container with raw values.
 
     Raises:
-        Unreadable: For this reason.
-        RecursionError: It is nested too deeply.
+        UnreadableBodyError: With this reason.
+        RecursionError: The container is nested too deeply.
     """
     try:
         smooth = mask_escapes(raw) if len(raw) > SHORT_BYTES else raw
@@ -149,7 +150,7 @@ def _decode_container(
 
 
 def _find_elements(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
-    """The elements that are as long as these values."""
+    """Returns the elements of `raw`, which are as long as these values of its masked copy."""
     copies: list[bytes] = []
     stop = 0
     for value in values:
@@ -170,7 +171,7 @@ def _copy_elements(values: list[msgspec.Raw]) -> tuple[bytes, ...]:
 
 
 def _check_text(raw: bytes) -> None:
-    """Refuse what is no UTF-8."""
+    """Raises `UnreadableBodyError` if the bytes are not UTF-8."""
     decoder = _UTF8()
     try:
         for start in range(0, len(raw), _TOGETHER_BYTES):

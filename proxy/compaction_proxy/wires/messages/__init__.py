@@ -1,1 +1,1 @@
-"""The Messages wire format."""
+"""The Messages wire: `POST …/v1/messages`."""

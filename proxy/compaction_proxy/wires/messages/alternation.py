@@ -1,7 +1,7 @@
-"""A list of records as the value of `messages`: user and assistant take turns, whatever was taken out.
+"""Writes a list of records as the value of `messages`, in which user and assistant must alternate.
 
-A message that stands alone in its turn keeps its bytes, and blocks always do. Where several share a turn,
-tool results come first, because they must stand right behind their calls, and thoughts open an answer.
+A message that is alone in its turn keeps its bytes, and blocks always do. If several messages share a turn,
+tool results come first, because they must follow their calls directly, and thinking opens an answer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,45 +27,45 @@ _TURNS: Final = frozenset({_ASSISTANT, _USER})
 
 
 def join_messages(messages: Sequence[Message]) -> bytes:
-    """What stands between the brackets of the array."""
+    """Returns the text between the brackets of the array."""
     return b",".join([_write_turn(role, run) for role, run in _group_turns(join_sources(messages))])
 
 
 def _choose_role(record: Message) -> str:
-    """The role that a record is written with. Instructions are the client's, as the provider takes them."""
+    """Returns the role with which a record is written. A client's privileged message keeps its role."""
     if record.is_privileged and record.raw:
         return record.role
     return _ASSISTANT if record.role == _ASSISTANT else _USER
 
 
 def _group_turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[Message]]]:
-    """Turns, in their order, each with the role that it has.
+    """Yields each turn with its role, in order.
 
-    The first one is the user's. Instructions in the list may only stand behind what the user says: where a
-    round has taken that away, they wait for the next time.
+    The first turn is the user's. A privileged message may stand only after a user's turn. If a compaction has
+    removed that turn, the message waits for the end of the next one.
     """
     waiting: list[Message] = []
     role, run = "", list[Message]()
     for each in messages:
-        own = _choose_role(each)
-        if own not in _TURNS:
+        own_role = _choose_role(each)
+        if own_role not in _TURNS:
             waiting.append(each)
             if role == _USER:
                 yield from _end_turn(role, run, waiting)
-                role, run = own, []
-        elif own == role:
+                role, run = own_role, []
+        elif own_role == role:
             run.append(each)
         else:
-            if own == _ASSISTANT and not role:
+            if own_role == _ASSISTANT and not role:
                 yield from _end_turn(_USER, [Message(role=_USER, text=GO_ON)], waiting)
             yield from _end_turn(role, run, waiting)
-            role, run = own, [each]
+            role, run = own_role, [each]
     yield from _end_turn(role, run, waiting)
     yield from ((each.role, [each]) for each in waiting)
 
 
 def _end_turn(role: str, run: list[Message], waiting: list[Message]) -> Iterator[tuple[str, list[Message]]]:
-    """A turn that is over, and the instructions that waited for its end."""
+    """Yields a finished turn, and after a user's turn the privileged messages that have waited for it."""
     if run:
         yield role, run
     if run and role == _USER:
@@ -81,25 +81,27 @@ def _write_turn(role: str, run: Sequence[Message]) -> bytes:
     if role == _ASSISTANT:
         parts = _put_thoughts_first(ordered, parts)
     blocks = [block for part in parts for block in part]
-    said = [block for block in blocks if not is_blank(block)] or blocks[:1]
+    content_blocks = [block for block in blocks if not is_blank(block)] or blocks[:1]
     if role == _USER:
-        said.sort(key=lambda block: read_kind(block) != RESULT)
-    return b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(said))
+        content_blocks.sort(key=lambda block: read_kind(block) != RESULT)
+    return b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(content_blocks))
 
 
 def _get_blocks(record: Message) -> tuple[bytes, ...]:
     raw = record.raw or encode_message(record)
-    at = find_message_members(raw).get("content")
-    return split_blocks(raw[at.start : at.stop]) if at else ()
+    place = find_message_members(raw).get("content")
+    return split_blocks(raw[place.start : place.stop]) if place else ()
 
 
 def _put_thoughts_first(
     run: Sequence[Message], parts: Sequence[tuple[bytes, ...]]
 ) -> list[tuple[bytes, ...]]:
-    """The blocks of one answer, those in front with which its first thoughtful message begins."""
+    """Returns the blocks of an answer, beginning with the leading thinking of the first message with any."""
     first = next((k for k, each in enumerate(run) if has_thoughts(each)), 0)
     if not first:
         return list(parts)
-    signed = parts[first]
-    stop = next((k for k, block in enumerate(signed) if read_kind(block) not in THINKING), len(signed))
-    return [signed[:stop], *parts[:first], signed[stop:], *parts[first + 1 :]]
+    opening_blocks = parts[first]
+    stop = next(
+        (k for k, block in enumerate(opening_blocks) if read_kind(block) not in THINKING), len(opening_blocks)
+    )
+    return [opening_blocks[:stop], *parts[:first], opening_blocks[stop:], *parts[first + 1 :]]

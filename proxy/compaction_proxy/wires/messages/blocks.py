@@ -1,4 +1,4 @@
-"""The content of a message as blocks, each the client's own bytes, and what is told of one at a glance."""
+"""Splits the content of a message into blocks of the client's bytes, and classifies blocks cheaply."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -13,18 +13,18 @@ TEXT: Final = "text"
 RESULT: Final = "tool_result"
 CALL: Final = "tool_use"
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
-# What makes a provider keep what it has read up to there; of no meaning to the conversation.
+# Makes a provider cache what it has read so far. It means nothing to the conversation.
 MARK: Final = "cache_control"
-# As Claude Code marks what it adds to what a user says.
+# The tag around text that Claude Code adds to what a user says.
 _REMINDER: Final = b"system-reminder"
 _OPENING: Final = "<system-reminder>"
 _CLOSING: Final = "</system-reminder>"
-# Blocks that say nothing are short.
+# Blank blocks are at most this long.
 _BLANK_BYTES: Final = 256
 
 
 class _TypedBlock(msgspec.Struct, gc=False):
-    """Any block; only its kind is looked at."""
+    """Any block; the decoder reads only its kind."""
 
     type: str = ""
 
@@ -33,21 +33,21 @@ _TYPED_BLOCK: Final = msgspec.json.Decoder(_TypedBlock)
 
 
 def read_kind(block: bytes) -> str:
-    """The kind of a block; empty where it has none."""
+    """Returns the kind of a block; empty if it has none."""
     try:
         return _TYPED_BLOCK.decode(block).type
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
     value = large.decode_value(block)
-    told = value.get("type") if isinstance(value, dict) else None
-    return told if isinstance(told, str) else ""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def find_message_members(raw: bytes) -> Mapping[str, Slice]:
-    """Where the members of a message stand.
+    """Returns the positions of the members of a message.
 
     Raises:
-        Unreadable: It is no message.
+        UnreadableBodyError: The bytes are not a message.
     """
     try:
         return find_members(raw)
@@ -56,10 +56,10 @@ def find_message_members(raw: bytes) -> Mapping[str, Slice]:
 
 
 def split_blocks(content: bytes) -> tuple[bytes, ...]:
-    """The blocks of a content; a string is one of text.
+    """Returns the blocks of a content. A string is one block of text.
 
     Raises:
-        Unreadable: It is nested too deeply.
+        UnreadableBodyError: The content is nested too deeply.
     """
     if content.startswith(b'"'):
         return (b'{"type":"text","text":%b}' % content,)
@@ -72,7 +72,7 @@ def split_blocks(content: bytes) -> tuple[bytes, ...]:
 
 
 def is_reminder(block: bytes) -> bool:
-    """Whether a block is text by which a client's program, and no user, reminds the model of something."""
+    """Returns whether a block is text with which a client's program, not a user, reminds the model."""
     if _REMINDER not in block:
         return False
     value: Any = large.decode_value(block)
@@ -80,13 +80,13 @@ def is_reminder(block: bytes) -> bool:
 
 
 def is_decoded_reminder(block: Mapping[str, Any]) -> bool:
-    """The same of a decoded block."""
+    """Returns whether a decoded block is a reminder (see `is_reminder`)."""
     text = block.get("text") if block.get("type") == TEXT else None
     return isinstance(text, str) and text.strip().startswith(_OPENING) and text.strip().endswith(_CLOSING)
 
 
 def is_blank(block: bytes) -> bool:
-    """Whether a block is text that says nothing, which providers refuse."""
+    """Returns whether a block is blank text, which providers refuse."""
     if len(block) > _BLANK_BYTES or b'"text"' not in block:
         return False
     value: Any = large.decode_value(block)
@@ -97,16 +97,16 @@ def is_blank(block: bytes) -> bool:
 _MEMBERS: Final = ("content", "role")
 _USER: Final = b'"user"'
 _WORTH_A_LOOK: Final = b'"tool_result"', b'"compaction"'
-# What a provider has put in the place of a conversation. What stands before it, no model reads.
+# A block by which a provider replaces a conversation. No model reads what stands before it.
 _COMPACTION: Final = "compaction"
 PROVIDER_COMPACTS: Final = "provider-compacts"
 
 
 def to_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """The elements of `messages` as pieces; bytes of blocks are the client's own.
+    """Groups the elements of `messages` into pieces. The bytes of blocks stay the client's own.
 
     Raises:
-        Unreadable: One of them is no message, or holds what the provider has compacted.
+        UnreadableBodyError: An element is not a message, or holds a compaction by the provider.
     """
     found: list[bytes] = []
     for each in elements:
@@ -119,7 +119,9 @@ def to_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 def _split_message(raw: bytes) -> Iterator[bytes]:
     places = find_message_members(raw)
-    content, role = (raw[at.start : at.stop] if (at := places.get(name)) else b"" for name in _MEMBERS)
+    content, role = (
+        raw[place.start : place.stop] if (place := places.get(name)) else b"" for name in _MEMBERS
+    )
     blocks = split_blocks(content) if content.startswith(b"[") else ()
     kinds = [read_kind(each) for each in blocks]
     if _COMPACTION in kinds:
@@ -127,14 +129,14 @@ def _split_message(raw: bytes) -> Iterator[bytes]:
     if role != _USER or RESULT not in kinds or len(blocks) == 1:
         yield raw
         return
-    rest = [each for each, kind in zip(blocks, kinds, strict=True) if kind != RESULT]
+    others = [each for each, kind in zip(blocks, kinds, strict=True) if kind != RESULT]
     results = [each for each, kind in zip(blocks, kinds, strict=True) if kind == RESULT]
-    if rest and all(map(is_reminder, rest)):
-        results[-1] = b",".join((results[-1], *rest))
-        rest = []
+    if others and all(map(is_reminder, others)):
+        results[-1] = b",".join((results[-1], *others))
+        others = []
     yield from map(_encode_user_message, results)
-    if rest:
-        yield _encode_user_message(b",".join(rest))
+    if others:
+        yield _encode_user_message(b",".join(others))
 
 
 def _encode_user_message(blocks: bytes) -> bytes:

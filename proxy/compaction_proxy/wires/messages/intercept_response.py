@@ -1,4 +1,4 @@
-"""An answer on the Messages wire that is no stream, in which calls of the search tool are hidden."""
+"""Hides calls of the search tool in an answer on the Messages wire that is not a stream."""
 
 from typing import Any, Final
 
@@ -17,56 +17,56 @@ from compaction_proxy.wires.messages.search_tool import (
     write_input,
 )
 
-# Members that say which answer it is.
+# Members that identify the answer.
 _ENVELOPE: Final = ("id", "model")
 _CALLING: Final = b'"tool_use"'
 
 
 class MessagesAnswerJoiner:
-    """One answer as the client sees it, whatever number of answers it is made of.
+    """Joins one or more answers of the upstream into one for the client.
 
     Args:
-        name: Of the search tool.
+        name: The name of the search tool.
 
     Attributes:
-        calls: The calls to be answered, once `join_answer` has returned None.
+        calls: The calls to answer, once `join_answer` has returned None.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._first = True
         self._envelope: JsonObject = {}
-        self._blocks: list[Any] = []  # what the client gets of earlier answers
+        self._blocks: list[Any] = []  # blocks of earlier answers that the client gets
         self._spent: JsonObject = {}
         self._message: JsonObject = {}
         self.calls: tuple[SearchUse, ...] = ()
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """Returns what the client gets if this is the last answer; see `AnswerJoiner.take`."""
+        """Returns the client's body if this is the last answer, else None; see `AnswerJoiner.join_answer`."""
         if self._first and _CALLING not in body:
             return body
         payload = _decode_object(body)
         content = payload.get("content")
         blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
-        mine = [block for block in blocks if is_call(block, self._name)]
-        if self._first and not mine:
+        own_blocks = [block for block in blocks if is_call(block, self._name)]
+        if self._first and not own_blocks:
             return body
         if not isinstance(content, list):
-            return body if payload else b""  # perhaps an error
+            return body if payload else b""  # the body may be an error
         shown = [block for block in blocks if not is_call(block, self._name)]
-        alone = bool(mine) and not any(block.get("type") == CALL for block in shown)
-        if may_answer_calls and alone and payload.get("stop_reason") not in CUT_OFF:
+        only_own_calls = bool(own_blocks) and not any(block.get("type") == CALL for block in shown)
+        if may_answer_calls and only_own_calls and payload.get("stop_reason") not in CUT_OFF:
             self._record_answer(payload, blocks, shown)
-            self.calls = tuple(SearchUse(write_input(block)) for block in mine)
+            self.calls = tuple(SearchUse(write_input(block)) for block in own_blocks)
             return None
-        if alone and payload.get("stop_reason") == CALLED:
-            payload["stop_reason"] = ENDED  # nothing is left to be called
+        if only_own_calls and payload.get("stop_reason") == CALLED:
+            payload["stop_reason"] = ENDED  # the client has nothing left to call
         payload |= {**self._envelope, "content": [*self._blocks, *shown]}
         payload["usage"] = add_usage(self._spent, _get_usage(payload))
         return encode_ascii_json(payload)
 
     def get_assistant_message(self) -> JsonObject:
-        """Returns the assistant message that the answer was which `join_answer` returned None for."""
+        """Returns the assistant message of the answer for which `join_answer` returned None."""
         return self._message
 
     def _record_answer(self, payload: JsonObject, blocks: list[JsonObject], shown: list[JsonObject]) -> None:
@@ -79,7 +79,7 @@ class MessagesAnswerJoiner:
 
 
 def _decode_object(body: bytes) -> JsonObject:
-    """Returns the object that a body is; empty where it is none."""
+    """Decodes a body; empty if it is not an object."""
     try:
         payload = large.decode_value(body.strip())
     except UnreadableBodyError:
@@ -88,5 +88,5 @@ def _decode_object(body: bytes) -> JsonObject:
 
 
 def _get_usage(payload: JsonObject) -> JsonObject:
-    held = payload.get("usage")
-    return held if isinstance(held, dict) else {}
+    usage = payload.get("usage")
+    return usage if isinstance(usage, dict) else {}

@@ -1,9 +1,9 @@
-"""A streamed answer on the Messages wire in which calls of the search tool are hidden.
+"""Hides calls of the search tool in a streamed answer on the Messages wire, and joins further answers to it.
 
-Bytes of the upstream go in and bytes for the client come out. Of the first answer, an event in front of the
-first call goes on as its own bytes. A block that calls the tool is left out, and the blocks behind it close
-up. Where the answer ends in such calls alone, its end is kept back, and the blocks of the upstream's next
-answer follow as if they were of the same one, with the usage of all of them in its end.
+Bytes from the upstream go in, and bytes for the client come out. In the first answer, an event before the
+first call is forwarded unchanged. A block that calls the tool is left out, and the indices of later blocks
+close the gap. If the answer ends in such calls alone, its end is held back. The blocks of the upstream's next
+answer then follow as part of the same answer, whose end has the usage of all answers together.
 """
 
 import json
@@ -27,12 +27,11 @@ from compaction_proxy.wires.messages.search_tool import (
 )
 from compaction_proxy.wires.sse import DONE, EventSplitter, read_data, replace_data
 
-# Events of a first answer that are looked at; text in other events has its quotes escaped.
+# Matches the events of a first answer that must be parsed. Text in other events has its quotes escaped.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:message_start|content_block_start|message_delta|message_stop|error)"|\[DONE\]'
 )
-# What the end of a joined answer says of its usage beside what the upstream's end says there: clients take
-# the later word for each of these.
+# The counts that the end of a joined answer always reports, because clients take the last value of each.
 _COUNTS: Final = (
     "input_tokens",
     "cache_creation_input_tokens",
@@ -42,20 +41,20 @@ _COUNTS: Final = (
 
 
 class MessagesStreamJoiner:
-    """One answer as the client sees it, whatever number of answers it is made of.
+    """Joins one or more streams of the upstream into one for the client.
 
     Args:
-        name: Of the search tool.
+        name: The name of the search tool.
 
     Attributes:
-        done: Whether the upstream has said that the present answer is at its end.
+        done: Whether the upstream has signalled the end of the current answer.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._first = True
-        self._hidden = True  # whether calls may be answered; else they are left out
-        self._number = 0  # of the next block that the client sees
+        self._hidden = True  # whether calls may be answered; if False, they are left out
+        self._number = 0  # index of the next block that the client sees
         self._spent: JsonObject = {}
         self._reset_answer()
 
@@ -71,28 +70,29 @@ class MessagesStreamJoiner:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the present answer that `start_next_answer` reads again."""
+        """Bytes of the current answer that `start_next_answer` reads again."""
         return self._kept.size
 
     @property
     def calls(self) -> tuple[SearchUse, ...]:
-        """The calls to be answered before the answer goes on; none where it does not go on."""
+        """The calls to answer before the answer continues; empty if it does not continue."""
         return tuple(self._mine.values()) if self._going else ()
 
     def feed(self, chunk: bytes) -> bytes:
-        """Returns what the client gets when these bytes come."""
+        """Returns the bytes to send to the client when this chunk arrives."""
         return b"".join([self._filter_event(event) for event in self._events.feed(chunk)])
 
     def flush_rest(self) -> bytes:
-        """Returns what the client gets when the upstream's answer is at its end, not cut."""
+        """Returns the bytes left for the client when the upstream's answer has ended without a cut."""
         rest = self._events.flush_rest()
         return self._filter_event(rest) if rest else b""
 
     def start_next_answer(self, *, may_answer_calls: bool) -> JsonObject:
-        """Expects the next answer, and returns the assistant message that the present one was.
+        """Prepares for the next answer, and returns the assistant message of the current one.
 
         Args:
-            may_answer_calls: Whether calls in the next answer may be answered, too. Else they are left out.
+            may_answer_calls: Whether calls in the next answer may be answered as well. If False, they are
+                left out.
         """
         message = build_message(_join_events(map(_decode_event, self._kept)))
         self._spent = add_usage(self._spent, self._used)
@@ -101,9 +101,9 @@ class MessagesStreamJoiner:
         return message
 
     def write_error(self, body: bytes) -> bytes:
-        """Returns the event that tells the client of an error."""
-        told = {"type": "error", **DECODER.decode(body.decode())}
-        return b"event: error\ndata: %b\n\n" % encode_ascii_json(told)
+        """Returns the event that reports an error to the client."""
+        payload = {"type": "error", **DECODER.decode(body.decode())}
+        return b"event: error\ndata: %b\n\n" % encode_ascii_json(payload)
 
     def _filter_event(self, event: bytes) -> bytes:
         if self._first and not self._mine and not _EVENT_PATTERN.search(event):
@@ -113,7 +113,7 @@ class MessagesStreamJoiner:
         payload = _decode_event(event)
         kind = payload.get("type")
         if not data or kind == "ping":
-            return event  # keeps the connection alive
+            return event  # such an event keeps the connection alive
         if kind == "error":
             self._going = False
             return event
@@ -152,31 +152,31 @@ class MessagesStreamJoiner:
         self._number += 1
 
     def _record_usage(self, usage: Any) -> None:
-        """Take note of usage; a zero, or what is left out, says nothing new."""
-        told = _as_object(usage)
-        self._used |= {name: count for name, count in told.items() if count or name not in self._used}
+        """Updates the usage. A count that is zero or absent does not replace an earlier one."""
+        counts = _as_object(usage)
+        self._used |= {name: count for name, count in counts.items() if count or name not in self._used}
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the end of an answer; empty where the answer goes on."""
+        """Returns the end of an answer; empty if the answer continues."""
         self._record_usage(payload.get("usage"))
         delta = _as_object(payload.get("delta"))
         reason = delta.get("stop_reason")
-        alone = bool(self._mine) and not self._others
-        if reason and alone and self._hidden and self._kept.is_whole and reason not in CUT_OFF:
+        only_own_calls = bool(self._mine) and not self._others
+        if reason and only_own_calls and self._hidden and self._kept.is_whole and reason not in CUT_OFF:
             self._going = True
             return b""
-        changed = alone and reason == CALLED
+        changed = only_own_calls and reason == CALLED
         if changed:
-            delta["stop_reason"] = ENDED  # nothing is left to be called
+            delta["stop_reason"] = ENDED  # the client has nothing left to call
         if not self._first:
             total = add_usage(self._spent, self._used)
-            told = {*_COUNTS, *_as_object(payload.get("usage"))}
-            payload["usage"] = {name: value for name, value in total.items() if name in told}
+            reported = {*_COUNTS, *_as_object(payload.get("usage"))}
+            payload["usage"] = {name: value for name, value in total.items() if name in reported}
         return event if self._first and not changed else replace_data(event, encode_ascii_json(payload))
 
 
 def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:
-    """Returns the blocks that the events of an answer put together, in their order."""
+    """Returns the blocks that the events of an answer build, in order."""
     blocks: dict[Any, JsonObject] = {}
     pieces: dict[tuple[Any, str], list[str]] = {}
     for payload in payloads:
@@ -193,7 +193,7 @@ def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:
 def _apply_delta(
     block: JsonObject, index: Any, delta: JsonObject, pieces: dict[tuple[Any, str], list[str]]
 ) -> None:
-    """Adds a delta to its block; text is put aside in pieces, to be joined once."""
+    """Adds a delta to its block. Text goes to `pieces`, to be joined once."""
     for name, value in delta.items():
         if name == "citation":
             block["citations"] = [*(block.get("citations") or ()), value]
@@ -206,12 +206,12 @@ def _apply_delta(
 def _join_text(block: JsonObject, name: str, text: str) -> None:
     if name != "partial_json":
         block[name] = _as_text(block.get(name)) + text
-    elif text:  # the input of a call stays text: `build_message` judges it
+    elif text:  # a call's input stays text: `build_message` judges it
         block["input"] = text if block.get("type") == CALL else _read_input(text)
 
 
 def _read_input(text: str) -> Any:
-    """Returns the input that pieces of JSON make; the text itself where that is no JSON."""
+    """Parses the input of a provider's tool; the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -219,7 +219,7 @@ def _read_input(text: str) -> Any:
 
 
 def _decode_event(event: bytes) -> JsonObject:
-    """Returns the object that an event carries; empty where it carries none."""
+    """Decodes the data of an event; empty if it is not an object."""
     try:
         payload = DECODER.decode(read_data(event).decode())
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""One piece of a Messages list: its bytes to a core record, and bytes for a message of ours.
+"""Converts pieces of a Messages list to core records, and encodes messages of the proxy's own.
 
-The same content gives the same record, and so the same digest, as on the chat completions wire: a tool result
-has the role `tool`, and what a call is given becomes its arguments as text.
+The same content gives the same record and the same digest as on the Chat Completions wire. A tool result has
+the role `tool`, and the input of a call becomes its arguments as text.
 """
 
 import json
@@ -19,22 +19,21 @@ from compaction_proxy.wires.messages.thinking import has_thoughts
 from compaction_proxy.wires.payload_digest import hash_address, hash_part, hash_text
 from compaction_proxy.wires.wire import UncountedMessage
 
-# More blocks than this are no message that a model could read.
+# A message with more blocks is nothing that a model could read.
 MAX_BLOCKS: Final = 10_000
-# What a result is called that tells of a failure; so it stays one when it is masked.
+# The `name` of a record for a failed result, so that the result stays a failure when it is masked.
 FAILED: Final = "error"
-# Blocks of an answer that are none of its content: calls are told apart, and thoughts are for the model that
-# had them.
+# Blocks that are not content of an answer. Calls have their own field, and only the model reads its thinking.
 _UNSAID: Final = THINKING | {CALL}
-# What blocks are called on the chat completions wire.
+# The names of these blocks on the Chat Completions wire.
 _KINDS: Final = {"image": "image_url", "document": "file"}
 
 
 def decode_fields(raw: bytes) -> dict[str, Any]:
-    """One piece as a mapping.
+    """Decodes one piece.
 
     Raises:
-        Unreadable: It is not one: `not-json`, `no-messages` or `too-deep`.
+        UnreadableBodyError: The bytes are not a message: `not-json`, `no-messages`, `too-many` or `too-deep`.
     """
     value = large.decode_value(raw)
     if not isinstance(value, dict):
@@ -43,29 +42,29 @@ def decode_fields(raw: bytes) -> dict[str, Any]:
 
 
 def parse_message(raw: bytes) -> Message:
-    """The core record of one piece, with its digest; `tokens` is left to be counted.
+    """Parses one piece into a core record with its digest. `tokens` is not set.
 
     Raises:
-        Unreadable: The bytes are no message.
+        UnreadableBodyError: The bytes are not a message.
     """
     record = build_record(raw, decode_fields(raw))
     return record.with_digest_and_tokens(compute_message_digest(record), 0)
 
 
 def build_record(raw: bytes, fields: Mapping[str, Any]) -> Message:
-    """The same for a piece that is `decode_fields` already, without its digest.
+    """Builds the core record of a piece that `decode_fields` has decoded, without its digest.
 
     Raises:
-        Unreadable: It is no message.
+        UnreadableBodyError: The fields are not a message.
     """
     try:
         return _convert_fields(raw, fields)
-    except RecursionError:  # what could just be decoded cannot always be written again
+    except RecursionError:  # JSON that could just be decoded cannot always be encoded again
         raise UnreadableBodyError("too-deep") from None
 
 
 def find_result(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The tool result that a piece is, whatever a program reminds of behind it; None where it is another."""
+    """Returns the tool result of a piece, which only reminders may follow; None for other pieces."""
     content = fields.get("content")
     if not isinstance(content, list) or fields.get("role") != "user":
         return None
@@ -82,9 +81,9 @@ def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
     result = find_result(fields)
     if result is not None:
         text, parts = _read_content(result.get("content"))
-        failed = FAILED if result.get("is_error") is True else ""
+        failure_name = FAILED if result.get("is_error") is True else ""
         answers = (_as_string(result.get("tool_use_id")),)
-        return Message("tool", text, parts, name=failed, answers=answers, raw=raw)
+        return Message("tool", text, parts, name=failure_name, answers=answers, raw=raw)
     role = _as_string(fields.get("role"))
     content = fields.get("content")
     if role != "assistant" or not isinstance(content, list):
@@ -101,13 +100,13 @@ def _as_string(value: object) -> str:
 
 
 def get_kind(block: object) -> str:
-    """The kind of a decoded block; empty where it has none."""
+    """Returns the kind of a decoded block; empty if it has none."""
     return _as_string(block.get("type")) if isinstance(block, Mapping) else ""
 
 
 def _build_call(block: Mapping[str, Any]) -> MessageToolCall:
-    given = block.get("input", {})
-    arguments = given if isinstance(given, str) else _dump_compact(given)
+    block_input = block.get("input", {})
+    arguments = block_input if isinstance(block_input, str) else _dump_compact(block_input)
     return MessageToolCall(_as_string(block.get("id")), _as_string(block.get("name")), arguments)
 
 
@@ -116,7 +115,7 @@ def _dump_compact(value: object) -> str:
 
 
 def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...]]:
-    """Text and other parts of a content, or of a result's."""
+    """Returns the text and the other parts of a content, of a message or of a tool result."""
     if not isinstance(content, list):
         plain = content is None or isinstance(content, str)
         return _as_string(content) if plain else json.dumps(content, sort_keys=True), ()
@@ -136,14 +135,14 @@ def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...]]:
 
 
 def is_text(block: object) -> bool:
-    """Whether a block is nothing but text."""
+    """Returns whether a block is plain text."""
     if not isinstance(block, Mapping):
         return isinstance(block, str)
     return isinstance(block.get("text"), str) and block.get("type", TEXT) == TEXT
 
 
 def _hash_payload(kind: str, block: Any) -> bytes:
-    """SHA-256 of what a block carries: inline data, an http address without its query, else its JSON."""
+    """Returns the SHA-256 of what a block carries: inline data, a URL (see `hash_address`), or its JSON."""
     source = block.get("source") if kind in _KINDS else None
     if isinstance(source, Mapping):
         for key in ("data", "url"):
@@ -154,11 +153,11 @@ def _hash_payload(kind: str, block: Any) -> bytes:
 
 
 def encode_message(record: Message) -> bytes:
-    """The bytes of a message of ours. Instructions have no place here: what has such a role is the user's."""
+    """Encodes a message of the proxy's own. A privileged role has no place here and becomes `user`."""
     if record.answers:
         result = {"type": RESULT, "tool_use_id": record.answers[0], "content": record.text}
-        failed = {"is_error": True} if record.name == FAILED else {}
-        return encode_json({"role": "user", "content": [{**result, **failed}]})
+        error_mark = {"is_error": True} if record.name == FAILED else {}
+        return encode_json({"role": "user", "content": [{**result, **error_mark}]})
     return encode_json({"role": _choose_role(record), "content": record.text})
 
 
@@ -167,9 +166,10 @@ def _choose_role(record: Message) -> str:
 
 
 def attach_parts(record: Message, source: Message) -> Message:
-    """A message of ours that also carries the parts of another's content that are no text, as they came.
+    """Returns a message of the proxy's own with the parts of another that are not text, unchanged.
 
-    They come without the client's cache marks: a stand-in keeps its bytes, and a later request has its own.
+    Only the client's cache marks are removed: a replacement keeps its bytes, while later requests have their
+    own marks.
     """
     content = decode_fields(source.raw).get("content")
     parts = [
@@ -183,7 +183,7 @@ def attach_parts(record: Message, source: Message) -> Message:
 
 
 def drop_cache_marks(value: Any) -> Any:
-    """A block without the client's cache mark, and without those of blocks in it."""
+    """Returns a block without the client's cache marks, including those of blocks inside it."""
     if not isinstance(value, Mapping):
         return value
     plain = {key: each for key, each in value.items() if key != MARK}
@@ -194,19 +194,19 @@ def drop_cache_marks(value: Any) -> Any:
     return plain
 
 
-# Base64 carries three bytes in four characters.
+# Base64 encodes three bytes as four characters.
 _BASE64_RATIO: Final = 0.75
-# Characters of a token in text that nobody counts.
+# Characters per token, for text that is not counted.
 _TOKEN_CHARACTERS: Final = 4
-# Of inline data an image's header is looked at, in characters.
+# How many characters of inline data are searched for the header of an image.
 _HEADER_CHARACTERS: Final = 128 * 1024
 
 
 def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
-    """One piece, and what its blocks that are not text weigh.
+    """Parses one piece, and estimates the tokens of its blocks that are not text.
 
     Raises:
-        Unreadable: The bytes are no message.
+        UnreadableBodyError: The bytes are not a message.
     """
     fields = decode_fields(raw)
     record = build_record(raw, fields)
@@ -218,7 +218,7 @@ def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
 
 
 def estimate_part_tokens(raw: bytes, model: str) -> int:
-    """Tokens of all the blocks of a piece that are not text, before calibration."""
+    """Estimates the tokens of all blocks of a piece that are not text, before calibration."""
     try:
         return _sum_block_tokens(decode_fields(raw), model)
     except UnreadableBodyError:
@@ -250,7 +250,7 @@ def _estimate_block(block: Any, model: str) -> int:
 
 
 def _get_image_url(source: Mapping[str, Any]) -> str:
-    """The address of an image; of inline data as much as tells its size."""
+    """Returns the URL of an image. Inline data is cut behind the header that tells its size."""
     data = source.get("data")
     return (
         f"data:;base64,{data[:_HEADER_CHARACTERS]}" if isinstance(data, str) else str(source.get("url", ""))
@@ -264,19 +264,21 @@ def _estimate_document(source: Mapping[str, Any], model: str) -> int:
         return (
             len(data) // _TOKEN_CHARACTERS if plain else estimate_file_tokens(int(len(data) * _BASE64_RATIO))
         )
-    held = source.get("content")
-    if isinstance(held, list):
-        return _estimate_unknown([each for each in held if is_text(each)]) + _sum_block_tokens(source, model)
-    return len(held) // _TOKEN_CHARACTERS if isinstance(held, str) else estimate_file_tokens(None)
+    content = source.get("content")
+    if isinstance(content, list):
+        return _estimate_unknown([each for each in content if is_text(each)]) + _sum_block_tokens(
+            source, model
+        )
+    return len(content) // _TOKEN_CHARACTERS if isinstance(content, str) else estimate_file_tokens(None)
 
 
 def _estimate_thought(block: Mapping[str, Any]) -> int:
-    """What was thought: the text of it, or where that was left out, what its sealed copy may hold."""
-    told = max(len(str(block.get(key, ""))) for key in ("thinking", "data"))
-    sealed = int(len(str(block.get("signature", ""))) * _BASE64_RATIO)
-    return max(told, sealed) // _TOKEN_CHARACTERS
+    """Estimates a thinking block by its text, or by its encrypted copy if that may hold more."""
+    text_length = max(len(str(block.get(key, ""))) for key in ("thinking", "data"))
+    sealed_length = int(len(str(block.get("signature", ""))) * _BASE64_RATIO)
+    return max(text_length, sealed_length) // _TOKEN_CHARACTERS
 
 
 def _estimate_unknown(block: Any) -> int:
-    """Of a kind we do not know, such as what a provider's own tools found: never more than its bytes."""
+    """Estimates a block of unknown kind, such as a result of a provider's own tool: at most its bytes."""
     return len(json.dumps(block, ensure_ascii=False)) // _TOKEN_CHARACTERS

@@ -1,4 +1,4 @@
-"""The search tool on the Messages wire: how it is offered, which blocks call it, and what answers a call.
+"""The search tool on the Messages wire: its definition, the blocks that call it, and the results of calls.
 
 Sources: Anthropic's documentation of tool use and of extended thinking with tools, 2026-11.
 """
@@ -21,8 +21,7 @@ TOOL_JSON: Final[bytes] = json.dumps(
     separators=(",", ":"),
     ensure_ascii=False,
 ).encode()
-# Ends of an answer behind which its calls are not to be run: it was cut, refused, or is the provider's to
-# go on with.
+# Stop reasons after which calls must not be run: the answer was cut or refused, or the provider continues it.
 CUT_OFF: Final = frozenset(
     {"max_tokens", "model_context_window_exceeded", "stop_sequence", "refusal", "pause_turn"}
 )
@@ -33,15 +32,16 @@ _CHOICE: Final = b'{"type":"none"}'
 
 
 def inspect_tools(raw: bytes, name: str) -> ToolSupport:
-    """Returns how a body stands to a tool of this name.
+    """Tells whether a tool of this name can be added to a body.
 
-    The tool has no place where the client has one of that name, where the client chooses among tools
-    (`tool_choice` other than `auto`: with `any` or `tool` each answer of the upstream must call one, with
-    `none` none may), and where the answer has a format, because JSON cannot be put together from what was
-    said before a call and what comes behind it.
+    It cannot be added in these cases:
+    - The client has a tool of that name.
+    - The client chooses among tools (`tool_choice` other than `auto`). With `any` or `tool`, each answer of
+      the upstream must call a tool, and with `none`, none may.
+    - The answer has a format. JSON cannot be joined from the text before a call and the text after it.
 
     Raises:
-        Unreadable: It is no request (see `json_slices.members`).
+        UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
     """
     try:
         places = find_members(raw)
@@ -49,18 +49,18 @@ def inspect_tools(raw: bytes, name: str) -> ToolSupport:
         raise UnreadableBodyError("too-deep") from None
     tools = read_member(raw, places, "tools")
     choice = read_member(raw, places, "tool_choice")
-    listed = not tools or tools.startswith(b"[")
-    taken = b'"%b"' % name.encode() in tools
-    free = not choice or (bool(tools) and as_mapping(parse_json(choice)).get("type") == "auto")
+    is_list = not tools or tools.startswith(b"[")
+    is_taken = b'"%b"' % name.encode() in tools
+    is_free = not choice or (bool(tools) and as_mapping(parse_json(choice)).get("type") == "auto")
     output = read_member(raw, places, "output_config")
-    shaped = read_member(raw, places, "output_format") or as_mapping(parse_json(output or b"{}")).get(
+    has_format = read_member(raw, places, "output_format") or as_mapping(parse_json(output or b"{}")).get(
         "format"
     )
-    return ToolSupport(raw, places, bool(tools), listed and free and not taken and not shaped)
+    return ToolSupport(raw, places, bool(tools), is_list and is_free and not is_taken and not has_format)
 
 
 def forbid_calls(raw: bytes) -> bytes:
-    """Returns a body without tool choice, or with null for one, that forbids every call."""
+    """Returns a body that forbids every call. The given body has no tool choice, or null for it."""
     place = find_members(raw).get("tool_choice")
     if place is not None:
         return b"".join((raw[: place.start], _CHOICE, raw[place.stop :]))
@@ -70,54 +70,54 @@ def forbid_calls(raw: bytes) -> bytes:
 
 @dataclass(slots=True)
 class SearchUse:
-    """A `tool_use` block that calls the search tool.
+    """A call of the search tool, such as a `tool_use` block.
 
     Attributes:
-        arguments: Its input as JSON, as far as it has come.
+        arguments: Its input as JSON, as far as it has arrived.
     """
 
     arguments: str = ""
 
 
 def is_call(block: Mapping[str, Any], name: str) -> bool:
-    """Whether a block calls the tool of this name."""
+    """Returns whether a block calls the tool of this name."""
     return block.get("type") == CALL and block.get("name") == name
 
 
 def write_input(block: Mapping[str, Any]) -> str:
-    """Returns the input of a call as JSON; empty where it has none."""
-    held = block.get("input")
-    if isinstance(held, str):
-        return held
-    return json.dumps(held) if held else ""
+    """Returns the input of a call as JSON; empty if it has none."""
+    block_input = block.get("input")
+    if isinstance(block_input, str):
+        return block_input
+    return json.dumps(block_input) if block_input else ""
 
 
 def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
-    """Returns the assistant message of these blocks, as its provider takes it back.
+    """Builds the assistant message of these blocks in the form in which its provider takes it back.
 
-    Blank text is left out, and input that is no object becomes an empty one: providers refuse both. What is
-    wrong with the input is said by the result.
+    Blank text is left out, and input that is not an object becomes an empty one, because providers refuse
+    both. The result of the call says what is wrong with the input.
     """
     content = []
     for number, block in enumerate(blocks):
         if block.get("type") == TEXT and not str(block.get("text") or "").strip():
             continue
         if block.get("type") == CALL:
-            told = write_input(block)
-            given = DECODER.decode(told) if is_json_object(told) else {}
-            content.append({**block, "id": block.get("id") or f"toolu_{number}", "input": given})
+            input_json = write_input(block)
+            input_value = DECODER.decode(input_json) if is_json_object(input_json) else {}
+            content.append({**block, "id": block.get("id") or f"toolu_{number}", "input": input_value})
         else:
             content.append(block)
     return {"role": "assistant", "content": content}
 
 
 def binds_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether thoughts stand in messages: newer models take them back only behind the same tools."""
+    """Returns whether messages hold thinking, which newer models accept only with the same tools."""
     return any(block.get("type") in THINKING for each in messages for block in each["content"])
 
 
 def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
-    """Returns the assistant message, and a message with a result for each of its calls, in their order."""
+    """Returns the assistant message, and a message with a result for each of its calls, in order."""
     calls = [block for block in message["content"] if block.get("type") == CALL]
     results = [
         {"type": RESULT, "tool_use_id": call["id"], "content": text}

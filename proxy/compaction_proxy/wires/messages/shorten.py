@@ -1,7 +1,7 @@
-"""A message of a client's made shorter, block by block: what need not change keeps its bytes.
+"""Shortens a client's message block by block. Blocks that need no change keep their bytes.
 
-What a model has thought is sealed by its provider, so it stays as it is. The client's cache marks go: a
-shortened message keeps its bytes ever after, while marks move on with each request.
+Thinking is signed by its provider, so it stays unchanged. The client's cache marks are removed: a shortened
+message keeps its bytes from then on, while the marks move with each request.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,61 +36,66 @@ BlockChange = Callable[[Any], Any]
 
 
 def shorten_message(record: Message, share: float, handle: str) -> Message:
-    """The message with about `share` (0..1) of its text, head and tail, and without cache marks.
+    """Returns the message with about `share` (0..1) of its text, from head and tail, without cache marks.
 
-    Long texts inside what a call is given are shortened as well, and blocks that are not text become a note.
-    Never longer than the message is: where nothing can be won, it is the message itself without its marks.
+    Long texts in the input of calls are shortened as well, and blocks that are not text become a note. The
+    result is never longer: where nothing can be saved, it is the message without its marks.
     """
     raw = record.raw or encode_message(record)
     cut = partial(build_excerpt, share=share, handle=handle)
     try:
-        made = _change_content(raw, partial(_shorten_block, cut=cut, handle=handle))
-        if len(made) >= len(raw) and _MARKED in raw:
-            made = _change_content(raw, drop_cache_marks)
+        shortened = _change_content(raw, partial(_shorten_block, cut=cut, handle=handle))
+        if len(shortened) >= len(raw) and _MARKED in raw:
+            shortened = _change_content(raw, drop_cache_marks)
     except (UnreadableBodyError, ValueError, RecursionError):
         return record
-    return parse_message(made) if len(made) < len(raw) else record
+    return parse_message(shortened) if len(shortened) < len(raw) else record
 
 
 def _change_content(raw: bytes, change: BlockChange) -> bytes:
-    """The message with its content changed; every other byte is its own."""
-    at = find_message_members(raw).get("content")
-    if at is None:
+    """Returns the message with its content changed. Every other byte stays the same."""
+    place = find_message_members(raw).get("content")
+    if place is None:
         return raw
-    content = raw[at.start : at.stop]
+    content = raw[place.start : place.stop]
     if content.startswith(b"["):
         values = [(block, large.decode_value(block)) for block in split_blocks(content)]
-        kept = _find_unpaired_ids([value for _, value in values])
-        made = b"[%b]" % b",".join([_change_block(block, value, change, kept) for block, value in values])
+        unpaired_ids = _find_unpaired_ids([value for _, value in values])
+        changed = b"[%b]" % b",".join(
+            [_change_block(block, value, change, unpaired_ids) for block, value in values]
+        )
     else:
-        made = encode_json(change(large.decode_value(content)))
-    return b"".join((raw[: at.start], made, raw[at.stop :]))
+        changed = encode_json(change(large.decode_value(content)))
+    return b"".join((raw[: place.start], changed, raw[place.stop :]))
 
 
 def _change_block(raw: bytes, value: Any, change: BlockChange, unpaired_ids: frozenset[str]) -> bytes:
     if get_kind(value) in THINKING:
         return raw
-    stays = isinstance(value, Mapping) and _get_pair_id(value) in unpaired_ids
-    changed = drop_cache_marks(value) if stays else change(value)
+    is_unpaired = isinstance(value, Mapping) and _get_pair_id(value) in unpaired_ids
+    changed = drop_cache_marks(value) if is_unpaired else change(value)
     return raw if changed == value else encode_json(changed)
 
 
 def _get_pair_id(block: Mapping[str, Any]) -> str:
-    """The id by which a call of a provider's own tool and its result belong together; else empty."""
+    """Returns the id that links a call of a provider's own tool and its result; empty for other blocks."""
     if get_kind(block) in {CALL, RESULT}:
         return ""
-    told = block.get("tool_use_id", block.get("id"))
-    return told if isinstance(told, str) else ""
+    pair_id = block.get("tool_use_id", block.get("id"))
+    return pair_id if isinstance(pair_id, str) else ""
 
 
 def _find_unpaired_ids(values: list[Any]) -> frozenset[str]:
-    """Ids of such calls and results of which one half stands in another message: neither may go alone."""
+    """Returns the ids of calls and results whose other half is in another message.
+
+    Such blocks stay, because neither half may go alone.
+    """
     ids = [_get_pair_id(each) for each in values if isinstance(each, Mapping)]
     return frozenset(each for each in ids if each and ids.count(each) == 1)
 
 
 def _shorten_block(value: Any, cut: TextCutter, handle: str) -> Any:
-    """A block with less text, without its mark."""
+    """Returns a block with less text and without its cache marks."""
     if isinstance(value, str):
         return cut(value)
     block = drop_cache_marks(value)
@@ -107,9 +112,9 @@ def _shorten_block(value: Any, cut: TextCutter, handle: str) -> Any:
 
 
 def _shorten_result(block: dict[str, Any], cut: TextCutter, handle: str) -> dict[str, Any]:
-    held = block.get("content")
-    if isinstance(held, str):
-        return {**block, "content": cut(held)}
-    if isinstance(held, list):
-        return {**block, "content": [_shorten_block(each, cut, handle) for each in held]}
+    content = block.get("content")
+    if isinstance(content, str):
+        return {**block, "content": cut(content)}
+    if isinstance(content, list):
+        return {**block, "content": [_shorten_block(each, cut, handle) for each in content]}
     return block

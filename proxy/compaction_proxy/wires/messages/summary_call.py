@@ -1,7 +1,8 @@
-"""Calls of our own on the Messages wire: a summary request's body, and what its answer says.
+"""Summary calls on the Messages wire: builds the request body and parses the answer.
 
-A call is a system prompt and a message of ours, or the client's own request continued: then all that a
-provider reads before the messages stays as it is, byte for byte.
+A call consists of a system prompt and a message of the proxy's own, or continues the client's request. In a
+continuation, everything that a provider reads before the messages stays the same byte for byte, so the
+provider's prompt cache still applies.
 """
 
 import json
@@ -19,25 +20,25 @@ from compaction_proxy.wires.messages.thinking import adapt_for_provider
 from compaction_proxy.wires.messages.usage import open_usage_tap
 from compaction_proxy.wires.usage import as_mapping, parse_json
 
-# What a model may think where nobody has said how much: on its own account, and as the client has it think,
-# which has to stay because the provider's cache knows the prompt with it.
+# How much a model may think if no budget is set: by default, and with the client's setting, which must stay
+# because the prompt cache depends on it.
 UNASKED_ALLOWANCE_TOKENS: Final = 2_000
 CLIENT_ALLOWANCE_TOKENS: Final = 8_000
 
-# What a client's request says about its own answer, which a continuation of it must not.
+# Members of a client's request that are about its own answer. A continuation must not have them.
 _OF_THE_ANSWER: Final = frozenset(
     {"stream", "stop_sequences", "max_tokens", "temperature", "top_p", "top_k", "tool_choice", "metadata"}
     | {"output_config", "output_format", "diagnostics", "messages"}
 )
 _NO_TOOLS: Final = frozenset({b"[]", b"null", b""})
-# What a request says of thinking that has none; `None` where it says nothing.
+# Values of `thinking.type` without thinking. The request may also leave it out (`None`).
 _UNTHINKING: Final = frozenset({"None", "disabled"})
-# What says on this wire alone that an answer is unfinished, in the words of another.
+# Stop reasons of this wire that mean an unfinished answer, with the words of the other wires.
 _REASONS: Final = {"model_context_window_exceeded": "length"}
 
 
 def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
-    """Tokens that a model may think before its answer, on top of what the answer may take."""
+    """Returns the tokens that a model may think, on top of the limit of its answer."""
     thinking = _read_thinking(conversation)
     if thinking.get("type") == "disabled":
         return 0
@@ -55,11 +56,11 @@ def _read_thinking(conversation: ContinuedConversation | None) -> Mapping[str, A
 
 
 def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The members of the body that a provider may refuse, without those that it has refused before.
+    """Builds the members of the body that a provider may refuse, without those that it has refused before.
 
     Args:
-        call: What to ask.
-        refused: Names of such members.
+        call: The summary call.
+        refused: Names of refused members.
     """
     fields: dict[str, Any] = {}
     if call.temperature is not None and str(_read_thinking(call.conversation).get("type")) in _UNTHINKING:
@@ -73,41 +74,43 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
 
 def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> bytes:
-    """The body of a summary call.
+    """Builds the body of a summary call.
 
     Args:
-        call: What to ask.
-        own_members: Its `build_own_members`.
+        call: The summary call.
+        own_members: The result of `build_own_members`.
     """
     limit = {"max_tokens": call.max_tokens + get_thinking_allowance(call.model, call.conversation)}
     if call.conversation is not None:
         return _continue_conversation(call.conversation, call.prompt, limit | dict(own_members))
     messages = [{"role": "user", "content": call.prompt}]
-    said = {"model": call.model, "system": call.system, "messages": messages}
-    return json.dumps({**said, **limit, **own_members}).encode()
+    fields = {"model": call.model, "system": call.system, "messages": messages}
+    return json.dumps({**fields, **limit, **own_members}).encode()
 
 
 def _continue_conversation(
     conversation: ContinuedConversation, prompt: str, own_members: Mapping[str, Any]
 ) -> bytes:
-    """The client's body with other messages; what is about its answer is ours."""
+    """Returns the client's body with other messages, and with own members for those about its answer."""
     own_list = to_pieces(split_elements(memoryview(_read_client_members(conversation)["messages"])))
-    listed: Sequence[Message] = conversation.messages
-    if [each.raw for each in listed] != list(own_list):
-        adapted = adapt_for_provider(conversation.raw, listed)
-        listed, own_members = (
+    messages: Sequence[Message] = conversation.messages
+    if [each.raw for each in messages] != list(own_list):
+        adapted = adapt_for_provider(conversation.raw, messages)
+        messages, own_members = (
             adapted.messages,
             {**own_members, **{name: json.loads(raw) for name, raw in adapted.members.items()}},
         )
-    asked = (*listed, Message(role="user", text=prompt))
-    held = _read_client_members(conversation)
+    all_messages = (*messages, Message(role="user", text=prompt))
+    client_members = _read_client_members(conversation)
     fields = {
-        name: value for name, value in held.items() if name not in _OF_THE_ANSWER and name not in own_members
+        name: value
+        for name, value in client_members.items()
+        if name not in _OF_THE_ANSWER and name not in own_members
     }
-    effort = as_mapping(parse_json(held.get("output_config", b"{}"))).get("effort")
+    effort = as_mapping(parse_json(client_members.get("output_config", b"{}"))).get("effort")
     if isinstance(effort, str):
         fields["output_config"] = json.dumps({"effort": effort}).encode()
-    fields["messages"] = b"[" + join_messages(asked) + b"]"
+    fields["messages"] = b"[" + join_messages(all_messages) + b"]"
     fields |= {name: json.dumps(value).encode() for name, value in own_members.items()}
     return b"{" + b",".join(json.dumps(name).encode() + b":" + fields[name] for name in fields) + b"}"
 
@@ -118,20 +121,20 @@ def _read_client_members(conversation: ContinuedConversation) -> dict[str, bytes
 
 
 def parse_answer(body: bytes) -> SummaryAnswer:
-    """What a message says.
+    """Parses an answer of the Messages API.
 
     Raises:
-        SummaryFailed: `garbage`; the body is none.
+        SummaryError: `garbage`: the body is not such an answer.
     """
-    told = as_mapping(parse_json(body))
-    content = told.get("content")
+    payload = as_mapping(parse_json(body))
+    content = payload.get("content")
     if not isinstance(content, list):
         raise SummaryError("garbage")
     blocks = [as_mapping(each) for each in content]
     texts = (each.get("text") for each in blocks if each.get("type") == "text")
     tap = open_usage_tap("application/json")
     tap.feed(body)
-    usage, reason = tap.result(), told.get("stop_reason")
+    usage, reason = tap.result(), payload.get("stop_reason")
     reason = reason if isinstance(reason, str) else ""
     return SummaryAnswer(
         text="".join(each for each in texts if isinstance(each, str)),

@@ -1,11 +1,13 @@
-"""What becomes of a model's thoughts where the list before them was rewritten.
+"""Removes the thinking blocks that a provider would refuse in a rewritten list.
 
-Newer models take a signed thought back only behind the very list that it was made for, and refuse a request
-with any other; they miss none that is left out. So all thoughts are left out of every request that is not the
-client's own: what is forwarded says the same today and tomorrow, and prompt caches keep hitting.
-Older models, which are told how much to think (`enabled`), check no list but demand that a turn with tools
-begins with a thought: there thoughts stay, and where a round has taken the first one, the turn goes on
-without thinking.
+Newer models accept signed thinking only behind exactly the list that it was made for, and refuse a request
+with any other. They do not miss thinking that is left out. So all thinking is removed from every rewritten
+request. The forwarded request then says the same each time, and prompt caches keep hitting.
+
+Older models, whose thinking has a budget (`enabled`), check no list but demand that a turn with tools begins
+with thinking. For them thinking stays. If a compaction has removed the first thinking block, the turn
+continues without thinking.
+
 Sources: Anthropic's documentation of preserved thinking and of extended thinking with tools, 2026-11.
 """
 
@@ -19,16 +21,16 @@ from compaction_proxy.wires.messages.blocks import THINKING, find_message_member
 from compaction_proxy.wires.usage import as_mapping, parse_json
 from compaction_proxy.wires.wire import AdaptedMessages
 
-_MARK: Final = b"thinking"  # in the kinds of both blocks
+_MARK: Final = b"thinking"  # part of the kinds of both blocks
 _OFF: Final = b'{"type":"disabled"}'
 
 
 def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
-    """The list without the thoughts that the provider would refuse in it, and what else must change for that.
+    """Returns the list without thinking that the provider would refuse, and the members to change with it.
 
     Args:
         raw: The client's body.
-        messages: The list that goes on in place of its own.
+        messages: The list that replaces the client's.
     """
     thinking = _read_thinking(raw)
     if as_mapping(thinking.get("block_binding")).get("prefix_mismatch_behavior") == "drop_block":
@@ -39,15 +41,15 @@ def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessag
 
 
 def drop_thoughts(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
-    """The list without any thoughts; a model that is told how much to think does not think then.
+    """Returns the list without any thinking. `thinking` is disabled if the request had set a budget.
 
-    A list of nothing but thoughts stays as it is: no provider takes an empty one.
+    A list that holds nothing but thinking is returned unchanged, because no provider accepts an empty one.
     """
-    kept = _drop_all_thoughts(messages)
-    if not kept:
+    remaining = _drop_all_thoughts(messages)
+    if not remaining:
         return AdaptedMessages(messages)
-    told = _read_thinking(raw).get("type") == "enabled"
-    return AdaptedMessages(kept, {"thinking": _OFF} if told else {})
+    is_enabled = _read_thinking(raw).get("type") == "enabled"
+    return AdaptedMessages(remaining, {"thinking": _OFF} if is_enabled else {})
 
 
 def _read_thinking(raw: bytes) -> Mapping[str, Any]:
@@ -56,7 +58,7 @@ def _read_thinking(raw: bytes) -> Mapping[str, Any]:
 
 
 def _begins_with_a_thought(messages: Sequence[Message]) -> bool:
-    """Whether the turn under way does, if the model has called tools in it."""
+    """Returns whether the current turn begins with thinking, or the model has called no tools in it."""
     user = find_latest_user_message(messages)
     turn = messages[0 if user is None else user + 1 :]
     first = next((each for each in turn if each.role == "assistant"), None)
@@ -64,7 +66,7 @@ def _begins_with_a_thought(messages: Sequence[Message]) -> bool:
 
 
 def has_thoughts(record: Message) -> bool:
-    """Whether thoughts stand among a message's blocks."""
+    """Returns whether a message has thinking blocks."""
     return record.role == "assistant" and any(read_kind(each) in THINKING for each in _get_blocks(record.raw))
 
 
@@ -80,14 +82,14 @@ def _drop_all_thoughts(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _drop_message_thoughts(record: Message) -> Message | None:
-    """A message without its thoughts; None where it has nothing else."""
+    """Returns a message without its thinking; None if nothing else is left."""
     if record.role != "assistant":
         return record
     blocks = _get_blocks(record.raw)
-    kept = [each for each in blocks if read_kind(each) not in THINKING]
-    if len(kept) == len(blocks):
+    remaining = [each for each in blocks if read_kind(each) not in THINKING]
+    if len(remaining) == len(blocks):
         return record
     place = find_message_members(record.raw)["content"]
-    content = b"[" + b",".join(kept) + b"]"
-    whole = record.raw[: place.start] + content + record.raw[place.stop :]
-    return replace(record, raw=whole) if kept else None
+    content = b"[" + b",".join(remaining) + b"]"
+    changed = record.raw[: place.start] + content + record.raw[place.stop :]
+    return replace(record, raw=changed) if remaining else None

@@ -1,7 +1,7 @@
-"""What an answer on the Messages wire says about tokens used.
+"""Parses the token usage in answers on the Messages wire.
 
-A stream tells what it has read at its beginning and what it has written at its end, and some providers tell
-all of it there. Tokens of the provider's cache, written or read, are not among its `input_tokens`.
+A stream reports its input at the beginning and its output at the end; some providers report both at the end.
+`input_tokens` does not include tokens that the provider's cache wrote or read.
 """
 
 import re
@@ -24,7 +24,7 @@ from compaction_proxy.wires.usage import (
 )
 from compaction_proxy.wires.wire import TokenUsage
 
-# Of a stream's beginning, in bytes; its first event holds no content.
+# How much of a stream's beginning is read, in bytes. Its first event holds no content.
 _HEAD_BYTES: Final = 2_048
 _USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
 
@@ -37,7 +37,7 @@ class _MessagesTokenCounts(msgspec.Struct):
 
 
 class _MessagesAnswer(msgspec.Struct):
-    """An answer as nearly every provider writes it; nothing but this is built of it."""
+    """An answer as nearly every provider writes it. Only these fields are decoded."""
 
     usage: _MessagesTokenCounts
     stop_reason: str | None = None
@@ -48,10 +48,10 @@ _USUAL: Final = msgspec.json.Decoder(_MessagesAnswer)
 
 def _parse_counts(value: object) -> TokenUsage | None:
     usage = as_mapping(value)
-    asked = as_token_count(usage.get("input_tokens"))
+    uncached = as_token_count(usage.get("input_tokens"))
     written = as_token_count(usage.get("cache_creation_input_tokens")) or 0
     cached = as_token_count(usage.get("cache_read_input_tokens")) or 0
-    total = None if asked is None else asked + written + cached
+    total = None if uncached is None else uncached + written + cached
     return build_usage(total, usage.get("output_tokens"), cached)
 
 
@@ -63,19 +63,21 @@ def _get_stop_reason(payload: Mapping[str, object]) -> str:
 def _parse_body(body: bytes) -> TokenUsage | None:
     answer = decode_shape(_USUAL, body)
     if answer is None:
-        told = as_mapping(parse_json(body))
-        return add_finish_reason(_parse_counts(told.get("usage")), _get_stop_reason(told))
+        payload = as_mapping(parse_json(body))
+        return add_finish_reason(_parse_counts(payload.get("usage")), _get_stop_reason(payload))
     return add_finish_reason(_parse_counts(msgspec.structs.asdict(answer.usage)), answer.stop_reason or "")
 
 
-def _parse_stream(head: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # noqa: FBT001 - by `UsageParser`
-    """The usage of the first event, with whatever the last one that tells any says of it anew."""
-    begun = next((each for each in iter_payloads_backwards(head, _USAGE_PATTERN) if "message" in each), {})
-    ended = next(iter_payloads_backwards(tail if whole else cut_first_line(tail)[1], _USAGE_PATTERN), {})
-    first = as_mapping(as_mapping(begun.get("message")).get("usage"))
-    last = {name: count for name, count in as_mapping(ended.get("usage")).items() if count}
+def _parse_stream(head: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # noqa: FBT001 - set by `UsageParser`
+    """Returns the usage of the first event, updated by the counts of the last event that has usage."""
+    first_event = next(
+        (each for each in iter_payloads_backwards(head, _USAGE_PATTERN) if "message" in each), {}
+    )
+    last_event = next(iter_payloads_backwards(tail if whole else cut_first_line(tail)[1], _USAGE_PATTERN), {})
+    first = as_mapping(as_mapping(first_event.get("message")).get("usage"))
+    last = {name: count for name, count in as_mapping(last_event.get("usage")).items() if count}
     return add_finish_reason(
-        _parse_counts({**first, **last}), _get_stop_reason(as_mapping(ended.get("delta")))
+        _parse_counts({**first, **last}), _get_stop_reason(as_mapping(last_event.get("delta")))
     )
 
 
@@ -83,5 +85,5 @@ _MESSAGES: Final = UsageParser(_parse_counts, _parse_body, _parse_stream, _HEAD_
 
 
 def open_usage_tap(content_type: str, content_encoding: str = "") -> UsageTap:
-    """Watches one answer; see `UsageTap`."""
+    """Opens a tap on one answer."""
     return UsageTap(_MESSAGES, content_type, content_encoding)

@@ -1,4 +1,4 @@
-"""The Messages wire as a dialect."""
+"""The Messages format as a `Wire`."""
 
 import json
 import re
@@ -40,9 +40,9 @@ from compaction_proxy.wires.messages.usage import open_usage_tap
 from compaction_proxy.wires.sse import EventSplitter, read_data
 from compaction_proxy.wires.wire import CallFormat, MemberNames, SearchTool, Wire
 
-# Events before the answer's first.
+# Events that come before the content of an answer.
 _BEFORE: Final = frozenset({"message_start", "ping"})
-# What Anthropic wants of every request.
+# A header that Anthropic requires in every request.
 _VERSION: Final = {"anthropic-version": "2023-06-01"}
 _ERROR_KINDS: Final = {
     401: "authentication_error",
@@ -53,7 +53,7 @@ _ERROR_KINDS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# Said of a thought that is bound to another list, of one that is missing, and of one that was changed.
+# The wordings about thinking that belongs to another list, that is missing, or that was changed.
 _REFUSES_THOUGHTS: Final = re.compile(
     rb"bound to a different conversation|Invalid `signature` in `thinking`"
     rb"|must start with a thinking block|`redacted_thinking` blocks in the latest assistant message"
@@ -62,22 +62,22 @@ _FIRST_OF_OURS: Final = 500
 
 
 def _parse_items(value: memoryview) -> tuple[bytes, ...]:
-    listed = split_elements(value)
-    if not are_objects(listed):
+    elements = split_elements(value)
+    if not are_objects(elements):
         raise UnreadableBodyError("no-messages")
-    return listed
+    return elements
 
 
 def _find_skip_reason(indicators: Mapping[str, bytes]) -> str:
-    """Why a request is left alone: the provider holds the conversation, or compacts it itself."""
-    told = {name: decode_small(raw) for name, raw in indicators.items()}
-    if told.get("thread"):
+    """Returns why a request must stay unchanged: the provider holds the conversation, or compacts it."""
+    values = {name: decode_small(raw) for name, raw in indicators.items()}
+    if values.get("thread"):
         return "stateful"
-    managed = told.get("context_management")
-    edits = managed.get("edits") if isinstance(managed, dict) else None
-    listed = edits if isinstance(edits, list) else ()
-    kinds = [str(each.get("type")) for each in listed if isinstance(each, dict)]
-    compacts = told.get("compaction") or any(kind.startswith("compact") for kind in kinds)
+    context_management = values.get("context_management")
+    edits = context_management.get("edits") if isinstance(context_management, dict) else None
+    edit_list = edits if isinstance(edits, list) else ()
+    kinds = [str(each.get("type")) for each in edit_list if isinstance(each, dict)]
+    compacts = values.get("compaction") or any(kind.startswith("compact") for kind in kinds)
     return PROVIDER_COMPACTS if compacts else ""
 
 
@@ -86,11 +86,11 @@ def _may_continue(_: bytes) -> bool:
 
 
 def _may_hold_back(seen: bytes) -> bool:
-    """Until the answer's first content, or an error in its place."""
+    """Returns whether a stream has shown neither content of the answer nor an error so far."""
     if seen.lstrip().startswith((b"{", b"[")):
         return False
-    told = filter(None, map(read_data, EventSplitter().feed(seen)))
-    return all(_is_before(each) for each in told)
+    payloads = filter(None, map(read_data, EventSplitter().feed(seen)))
+    return all(_is_before(each) for each in payloads)
 
 
 def _is_before(data: bytes) -> bool:
@@ -101,30 +101,30 @@ def _is_before(data: bytes) -> bool:
 
 
 def _encode_error(error: ClientFacingError) -> bytes:
-    unknown = "api_error" if error.status >= _FIRST_OF_OURS else "invalid_request_error"
-    kind = _ERROR_KINDS.get(error.status, unknown)
-    told = {"type": kind, "message": str(error)}
-    return json.dumps({"type": "error", "error": told, "request_id": None}).encode()
+    default_kind = "api_error" if error.status >= _FIRST_OF_OURS else "invalid_request_error"
+    kind = _ERROR_KINDS.get(error.status, default_kind)
+    fields = {"type": kind, "message": str(error)}
+    return json.dumps({"type": "error", "error": fields, "request_id": None}).encode()
 
 
 def _drop_refused(raw: bytes, refusal: bytes) -> bytes | None:
-    """The body without thoughts, if they are what was refused.
+    """Returns the body without thinking if that is what the provider has refused, else None.
 
-    A client sends back what was thought behind a list that we had rewritten. Where such a request goes on as
-    it came, because a round was undone or has expired, its thoughts fit no more.
+    A client sends back thinking that followed a rewritten list. If such a request is forwarded unchanged,
+    because a compaction was undone or has expired, its thinking no longer fits.
     """
     if _REFUSES_THOUGHTS.search(refusal) is None:
         return None
     try:
         body = parse_body(raw, MESSAGES)
         records = [parse_message(each) for each in body.messages]
-        mended = drop_thoughts(raw, records)
-        if mended.messages is records:  # there is nothing but thoughts
+        adapted = drop_thoughts(raw, records)
+        if adapted.messages is records:  # the list holds nothing but thinking
             return None
-        made = splice_messages(body, mended)
+        changed = splice_messages(body, adapted)
     except UnreadableBodyError:
         return None
-    return made if len(made) < len(raw) else None
+    return changed if len(changed) < len(raw) else None
 
 
 MESSAGES = Wire(

@@ -1,1 +1,1 @@
-"""The Responses wire format."""
+"""The Responses wire: `POST …/responses`."""

@@ -1,9 +1,9 @@
-"""Compaction items of our own on the Responses wire: the trigger that asks for one, and what one stands for.
+"""The proxy's own compaction items on the Responses wire: detects triggers, and expands items that come back.
 
 A client such as Codex ends its `input` with an item of type `compaction_trigger`, and takes a `compaction`
-item out of the streamed answer. It sends that item back in place of what it stands for. An item of ours holds
-a token: the items of the compacted input, sealed. This module finds tokens and puts back what they hold;
-`gateway.compaction_items` seals and opens them.
+item from the streamed answer. It then sends that item in place of the compacted input. An item of the proxy's
+own holds a token: the encrypted items of the compacted input. This module finds tokens and puts their items
+back; `gateway.compaction_items` encrypts and decrypts them.
 """
 
 import json
@@ -18,8 +18,8 @@ from compaction_proxy.wires.project_instructions import starts_with_form
 from compaction_proxy.wires.responses.items import COMPACTED, TRIGGER, read_kind
 from compaction_proxy.wires.responses.messages import encode_message, parse_message
 
-# Every token of ours begins so, and no provider's does.
-TOKEN_PREFIX: Final = "compaction-proxy:1:"  # noqa: S105 - a mark, no secret
+# The beginning of every token of the proxy's own. No provider's token begins like this.
+TOKEN_PREFIX: Final = "compaction-proxy:1:"  # noqa: S105 - a prefix, not a secret
 _PREFIX_BYTES: Final = TOKEN_PREFIX.encode()
 _TRIGGER_BYTES: Final = TRIGGER.encode()
 
@@ -28,8 +28,8 @@ class TriggeredRequest(NamedTuple):
     """A request that asks for a compaction item.
 
     Attributes:
-        raw: The body without the item that asks.
-        streamed: Whether the answer is to be a stream of events.
+        raw: The body without the trigger.
+        streamed: Whether the client wants the answer as a stream.
     """
 
     raw: bytes
@@ -37,34 +37,34 @@ class TriggeredRequest(NamedTuple):
 
 
 def has_trigger(raw: bytes) -> bool:
-    """Returns whether a body may end in a trigger; False is certain."""
+    """Returns whether a body may end in a trigger. False is certain."""
     return _TRIGGER_BYTES in raw
 
 
 def has_token(raw: bytes) -> bool:
-    """Returns whether a body may hold a token of ours; False is certain."""
+    """Returns whether a body may hold a token of the proxy's own. False is certain."""
     return _PREFIX_BYTES in raw
 
 
 def read_trigger(raw: bytes) -> TriggeredRequest | None:
-    """Returns the request that asks for a compaction item, or None if the body does not.
+    """Returns the request if it asks for a compaction item, else None.
 
     The trigger must be the last item and the only one of its kind, as the provider demands.
     """
     try:
-        found, place, items = _cut_items(raw)
+        members, place, items = _cut_items(raw)
         kinds = [read_kind(each)[0] for each in items]
     except UnreadableBodyError:
         return None
     if place is None or TRIGGER not in kinds or kinds.index(TRIGGER) != len(kinds) - 1:
         return None
-    stream = found.get("stream")
+    stream = members.get("stream")
     streamed = stream is not None and decode_small(raw[stream.start : stream.stop]) is True
     return TriggeredRequest(_with_items(raw, place, items[:-1]), streamed)
 
 
 def read_items(raw: bytes) -> tuple[bytes, ...]:
-    """Returns the bytes of each item of a body's `input`; a text is one message of the user."""
+    """Returns the bytes of each item of a body's `input`. A string becomes one user message."""
     place = find_members(raw)["input"]
     value = raw[place.start : place.stop]
     return (
@@ -75,17 +75,17 @@ def read_items(raw: bytes) -> tuple[bytes, ...]:
 
 
 def expand_items(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool = False) -> bytes:
-    """Returns a body with the items that its tokens of ours stand for; every other byte is the client's.
+    """Returns a body with the items of its tokens in place of the tokens; every other byte is the client's.
 
-    Clients keep some messages of the user: what a token holds of those that stand before it is left out.
-    Instructions are the request's own; those in a token count only where the request holds none. A token that
-    comes twice is put back once. A body that is no list of items is returned as it is.
+    Clients keep some user messages, so those of a token that also stand before it are left out. Privileged
+    messages come from the request; those of a token count only if the request has none. A token that occurs
+    twice is expanded once. A body without a list of items is returned unchanged.
 
     Args:
         raw: The body.
-        open_token: Returns the JSON array of a token. What it raises ends the work.
-        with_latest: Whether a token's latest message of the user is put back in any case, so that it is the
-            body's latest, too.
+        open_token: Returns the JSON array of a token's items. It may raise to stop the expansion.
+        with_latest: Whether the latest user message of a token is always put back, so that it is also the
+            latest of the body.
     """
     try:
         return _expand_tokens(raw, open_token, with_latest=with_latest)
@@ -98,19 +98,19 @@ def _expand_tokens(raw: bytes, open_token: Callable[[str], bytes], *, with_lates
     tokens = [_read_token(each) for each in items]
     if place is None or not any(tokens):
         return raw
-    own = [each for each, token in zip(items, tokens, strict=True) if token is None]
-    instructed = any(map(_is_instruction, own))
-    kept: list[bytes] = []
+    client_items = [each for each, token in zip(items, tokens, strict=True) if token is None]
+    instructed = any(map(_is_instruction, client_items))
+    expanded: list[bytes] = []
     opened: set[str] = set()
     for item, token in zip(items, tokens, strict=True):
         if token is None:
-            kept.append(item)
+            expanded.append(item)
         elif token not in opened:
             opened.add(token)
             sealed = split_elements(memoryview(open_token(token)))
-            known = set(_user_digests(kept)) - set(_user_digests(sealed)[-1:] if with_latest else ())
-            kept += _select_items(sealed, known, instructed=instructed)
-    return _with_items(raw, place, kept) if kept else raw
+            known = set(_user_digests(expanded)) - set(_user_digests(sealed)[-1:] if with_latest else ())
+            expanded += _select_items(sealed, known, instructed=instructed)
+    return _with_items(raw, place, expanded) if expanded else raw
 
 
 def _user_digests(items: Iterable[bytes]) -> list[bytes]:
@@ -118,7 +118,7 @@ def _user_digests(items: Iterable[bytes]) -> list[bytes]:
 
 
 def _select_items(items: tuple[bytes, ...], known: set[bytes], *, instructed: bool) -> Iterator[bytes]:
-    """The items of a token that the request does not hold in another way; `known` are digests of messages."""
+    """Yields the items of a token that the request does not hold already. `known` has digests of messages."""
     for item in items:
         record = _read_message(item)
         if record is not None and (record.digest in known or (_has_instructions(record) and instructed)):
@@ -127,7 +127,7 @@ def _select_items(items: tuple[bytes, ...], known: set[bytes], *, instructed: bo
 
 
 def _read_message(item: bytes) -> Message | None:
-    """The record of a message; None for other items."""
+    """Returns the record of a message; None for other items."""
     kind, role = read_kind(item)
     return parse_message(item) if kind in {"", "message"} and role not in {"", "assistant"} else None
 
@@ -138,34 +138,36 @@ def _is_instruction(item: bytes) -> bool:
 
 
 def _has_instructions(record: Message) -> bool:
-    """Whether a message is privileged, or begins with instructions as Codex writes them."""
+    """Returns whether a message is privileged, or begins with instructions in the form of Codex."""
     return record.is_privileged or (record.role == "user" and starts_with_form(record.text, "codex"))
 
 
 def _read_token(item: bytes) -> str | None:
-    """The token of ours that an item holds; None if it holds none."""
+    """Returns the proxy's token that an item holds; None if it holds none."""
     if _PREFIX_BYTES not in item or read_kind(item)[0] not in COMPACTED:
         return None
-    held = decode_small(item)
-    token = held.get("encrypted_content") if isinstance(held, dict) else None
+    fields = decode_small(item)
+    token = fields.get("encrypted_content") if isinstance(fields, dict) else None
     return token if isinstance(token, str) and token.startswith(TOKEN_PREFIX) else None
 
 
 def _cut_items(raw: bytes) -> tuple[dict[str, Slice], Slice | None, tuple[bytes, ...]]:
-    """The members of a body, the place of its list of items, and these; no place where it is no list.
+    """Returns the members of a body, the position of its list of items, and the items.
+
+    The position is None if `input` is not a list.
 
     Raises:
-        Unreadable: The body is none.
+        UnreadableBodyError: The bytes are not a request body.
     """
     try:
-        found = find_members(raw)
-        place = found.get("input")
+        members = find_members(raw)
+        place = members.get("input")
         if place is None or not raw.startswith(b"[", place.start):
-            return found, None, ()
+            return members, None, ()
         items = split_elements(memoryview(raw)[place.start : place.stop])
     except RecursionError:
         raise UnreadableBodyError("too-deep") from None
-    return found, place, items
+    return members, place, items
 
 
 def _with_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[bytes]) -> bytes:
@@ -173,9 +175,9 @@ def _with_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[bytes]
 
 
 def strip_privilege(item: bytes) -> bytes:
-    """Returns an item of the proxy's own as it is sealed.
+    """Returns an item of the proxy's own in the form in which it goes into a token.
 
-    Instructions come from the client alone, so a stand-in with the role `system` becomes the user's.
+    Only the client gives instructions, so a replacement with the role `system` becomes the user's.
     """
     record = _read_message(item)
     return (
@@ -184,14 +186,14 @@ def strip_privilege(item: bytes) -> bytes:
 
 
 def build_item(item_id: str, token: str) -> dict[str, Any]:
-    """Returns the compaction item that holds a token."""
+    """Builds the compaction item that holds a token."""
     return {"id": item_id, "type": "compaction", "encrypted_content": token}
 
 
 def build_response(
     response_id: str, model: str, created_at: int, item: Mapping[str, Any], usage: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the whole answer to a trigger."""
+    """Builds the whole answer to a trigger."""
     return {
         "id": response_id,
         "object": "response",
@@ -213,15 +215,15 @@ def build_response(
 
 
 def build_stream(response: Mapping[str, Any]) -> bytes:
-    """Returns an answer as events: created, the item added and done, completed.
+    """Returns an answer as a stream of events: created, the item added and done, completed.
 
-    Codex reads the item from `response.output_item.done`, and id and usage from `response.completed`.
+    Codex reads the item from `response.output_item.done`, and the id and the usage from `response.completed`.
     """
-    begun = {**response, "status": "in_progress", "output": [], "usage": None}
+    started = {**response, "status": "in_progress", "output": [], "usage": None}
     [item] = response["output"]
     events: tuple[tuple[str, Mapping[str, Any]], ...] = (
-        ("response.created", {"response": begun}),
-        ("response.in_progress", {"response": begun}),
+        ("response.created", {"response": started}),
+        ("response.in_progress", {"response": started}),
         ("response.output_item.added", {"output_index": 0, "item": item}),
         ("response.output_item.done", {"output_index": 0, "item": item}),
         ("response.completed", {"response": response}),

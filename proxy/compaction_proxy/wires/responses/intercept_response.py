@@ -1,4 +1,4 @@
-"""An answer on the Responses wire that is no stream, in which calls of the search tool are hidden."""
+"""Hides calls of the search tool in an answer on the Responses wire that is not a stream."""
 
 from typing import Any, Final
 
@@ -9,48 +9,48 @@ from compaction_proxy.wires.json import large
 from compaction_proxy.wires.messages.search_tool import SearchUse
 from compaction_proxy.wires.responses.search_tool import asks_client, build_message, is_call, read_arguments
 
-# Members that say which answer it is.
+# Members that identify the answer.
 ENVELOPE: Final = ("id", "created_at", "model")
 COMPLETED: Final = "completed"
 _CALLING: Final = b'"function_call"'
 
 
 class ResponsesAnswerJoiner:
-    """One answer as the client sees it, whatever number of answers it is made of.
+    """Joins one or more answers of the upstream into one for the client.
 
     Args:
-        name: Of the search tool.
+        name: The name of the search tool.
 
     Attributes:
-        calls: The calls to be answered, once `join_answer` has returned None.
+        calls: The calls to answer, once `join_answer` has returned None.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._first = True
         self._envelope: JsonObject = {}
-        self._items: list[Any] = []  # what the client gets of earlier answers
+        self._items: list[Any] = []  # items of earlier answers that the client gets
         self._spent: JsonObject = {}
         self._message: JsonObject = {}
         self.calls: tuple[SearchUse, ...] = ()
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """Returns what the client gets if this is the last answer; see `AnswerJoiner.take`."""
+        """Returns the client's body if this is the last answer, else None; see `AnswerJoiner.join_answer`."""
         if self._first and _CALLING not in body:
             return body
         payload = _decode_object(body)
         output = payload.get("output")
         items = [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
-        mine = [item for item in items if is_call(item, self._name)]
-        if self._first and not mine:
+        own_calls = [item for item in items if is_call(item, self._name)]
+        if self._first and not own_calls:
             return body
         if not isinstance(output, list):
-            return body if payload else b""  # perhaps an error
+            return body if payload else b""  # the body may be an error
         shown = [item for item in items if not is_call(item, self._name)]
-        alone = bool(mine) and not any(map(asks_client, shown))
-        if may_answer_calls and alone and payload.get("status", COMPLETED) == COMPLETED:
+        only_own_calls = bool(own_calls) and not any(map(asks_client, shown))
+        if may_answer_calls and only_own_calls and payload.get("status", COMPLETED) == COMPLETED:
             self._record_answer(payload, items, shown)
-            self.calls = tuple(SearchUse(read_arguments(item)) for item in mine)
+            self.calls = tuple(SearchUse(read_arguments(item)) for item in own_calls)
             return None
         payload |= {**self._envelope, "output": [*self._items, *shown]}
         if isinstance(payload.get("usage"), dict):
@@ -58,7 +58,7 @@ class ResponsesAnswerJoiner:
         return encode_ascii_json(payload)
 
     def get_assistant_message(self) -> JsonObject:
-        """Returns what the answer said which `join_answer` returned None for."""
+        """Returns the items of the answer for which `join_answer` returned None, under `output`."""
         return self._message
 
     def _record_answer(self, payload: JsonObject, items: list[JsonObject], shown: list[JsonObject]) -> None:
@@ -72,7 +72,7 @@ class ResponsesAnswerJoiner:
 
 
 def _decode_object(body: bytes) -> JsonObject:
-    """Returns the object that a body is; empty where it is none."""
+    """Decodes a body; empty if it is not an object."""
     try:
         payload = large.decode_value(body.strip())
     except UnreadableBodyError:

@@ -1,9 +1,9 @@
-"""A streamed answer on the Responses wire in which calls of the search tool are hidden.
+"""Hides calls of the search tool in a streamed answer on the Responses wire, and joins further answers.
 
-Bytes of the upstream go in and bytes for the client come out. Of the first answer, an event in front of the
-first call goes on as its own bytes. An item that calls the tool is left out, and what is numbered behind it
-closes up. Where the answer ends in such calls alone, its end is kept back, and the items of the upstream's
-next answer follow as if they were of the same one, whose end lists them all.
+Bytes from the upstream go in, and bytes for the client come out. In the first answer, an event before the
+first call is forwarded unchanged. An item that calls the tool is left out, and later numbers close the gap.
+If the answer ends in such calls alone, its end is held back. The items of the upstream's next answer then
+follow as part of the same answer, whose end lists all items.
 """
 
 import re
@@ -22,7 +22,7 @@ _OPENINGS: Final = frozenset({"response.created", "response.queued", "response.i
 _COMPLETED: Final = "response.completed"
 _ENDS: Final = frozenset({_COMPLETED, "response.incomplete", "response.failed"})
 _ITEM_DONE: Final = "response.output_item.done"
-# Events of a first answer that are looked at; text in other events has its quotes escaped.
+# Matches the events of a first answer that must be parsed. Text in other events has its quotes escaped.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:response\.(?:created|queued|in_progress|output_item\.(?:added|done)|completed|incomplete|failed)'
     rb'|error)"|\[DONE\]'
@@ -31,23 +31,23 @@ _NUMBERED: Final = b'"sequence_number"'
 
 
 class ResponsesStreamJoiner:
-    """One answer as the client sees it, whatever number of answers it is made of.
+    """Joins one or more streams of the upstream into one for the client.
 
     Args:
-        name: Of the search tool.
+        name: The name of the search tool.
 
     Attributes:
-        done: Whether the upstream has said that the present answer is at its end.
+        done: Whether the upstream has signalled the end of the current answer.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._first = True
-        self._hidden = True  # whether calls may be answered; else they are left out
+        self._hidden = True  # whether calls may be answered; if False, they are left out
         self._number = 0  # output index of the next item that the client sees
         self._sequence = 0  # sequence number of the next event that the client sees
         self._envelope: JsonObject = {}
-        self._items: list[JsonObject] = []  # what the client has got of earlier answers
+        self._items: list[JsonObject] = []  # items of earlier answers that the client has got
         self._spent: JsonObject = {}
         self._reset_answer()
 
@@ -56,37 +56,38 @@ class ResponsesStreamJoiner:
         self._kept = EventBuffer()
         self._mine: set[int | str] = set()
         self._numbers: dict[int | str, int] = {}  # the client's output index by the upstream's
-        self._output: list[JsonObject] = []  # of an answer that goes on
+        self._output: list[JsonObject] = []  # items of an answer that continues
         self._used: JsonObject = {}
         self._going = False
         self.done = False
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the present answer that were kept for `start_next_answer`."""
+        """Bytes of the current answer that are kept to join it."""
         return self._kept.size
 
     @property
     def calls(self) -> tuple[SearchUse, ...]:
-        """The calls to be answered before the answer goes on; none where it does not go on."""
+        """The calls to answer before the answer continues; empty if it does not continue."""
         if not self._going:
             return ()
         return tuple(SearchUse(read_arguments(item)) for item in self._output if is_call(item, self._name))
 
     def feed(self, chunk: bytes) -> bytes:
-        """Returns what the client gets when these bytes come."""
+        """Returns the bytes to send to the client when this chunk arrives."""
         return b"".join([self._filter_event(event) for event in self._events.feed(chunk)])
 
     def flush_rest(self) -> bytes:
-        """Returns what the client gets when the upstream's answer is at its end, not cut."""
+        """Returns the bytes left for the client when the upstream's answer has ended without a cut."""
         rest = self._events.flush_rest()
         return self._filter_event(rest) if rest else b""
 
     def start_next_answer(self, *, may_answer_calls: bool) -> JsonObject:
-        """Expects the next answer, and returns what the present one said.
+        """Prepares for the next answer, and returns the items of the current one, under `output`.
 
         Args:
-            may_answer_calls: Whether calls in the next answer may be answered, too. Else they are left out.
+            may_answer_calls: Whether calls in the next answer may be answered as well. If False, they are
+                left out.
         """
         message = build_message(self._output)
         self._items += self._drop_calls(self._output)
@@ -96,9 +97,9 @@ class ResponsesStreamJoiner:
         return message
 
     def write_error(self, body: bytes) -> bytes:
-        """Returns the event that tells the client of an error: as documented, and as the SDKs look for it."""
-        told = DECODER.decode(body.decode()).get("error")
-        error = told if isinstance(told, dict) else {"message": str(told)}
+        """Returns the event that reports an error to the client, with the documented and the SDKs' fields."""
+        details = DECODER.decode(body.decode()).get("error")
+        error = details if isinstance(details, dict) else {"message": str(details)}
         flat = {name: error.get(name) for name in ("code", "message", "param")}
         event = {"type": "error", "sequence_number": self._sequence, **flat, "error": error}
         return b"event: error\ndata: %b\n\n" % encode_ascii_json(event)
@@ -123,13 +124,13 @@ class ResponsesStreamJoiner:
         return b"" if self._is_hidden(event, payload) else self._renumber_event(event, payload)
 
     def _is_hidden(self, event: bytes, payload: JsonObject) -> bool:
-        """Whether an event is about a call of the search tool; takes note of items as they begin and end."""
+        """Returns whether an event is about a call of the search tool, and records items as they come."""
         if payload.get("type") == "response.created":
             self._envelope = {
                 key: payload["response"][key] for key in ENVELOPE if key in _get_response(payload)
             }
-            told = payload.get("sequence_number")
-            self._sequence = told if type(told) is int else 0
+            sequence = payload.get("sequence_number")
+            self._sequence = sequence if type(sequence) is int else 0
         item, key = payload.get("item"), _get_item_key(payload)
         if not isinstance(item, dict):
             return key in self._mine
@@ -143,33 +144,35 @@ class ResponsesStreamJoiner:
         return key in self._mine
 
     def _renumber_event(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event with numbers that leave no gap; its own bytes where they are right already."""
-        now: JsonObject = {}
+        """Returns the event with numbers that leave no gap; the same bytes if they are right already."""
+        numbers: JsonObject = {}
         index = payload.get("output_index")
         if type(index) is int:
-            now["output_index"] = self._numbers.get(index, index)
+            numbers["output_index"] = self._numbers.get(index, index)
         if "sequence_number" in payload:
-            now["sequence_number"] = self._sequence
+            numbers["sequence_number"] = self._sequence
             self._sequence += 1
-        same = all(payload[name] == value for name, value in now.items())
-        return event if same else replace_data(event, encode_ascii_json({**payload, **now}))
+        is_unchanged = all(payload[name] == value for name, value in numbers.items())
+        return event if is_unchanged else replace_data(event, encode_ascii_json({**payload, **numbers}))
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the end of an answer; empty where the answer goes on."""
+        """Returns the end of an answer; empty if the answer continues."""
         response = _get_response(payload)
-        told = response.get("output")
+        output = response.get("output")
         items = (
             [_decode_object(read_data(each))["item"] for each in self._kept] if self._kept.is_whole else []
         )
-        items = items or [item for item in (told if isinstance(told, list) else ()) if isinstance(item, dict)]
+        items = items or [
+            item for item in (output if isinstance(output, list) else ()) if isinstance(item, dict)
+        ]
         shown = self._drop_calls(items)
-        called = len(shown) < len(items)
+        has_calls = len(shown) < len(items)
         usage = response.get("usage")
         self._used = usage if isinstance(usage, dict) else {}
-        if called and self._hidden and payload["type"] == _COMPLETED and not any(map(asks_client, shown)):
+        if has_calls and self._hidden and payload["type"] == _COMPLETED and not any(map(asks_client, shown)):
             self._going, self._output = True, items
             return b""
-        if self._first and not called:
+        if self._first and not has_calls:
             return self._renumber_event(event, payload)
         response |= {**self._envelope, "output": [*self._items, *shown]}
         if self._used:
@@ -182,7 +185,7 @@ class ResponsesStreamJoiner:
 
 
 def _decode_object(data: bytes) -> JsonObject:
-    """Returns the object that an event carries; empty where it carries none."""
+    """Decodes the data of an event; empty if it is not an object."""
     try:
         payload = DECODER.decode(data.decode())
     except (ValueError, RecursionError):
@@ -191,14 +194,14 @@ def _decode_object(data: bytes) -> JsonObject:
 
 
 def _get_response(payload: JsonObject) -> JsonObject:
-    held = payload.get("response")
-    return held if isinstance(held, dict) else {}
+    response = payload.get("response")
+    return response if isinstance(response, dict) else {}
 
 
 def _get_item_key(payload: JsonObject) -> int | str:
-    """What names the item that an event is about: its output index, else its id."""
+    """Returns the key of the item that an event is about: its output index, or else its id."""
     index, item = payload.get("output_index"), payload.get("item")
     if type(index) is int:
         return index
-    told = item.get("id") if isinstance(item, dict) else payload.get("item_id")
-    return told if isinstance(told, str) else ""
+    item_id = item.get("id") if isinstance(item, dict) else payload.get("item_id")
+    return item_id if isinstance(item_id, str) else ""

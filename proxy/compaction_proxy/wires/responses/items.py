@@ -1,7 +1,7 @@
-"""The items of a Responses input: which of them belong together, and what each kind is for.
+"""The items of a Responses input: which of them belong together, and what each type is for.
 
-Everything that an answer is made of is one piece, so that reasoning never leaves without the calls that came
-of it. Of an item no more is decoded here than tells its kind.
+All items of one answer form one piece, so that reasoning is never removed without the calls that came of it.
+This module decodes only the type and the role of an item.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from compaction_proxy.wires.body import are_objects
 from compaction_proxy.wires.json import large
 from compaction_proxy.wires.json.slices import find_members, split_elements
 
-# Calls that the client answers with text, by the kind of the answer.
+# The calls that the client answers with text, by the type of the answer.
 ANSWERED: Final[Mapping[str, str]] = {
     "function_call_output": "function_call",
     "custom_tool_call_output": "custom_tool_call",
@@ -25,20 +25,20 @@ ANSWERED: Final[Mapping[str, str]] = {
     "apply_patch_call_output": "apply_patch_call",
 }
 ANSWER_OF: Final[Mapping[str, str]] = {call: answer for answer, call in ANSWERED.items()}
-# What the provider, or the client by the provider's means, has made of all that stands before it.
+# Items by which the provider, or the client with the provider's help, replaces everything before them.
 COMPACTED: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
-# The last item of a request that asks for such an item in place of an answer.
+# The type of the last item of a request that asks for a compaction item instead of an answer.
 TRIGGER: Final = "compaction_trigger"
-# Settings that stand among the items and hold for all behind them.
+# Settings among the items that apply to all items after them.
 STANDING: Final = frozenset({"additional_tools", "configuration_update"})
 
-# An item that is longer is taken apart in pieces, in bytes (`long_json`).
+# A longer item, in bytes, is decoded in pieces (see `json.large`).
 _LONG_BYTES: Final = large.LONG_BYTES
 _NOTHING: Final = frozenset({b"", b"null", b'""', b"[]"})
 
 
 class ItemGrouping(Enum):
-    """What an item is to the pieces."""
+    """How an item is grouped into pieces: alone, with its neighbours, or with everything before it."""
 
     ALONE = "alone"
     RUN = "run"
@@ -54,11 +54,11 @@ _ITEM_HEAD = msgspec.json.Decoder(_ItemHead)
 
 
 def classify_item(kind: str, role: str) -> ItemGrouping:
-    """What an item of this kind is, or a message of this role.
+    """Classifies an item by its type, and a message also by its role.
 
     Raises:
-        Unreadable: `stateful`: it refers to what only the provider has, as one without kind or role does;
-            `provider-compacts`: it asks the provider to compact.
+        UnreadableBodyError: `stateful`: the item refers to something that only the provider has, or has
+            neither type nor role. `provider-compacts`: the item asks the provider to compact.
     """
     if kind in COMPACTED:
         return ItemGrouping.COMPACTED
@@ -72,15 +72,15 @@ def classify_item(kind: str, role: str) -> ItemGrouping:
 
 
 def _classify_raw_item(raw: bytes) -> ItemGrouping:
-    """The same of an item's bytes."""
+    """Classifies an item by its bytes."""
     return classify_item(*read_kind(raw))
 
 
 def read_kind(raw: bytes) -> tuple[str, str]:
-    """Returns the type and the role of an item, each empty where the item has none.
+    """Returns the type and the role of an item. Each is empty if the item has none.
 
     Raises:
-        Unreadable: `too-deep`.
+        UnreadableBodyError: `too-deep`.
     """
     if len(raw) > _LONG_BYTES:
         return _read_long_kind(raw)
@@ -93,19 +93,19 @@ def read_kind(raw: bytes) -> tuple[str, str]:
 
 def _read_long_kind(raw: bytes) -> tuple[str, str]:
     try:
-        found = find_members(raw)
+        members = find_members(raw)
     except RecursionError:
         raise UnreadableBodyError("too-deep") from None
-    held = {key: raw[found[key].start : found[key].stop] for key in ("type", "role") if key in found}
-    told = {key: large.decode_plain(value) for key, value in held.items() if value.startswith(b'"')}
-    return told.get("type", ""), told.get("role", "")
+    values = {key: raw[members[key].start : members[key].stop] for key in ("type", "role") if key in members}
+    strings = {key: large.decode_plain(value) for key, value in values.items() if value.startswith(b'"')}
+    return strings.get("type", ""), strings.get("role", "")
 
 
 def parse_items(value: memoryview) -> tuple[bytes, ...]:
-    """The elements of `input`; a string is what one user message says.
+    """Splits the value of `input` into items. A string becomes one user message.
 
     Raises:
-        Unreadable: `no-array` or `no-messages`; it is no list of objects.
+        UnreadableBodyError: `no-array` or `no-messages`: it is not a list of objects.
     """
     if bytes(value[:1]) == b'"':
         return (b'{"role":"user","content":%b}' % bytes(value),)
@@ -116,44 +116,48 @@ def parse_items(value: memoryview) -> tuple[bytes, ...]:
 
 
 def to_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """The items as pieces: see `classify_item`.
+    """Groups the items into pieces by `classify_item`.
 
     Raises:
-        Unreadable: One of them keeps us from rewriting any.
+        UnreadableBodyError: One of the items rules out that the proxy rewrites the list.
     """
-    sides = [_classify_raw_item(each) for each in items]
-    start = len(sides) - sides[::-1].index(ItemGrouping.COMPACTED) if ItemGrouping.COMPACTED in sides else 0
-    made = [b",".join(items[:start])] if start else []
-    for side, together in groupby(range(start, len(items)), sides.__getitem__):
-        indices = list(together)
+    groupings = [_classify_raw_item(each) for each in items]
+    start = (
+        len(groupings) - groupings[::-1].index(ItemGrouping.COMPACTED)
+        if ItemGrouping.COMPACTED in groupings
+        else 0
+    )
+    pieces = [b",".join(items[:start])] if start else []
+    for grouping, group in groupby(range(start, len(items)), groupings.__getitem__):
+        indices = list(group)
         run = items[indices[0] : indices[-1] + 1]
-        made += [b",".join(run)] if side is ItemGrouping.RUN else run
-    return tuple(made)
+        pieces += [b",".join(run)] if grouping is ItemGrouping.RUN else run
+    return tuple(pieces)
 
 
 def may_continue(item: bytes) -> bool:
-    """Whether what follows an item may belong to the same piece."""
+    """Returns whether the item after this one may belong to the same piece."""
     return _classify_raw_item(item) is ItemGrouping.RUN
 
 
 def regroups_previous(items: tuple[bytes, ...]) -> bool:
-    """Whether items make one piece of everything that stands before them."""
+    """Returns whether these items turn everything before them into one piece."""
     return any(_classify_raw_item(each) is ItemGrouping.COMPACTED for each in items)
 
 
 def find_skip_reason(indicators: Mapping[str, bytes]) -> str:
-    """Why a body is left as it is, by its members: the provider has the rest, or compacts by itself."""
-    told = {name for name, value in indicators.items() if value not in _NOTHING}
-    if told & {"previous_response_id", "conversation"}:
+    """Returns why a body must stay unchanged: the provider has the rest, or compacts the input itself."""
+    names = {name for name, value in indicators.items() if value not in _NOTHING}
+    if names & {"previous_response_id", "conversation"}:
         return "stateful"
-    return "provider-compacts" if told else ""
+    return "provider-compacts" if names else ""
 
 
 def split_items(piece: bytes) -> tuple[bytes, ...]:
-    """The items of a piece, as their bytes.
+    """Splits a piece into the bytes of its items.
 
     Raises:
-        Unreadable: It is none.
+        UnreadableBodyError: The bytes are not a piece.
     """
     try:
         items = split_elements(b"[%b]" % piece)
@@ -165,10 +169,10 @@ def split_items(piece: bytes) -> tuple[bytes, ...]:
 
 
 def decode_items(piece: bytes) -> list[dict[str, Any]]:
-    """The items of a piece.
+    """Decodes the items of a piece.
 
     Raises:
-        Unreadable: It is none: `not-json`, `no-messages` or `too-deep`.
+        UnreadableBodyError: The bytes are not a piece: `not-json`, `no-messages`, `too-many` or `too-deep`.
     """
     value = large.decode_value(b"[%b]" % piece)
     if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):

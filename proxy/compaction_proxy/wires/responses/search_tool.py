@@ -1,4 +1,4 @@
-"""The search tool on the Responses wire: how it is offered, which items call it, and what answers a call.
+"""The search tool on the Responses wire: its definition, the items that call it, and the results of calls.
 
 Sources: OpenAI's documentation of function calling and of encrypted reasoning (`store: false`), 2026-11.
 """
@@ -15,7 +15,7 @@ from compaction_proxy.wires.json.slices import find_members, read_member, split_
 from compaction_proxy.wires.usage import as_mapping, parse_json
 from compaction_proxy.wires.wire import ToolSupport
 
-# Not `strict`, which is this wire's default: no argument is required.
+# Not `strict`, which is the default of this wire, because no argument is required.
 TOOL_JSON: Final[bytes] = json.dumps(
     {
         "type": "function",
@@ -31,24 +31,27 @@ TOOL_JSON: Final[bytes] = json.dumps(
 CALL: Final = "function_call"
 RESULT: Final = "function_call_output"
 _REASONING: Final = "reasoning"
-# Items that ask nothing of the client: what the model says, and tools that the provider runs.
+# Items that the client need not answer: what the model says, and tools that the provider runs.
 _UNASKING: Final = frozenset(
     {"message", _REASONING, "web_search_call", "file_search_call", "code_interpreter_call"}
     | {"image_generation_call", "mcp_call", "mcp_list_tools", "compaction"}
 )
-# Members with which the provider keeps the answer, or brings tools that ours would replace.
+# Members with which the provider keeps the answer, or brings tools that the proxy's tool would replace.
 _KEEPING: Final = ("previous_response_id", "conversation", "prompt")
 
 
 def inspect_tools(raw: bytes, name: str) -> ToolSupport:
-    """Returns how a body stands to a tool of this name.
+    """Tells whether a tool of this name can be added to a body.
 
-    The tool has a place only where `store` is false: else the provider keeps each answer by its id, and the
-    client goes on from one that ends in a call of ours. It has none where the client has a tool of that name
-    or chooses among tools (`tool_choice` other than `auto`), or where the answer must be JSON.
+    It cannot be added in these cases:
+    - The provider stores the answers, for example because `store` is not false. It then keeps each answer by
+      its id, and the client would continue an answer that ends in a call of the proxy's tool.
+    - The client has a tool of that name.
+    - The client chooses among tools (`tool_choice` other than `auto`).
+    - The answer must be JSON.
 
     Raises:
-        Unreadable: It is no request (see `json_slices.members`).
+        UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
     """
     try:
         places = find_members(raw)
@@ -56,23 +59,23 @@ def inspect_tools(raw: bytes, name: str) -> ToolSupport:
         raise UnreadableBodyError("too-deep") from None
     tools = read_member(raw, places, "tools")
     choice = read_member(raw, places, "tool_choice")
-    listed = not tools or tools.startswith(b"[")
-    taken = b'"%b"' % name.encode() in tools
-    free = not choice or (bool(tools) and choice == b'"auto"')
-    stored = read_member(raw, places, "store") != b"false"
-    stored = stored or read_member(raw, places, "background") == b"true"
-    stored = stored or any(read_member(raw, places, each) for each in _KEEPING)
+    is_list = not tools or tools.startswith(b"[")
+    is_taken = b'"%b"' % name.encode() in tools
+    is_free = not choice or (bool(tools) and choice == b'"auto"')
+    is_stored = read_member(raw, places, "store") != b"false"
+    is_stored = is_stored or read_member(raw, places, "background") == b"true"
+    is_stored = is_stored or any(read_member(raw, places, each) for each in _KEEPING)
     text = as_mapping(parse_json(read_member(raw, places, "text") or b"{}"))
-    shaped = as_mapping(text.get("format")).get("type") not in {None, "text"}
-    possible = listed and free and not (taken or stored or shaped)
-    return ToolSupport(raw, places, bool(tools), possible)
+    has_format = as_mapping(text.get("format")).get("type") not in {None, "text"}
+    can_add_tool = is_list and is_free and not (is_taken or is_stored or has_format)
+    return ToolSupport(raw, places, bool(tools), can_add_tool)
 
 
 def continue_request(raw: bytes, items: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns the body with more items behind its own; a text in place of a list becomes a message of one.
+    """Returns the body with more items behind its own. A string `input` becomes a list of one message.
 
     Raises:
-        Unreadable: It has no input.
+        UnreadableBodyError: The body has no input.
     """
     place = find_members(raw).get("input")
     value = raw[place.start : place.stop] if place else b""
@@ -85,33 +88,33 @@ def continue_request(raw: bytes, items: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def is_call(item: Mapping[str, Any], name: str) -> bool:
-    """Whether an item calls the tool of this name."""
+    """Returns whether an item calls the tool of this name."""
     return item.get("type") == CALL and item.get("name") == name
 
 
 def asks_client(item: Mapping[str, Any]) -> bool:
-    """Whether an item is the client's to answer, for all that is known of its type."""
+    """Returns whether the client must answer an item. Items of unknown type count as such."""
     return item.get("type") not in _UNASKING
 
 
 def read_arguments(item: Mapping[str, Any]) -> str:
     """Returns the arguments of a call as the model wrote them."""
-    held = item.get("arguments")
-    return held if isinstance(held, str) else json.dumps(held or {})
+    arguments = item.get("arguments")
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {})
 
 
 def build_message(items: Iterable[JsonObject]) -> JsonObject:
-    """Returns what an answer said, as its provider takes it back: items under `output`.
+    """Builds the items of an answer, under `output`, in the form in which the provider takes them back.
 
-    Reasoning goes back as it came, with its encrypted content. Reasoning without any content is left out,
-    because a provider that stores nothing does not know it by its id; then no item has an id, because items
-    that came of it could not stand without it. Arguments that are no object become an empty one.
+    Reasoning goes back unchanged, with its encrypted content. Reasoning without content is left out, because
+    a provider that stores nothing does not know it by its id. Then all ids are removed, because items that
+    came of that reasoning could not stand without it. Arguments that are not an object become an empty one.
     """
-    held = list(items)
-    kept = [item for item in held if item.get("type") != _REASONING or _has_content(item)]
-    if len(kept) < len(held):
-        kept = [{name: value for name, value in item.items() if name != "id"} for item in kept]
-    return {"output": [_mend_call(item, number) for number, item in enumerate(kept)]}
+    all_items = list(items)
+    remaining = [item for item in all_items if item.get("type") != _REASONING or _has_content(item)]
+    if len(remaining) < len(all_items):
+        remaining = [{name: value for name, value in item.items() if name != "id"} for item in remaining]
+    return {"output": [_mend_call(item, number) for number, item in enumerate(remaining)]}
 
 
 def _has_content(item: Mapping[str, Any]) -> bool:
@@ -121,13 +124,13 @@ def _has_content(item: Mapping[str, Any]) -> bool:
 def _mend_call(item: JsonObject, number: int) -> JsonObject:
     if item.get("type") != CALL:
         return item
-    told = read_arguments(item)
-    given = told if is_json_object(told) else "{}"
-    return {**item, "call_id": item.get("call_id") or f"call_{number}", "arguments": given}
+    arguments = read_arguments(item)
+    valid_arguments = arguments if is_json_object(arguments) else "{}"
+    return {**item, "call_id": item.get("call_id") or f"call_{number}", "arguments": valid_arguments}
 
 
 def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
-    """Returns the items of the answer, and an output for each of its calls, in their order."""
+    """Returns the items of the answer, and an output for each of its calls, in order."""
     calls = [item for item in message["output"] if item.get("type") == CALL]
     results = [
         {"type": RESULT, "call_id": call["call_id"], "output": text}

@@ -1,7 +1,7 @@
-"""Pieces of a Responses input made shorter, and messages of ours that carry a client's images along.
+"""Shortens pieces of a Responses input, and attaches a client's images to messages of the proxy's own.
 
-Reasoning, and items that only the provider reads, are sealed or refer to each other: not a byte of them
-changes.
+Reasoning, and items that only the provider reads, are encrypted or refer to each other, so they stay byte for
+byte.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,35 +26,35 @@ _ItemShortener = Callable[[JsonObject, TextCutter, str], JsonObject]
 
 
 def shorten_message(record: Message, share: float, handle: str) -> Message:
-    """The piece with about `share` (0..1) of its text, head and tail; unknown fields stay.
+    """Returns the piece with about `share` (0..1) of its text, from head and tail. Unknown fields stay.
 
-    Text in the arguments of calls is shortened where it is long, and parts of a user's message or a tool's
-    answer that are not text become a note. Never longer than the piece is: where nothing can be won, it is
-    the piece itself.
+    Text in the arguments of calls is shortened if it is long. In a user's message or a tool's answer, parts
+    that are not text become a note. The result is never longer: where nothing can be saved, it is the piece
+    itself.
     """
     raw = record.raw or encode_message(record)
     if record.is_privileged:
         return record
     cut = partial(build_excerpt, share=share, handle=handle)
-    made = b",".join([_shorten_item(each, cut, handle) for each in split_items(raw)])
-    return parse_message(made) if len(made) < len(raw) else record
+    shortened = b",".join([_shorten_item(each, cut, handle) for each in split_items(raw)])
+    return parse_message(shortened) if len(shortened) < len(raw) else record
 
 
 def _shorten_item(raw: bytes, cut: TextCutter, handle: str) -> bytes:
-    """An item, or its own bytes where nothing can be won."""
+    """Returns a shorter item, or its own bytes if nothing can be saved."""
     item = decode_value(raw)
-    way = _SHORTENERS.get(get_kind(item))
-    if way is None:
+    shortener = _SHORTENERS.get(get_kind(item))
+    if shortener is None:
         return raw
     try:
-        return min(raw, encode_json(way(item, cut, handle)), key=len)
+        return min(raw, encode_json(shortener(item, cut, handle)), key=len)
     except (ValueError, RecursionError):
         return raw
 
 
 def _shorten_message_item(item: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
-    spoken = item.get("role") == "assistant"
-    return _shorten_content(item, "content", cut, "" if spoken else handle)
+    is_answer = item.get("role") == "assistant"
+    return _shorten_content(item, "content", cut, "" if is_answer else handle)
 
 
 def _shorten_output(item: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
@@ -62,12 +62,12 @@ def _shorten_output(item: JsonObject, cut: TextCutter, handle: str) -> JsonObjec
 
 
 def _shorten_content(item: JsonObject, key: str, cut: TextCutter, handle: str) -> JsonObject:
-    """The item with a shorter content; what is no text becomes a note if there is a handle to name."""
-    held = item.get(key)
-    if isinstance(held, str):
-        return {**item, key: cut(held)}
-    if isinstance(held, list):
-        return {**item, key: [_shorten_part(each, cut, handle) for each in held]}
+    """Returns the item with shorter content. Parts that are not text become a note if there is a handle."""
+    content = item.get(key)
+    if isinstance(content, str):
+        return {**item, key: cut(content)}
+    if isinstance(content, list):
+        return {**item, key: [_shorten_part(each, cut, handle) for each in content]}
     return item
 
 
@@ -86,15 +86,15 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
 
 
 def _replace_text(part: Mapping[str, Any], text: str) -> JsonObject:
-    """A part with another text, to whose characters nothing refers any more."""
-    kept = {key: each for key, each in part.items() if key != "logprobs"}
-    return {**kept, "text": text, **({"annotations": []} if "annotations" in kept else {})}
+    """Returns a part with another text, without members that refer to characters of the old text."""
+    remaining = {key: each for key, each in part.items() if key != "logprobs"}
+    return {**remaining, "text": text, **({"annotations": []} if "annotations" in remaining else {})}
 
 
 def _shorten_shell_output(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
-    held = item.get("output")
-    listed = held if isinstance(held, list) else []
-    return {**item, "output": [_shorten_streams(each, cut) for each in listed]}
+    output = item.get("output")
+    results = output if isinstance(output, list) else []
+    return {**item, "output": [_shorten_streams(each, cut) for each in results]}
 
 
 def _shorten_streams(shown: Any, cut: TextCutter) -> Any:
@@ -110,13 +110,13 @@ def _shorten_function_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObj
 
 
 def _shorten_custom_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
-    given = item.get("input")
-    return {**item, "input": cut_if_long(given, cut)} if isinstance(given, str) else item
+    call_input = item.get("input")
+    return {**item, "input": cut_if_long(call_input, cut)} if isinstance(call_input, str) else item
 
 
 def _shorten_action_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
-    held = {key: item[key] for key in ("action", "operation") if key in item}
-    return {**item, **{key: cut_inside(each, cut) for key, each in held.items()}}
+    values = {key: item[key] for key in ("action", "operation") if key in item}
+    return {**item, **{key: cut_inside(each, cut) for key, each in values.items()}}
 
 
 _SHORTENERS: Final[Mapping[str, _ItemShortener]] = {
@@ -135,15 +135,15 @@ _SHORTENERS: Final[Mapping[str, _ItemShortener]] = {
 
 
 def attach_parts(record: Message, source: Message) -> Message:
-    """A message of ours that also carries the parts of another's content that are no text, as they came.
+    """Returns a message of the proxy's own with the parts of another that are not text, unchanged.
 
-    Only what a user says may hold images and files, so it is the user who says it then.
+    Only user messages may hold images and files, so a message with such parts is the user's.
     """
     [item, *_] = decode_items(source.raw) if source.raw else [{}]
     content = item.get("content")
-    held = content if isinstance(content, list) else []
-    parts = [each for each in held if not isinstance(each, str) and not is_text(each)]
+    content_list = content if isinstance(content, list) else []
+    parts = [each for each in content_list if not isinstance(each, str) and not is_text(each)]
     if not parts:
         return parse_message(encode_message(record))
-    said = [{"type": "input_text", "text": record.text}, *parts]
-    return parse_message(encode_json({"role": "user", "content": said}))
+    content_parts = [{"type": "input_text", "text": record.text}, *parts]
+    return parse_message(encode_json({"role": "user", "content": content_parts}))

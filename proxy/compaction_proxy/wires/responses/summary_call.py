@@ -1,7 +1,8 @@
-"""Calls of our own on the Responses wire: a summary request's body, and what its answer says.
+"""Summary calls on the Responses wire: builds the request body and parses the answer.
 
-A call is instructions and one input of ours, or the client's own request continued: then everything that a
-provider reads before the input, and with it its prompt cache, stays as it is, byte for byte.
+A call consists of instructions and one input of the proxy's own, or continues the client's request. In a
+continuation, everything that a provider reads before the input stays the same byte for byte, so the
+provider's prompt cache still applies.
 """
 
 import json
@@ -17,25 +18,25 @@ from compaction_proxy.wires.responses.items import ANSWER_OF
 from compaction_proxy.wires.responses.messages import get_kind, join_messages
 from compaction_proxy.wires.usage import as_mapping, build_usage, parse_json
 
-# The lowest that all models take which can reason: newer ones take no `minimal`, and older ones no `none`.
+# The lowest effort that all reasoning models accept: newer ones refuse `minimal`, and older ones `none`.
 EFFORT: Final = "low"
 
-# What a client's request says about its own answer, which a continuation of it must not.
+# Members of a client's request that are about its own answer. A continuation must not have them.
 _OF_THE_ANSWER: Final = frozenset(
     {"stream", "stream_options", "max_output_tokens", "max_tool_calls", "text", "top_logprobs", "include"}
     | {"temperature", "top_p", "tool_choice", "metadata", "store", "background", "background_options"}
     | {"truncation", "input", "previous_response_id", "conversation", "context_management", "moderation"}
 )
-# Why an answer was cut, by the names that every wire has for it here.
+# Why an answer was cut, in the words that the proxy uses for every wire.
 _REASONS: Final[Mapping[str, str]] = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
 def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The members of the body that a provider may refuse, without those that it has refused before.
+    """Builds the members of the body that a provider may refuse, without those that it has refused before.
 
     Args:
-        call: What to ask.
-        refused: Names of members.
+        call: The summary call.
+        refused: Names of refused members.
     """
     client = _read_client_members(call.conversation) if call.conversation else {}
     reasoning = get_thinking_allowance(call.model) > 0
@@ -53,30 +54,32 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
 
 def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> bytes:
-    """The body of a summary call.
+    """Builds the body of a summary call.
 
     Args:
-        call: What to ask.
-        own_members: Its `build_own_members`.
+        call: The summary call.
+        own_members: The result of `build_own_members`.
     """
     if call.conversation is not None:
         return _continue_conversation(call.conversation, call.prompt, own_members)
-    asked = {"model": call.model, "instructions": call.system, "input": call.prompt}
-    return json.dumps({**asked, **own_members}).encode()
+    fields = {"model": call.model, "instructions": call.system, "input": call.prompt}
+    return json.dumps({**fields, **own_members}).encode()
 
 
 def _continue_conversation(
     conversation: ContinuedConversation, prompt: str, own_members: Mapping[str, Any]
 ) -> bytes:
-    """The client's body with another input; what is about its answer is ours."""
-    listed = conversation.messages
-    acknowledged = (ACKNOWLEDGEMENT,) if listed and listed[-1].answers else ()
+    """Returns the client's body with another input, and with own members for those about its answer."""
+    messages = conversation.messages
+    acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answers else ()
     fields = {
         name: value
         for name, value in _read_client_members(conversation).items()
         if name not in _OF_THE_ANSWER and name not in own_members
     }
-    fields["input"] = b"[%b]" % join_messages((*listed, *acknowledged, Message(role="user", text=prompt)))
+    fields["input"] = b"[%b]" % join_messages(
+        (*messages, *acknowledgements, Message(role="user", text=prompt))
+    )
     fields |= {name: json.dumps(value).encode() for name, value in own_members.items()}
     return b"{" + b",".join(json.dumps(name).encode() + b":" + fields[name] for name in fields) + b"}"
 
@@ -87,23 +90,23 @@ def _read_client_members(conversation: ContinuedConversation) -> dict[str, bytes
 
 
 def parse_answer(body: bytes) -> SummaryAnswer:
-    """What an answer says.
+    """Parses an answer of the Responses API.
 
     Raises:
-        SummaryFailed: `garbage`; the body is none, or it failed.
+        SummaryError: `garbage`: the body is not such an answer, or the answer has failed.
     """
-    told = as_mapping(parse_json(body))
-    output = told.get("output")
-    if not isinstance(output, list) or told.get("status") == "failed":
+    payload = as_mapping(parse_json(body))
+    output = payload.get("output")
+    if not isinstance(output, list) or payload.get("status") == "failed":
         raise SummaryError("garbage")
     items = [as_mapping(each) for each in output]
     parts = [part for item in items if item.get("type") == "message" for part in _iter_parts(item)]
-    usage = as_mapping(told.get("usage"))
+    usage = as_mapping(payload.get("usage"))
     cached = as_mapping(usage.get("input_tokens_details")).get("cached_tokens")
     counts = build_usage(usage.get("input_tokens"), usage.get("output_tokens"), cached)
     return SummaryAnswer(
         text="".join(_iter_texts(parts)),
-        finish_reason=_get_finish_reason(told),
+        finish_reason=_get_finish_reason(payload),
         called_tools=any(get_kind(item) in ANSWER_OF for item in items),
         refused=any(part.get("type") == "refusal" for part in parts),
         prompt_tokens=counts.prompt_tokens if counts else 0,

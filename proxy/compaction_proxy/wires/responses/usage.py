@@ -1,7 +1,7 @@
-"""What an answer on the Responses wire says about tokens used.
+"""Parses the token usage in answers on the Responses wire.
 
-A stream ends in one event that repeats the whole answer, its tools and its instructions, and may be of
-megabytes: then only its end is kept, and that is where the usage stands.
+A stream ends in an event that repeats the whole answer with its tools and instructions, and may have
+megabytes. Then only the end of the event is kept, and the usage stands there.
 """
 
 import re
@@ -25,7 +25,7 @@ from compaction_proxy.wires.usage import (
 from compaction_proxy.wires.wire import TokenUsage
 
 _USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
-# Of an event whose beginning is lost: what its usage stands in.
+# Opens the objects around the usage in an event whose beginning is lost.
 _OPENING: Final = b'{"response":{'
 
 
@@ -40,7 +40,7 @@ class _ResponsesTokenCounts(msgspec.Struct):
 
 
 class _ResponsesAnswer(msgspec.Struct):
-    """An answer as nearly every provider writes it; nothing but this is built of it."""
+    """An answer as nearly every provider writes it. Only these fields are decoded."""
 
     usage: _ResponsesTokenCounts
     status: str | None = None
@@ -73,8 +73,8 @@ def _parse_event(data: bytes) -> TokenUsage | None:
     return _parse_response(as_mapping(as_mapping(parse_json(data)).get("response")))
 
 
-def _parse_stream(_: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # noqa: FBT001 - by `UsageParser`
-    """The usage of the last event that tells one."""
+def _parse_stream(_: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # noqa: FBT001 - set by `UsageParser`
+    """Returns the usage of the last event that has one."""
     first, rest = (b"", tail) if whole else cut_first_line(tail)
     for line in iter_lines_backwards(rest):
         if line.startswith(b"data:") and _USAGE_PATTERN.search(line) and (usage := _parse_event(line[5:])):
@@ -86,5 +86,5 @@ _RESPONSES: Final = UsageParser(_parse_counts, _parse_body, _parse_stream)
 
 
 def open_usage_tap(content_type: str, content_encoding: str = "") -> UsageTap:
-    """Watches one answer; see `UsageTap`. Its `finish_reason` is the answer's status."""
+    """Opens a tap on one answer. The `finish_reason` of its usage is the answer's status."""
     return UsageTap(_RESPONSES, content_type, content_encoding)

@@ -1,4 +1,4 @@
-"""What of a piece that is no text weighs, in tokens: parts, reasoning, and items that a provider has made."""
+"""Estimates the tokens of what is not text in a piece: parts, reasoning, and items made by the provider."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,32 +16,32 @@ from compaction_proxy.wires.responses.items import ANSWER_OF, ANSWERED, COMPACTE
 from compaction_proxy.wires.responses.messages import as_string, build_record, get_kind, is_text
 from compaction_proxy.wires.wire import UncountedMessage
 
-# A part of a kind we do not know, in tokens, at most.
+# The most tokens that a part of unknown kind counts.
 UNKNOWN_PART_TOKENS: Final = 1_000
-# Base64 carries three bytes in four characters.
+# Base64 encodes three bytes as four characters.
 _BASE64_RATIO: Final = 0.75
-# Of English, of JSON, and of what reasoning is sealed from.
+# For English, JSON, and the text that encrypted reasoning holds.
 _BYTES_PER_TOKEN: Final = 4
 
 ItemFields = Mapping[str, Any]
 
 
 def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
-    """A piece, and what of it that is no text weighs.
+    """Parses a piece, and estimates the tokens of what is not text in it.
 
     Raises:
-        Unreadable: The bytes are no piece.
+        UnreadableBodyError: The bytes are not a piece.
     """
     items = decode_items(raw)
     record = build_record(raw, items)
-    held = record.parts or record.signed
+    has_nontext = record.parts or record.signed
     return UncountedMessage(
-        record, compute_message_digest(record), _sum_item_tokens(items, model) if held else 0
+        record, compute_message_digest(record), _sum_item_tokens(items, model) if has_nontext else 0
     )
 
 
 def estimate_part_tokens(raw: bytes, model: str) -> int:
-    """Tokens of all of a piece that is no text, before calibration."""
+    """Estimates the tokens of everything in a piece that is not text, before calibration."""
     try:
         return _sum_item_tokens(decode_items(raw), model)
     except UnreadableBodyError:
@@ -55,17 +55,17 @@ def _sum_item_tokens(items: Sequence[ItemFields], model: str) -> int:
 
 
 def _select_read_items(items: Sequence[ItemFields]) -> Iterable[ItemFields]:
-    """What of a compacted beginning the model reads.
+    """Returns the items that the model reads from a piece with a provider's compaction.
 
-    Providers give back messages with what they have compacted. A client that has left calls and answers in
-    front of it has cleared nothing away, and its provider passes over them.
+    Providers return messages together with their compaction item, and the model reads both. If calls or their
+    answers stand before it as well, the client has kept the whole input, and the provider skips all of it.
     """
-    whole = any(get_kind(each) in {*ANSWER_OF, *ANSWERED} for each in items)
-    return [each for each in items if not whole or get_kind(each) in COMPACTED]
+    is_uncut = any(get_kind(each) in {*ANSWER_OF, *ANSWERED} for each in items)
+    return [each for each in items if not is_uncut or get_kind(each) in COMPACTED]
 
 
 def _estimate_text(item: ItemFields) -> int:
-    """Tokens of a message's text, about."""
+    """Estimates the tokens of a message's text."""
     content = item.get("content")
     parts = content if isinstance(content, list) else [{"text": as_string(content)}]
     return sum([len(each["text"]) for each in parts if is_text(each)]) // _BYTES_PER_TOKEN
@@ -73,36 +73,37 @@ def _estimate_text(item: ItemFields) -> int:
 
 def _estimate_item(item: ItemFields, model: str) -> int:
     kind = get_kind(item)
-    if kind in ANSWER_OF or kind == "shell_call_output":  # all of it is text
+    if kind in ANSWER_OF or kind == "shell_call_output":  # these items hold only text
         return 0
     if kind == "reasoning":
         return _estimate_reasoning(item)
     if kind == "image_generation_call":
         return estimate_image_url_tokens(model, "data:image/png;base64," + as_string(item.get("result")))
     if kind == "message" or kind in ANSWERED or kind == "computer_call_output":
-        held = item.get("content" if kind == "message" else "output")
-        return _estimate_content([held] if isinstance(held, Mapping) else held, model)
-    rest = {key: value for key, value in item.items() if key != "encrypted_content"}
-    return _estimate_sealed(item) + len(json.dumps(rest)) // _BYTES_PER_TOKEN
+        content = item.get("content" if kind == "message" else "output")
+        return _estimate_content([content] if isinstance(content, Mapping) else content, model)
+    other_members = {key: value for key, value in item.items() if key != "encrypted_content"}
+    return _estimate_sealed(item) + len(json.dumps(other_members)) // _BYTES_PER_TOKEN
 
 
 def _estimate_sealed(item: ItemFields) -> int:
-    """Tokens of what only the provider can read: no more than fit into its bytes."""
+    """Estimates the tokens of encrypted content: no more than fit into its bytes."""
     return int(len(as_string(item.get("encrypted_content"))) * _BASE64_RATIO) // _BYTES_PER_TOKEN
 
 
 def _estimate_reasoning(item: ItemFields) -> int:
-    """Tokens of a reasoning item.
+    """Estimates the tokens of a reasoning item.
 
-    Providers take those of the turn under way into the prompt and leave out, unbilled, those of turns before
-    it. A piece is weighed once, wherever it comes to stand, so all count: too much is on the safe side, and
-    calibration takes it up. What is shown of the reasoning the model does not get where it gets the rest.
+    Providers include reasoning of the current turn in the prompt and leave out that of earlier turns,
+    unbilled. A piece is estimated once, wherever it stands later, so all reasoning counts. An estimate that
+    is too high is on the safe side, and calibration corrects it. The model does not get the readable
+    reasoning if it gets the encrypted one.
     """
-    shown = [*_as_list(item.get("content")), *_as_list(item.get("summary"))]
-    read = _as_list(item.get("content")) or shown
+    readable = [*_as_list(item.get("content")), *_as_list(item.get("summary"))]
+    counted = _as_list(item.get("content")) or readable
     return (
         _estimate_sealed(item)
-        or sum([len(each["text"]) for each in read if is_text(each)]) // _BYTES_PER_TOKEN
+        or sum([len(each["text"]) for each in counted if is_text(each)]) // _BYTES_PER_TOKEN
     )
 
 
@@ -131,5 +132,5 @@ def _estimate_part(part: Any, model: str) -> int:
     if part.get("type") == "input_audio" and isinstance(inner, Mapping):
         size = int(len(as_string(inner.get("data"))) * _BASE64_RATIO)
         return estimate_audio_tokens(model, size, as_string(inner.get("format")))
-    # Never more than its bytes, because the gate counts on that.
+    # Never more than its bytes, because the size gate relies on that.
     return min(UNKNOWN_PART_TOKENS, len(json.dumps(part)))

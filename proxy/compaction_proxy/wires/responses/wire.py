@@ -1,4 +1,4 @@
-"""The Responses wire as a dialect."""
+"""The Responses format as a `Wire`."""
 
 from typing import Final
 
@@ -30,7 +30,7 @@ from compaction_proxy.wires.responses.weights import estimate_part_tokens, parse
 from compaction_proxy.wires.sse import EventSplitter, read_data
 from compaction_proxy.wires.wire import CallFormat, MemberNames, SearchTool, Wire
 
-# Events that come before anything of the answer does.
+# Events that come before any content of the answer.
 _OPENING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 
 
@@ -42,7 +42,7 @@ _RESPONSE_EVENT: Final = msgspec.json.Decoder(_ResponseEvent)
 
 
 def _may_hold_back(seen: bytes) -> bool:
-    """Only such events, comments, and perhaps the beginning of a further event."""
+    """Returns whether a stream has shown only opening events and comments so far."""
     return all(map(_is_opening_event, map(read_data, EventSplitter().feed(seen))))
 
 
