@@ -1,0 +1,93 @@
+"""Draws functions or texts by a seed, for readers who have never seen the code.
+
+    python tools/draw_samples.py signatures [--seed 21] [--number 60] [--commit COMMIT]
+    python tools/draw_samples.py prose [--seed 21] [--number 40] [--commit COMMIT]
+
+`signatures` prints functions without bodies and docstrings, below the name of their class. The draw goes
+by the order of functions in files, so two commits that differ only in names give the same functions.
+`prose` prints docstrings and comments, each with the code that follows it.
+"""
+
+import argparse
+import ast
+import io
+import random
+import tokenize
+from collections.abc import Iterator, Mapping
+
+from count_names import read_sources
+
+# Lines of code that are shown below a docstring or a comment.
+SHOWN_LINES = 25
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def list_functions(sources: Mapping[str, str]) -> Iterator[tuple[str, str, FunctionNode]]:
+    """Yields path, class (empty outside of one) and node of each function that is not a dunder method."""
+    for path, text in sorted(sources.items()):
+        yield from _walk(path, "", ast.parse(text))
+
+
+def _walk(path: str, owner: str, node: ast.AST) -> Iterator[tuple[str, str, FunctionNode]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, FunctionNode) and not child.name.startswith("__"):
+            yield path, owner, child
+        inner = child.name if isinstance(child, ast.ClassDef) else owner
+        yield from _walk(path, inner, child)
+
+
+def format_signature(owner: str, function: FunctionNode) -> str:
+    """Returns a signature as Python writes it, with decorators, below its class."""
+    decorators = [f"@{ast.unparse(each)}" for each in function.decorator_list]
+    word = "async def" if isinstance(function, ast.AsyncFunctionDef) else "def"
+    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+    line = f"{word} {function.name}({ast.unparse(function.args)}){returns}: ..."
+    lines = [*decorators, line]
+    return "\n".join([f"class {owner}:", *(f"    {each}" for each in lines)] if owner else lines)
+
+
+def list_prose(sources: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
+    """Yields path, line and text of each docstring and each comment that stands on lines of its own."""
+    for path, text in sorted(sources.items()):
+        lines = text.splitlines()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Module | ast.ClassDef | FunctionNode) and ast.get_docstring(node):
+                start = 1 if isinstance(node, ast.Module) else node.lineno
+                end = (node.body[0].end_lineno or start) + SHOWN_LINES
+                stop = min(end, getattr(node, "end_lineno", end))
+                yield path, start, "\n".join(lines[start - 1 : stop])
+        last = -1
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            number = token.start[0]
+            if token.type == tokenize.COMMENT and lines[number - 1].strip().startswith("#"):
+                if number != last + 1:
+                    yield path, number, "\n".join(lines[number - 1 : number + SHOWN_LINES // 2])
+                last = number
+
+
+def main() -> None:
+    """Print the samples."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=["signatures", "prose"])
+    parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--number", type=int)
+    parser.add_argument("--commit", default="")
+    options = parser.parse_args()
+    sources, rng = read_sources(options.commit), random.Random(options.seed)
+    print(f"seed {options.seed}")
+    if options.kind == "signatures":
+        functions = rng.sample(list(list_functions(sources)), options.number or 60)
+        for count, (_, owner, function) in enumerate(functions, 1):
+            print(f"\n{count}.\n{format_signature(owner, function)}")
+    else:
+        for count, (path, line, text) in enumerate(
+            rng.sample(list(list_prose(sources)), options.number or 40), 1
+        ):
+            print(f"\n=== {count}. {path}:{line}\n{text}")
+
+
+if __name__ == "__main__":
+    main()
