@@ -21,7 +21,7 @@ import yaml
 
 from compaction_proxy.cli.client_config import FILES
 from compaction_proxy.cli.connect import CLIENTS, ClientGuide, fill_placeholders
-from compaction_proxy.config.reload import AT_START
+from compaction_proxy.config.change import AT_START
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

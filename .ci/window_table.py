@@ -1,4 +1,4 @@
-"""Rewrite `providers/window_table.py` of the package from `litellm`, checked against `genai-prices`.
+"""Writes `data/windows.json` of the package from `litellm`, checked against `genai-prices`.
 
     uv run --with litellm --with genai-prices python .ci/window_table.py 2026-11-22
 
@@ -21,7 +21,7 @@ from genai_prices.data import providers
 
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_by_prefix, normalize_name
 
-TARGET = Path(__file__).resolve().parents[1] / "proxy" / "compaction_proxy" / "providers" / "window_table.py"
+TARGET = Path(__file__).resolve().parents[1] / "proxy" / "compaction_proxy" / "data" / "windows.json"
 # Who makes the models, by litellm's and by genai-prices' names: they know best.
 MAKERS = (
     "openai", "anthropic", "gemini", "vertex_ai-language-models", "xai", "deepseek", "mistral",
@@ -64,20 +64,6 @@ ALIASES = {
     "gpt-4-vision-preview": "gpt-4-turbo",
     "grok-4": "grok-4-0709",
 }
-LINES = '''"""The windows of current models, in input tokens. Written by .ci/window_table.py."""
-
-from collections.abc import Mapping
-from types import MappingProxyType
-
-AS_OF = "{as_of}"
-SOURCE = "{source}"
-# A name stands for itself and for what continues it after `-`, `:` or `@`, unless a longer one does.
-WINDOWS: Mapping[str, int] = MappingProxyType(
-    {{
-{rows}
-    }}
-)
-'''
 
 
 def litellm_rows() -> Iterator[tuple[str, str, int]]:
@@ -139,8 +125,8 @@ def shortest(windows: Mapping[str, int]) -> dict[str, int]:
 def main() -> None:
     """Write the table."""
     source = f"PyPI litellm {version('litellm')} and genai-prices {version('genai-prices')} (both MIT)"
-    rows = "\n".join(f'        "{name}": {window:_},' for name, window in shortest(gathered()).items())
-    TARGET.write_text(LINES.format(as_of=sys.argv[1], source=source, rows=rows), encoding="utf-8")
+    table = {"as_of": sys.argv[1], "source": source, "windows": shortest(gathered())}
+    TARGET.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

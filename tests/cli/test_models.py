@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import Result
 
-from compaction_proxy.providers.window_table import WINDOWS
+from compaction_proxy.providers.windows import WINDOWS
 from tests.scripted_admin import Scripted
 
 Run = Callable[..., Result]

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.providers.window_table import AS_OF, SOURCE, WINDOWS
 from compaction_proxy.providers.windows import (
     FALLBACK_WINDOW,
+    TABLE,
+    WINDOWS,
     find_by_prefix,
     get_known_window,
     normalize_name,
@@ -97,8 +98,8 @@ def test_any_name_has_a_window(model: str) -> None:
 
 
 def test_the_table_is_dated_and_names_its_source() -> None:
-    assert dt.date.fromisoformat(AS_OF) >= dt.date(2026, 11, 1)
-    assert re.fullmatch(r"PyPI litellm [\d.]+ and genai-prices [\d.]+ \(both MIT\)", SOURCE)
+    assert dt.date.fromisoformat(TABLE["as_of"]) >= dt.date(2026, 11, 1)
+    assert re.fullmatch(r"PyPI litellm [\d.]+ and genai-prices [\d.]+ \(both MIT\)", TABLE["source"])
 
 
 def test_the_table_is_small_sorted_and_without_doubles() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from compaction_proxy.cli.connect import CLIENTS
-from compaction_proxy.config.reload import AT_START
+from compaction_proxy.config.change import AT_START
 from tests.docs.blocks import ROOT
 from tests.pages import page
 

@@ -32,7 +32,7 @@ def models(
     from compaction_proxy.cli.admin_client import AdminUnreachableError, create_admin_client, read_rows
     from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
     from compaction_proxy.config.loader import load_config
-    from compaction_proxy.providers.window_table import WINDOWS
+    from compaction_proxy.providers.windows import WINDOWS
 
     try:
         proxy_rows = read_rows(create_admin_client(url, key_file, config).get("/models"), "models")
@@ -54,7 +54,7 @@ def models(
 
 def _list_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
     """Yields the names of the models to describe, whether or not a proxy has seen them."""
-    from compaction_proxy.providers.window_table import WINDOWS
+    from compaction_proxy.providers.windows import WINDOWS
 
     if name is not None:
         yield name

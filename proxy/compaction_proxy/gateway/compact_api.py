@@ -21,10 +21,10 @@ from compaction_proxy.config.config import Config, ModelSettings, get_model_sett
 from compaction_proxy.core.errors import ProxyError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.body_budget import BodyHold
-from compaction_proxy.gateway.body_decoder import UNDECODABLE
 from compaction_proxy.gateway.client_stream import read_body, while_connected
 from compaction_proxy.gateway.compaction_items import CompactionItemCodec
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
+from compaction_proxy.gateway.decoder_pool import UNDECODABLE
 from compaction_proxy.gateway.headers import build_header_map, parse_content_length
 from compaction_proxy.gateway.identity import IdentityResolver, format_origin
 from compaction_proxy.gateway.summary_routes import build_summary_routes

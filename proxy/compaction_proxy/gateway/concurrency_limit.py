@@ -10,7 +10,7 @@ from collections import deque
 
 from compaction_proxy.core.errors import OverloadedError
 from compaction_proxy.gateway.body_budget import BodyBudget
-from compaction_proxy.gateway.body_decoder import BodyDecoder
+from compaction_proxy.gateway.decoder_pool import BodyDecoder
 
 # The longest wait for a place, and the time after which a refused client should retry, in seconds.
 QUEUE_S = 0.1

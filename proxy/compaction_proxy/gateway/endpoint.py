@@ -22,7 +22,6 @@ from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.core.errors import OverloadedError, UnreadableBodyError, UpstreamError
 from compaction_proxy.gateway.after_response import AfterResponseHandler, CompletedRequest
 from compaction_proxy.gateway.body_budget import BodyHold
-from compaction_proxy.gateway.body_decoder import CONTENT_ENCODING, OriginalRequest
 from compaction_proxy.gateway.client_stream import read_body, while_connected
 from compaction_proxy.gateway.compaction_trigger import TriggerRequest, TriggerResponder
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
@@ -32,6 +31,7 @@ from compaction_proxy.gateway.control_headers import (
     choose_stricter_mode,
     parse_control_headers,
 )
+from compaction_proxy.gateway.decoder_pool import CONTENT_ENCODING, OriginalRequest
 from compaction_proxy.gateway.headers import build_header_map, drop_field, parse_content_length
 from compaction_proxy.gateway.identity import IdentityResolver, format_origin
 from compaction_proxy.gateway.overflow_probe import detect_overflow

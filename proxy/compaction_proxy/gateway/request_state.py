@@ -13,10 +13,10 @@ from compaction_proxy.compaction.types import CompactionReport, CompactionStatus
 from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange, UnreadExchange
 from compaction_proxy.gateway.after_response import CompletedRequest
 from compaction_proxy.gateway.body_budget import BodyHold
-from compaction_proxy.gateway.body_decoder import OriginalRequest
 from compaction_proxy.gateway.client.types import HttpRequest
 from compaction_proxy.gateway.compaction_trigger import TriggerRequest
 from compaction_proxy.gateway.control_headers import UNREAD_HEADERS, ControlHeaders, build_report_headers
+from compaction_proxy.gateway.decoder_pool import OriginalRequest
 from compaction_proxy.gateway.headers import Headers
 from compaction_proxy.gateway.identity import Identity
 from compaction_proxy.gateway.recall_loop import RecallLoop, ToolOffer

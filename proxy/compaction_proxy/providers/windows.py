@@ -1,11 +1,19 @@
 """Finds a model's context window by its name alone: in the shipped table, or a cautious default."""
 
+import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.resources import files
+from types import MappingProxyType
 
 from compaction_proxy.core.model_names import normalize_model_name
-from compaction_proxy.providers.window_table import WINDOWS
+
+# The context windows of current models, with their date and source. `.ci/window_table.py` writes the file.
+TABLE = json.loads(files("compaction_proxy").joinpath("data", "windows.json").read_text("utf-8"))
+# In input tokens. A key matches its name and every name that continues it after `-`, `:` or `@`, unless a
+# longer key matches.
+WINDOWS: Mapping[str, int] = MappingProxyType(TABLE["windows"])
 
 # Nearly every current model takes at least this many tokens. An upstream that takes less returns an error.
 FALLBACK_WINDOW = 128_000
