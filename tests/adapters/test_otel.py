@@ -189,7 +189,7 @@ from compaction_proxy.telemetry.otel import OtelTracer, create_span_processor
 
 async def main():
     tracer = OtelTracer("https://api.openai.com/v1", "1.0", create_span_processor(sys.argv[1]))
-    tracer.began([], "r1")._span.end()
+    tracer.start_request([], "r1")._span.end()
     await tracer.close()
 
 asyncio.run(main())
