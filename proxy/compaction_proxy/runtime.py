@@ -217,7 +217,7 @@ class TenantSecret:
 
 # Loaded by name, because the library of the engine that is not chosen would take 8 MB.
 ENGINES = {
-    "native": "compaction_proxy.gateway.client.engine:NativeEngine",
+    "native": "compaction_proxy.gateway.client.connection_pool:NativeEngine",
     "aiohttp": "compaction_proxy.gateway.client.aiohttp_engine:AiohttpEngine",
 }
 

@@ -10,7 +10,7 @@ import httpx
 
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.client.engine import NativeEngine
+from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.discovery import HttpWindowDiscovery

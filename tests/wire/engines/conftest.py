@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
-from compaction_proxy.gateway.client.engine import NativeEngine
+from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
 from tests.certificates import self_signed
 from tests.virtual_time import VirtualTimeLoop

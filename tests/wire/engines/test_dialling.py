@@ -12,7 +12,7 @@ from unittest import mock
 import httpx
 import pytest
 
-from compaction_proxy.gateway.client.engine import NativeEngine
+from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.proxies import ProxySettings
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
