@@ -53,18 +53,20 @@ from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import Wire
 
-_CIPHER = "compaction_proxy.gateway.compaction_cipher"  # loaded by name, because its library takes 8 MB
+# Imported only at the first compaction item, because the library that it needs takes 8 MB of memory.
+_CIPHER = "compaction_proxy.gateway.compaction_cipher"
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointTable:
-    """The endpoints, by the requests that they answer.
+    """The endpoints, grouped by the kind of request that they answer.
 
     Attributes:
-        wires: For requests that carry a conversation, by the wire's name.
-        posts: For other POST requests that are read, by the ending of the path.
-        passthrough: For all other requests.
-        compact: For `/v1/compact`.
+        wires: The endpoints for requests that carry a conversation. The key is the name of the wire.
+        posts: The endpoints for other POST requests whose bodies the proxy reads. The key is the ending of
+            the path.
+        passthrough: The endpoint for all other requests.
+        compact: The endpoint for `/v1/compact`.
     """
 
     wires: Mapping[str, ASGIApp]
@@ -74,7 +76,10 @@ class EndpointTable:
 
 
 def apply_deletion_fence(app: ASGIApp, records: RecordStore) -> ASGIApp:
-    """Wraps an application: its requests write nothing about what is deleted while they are under way."""
+    """Wraps an application so that its requests respect deletions in the store.
+
+    If records are deleted while a request is in progress, that request does not write them again.
+    """
 
     async def run_fenced(scope: Scope, receive: Receive, send: Send) -> None:
         records.deletion_fence.set_start_mark()
@@ -91,9 +96,9 @@ def build_endpoints(
     Args:
         config: The configuration.
         parts: The components that live as long as the process.
-        hop: The mark of this installation.
+        hop: The mark of this installation, by which a request that comes back to it is recognised.
         gates: The size gates, by the wire's name.
-        admission: Limits the requests under way.
+        admission: Limits the number of concurrent requests.
     """
     targets = build_upstreams(config, parts.engine, hop, parts.upstream_monitor)
     blind = PassthroughEndpoint(targets, admission)
@@ -135,7 +140,10 @@ def _build_wire_endpoint(
     admission: ConcurrencyLimiter,
     triggers: TriggerResponder,
 ) -> RelayEndpoint:
-    """Builds the endpoint for the compacted paths of a wire. Only Responses has compaction items."""
+    """Builds the endpoint for requests of one wire that carry a conversation.
+
+    Only the endpoint of the Responses wire handles compaction items and triggers.
+    """
     searching = any(row.settings.recall.tool != "none" for row in config.settings_by_glob)
     compactor = parts.create_compactor(config)
     aftermath = AfterResponseHandler(
@@ -202,10 +210,10 @@ HOP_BYTES = 8
 
 
 class _LifespanTracker:
-    """Runs the application's life cycle, and knows whether its server is stopping.
+    """Passes the ASGI lifespan events on, and tells whether the server is stopping.
 
     Args:
-        app: Receives the server's lifespan events.
+        app: The application that handles the lifespan events.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -213,17 +221,17 @@ class _LifespanTracker:
         self._state: Mapping[str, object] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the life cycle."""
-        self._state = scope.get("state", {})  # the server's own state, of which requests get copies
+        """Handles the server's lifespan events (ASGI)."""
+        self._state = scope.get("state", {})  # the server sets `stopping` in this object; requests get copies
         await self._app(scope, receive, send)
 
     def is_stopping(self) -> bool:
-        """Returns whether the server will soon take no more requests (`gateway.server.shutdown`)."""
+        """Returns whether the server will soon accept no more requests (`gateway.server.shutdown`)."""
         return bool(self._state.get("stopping"))
 
 
 def _build_queries(config: Config, parts: Components) -> ConversationQueries:
-    """Builds the queries behind the admin API and its pages."""
+    """Builds the queries that the admin API and the dashboard pages use."""
     return ConversationQueries(
         records=parts.records,
         conversation_registry=parts.conversation_registry,
@@ -240,7 +248,7 @@ def _build_queries(config: Config, parts: Components) -> ConversationQueries:
 
 
 def _build_access_policy(config: Config) -> AccessPolicy:
-    """Builds the rules for access to our own paths."""
+    """Builds the rules that decide who may use the proxy's own paths."""
     return AccessPolicy(config.server.host, config.server.admin_key.get_secret_value())
 
 
@@ -284,9 +292,10 @@ def _has_provider_key(config: Config) -> bool:
 
 
 def _build_client_authenticator(config: Config, *, guarded: bool) -> ClientAuthenticator:
-    """Builds the check of clients.
+    """Builds the component that checks client keys.
 
-    With `guarded`, web pages of other machines are refused even where every other client is let in.
+    If no client keys are configured, every client is admitted. With `guarded`, web pages of other machines
+    are refused even then.
     """
     server = config.server
     return ClientAuthenticator(
@@ -300,7 +309,8 @@ def _build_client_authenticator(config: Config, *, guarded: bool) -> ClientAuthe
 def _build_mcp_endpoint(config: Config, parts: Components, admission: ConcurrencyLimiter) -> ASGIApp:
     """Builds the MCP endpoint for agents.
 
-    The endpoint always refuses web pages of other machines, to guard what tenants without a key have said.
+    The endpoint always refuses web pages of other machines. Otherwise such a page could read the
+    conversations of clients that send no key.
     """
     conversations = TenantConversations(
         _build_commands(parts), parts.conversation_registry, reachable=lambda: parts.records.is_reachable
@@ -325,7 +335,8 @@ class Proxy:
         loaded: The origin of the configuration, for the admin API; None if it is unknown.
 
     Attributes:
-        api: The FastAPI application: our own paths, and the compacted endpoints under their usual paths.
+        api: The FastAPI application. It describes the proxy's own paths, and the endpoints whose requests the
+            proxy compacts, under their usual paths.
     """
 
     def __init__(self, config: Config, parts: Components, loaded: LoadedConfig | None) -> None:
@@ -341,16 +352,17 @@ class Proxy:
         self._dispatcher = self._build_dispatcher(config, loaded)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answers one request with the configuration that is in force, or runs the life cycle."""
+        """Answers one request with the current configuration, or handles the server's lifespan events."""
         return self._dispatcher(scope, receive, send)
 
     def reload(self, loaded: LoadedConfig) -> None:
-        """Puts another configuration in force for the requests that come from now on.
+        """Applies another configuration to all later requests.
 
         The keys in `config.reload.AT_START` take effect only when a process starts.
 
         Raises:
-            ConfigError: The configuration names something that does not exist. Everything stays as it was.
+            ConfigError: The configuration names something that does not exist. The old configuration stays in
+                use.
         """
         config = loaded.config
         check_instructions(config)
@@ -362,7 +374,7 @@ class Proxy:
         self._dispatcher = self._build_dispatcher(config, loaded)
 
     def record_reload(self, *, taken: bool) -> None:
-        """Records in the metrics that a configuration was read, and taken or refused."""
+        """Records in the metrics that a new configuration was applied (`taken`) or refused."""
         self._parts.metrics.record_reload(succeeded=taken)
 
     def _open_gates(self, config: Config) -> Mapping[str, SizeGate]:
@@ -375,7 +387,8 @@ class Proxy:
         parts, admission = self._parts, self._admission
         current_policy = self._access_policy
 
-        def is_ending() -> bool:  # ends streams whose readers may no longer be admitted
+        def is_ending() -> bool:
+            # A change of the access rules also ends open streams: their readers may no longer be allowed.
             return self._lifespan.is_stopping() or self._access_policy != current_policy
 
         base_path = config.server.base_path

@@ -1,4 +1,4 @@
-"""Builds, opens and closes the long-lived components, the store and the secret among them."""
+"""Builds, opens and closes the components that live as long as the process, such as store and secret."""
 
 import asyncio
 import os
@@ -93,12 +93,12 @@ from compaction_proxy.telemetry.usage import UsageStore
 
 SECRET_DEADLINE_S = 1.0
 SECRET_RETRY_S = 1.0
-# Seconds between two checks of the shared secret. After this time a store that was emptied has its secret
-# back, or all replicas have the new one.
+# Seconds between two checks of the shared secret. A store may lose its content. Within this time, a replica
+# has then stored the secret again, or all replicas have taken over a new one.
 SECRET_CHECK_S = 5.0
-# The most earlier secrets that are remembered.
+# The largest number of earlier secrets that a process remembers.
 MAX_PREVIOUS = 16
-# Environment variables that can name a collector of traces.
+# Environment variables that can name the server to which traces are sent.
 COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 ReportStoreFailure = Callable[[StoreUnavailableError], None]
@@ -107,13 +107,16 @@ _log = structlog.get_logger()
 
 
 def log_store_failure(error: StoreUnavailableError, suppressed: int = 0) -> None:
-    """Logs that the store failed. `suppressed` failures of this kind were not logged since the last line."""
+    """Logs that the store failed.
+
+    `suppressed` is the number of failures of the same kind since the last log line that were not logged.
+    """
     left_out = {"suppressed": suppressed} if suppressed else {}
     _log.warning(STORE_FAILED, reason=error.reason, error=type(error.__cause__ or error).__name__, **left_out)
 
 
 def open_configured_store(config: Config, store_url: str) -> Store:
-    """Returns the configured store, which encrypts its records if there are keys."""
+    """Returns the configured store. It encrypts its records if encryption keys are configured."""
     keys = [key.get_secret_value() for key in config.store.encryption_keys]
     if not keys:
         return open_store(store_url)
@@ -126,7 +129,10 @@ def open_configured_store(config: Config, store_url: str) -> Store:
 
 
 def choose_budget(server: ServerSection) -> int:
-    """Returns how many bytes of request bodies this process may hold, as configured or as memory allows."""
+    """Returns how many bytes of request bodies this process may hold at once.
+
+    The configuration decides. If it sets no number, the result follows from the available memory.
+    """
     if server.max_inflight_bytes is not None:
         return server.max_inflight_bytes
     limits = read_memory_limits()
@@ -134,9 +140,9 @@ def choose_budget(server: ServerSection) -> int:
 
 
 def create_full_text_index() -> TextIndexBuilder:
-    """Returns the full-text index that ranks removed messages. Logs a warning if SQLite lacks FTS5.
+    """Returns the builder of full-text indexes, by which removed messages are searched.
 
-    Without FTS5 only this search is missing; everything else works.
+    Logs a warning if SQLite lacks FTS5. Then only this search is missing; everything else works.
     """
     if not is_fts5_available():
         _log.warning(SEARCH_UNAVAILABLE, reason=FTS5_MISSING)
@@ -144,10 +150,13 @@ def create_full_text_index() -> TextIndexBuilder:
 
 
 def create_tracer(config: Config) -> Tracer | None:
-    """Returns the tracer if the configuration or the environment (`OTEL_…`) names a collector, else None.
+    """Returns a tracer if the configuration or the environment says where to send traces, else None.
+
+    The environment variables are `COLLECTORS`. `OTEL_SDK_DISABLED=true` disables tracing.
 
     Raises:
-        ConfigError: The configuration names a collector, and the packages for tracing are not installed.
+        ConfigError: The configuration says where to send traces, but the packages for tracing are not
+            installed.
     """
     endpoint = config.observability.otlp_endpoint
     off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
@@ -168,14 +177,14 @@ def create_tracer(config: Config) -> Tracer | None:
 
 
 class TenantSecret:
-    """The key of the digests that tell tenants apart: configured, this installation's, or the shared store's.
+    """The secret key of the digests that identify tenants.
 
-    Replicas on one store must have the same key. Until the store answers, each replica has its own key, and
-    what it stores meanwhile is not found later: a miss, as with any unavailable store. `report` receives the
-    error if a secret cannot be used.
+    The key is configured, or belongs to this installation, or comes from the shared store. Replicas that
+    share a store must have the same key. Until the store answers, each replica uses a key of its own. Records
+    that it stores under that key are not found later. `report` receives the error if a secret cannot be used.
 
     Attributes:
-        current_key: The key that is in force.
+        current_key: The key that is used now.
     """
 
     def __init__(
@@ -188,7 +197,10 @@ class TenantSecret:
         self._store = None if configured or not is_shared_store(store_url) else store
 
     async def agree_with_store(self) -> bool:
-        """Takes over the shared store's secret, or offers ours. Returns False if it has to be asked again."""
+        """Takes over the secret in the shared store, or stores ours there if the store has none.
+
+        Returns False if that failed and the store has to be asked again.
+        """
         if self._store is None:
             return True
         try:
@@ -206,22 +218,23 @@ class TenantSecret:
 
     @property
     def accepted_keys(self) -> tuple[bytes, ...]:
-        """The key that is in force, followed by earlier keys: configured ones, or those of this process."""
+        """The current key, followed by earlier keys: configured ones, and ones that this process has used."""
         return self.current_key, *self._previous
 
     async def poll_store(self) -> None:
-        """Asks the store until it answers, and regularly after that, because it may lose its content."""
+        """Runs `agree_with_store` at intervals for ever, because the store may lose its content."""
         while self._store is not None:  # noqa: ASYNC110 - the store offers no event to wait for
             await asyncio.sleep(SECRET_CHECK_S if await self.agree_with_store() else SECRET_RETRY_S)
 
 
-# Loaded by name, because the library of the engine that is not chosen would take 8 MB.
+# The HTTP engines. Only the configured one is imported, because the library of the other one would take
+# 8 MB of memory.
 ENGINES = {
     "native": "compaction_proxy.gateway.client.connection_pool:NativeEngine",
     "aiohttp": "compaction_proxy.gateway.client.aiohttp_engine:AiohttpEngine",
 }
 
-# The longest time, in seconds, that a request for metrics waits until recorded exchanges are processed.
+# The longest time, in seconds, that a request for metrics waits until all recorded exchanges are counted.
 FLUSH_LIMIT_S = 1.0
 
 
@@ -234,7 +247,7 @@ def _log_tokenizer_failure(line: str) -> None:
 
 
 def create_engine(config: Config) -> HttpEngine:
-    """Creates the configured engine."""
+    """Creates the configured HTTP engine, which sends requests to upstreams."""
     engine: HttpEngine = resolve_name(ENGINES[config.upstream.engine])(proxies=read_environment_proxies())
     return engine
 
@@ -244,14 +257,14 @@ def _get_archive_bounds(config: Config) -> ArchiveBounds:
 
 
 class Components:
-    """The components that are built once, and opened and closed together.
+    """The components of a process. They are built once, and are opened and closed together.
 
     Args:
         config: The configuration. If it sets no store URL, the store is in memory.
         store: A store to use in place of the configured one.
         writer: Writes summaries in place of the models that the configuration names.
-        clock: Returns monotonic seconds. It measures how long a conversation is left alone after a failed
-            summary.
+        clock: Returns monotonic seconds. It measures how long the proxy makes no new summary for a
+            conversation after a summary has failed.
     """
 
     def __init__(
@@ -323,7 +336,7 @@ class Components:
         )
 
     def _build_recall(self) -> None:
-        """Builds the components that search removed messages: for models, agents and automatic recall."""
+        """Builds the components that search removed messages for models, for agents and for auto-recall."""
         self.recall = ArchiveSearch(self.records, self.history, self.retention, create_full_text_index())
         count, count_search = partial(self.counter.count, model=""), self.metrics.count_search
         self.recall_tool = RecallTool(
@@ -334,7 +347,7 @@ class Components:
         )
 
     def _build_telemetry(self, config: Config, *, quiet: bool) -> None:
-        """Builds the components that record and report what happens.
+        """Builds the components that record requests and events, and report them.
 
         `quiet` disables tracing. It is set for a rehearsal, which serves no requests.
         """
@@ -359,7 +372,7 @@ class Components:
     async def run_lifespan(self, _: object) -> AsyncIterator[None]:
         """Opens the components, and closes them at the end.
 
-        The proxy is ready when the tokenizer is loaded, whatever the store does.
+        The proxy becomes ready when the tokenizer is loaded, even if the store does not answer.
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.records.close)
@@ -399,7 +412,10 @@ class Components:
         self.metrics.count_exchanges(entries)
 
     async def render_metrics(self, accept: str) -> tuple[bytes, str]:
-        """Returns the metrics (`Metrics.render`), with all recorded exchanges unless these take too long."""
+        """Returns the metrics (`Metrics.render`).
+
+        First waits until all recorded exchanges are counted, for at most `FLUSH_LIMIT_S` seconds.
+        """
         await asyncio.wait((asyncio.create_task(self._flush_exchange_log()),), timeout=FLUSH_LIMIT_S)
         return await self.metrics.render(accept)
 
@@ -420,7 +436,7 @@ class Components:
         return mint_conversation_id(self.secret.current_key, tenant, prefix)
 
     def create_stateless_compaction(self, config: Config) -> StatelessCompaction:
-        """Creates the compaction that stores nothing."""
+        """Creates the component that compacts lists of messages and stores nothing."""
         return StatelessCompaction(
             MemoryStore,
             self.message_reader,
@@ -431,7 +447,7 @@ class Components:
         )
 
     def create_compactor(self, config: Config) -> Compactor:
-        """Creates the compactor over these components."""
+        """Creates a compactor that uses these components."""
         request_loader = RequestLoader(
             self.message_reader,
             self.records,
@@ -456,7 +472,7 @@ class Components:
         )
 
     def create_feedback(self) -> UsageFeedback:
-        """Creates the component that learns from answers."""
+        """Creates the component that learns token counts and limits from the usage in answers."""
         return UsageFeedback(
             self.model_limits,
             self.usage_baselines,

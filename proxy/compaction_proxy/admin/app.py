@@ -1,6 +1,6 @@
 """The application for the proxy's own paths: health checks, metrics and the admin API.
 
-Unknown paths below them get an error in OpenAI's form.
+Requests for unknown paths get an error in OpenAI's format.
 """
 
 from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ PATH = "/metrics"
 METHODS = ["GET", "HEAD"]
 
 RenderMetrics = Callable[[str], Awaitable[tuple[bytes, str]]]
-"""Renders all metrics in the format that an `Accept` header prefers. Returns them with their content type."""
+"""Renders all metrics in the format that an `Accept` header prefers. Also returns their content type."""
 
 
 def create_metrics_router(render_metrics: RenderMetrics) -> APIRouter:
@@ -42,7 +42,7 @@ ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
 ROUTERS = (conversations.router, overview.router, events.router, export.router)
 ERROR_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-# Messages for bodies that cannot be accepted, by status.
+# Messages for request bodies that are refused, by the status of the response.
 BODY_MESSAGES = {
     HTTP_400_BAD_REQUEST: "The body cannot be read.",
     HTTP_413_CONTENT_TOO_LARGE: f"The request body is larger than {MAX_BODY_BYTES} bytes.",
@@ -84,7 +84,7 @@ def _create_health_router(read_readiness: Callable[[], Readiness]) -> APIRouter:
 
     async def get_readiness(request: Request) -> JSONResponse:
         now = read_readiness()
-        if getattr(request.state, "stopping", False):  # the server sets this in the scope when it stops
+        if getattr(request.state, "stopping", False):  # the server sets this when it begins to stop
             return JSONResponse({"status": "stopping", **asdict(replace(now, ready=False))}, 503)
         status = {"status": "ok" if now.ready else "unready", **asdict(now)}
         return JSONResponse(status, 200 if now.ready else 503)
@@ -106,10 +106,10 @@ def create_admin(
     """Creates the application for the proxy's own paths, all of them under `base_path`.
 
     Args:
-        readiness: Returns the state at each health check; must not block.
+        readiness: Returns the state of the server. Called at each health check, so it must not block.
         base_path: Empty, or a path that starts with `/` and does not end with it.
-        api: Parts of the admin API. None leaves it out.
-        metrics: Renders the response of `/metrics`. None leaves the path out.
+        api: Parts of the admin API. If None, the application has no admin API.
+        metrics: Renders the response of `/metrics`. If None, the application does not have this path.
         lifespan: Opens and closes the resources of the application if a server runs it alone.
     """
     app = FastAPI(

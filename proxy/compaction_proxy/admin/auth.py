@@ -1,10 +1,12 @@
 """Checks access to the admin API and the admin pages, and limits the bodies of their requests.
 
-With an admin key, every client that presents the key has access. Browsers send it as the password of any
-user. Without a key, only clients on this machine have access, and only if the server listens on loopback. A
-web page that is open on this machine is such a client. Therefore the request must name this machine as its
-host, because a page could point a host name of its own at this machine (DNS rebinding), and a request that a
-page has made must come from the proxy's own pages.
+If an admin key is configured, every client that presents the key has access. A browser sends the key as a
+password, with any user name. Without a key, only clients on this machine have access, and only if the server
+listens on loopback.
+
+A web page of another site, open in a browser on this machine, must not get access. Therefore, a request that
+names the page from which it comes must come from the proxy's own pages. Without a key, the request must also
+name this machine as its host, because a site could point its own host name at this machine (DNS rebinding).
 """
 
 import hmac
@@ -22,31 +24,32 @@ from compaction_proxy.core.errors import RequestRefusedError, format_openai_erro
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.support.net import parse_authority
 
-# The largest body is a pin: 2,000 characters of at most 12 bytes each, if JSON escapes them.
+# Largest body of most admin requests, in bytes. The largest one needed is a pin: 2,000 characters, each of at
+# most 12 bytes if JSON escapes it.
 MAX_BODY_BYTES = 65_536
-# The largest body on any admin path is a form with a pasted transcript. Bodies without a declared length may
-# be as large.
+# Largest body of any admin request, in bytes: a form with a pasted transcript. A body without a declared
+# length is assumed to be of this size.
 LARGEST_BYTES = 24 * 1024 * 1024
-# End of the path that takes a whole conversation and limits its body itself.
+# End of the path whose body is a whole conversation. Its route limits the body itself.
 REPLAY = "/admin/v1/replay"
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimitMiddleware:
-    """Limits bodies below a path to `MAX_BODY_BYTES`, with a 413 for larger ones. Pure ASGI.
+    """Limits request bodies to `MAX_BODY_BYTES`. Larger ones get a response with status 413. Pure ASGI.
 
-    Starlette has a limit of its own, but its response cannot have OpenAI's form.
+    Starlette can limit bodies as well, but its response cannot have OpenAI's format.
 
     Attributes:
-        app: Wrapped application. It turns an HTTPException into a response.
-        path: Beginning of the limited paths.
+        app: Wrapped application. It turns an `HTTPException` into a response.
+        path: Beginning of the paths whose bodies are limited.
     """
 
     app: ASGIApp
     path: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request. A body that the application does not read is not read here either."""
+        """Handles a request. Counts the body only as far as the application reads it."""
         path = scope.get("path", "")
         if not path.startswith(self.path) or path.endswith(REPLAY):
             await self.app(scope, receive, send)
@@ -77,7 +80,7 @@ class BodyBudgetMiddleware:
     bodies: BodyBudget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request. Counts its body while it is read, and releases it after the response."""
+        """Handles a request. Counts its body while it is read, and frees the budget after the response."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -101,10 +104,11 @@ class BodyBudgetMiddleware:
 
 BEARER = "Bearer"
 BASIC = "Basic"
-# Value of `WWW-Authenticate`, by scheme.
+# Value of the header `WWW-Authenticate`, by authentication scheme.
 _CHALLENGES = {BEARER: "Bearer", BASIC: 'Basic realm="compaction-proxy", charset="UTF-8"'}
 _PORTS = {"http": 80, "https": 443}
-# Headers that show that the request came through another proxy. Its peer address is then not the client's.
+# Headers that show that the request came through another proxy. The address of the peer is then not that of
+# the client, which may be on another machine.
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
@@ -126,7 +130,7 @@ def _build_forbidden_error(why: str, code: str) -> RequestRefusedError:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Returns whether a page of this origin was served by the requested host."""
+    """Returns whether `origin`, the origin of a web page, names the same host and port as the request."""
     scheme, separator, rest = origin.lower().partition("://")
     if not separator or scheme not in _PORTS:
         return False
@@ -135,7 +139,7 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _has_key(key: str, headers: Headers, scheme: str) -> bool:
-    """Returns whether a request has the key, as a bearer token or, if the scheme is Basic, as a password."""
+    """Returns whether a request presents the key, as a bearer token or, with `BASIC`, as a password."""
     named, _, credentials = headers.get("authorization", "").partition(" ")
     secret = credentials.strip().encode("latin-1")
     if scheme == BASIC and named.lower() == "basic":
@@ -146,7 +150,7 @@ def _has_key(key: str, headers: Headers, scheme: str) -> bool:
 
 
 def _decode_password(credentials: bytes) -> bytes:
-    """Decodes the password in Basic credentials of any user; empty if there is none."""
+    """Returns the password in Basic credentials, with any user name; empty if there is none."""
     try:
         return b64decode(credentials, validate=True).partition(b":")[2]
     except ValueError:
@@ -156,7 +160,10 @@ def _decode_password(credentials: bytes) -> bytes:
 def _check_local_request(
     access: AccessPolicy, scope: Scope, headers: Headers, host: str
 ) -> RequestRefusedError | None:
-    """Returns why a request without a key is refused; None if it comes from and names this machine."""
+    """Checks a request if no admin key is configured. Returns why it is refused, or None if it is allowed.
+
+    It is allowed if the server listens on loopback, and the request comes from this machine and names it.
+    """
     if not is_loopback(access.host):
         return _build_forbidden_error(
             "Set server.admin_key to use this from other machines.", "admin_key_required"
@@ -197,12 +204,12 @@ def check_access(access: AccessPolicy, scope: Scope, scheme: str = BEARER) -> Re
 
 @dataclass(frozen=True, slots=True)
 class AccessMiddleware:
-    """Checks access before anything of a request is read. Pure ASGI.
+    """Checks access before the body of a request is read. Pure ASGI.
 
     Attributes:
         app: Wrapped application.
         access: Rules for access.
-        path: Path that needs access, with all paths below it.
+        path: Path to protect. All paths below it are protected as well.
         scheme: Authentication scheme that a 401 response asks for.
     """
 
@@ -212,7 +219,7 @@ class AccessMiddleware:
     scheme: str = BEARER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes an allowed request on, or refuses it."""
+        """Passes an allowed request on to the application, and responds to others with an error."""
         guarded = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self.path}/")
         refused = check_access(self.access, scope, self.scheme) if guarded else None
         if refused is None:

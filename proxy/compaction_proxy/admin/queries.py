@@ -1,6 +1,6 @@
 """Queries of the admin API and pages: conversations, compactions, savings, statistics and events.
 
-All queries only read. The first query may wait for prices to be loaded, once in the life of the process.
+The queries change nothing. Queries that need prices wait until these have been looked up.
 """
 
 import math
@@ -28,11 +28,11 @@ from compaction_proxy.telemetry.statistics import OTHERS, By, Statistics, Statis
 from compaction_proxy.telemetry.totals import Totals
 from compaction_proxy.telemetry.usage import StoredExchange, UsageStore
 
-# Number of conversations that are read for a search, a sort or an export.
+# Largest number of conversations that are read to search, sort or export them.
 MAX_LOOKED_AT = 1_000
-# Models that were used within this time are listed, in seconds.
+# The list of models contains those that were used within this time, in seconds.
 SEEN_S = 30 * 86_400.0
-# Number of conversations that are read to find the context windows in use.
+# Number of recent conversations that are read to find the context windows in use.
 WINDOWS_OF = 200
 _PLACE_BYTES = 64
 _GLOB = frozenset("*?[")
@@ -82,7 +82,7 @@ class ModelInfo(NamedTuple):
     Attributes:
         model: Name of the model.
         window: Context window, in tokens.
-        window_source: `configured`, `learned`, `table` (by its name), or `default`.
+        window_source: `configured`, `learned`, `table` (found in the shipped table), or `default`.
         price: Price of the model; None if it is unknown.
     """
 
@@ -110,7 +110,7 @@ class ConversationQueries:
         feed: Live feed of events and exchanges.
         pricing: Source of prices.
         config: Configuration.
-        origin: Origin of the upstream.
+        origin: Origin of the upstream, for which prices are looked up.
         now: Returns the seconds since the epoch.
     """
 
@@ -134,7 +134,8 @@ class ConversationQueries:
 
         Args:
             limit: Largest number of conversations.
-            q: Text that the id or the model must contain, in any case; empty for all conversations.
+            q: Text that the id or the model must contain, in upper or lower case; empty for all
+                conversations.
             sort: Sort key, the largest first: time of the last request, input tokens that the upstream
                 counted, net saving in dollars (unknown ones last), or number of requests.
         """
@@ -165,7 +166,7 @@ class ConversationQueries:
 
         Args:
             conversation: Id of the conversation.
-            place: Place of the compaction's checkpoint (`Event.place`), as hex digits.
+            place: Id of the compaction's checkpoint (`Event.place`), as hex digits.
 
         Raises:
             RequestRefusedError: The conversation has no such compaction (404).
@@ -202,11 +203,11 @@ class ConversationQueries:
         return failures, self.records.failed_reads == failed_before
 
     def follow_feed(self, after: str | None) -> AsyncGenerator[FeedItem]:
-        """Yields feed items as they come, after those that are newer than the item with the id `after`."""
+        """Yields the stored feed items that are newer than the one with the id `after`, then new ones."""
         return self.feed.follow(after)
 
     async def list_models(self) -> list[ModelInfo]:
-        """Returns the models that are configured by name or were used lately, sorted by name."""
+        """Returns the models that are configured by name or were used in the last 30 days, sorted by name."""
         await self._open_store()
         rows = await self.statistics.list_rows(self.now() - SEEN_S, self.now(), "model")
         seen = {row.label for row in rows} - {"", OTHERS[0]}
@@ -224,7 +225,10 @@ class ConversationQueries:
     async def iter_conversations(
         self,
     ) -> AsyncIterator[tuple[ListedConversation, list[StoredExchange], list[Event]]]:
-        """Yields conversations with their exchanges and events, the last used first. Reads one at a time."""
+        """Yields conversations with their exchanges and events, the most recently used first.
+
+        Reads one conversation at a time, so that little memory is needed.
+        """
         for seen in await self._list_recent(MAX_LOOKED_AT):
             [totals] = await self.usage.read_totals([(seen.tenant, seen.id)])
             exchanges = await self.usage.list_exchanges(seen.tenant, seen.id, MAX_LOOKED_AT)
@@ -235,7 +239,10 @@ class ConversationQueries:
             )
 
     async def require_store(self) -> None:
-        """Raises if the store cannot be reached. For a response that begins before its first query."""
+        """Raises `StoreUnavailableError` if the store cannot be reached.
+
+        Call it before a streamed response begins: later, the status of the response cannot change.
+        """
         await self._open_store()
 
     async def _build_compactions(
@@ -283,7 +290,7 @@ class ConversationQueries:
 def build_model_info(
     config: Config, name: str, price: ModelPrice | None, used: int | None = None
 ) -> ModelInfo:
-    """Builds the information about a model; `used` is the window of its last request, in tokens."""
+    """Builds the information about a model; `used` is the window that its last request had, in tokens."""
     configured, shipped = get_model_settings(config, name).window, find_shipped_window(name)
     if configured is not None:
         return ModelInfo(name, configured, "configured", price)

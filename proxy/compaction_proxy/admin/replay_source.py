@@ -1,7 +1,8 @@
-"""Rebuilds a conversation from the store: the messages that compactions removed, and those that remained.
+"""Rebuilds a conversation from the store, to replay it.
 
-The store holds only text: a tool call is a line with its name and arguments, and privileged messages and
-tools are missing. Figures about the rebuilt conversation are therefore approximate.
+The messages are those that compactions have removed, and those that remained after the last compaction. The
+store holds only their text: a tool call is a line with its name and arguments, and privileged messages and
+tools are missing. The results of the replay are therefore approximate.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -42,7 +43,7 @@ def rebuild_messages(removed: Sequence[RemovedMessage], seen: Sequence[VisibleMe
     """Rebuilds the messages of a conversation up to its last compaction, as far as possible.
 
     Args:
-        removed: Messages that compactions removed. Of several with the same index, the last one counts.
+        removed: Messages that compactions removed. If several have the same index, the last one counts.
         seen: Messages that the model saw after the last compaction.
 
     Raises:
@@ -62,7 +63,10 @@ def rebuild_messages(removed: Sequence[RemovedMessage], seen: Sequence[VisibleMe
 
 
 def _to_wire_messages(texts: Sequence[tuple[str, str]]) -> list[JsonObject]:
-    """Converts messages to the Chat Completions wire. Pairs calls with their results by position."""
+    """Converts messages to the Chat Completions wire.
+
+    The ids of tool calls are not stored. A tool result therefore belongs to the assistant message before it.
+    """
     messages: list[JsonObject] = []
     caller: JsonObject | None = None
     for index, (role, text) in enumerate(texts):

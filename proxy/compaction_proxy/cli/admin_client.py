@@ -1,6 +1,7 @@
-"""Holds the client of a running proxy's admin API.
+"""Defines the client with which commands call the admin API of a running proxy.
 
-Another program may answer on the port, so answers are treated as untrusted data and limited in size.
+A program other than the proxy may answer on the port. The client therefore treats answers as untrusted data
+and limits their size.
 """
 
 import http.client
@@ -18,7 +19,7 @@ from compaction_proxy.core.errors import ConfigError, ProxyError
 
 PATH = "/admin/v1"
 TIMEOUT_S = 30.0
-MAX_ANSWER_BYTES = 256 * 1024 * 1024  # an export holds a whole conversation
+MAX_ANSWER_BYTES = 256 * 1024 * 1024  # so large because an export holds a whole conversation
 MAX_LINE_BYTES = 1024 * 1024
 MAX_SHOWN_CHARACTERS = 500
 _KEY = "COMPACTION_PROXY__SERVER__ADMIN_KEY"
@@ -27,7 +28,11 @@ _LISTED = 1_000
 
 
 class AdminRefusedError(ProxyError):
-    """Reports that the admin API answered with an error. `status` is the HTTP status."""
+    """Reports an error answer, an answer that is not JSON, or a prefix that no single conversation matches.
+
+    Attributes:
+        status: The HTTP status code of the answer, or 404 if the prefix is the problem.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -35,7 +40,7 @@ class AdminRefusedError(ProxyError):
 
 
 class AdminUnreachableError(ProxyError):
-    """Reports that no proxy answers or that the connection broke."""
+    """Reports that no proxy answers, that the connection broke or that the answer is too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,8 @@ class AdminClient:
         Query parameters that are None are left out.
 
         Raises:
-            AdminRefusedError: The API answered with an error.
-            AdminUnreachableError: The API did not answer.
+            AdminRefusedError: The API answered with an error, or not with JSON.
+            AdminUnreachableError: The API did not answer, or the answer is too large.
         """
         return self.send("GET", path, query=query)
 
@@ -70,11 +75,11 @@ class AdminClient:
         body: Mapping[str, object] | None = None,
         query: Mapping[str, object] | None = None,
     ) -> Any:  # noqa: ANN401 - JSON
-        """Sends a request and returns the JSON answer.
+        """Sends a request for a path below `/admin/v1` and returns the JSON answer.
 
         Raises:
-            AdminRefusedError: The API answered with an error.
-            AdminUnreachableError: The API did not answer.
+            AdminRefusedError: The API answered with an error, or not with JSON.
+            AdminUnreachableError: The API did not answer, or the answer is too large.
         """
         try:
             with self._send_request(method, path, body, query or {}, {}, TIMEOUT_S) as answer:
@@ -88,12 +93,12 @@ class AdminClient:
         return _decode_json(self.display_url, answer.status, data)
 
     def stream_lines(self, path: str, headers: Mapping[str, str], silence_s: float) -> Iterator[str]:
-        """Yields the lines of a streamed answer as they arrive, without line ends.
+        """Yields the lines of a streamed answer as they arrive, without line endings.
 
         Args:
             path: Path below `/admin/v1`.
-            headers: Header fields to send besides the usual ones.
-            silence_s: Seconds without data after which the connection counts as dead.
+            headers: Header fields to add to the usual ones. They replace usual fields of the same name.
+            silence_s: Seconds without data after which the stream counts as broken.
 
         Raises:
             AdminRefusedError: The API answered with an error.
@@ -111,10 +116,12 @@ class AdminClient:
     def find_conversation_id(self, prefix: str) -> str:
         """Returns the id of the only conversation whose id begins with a prefix.
 
-        A prefix as long as a full id is returned unchecked. Otherwise up to 1,000 conversations are searched.
+        The prefix may omit the leading `c_`. If the prefix is as long as a full id, the method returns it
+        without asking the proxy. Otherwise, it searches at most 1,000 conversations.
 
         Raises:
-            AdminRefusedError: No conversation begins with the prefix, or several do.
+            AdminRefusedError: No conversation id begins with the prefix, or several do.
+            AdminUnreachableError: The API did not answer.
         """
         if len(prefix) == _ID_CHARACTERS:
             return prefix
@@ -142,7 +149,7 @@ class AdminClient:
     ) -> http.client.HTTPResponse:
         """Sends a request and returns the response, whose body is still unread.
 
-        Redirects are not followed, so that the key goes to no other server.
+        Redirects are not followed, so that the admin key is never sent to another server.
         """
         parts = urlsplit(self.url)
         connection = (
@@ -179,7 +186,10 @@ def quote_segment(text: str) -> str:
 
 
 def read_rows(answer: object, name: str) -> list[dict[str, Any]]:
-    """Returns the JSON objects that an answer lists under a name. Values that are not objects are skipped."""
+    """Returns the objects in the list `name` of a JSON answer, or an empty list if there is no such list.
+
+    Elements of the list that are not objects are skipped.
+    """
     values = answer.get(name) if isinstance(answer, dict) else None
     return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
 
@@ -187,7 +197,7 @@ def read_rows(answer: object, name: str) -> list[dict[str, Any]]:
 def create_admin_client(url: str | None, key_file: Path | None, config: Path | None = None) -> AdminClient:
     """Creates a client of the admin API from command-line options.
 
-    The environment and the configuration supply the URL and the key that the options leave out.
+    If an option is missing, the environment or the configuration supplies the URL or the key.
 
     Raises:
         ConfigError: The URL, the key file or the configuration cannot be used.
@@ -205,7 +215,10 @@ def create_admin_client(url: str | None, key_file: Path | None, config: Path | N
 
 
 def _has_config_source() -> bool:
-    """Returns whether a configuration may supply the key. Reading it would take a third of a second."""
+    """Returns whether there is a configuration that may supply the admin key.
+
+    If there is none, the caller need not load the configuration, which takes a third of a second.
+    """
     variables = {f"{_KEY}_FILE", "COMPACTION_PROXY_CONFIG"} & os.environ.keys()
     return bool(variables) or Path("config.yaml").exists()
 
@@ -226,7 +239,7 @@ def parse_base_url(url: str) -> str:
     """Returns the proxy's base URL without a trailing slash and without `/v1`.
 
     Raises:
-        ConfigError: The text is no HTTP base URL.
+        ConfigError: The text is not an HTTP base URL.
     """
     try:
         parts: SplitResult | None = urlsplit(url)
@@ -249,7 +262,8 @@ def _decode_json(where: str, status: int, data: bytes) -> Any:  # noqa: ANN401 -
 def _build_refused_error(where: str, status: int, data: bytes) -> AdminRefusedError:
     """Builds the error for a refused request.
 
-    The message quotes the server's text only if the body has the proxy's error format.
+    The message quotes the server's text only if the body has the proxy's error format. Otherwise, the message
+    says that the server is not a compaction-proxy.
     """
     try:
         text = json.loads(data)["error"]["message"]

@@ -1,4 +1,4 @@
-"""Runs a proxy in a child process that ends with the process that started it."""
+"""Runs a proxy in a child process, which ends when its parent process ends."""
 
 import os
 from collections.abc import Iterator
@@ -15,9 +15,11 @@ from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.core.errors import ConfigError, ProxyError
 from compaction_proxy.gateway import server
 
-# Seconds for start-up, which reads a vocabulary and opens the store. A proxy that takes longer has failed.
+# Seconds that the proxy may take to start. It reads the tokenizer's vocabulary and opens the store. A proxy
+# that takes longer counts as failed.
 START_S = 30.0
-# Seconds for the proxy to end. No client sends requests by then, and the pending writes take moments.
+# Seconds that the proxy may take to end before it is killed. Clients send no requests by then, and pending
+# writes take only moments.
 END_S = 10.0
 
 _spawn = get_context("spawn")
@@ -26,8 +28,8 @@ _spawn = get_context("spawn")
 def run_child_proxy(loaded: LoadedConfig, bound: socket, parent: Connection, log: str) -> None:
     """Runs the proxy as the main function of the child process.
 
-    The process starts a session of its own, so that it gets no signals from the terminal. Its output is
-    appended to `log`.
+    The child process starts a session of its own, so that signals from the terminal, such as Ctrl-C, do not
+    reach it. Its output is appended to the file `log`.
     """
     os.setsid()
     log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -37,7 +39,7 @@ def run_child_proxy(loaded: LoadedConfig, bound: socket, parent: Connection, log
 
 
 def localize_config(config: Config) -> Config:
-    """Returns the configuration with a free port on loopback, one worker and no TLS."""
+    """Returns the configuration, changed to a free port on loopback, one worker and no TLS."""
     overrides = {
         "host": "127.0.0.1",
         "port": 0,
@@ -51,11 +53,13 @@ def localize_config(config: Config) -> Config:
 
 @contextmanager
 def run_background_proxy(loaded: LoadedConfig, log: Path | None) -> Iterator[str]:
-    """Runs a proxy in a child process and yields its URL once it accepts requests.
+    """Runs a proxy in a child process and yields the proxy's URL once the proxy accepts requests.
+
+    The proxy ends when the block ends.
 
     Args:
-        loaded: The configuration. Address, TLS and workers are replaced, because another proxy may be running
-            with the same configuration.
+        loaded: The configuration. Its settings for address, TLS and workers are replaced, because another
+            proxy may already use the same address.
         log: File to which the child's output is appended. None discards the output.
 
     Raises:

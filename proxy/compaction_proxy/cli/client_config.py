@@ -1,7 +1,9 @@
-"""Edits the configuration files of clients so that they use the proxy. The functions map text to text.
+"""Edits the text of clients' configuration files so that the clients use the proxy.
 
-Only the relevant lines change. The new text is parsed and compared with the intended values, so that a file
-with an unusual layout is refused rather than damaged.
+Each function takes the text of a file and returns the new text. It writes no file. In TOML and YAML, only the
+relevant lines change. The new text is then parsed and compared with the intended values. If they differ,
+because the file has an unusual layout, the function refuses to edit the file rather than damage it. JSON is
+written anew as a whole.
 """
 
 import copy
@@ -20,7 +22,8 @@ from compaction_proxy.config import yaml_file
 from compaction_proxy.core.errors import ConfigError, ProxyError
 
 NAME = "compaction-proxy"
-# Beyond its context length, Continue itself drops messages, in the end all but one.
+# The context length, in tokens, that is set in Continue. Beyond it, Continue drops messages itself, in the
+# end all but one. The value is so large that Continue leaves this work to the proxy.
 CONTINUE_TOKENS = 1_000_000
 _TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 _OUR_TABLE = re.compile(
@@ -33,15 +36,15 @@ _MODELS = re.compile(r"^models:[ \t]*(?:#.*)?\n(?P<indent>[ \t]*)(?=- )", re.MUL
 _EMPTY_CONTINUE = "name: Local\nversion: 1.0.0\nschema: v1\n"
 _UNUSUAL = "its layout is unusual; write the lines yourself (they are printed without --apply)"
 
-# Returns the token limits of the model with this name.
+# A function that takes the name of a model and returns the model's token limits.
 GetTokenLimits = Callable[[str], TokenLimits]
-# Takes a file's text, the proxy's base URL with `/v1`, a model's name and a lookup of limits, and returns
-# the new text.
+# A function that edits the text of a file. It takes the text, the proxy's base URL with `/v1`, the name of a
+# model and a function that looks up token limits. It returns the new text.
 EditText = Callable[[str, str, str, GetTokenLimits], str]
 
 
 class ClientConfigError(ProxyError):
-    """Reports that a client's file cannot be edited and is left unchanged. The message says why."""
+    """Reports that a client's configuration file is left unchanged. The message says why."""
 
 
 class ClientFile(NamedTuple):
@@ -49,7 +52,7 @@ class ClientFile(NamedTuple):
 
     Attributes:
         path: Path of the file, beginning with `~`.
-        edit: Returns the edited text. It takes an empty text if there is no file.
+        edit: Function that edits the text of the file. If there is no file, it gets an empty text.
     """
 
     path: str
@@ -61,10 +64,11 @@ def _get_default_limits(_: str) -> TokenLimits:
 
 
 def edit_codex(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
-    """Adds the proxy to Codex's TOML as a model provider and selects it. The model is kept.
+    """Adds the proxy to Codex's TOML as a model provider and selects this provider.
 
-    An existing `model_context_window` is kept, too. Without that key, Codex assumes too large a context
-    window for a model that it does not know.
+    The configured model and an existing `model_context_window` do not change. If that key is missing, the
+    function adds it. Otherwise, Codex would assume too large a context window for a model that it does not
+    know.
     """
     provider = {"name": NAME, "base_url": url, "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
     expected = copy.deepcopy(_parse_toml(text))
@@ -88,7 +92,10 @@ def edit_codex(text: str, url: str, model: str, limits_of: GetTokenLimits = _get
 
 
 def _select_provider(text: str) -> str:
-    """Selects the proxy as provider in the TOML. The key must stand before the first table."""
+    """Selects the proxy as the model provider in Codex's TOML.
+
+    The key `model_provider` must come before the first table. After it, the key would belong to that table.
+    """
     line = f'model_provider = "{NAME}"'
     table = _TABLE.search(text)
     stop = table.start() if table else len(text)
@@ -99,7 +106,11 @@ def _select_provider(text: str) -> str:
 
 
 def edit_aider(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
-    """Sets the proxy as base URL in aider's YAML. The model and an existing history limit are kept."""
+    """Sets the proxy as the base URL in aider's YAML and adds a history limit if there is none.
+
+    The limit is the model's context window. It keeps aider from summarising the history itself. The
+    configured model and an existing limit do not change.
+    """
     current = _parse_yaml(text)
     model_name = current.get("model")
     history = {
@@ -116,7 +127,7 @@ def edit_aider(text: str, url: str, model: str, limits_of: GetTokenLimits = _get
 
 
 def edit_continue(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
-    """Adds a model that uses the proxy to Continue's YAML, as the first of the list."""
+    """Adds a model that uses the proxy to Continue's YAML, as the first model of the list."""
     limits = limits_of(model)
     item: dict[str, Any] = {"name": NAME, "provider": "openai", "model": model, "apiBase": url}
     item["defaultCompletionOptions"] = {"contextLength": CONTINUE_TOKENS, "maxTokens": limits.output_tokens}
@@ -146,7 +157,7 @@ def edit_continue(text: str, url: str, model: str, limits_of: GetTokenLimits = _
 def edit_opencode(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
     """Adds the proxy to OpenCode's JSON as a provider.
 
-    The model gets token limits, because OpenCode asks for 32,000 output tokens without them.
+    The function also sets token limits for the model. Without them, OpenCode asks for 32,000 output tokens.
     """
     limits = limits_of(model)
     current = _parse_json(text or '{"$schema": "https://opencode.ai/config.json"}')
@@ -179,7 +190,7 @@ FILES: Mapping[str, ClientFile] = MappingProxyType(
 
 
 def _end_last_line(text: str) -> str:
-    """Returns the text with a line end after its last line."""
+    """Returns the text with a line ending after its last line. An empty text stays empty."""
     return text if not text or text.endswith("\n") else text + "\n"
 
 

@@ -11,7 +11,8 @@ from compaction_proxy.cli.options import ConfigOption
 config_app = create_group("Look at the configuration.")
 DEFAULT_FILE = Path("config.yaml")
 
-# The few keys that users change. docs/configuration.md describes every key.
+# The file that `config init` writes. It has the few keys that users change. docs/configuration.md describes
+# every key.
 STARTER = """\
 # compaction-proxy: what is left out has its default; `compaction-proxy config show` prints everything.
 server:

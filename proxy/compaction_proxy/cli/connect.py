@@ -18,7 +18,7 @@ class ClientGuide(NamedTuple):
     Attributes:
         title: Name of the client as users know it.
         where: Where the lines belong, such as a file or the environment.
-        lines: The lines to write there, with placeholders.
+        lines: The lines to write there, with placeholders such as `<URL>`.
         remark: Further advice, with placeholders. It may be empty.
     """
 
@@ -28,14 +28,17 @@ class ClientGuide(NamedTuple):
     remark: str = ""
 
 
-# Limits of the output that clients ask for: tokens, and share of the context window.
+# Limits of the output that clients are set to ask for: in tokens, and as a share of the context window. The
+# smaller of the two counts.
 MAX_OUTPUT_TOKENS = 32_000
 OUTPUT_SHARE = 0.25
 DEFAULT_WINDOW_TOKENS = 128_000
 
 
 class TokenLimits(NamedTuple):
-    """Token limits of a model, set in a client so that it does not compact before the proxy does.
+    """Token limits of a model, which are written into a client's settings.
+
+    They keep the client from shortening conversations itself before the proxy does.
 
     Attributes:
         window: Size of the context window, in tokens.
@@ -218,7 +221,7 @@ if TYPE_CHECKING:
 
 MODEL = "gpt-5.4"
 BACKUP = ".before-compaction-proxy"
-# A larger file is no client's configuration.
+# Largest file that is edited, in bytes. A larger file cannot be the configuration of a client.
 MAX_FILE_BYTES = 1_048_576
 
 
@@ -293,9 +296,10 @@ def _resolve_base_url(url: str | None, config: Path | None) -> str:
 
 
 def _get_limits(window: int | None, config: Path | None, url: str | None, model: str) -> "TokenLimits":
-    """Returns a model's token limits from the option, else the configuration, else the known context window.
+    """Returns a model's token limits, which follow from its context window.
 
-    The local configuration is not used if `url` is given, because that proxy has its own.
+    The context window comes from the option, else from the configuration, else from the shipped table of
+    models. If `url` is given, the local configuration is not used, because the proxy at that URL has its own.
     """
     import os
 
@@ -353,8 +357,8 @@ def _read_existing(path: Path) -> bytes:
     """Returns the content of a file.
 
     Raises:
-        ClientConfigError: The file is too large to be a configuration, or no regular file. Reading from
-            something else, such as a pipe, may never end.
+        ClientConfigError: The file is too large to be a configuration, or it is not a regular file. Reading
+            from a pipe, for example, might never end.
     """
     from compaction_proxy.cli.client_config import ClientConfigError
 
@@ -368,7 +372,7 @@ def _read_existing(path: Path) -> bytes:
 
 
 def _edit_text(before: str, edit: "Callable[[str], str]") -> str:
-    """Edits a text and keeps its line ends."""
+    """Applies `edit` to a text and keeps the line endings of the text, even if they are CRLF."""
     if "\r\n" not in before:
         return edit(before)
     plain = before.replace("\r\n", "\n")
@@ -410,7 +414,7 @@ def _replace_file(path: Path, text: str) -> Path | None:
 
 
 def _back_up_file(path: Path) -> Path:
-    """Copies a file to an unused name beside it and returns that path."""
+    """Copies a file to an unused name in the same folder and returns the path of the copy."""
     import shutil
 
     for number in range(1, 1_000):

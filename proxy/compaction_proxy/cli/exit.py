@@ -1,4 +1,7 @@
-"""Defines how commands end: exit codes, one line on stderr, and a silent end if the reader closes a pipe."""
+"""Defines how commands end: with an exit code and, if they fail, with an error message on stderr.
+
+If the reader of a command's output closes the pipe, the command ends without an error.
+"""
 
 import os
 import sys
@@ -27,7 +30,7 @@ class CommandGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's context and the command's result
         """Runs a command and maps its exceptions to exit codes.
 
-        A reader that closes the pipe early, as `head` does, counts as success.
+        If the reader of the output closes the pipe early, as `head` does, the command counts as successful.
         """
         try:
             answer = super().invoke(ctx)
@@ -39,14 +42,15 @@ class CommandGroup(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # The interpreter must not write the buffered output to the closed pipe again when it ends.
+            # Buffered output goes to /dev/null. Otherwise, the interpreter would write it to the closed pipe
+            # again when it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         return answer
 
 
 def create_group(help_text: str, name: str | None = None) -> typer.Typer:
-    """Creates a command group whose commands end through `CommandGroup`."""
+    """Creates a command group that turns exceptions of its commands into exit codes."""
     return typer.Typer(
         name=name,
         cls=CommandGroup,
@@ -59,7 +63,7 @@ def create_group(help_text: str, name: str | None = None) -> typer.Typer:
 
 
 def exit_with_error(error: ProxyError | str, code: int) -> NoReturn:
-    """Prints a line on stderr and ends the command with an exit code."""
+    """Prints an error on stderr and ends the command with an exit code."""
     print(error, file=sys.stderr)
     raise typer.Exit(code)
 

@@ -1,4 +1,4 @@
-"""Deletes what is stored for a tenant, or for one of its conversations."""
+"""Deletes what is stored for a tenant or for one of its conversations, for the command `forget`."""
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ProxyError, StoreUnavailableError
@@ -12,15 +12,16 @@ from compaction_proxy.telemetry.event_history import KEPT_ROOT_LINES
 
 
 async def forget_client(config: Config, credential: Headers, session: Headers | None) -> int:
-    """Deletes everything stored for a client, or for one of its sessions, and returns the number of records.
+    """Deletes all records of a client, or of one of its sessions, and returns how many it deleted.
 
     Args:
         config: The configuration of the proxy that stored the records.
         credential: The header fields with the client's credential.
-        session: The header field that names the session. None deletes all sessions.
+        session: The header field that names the session. None deletes the records of all sessions.
 
     Raises:
-        ProxyError: The store cannot be used, or the proxy does not read session ids from that header.
+        ProxyError: The store cannot be used, `session.headers` does not list the header, or its value is no
+            session id.
     """
     url = config.store.url or "memory://"
     store = open_configured_store(config, url)

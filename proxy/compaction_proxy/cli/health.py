@@ -1,4 +1,7 @@
-"""Checks whether a running proxy is ready. The command starts every few seconds, so it imports little."""
+"""Checks whether a running proxy is ready, and connects to it.
+
+Containers run the command `health` every few seconds, so this module imports little to start quickly.
+"""
 
 import http.client
 import json
@@ -13,13 +16,15 @@ if TYPE_CHECKING:
 TIMEOUT_S = 5
 MAX_ANSWER_BYTES = 4_096
 LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
+# Maps addresses that mean all interfaces to the loopback address at which the proxy can be reached.
 REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared only, not bound
 
 
 def build_local_url(server: "ServerSection") -> str:
     """Returns the URL, with base path, at which the configured proxy answers on this machine.
 
-    A proxy on a Unix socket can be reached through that socket only, and accepts any host name.
+    For a proxy on a Unix socket, the URL names `localhost`, because the proxy accepts any host name. The
+    caller must connect to the socket.
     """
     if server.unix_socket is not None:
         return f"http://localhost{server.base_path}"
@@ -29,9 +34,10 @@ def build_local_url(server: "ServerSection") -> str:
 
 
 def create_connection(url: SplitResult, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
-    """Creates a connection to a base URL.
+    """Creates a connection to the server of a base URL. The first request opens the connection.
 
-    On loopback, certificates are not verified, because they are issued for the names that other machines use.
+    Certificates are not verified on loopback, because they are issued for the names by which other machines
+    reach the proxy.
     """
     host = url.hostname or ""
     if url.scheme != "https":
@@ -44,10 +50,10 @@ def create_connection(url: SplitResult, timeout_s: float = TIMEOUT_S) -> http.cl
 
 
 def connect_unix_socket(path: str, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
-    """Connects to a Unix socket.
+    """Opens a connection to a Unix socket and returns it.
 
     Raises:
-        OSError: The socket cannot be connected.
+        OSError: No connection can be made to the socket.
     """
     connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
     connection.sock = socket.socket(socket.AF_UNIX)
@@ -81,7 +87,7 @@ def check_ready(url: str, unix_socket: str | None = None) -> tuple[bool, str]:
 
 
 def fetch_version(url: str, unix_socket: str | None = None) -> str | None:
-    """Returns the version of the compaction-proxy at a base URL, or None if there is none."""
+    """Returns the version of the compaction-proxy at a base URL, or None if no compaction-proxy answers."""
     try:
         parts = urlsplit(url)
         connection = create_connection(parts) if unix_socket is None else connect_unix_socket(unix_socket)

@@ -9,7 +9,7 @@ from compaction_proxy.config.loader import LoadedConfig
 
 
 def format_lines(loaded: LoadedConfig, *, with_origin: bool) -> Iterator[str]:
-    """Yields one line per key: `section.key: value`, with the origin behind `#` if it is wanted."""
+    """Yields one line per key: `section.key: value`. With `with_origin`, `# origin` follows the value."""
     for key in iter_keys():
         value = to_plain_value(reduce(getattr, map(str, key.path), loaded.config))
         line = f"{format_key_path(key.path)}: {json.dumps(value, ensure_ascii=False)}"

@@ -104,7 +104,7 @@ def forget(
 
 
 def _parse_header(text: str) -> tuple[bytes, bytes]:
-    """Parses `name: value` into a header field as it arrives from a client.
+    """Parses a text `name: value` into a header field as a server receives it: bytes, the name in lower case.
 
     Raises:
         ProxyError: The text has no colon.

@@ -1,6 +1,7 @@
-"""Holds the command `mcp`, which offers the tools of a running proxy's `/mcp` over stdin and stdout.
+"""Holds the command `mcp`, an MCP server on stdin and stdout with the tools of a running proxy's `/mcp`.
 
-Each call is a request of its own, so that the proxy can be restarted in between.
+The command sends each tool call to the proxy as a separate request, so that the proxy can be restarted
+between calls.
 """
 
 import os
@@ -16,7 +17,7 @@ from compaction_proxy.cli.options import ConfigOption, UrlOption
 if TYPE_CHECKING:
     from compaction_proxy.cli.tool_calls import McpTarget
 
-# Environment variables that may hold the client's key. The first one that is set counts.
+# Environment variables that may hold the client's key. The first one that is set is used.
 KEYS = ("COMPACTION_PROXY_KEY", "OPENAI_API_KEY")
 
 
@@ -52,7 +53,11 @@ def mcp(
 
 
 def _build_credential_header(credential: str | None) -> dict[str, str]:
-    """Returns the credential as a header field, or no field if there is no credential."""
+    """Returns the header field with the client's credential, or no field if there is no credential.
+
+    `credential` is a header `name: value`, or the path of a file that holds one. If it is None, an
+    environment variable supplies the key.
+    """
     if credential is not None:
         return _parse_header(
             Path(credential).read_text("utf-8") if Path(credential).is_file() else credential

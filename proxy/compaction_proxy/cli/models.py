@@ -53,7 +53,10 @@ def models(
 
 
 def _list_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
-    """Yields the names of the models to describe, whether or not a proxy has seen them."""
+    """Yields the names of models to describe, even if no proxy has seen them.
+
+    These are `name`, the models that the configuration names and, with `all_`, those of the shipped table.
+    """
     from compaction_proxy.providers.windows import WINDOWS
 
     if name is not None:

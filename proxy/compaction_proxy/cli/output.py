@@ -29,8 +29,8 @@ class Column(NamedTuple):
 def escape_unprintable(text: object) -> str:
     """Returns the text in one line, with every unprintable character escaped.
 
-    Such characters are control characters, which can steer a terminal, characters that change the writing
-    direction, line ends, and unpaired surrogates. A server may send any of them.
+    Unprintable characters are line endings, control characters, which can control a terminal, characters that
+    change the writing direction, and unpaired surrogates. A server may send any of them.
     """
     line = str(text)
     if line.isprintable():
@@ -39,7 +39,7 @@ def escape_unprintable(text: object) -> str:
 
 
 def count_cells(text: str) -> int:
-    """Returns how many terminal cells a text without control characters takes."""
+    """Returns how many terminal cells a text without control characters occupies."""
     if text.isascii():
         return len(text)
     wide_count = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
@@ -47,7 +47,10 @@ def count_cells(text: str) -> int:
 
 
 def truncate_text(text: str, most: int | None) -> str:
-    """Cuts a text to at most `most` terminal cells. None leaves the text as it is."""
+    """Cuts a text to at most `most` terminal cells. None leaves the text as it is.
+
+    A text that was cut ends with `…`.
+    """
     if most is None or count_cells(text) <= most:
         return text
     characters, room = [], most - 1
@@ -60,7 +63,7 @@ def truncate_text(text: str, most: int | None) -> str:
 
 
 def get_terminal_width() -> int | None:
-    """Returns the cells of a terminal line, or None if stdout is no terminal and lines are not cut."""
+    """Returns the width of the terminal in cells, or None if stdout is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -70,7 +73,7 @@ def format_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], most:
     Args:
         columns: The columns from left to right.
         rows: Rows with a text for each column.
-        most: Cells of a line. None does not cut lines.
+        most: Largest width of a line, in terminal cells. None does not cut lines.
     """
     texts = [[each.title for each in columns], *([escape_unprintable(text) for text in row] for row in rows)]
     widths = [max(map(count_cells, column)) for column in zip(*texts, strict=True)]
@@ -86,7 +89,10 @@ def _format_row(columns: Sequence[Column], row: Sequence[str], widths: Sequence[
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints lines that contain no control characters. Escapes what stdout's encoding cannot represent."""
+    """Prints lines, and escapes characters that stdout's encoding cannot represent.
+
+    The lines must not contain control characters.
+    """
     encoding = sys.stdout.encoding or "ascii"
     for line in lines:
         print(line.encode(encoding, "backslashreplace").decode(encoding))

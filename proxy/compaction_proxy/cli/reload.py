@@ -16,9 +16,9 @@ from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
 if TYPE_CHECKING:
-    from compaction_proxy.app import Proxy  # the parent of workers does not need it at run time
+    from compaction_proxy.app import Proxy  # for types only: the parent process of workers does not need it
 
-# Reads the configuration again from its original source.
+# A function that reads the configuration again from its original source.
 ReadConfig = Callable[[], LoadedConfig]
 
 
@@ -26,7 +26,8 @@ def reread_config(read: ReadConfig, running: LoadedConfig) -> LoadedConfig | Non
     """Reads the configuration again and logs what changes.
 
     Returns:
-        The configuration to run with, or None if it cannot be used. In that case the problems are logged.
+        The configuration to run with, in which keys that need a restart keep their values. None if the new
+        configuration cannot be used. In that case the problems are logged.
     """
     try:
         _refuse_pipe(running.path)
@@ -48,8 +49,8 @@ def reread_config(read: ReadConfig, running: LoadedConfig) -> LoadedConfig | Non
 def _refuse_pipe(path: Path | None) -> None:
     """Refuses a configuration that was read from a pipe, such as `--config <(…)`.
 
-    A pipe yields its content once. A second read would block, or find nothing, and without configured keys
-    the proxy would ask no client for a key.
+    The content of a pipe can be read only once. A second read would block or find nothing. An empty
+    configuration has no client keys, so the proxy would then ask no client for a key.
 
     Raises:
         ConfigError: The path is a pipe.
@@ -61,9 +62,9 @@ def _refuse_pipe(path: Path | None) -> None:
 def _refuse_empty(found: LoadedConfig, running: LoadedConfig) -> None:
     """Refuses a missing or empty file if the running configuration came from a file with content.
 
-    Such a file may have been cut off. It would remove client keys, limits and the upstream. At the start an
-    empty file is accepted, because many users configure by the environment alone. A reload accepts one, too,
-    if the file was empty before.
+    The file may be missing or empty by mistake. Applying it would remove the client keys, the limits and the
+    upstream. At start-up, an empty file is accepted, because many users configure the proxy through the
+    environment alone. A reload accepts such a file only if the file was already missing or empty.
 
     Raises:
         ConfigError: The file is gone or empty.
@@ -98,10 +99,10 @@ class ConfigReloader:
         self._started = threading.Event()
 
     def start(self, read: ReadConfig | None) -> None:
-        """Binds to the running event loop, in which the proxy runs.
+        """Stores the current event loop, in which the proxy runs, and handles SIGHUP there.
 
         Args:
-            read: Reads the configuration again on SIGHUP. None leaves SIGHUP alone.
+            read: Called on SIGHUP to read the configuration again. None leaves SIGHUP alone.
         """
         self._loop = asyncio.get_running_loop()
         self._started.set()
@@ -109,9 +110,9 @@ class ConfigReloader:
             self._loop.add_signal_handler(signal.SIGHUP, self._schedule_read, read)
 
     def apply_from_thread(self, found: LoadedConfig | None) -> None:
-        """Calls `apply_config`, or `keep_config` if `found` is None, from another thread.
+        """Has the event loop apply a configuration, or keep the current one if `found` is None.
 
-        Waits until the proxy runs.
+        Called from another thread. Waits until the proxy runs.
         """
         self._started.wait()
         if self._loop is not None:
@@ -134,7 +135,8 @@ class ConfigReloader:
         self._app.record_reload(taken=False)
 
     def _schedule_read(self, read: ReadConfig) -> None:
-        self._again = True  # a read under way may have begun before the change that this signal reports
+        # A read that is in progress may have begun before the file changed, so another read follows it.
+        self._again = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._read_and_apply(read))
 

@@ -63,7 +63,10 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
 async def _play_recordings(
     config: "Config", file: Path, names: Sequence[str], wanted: "ReplayOptions"
 ) -> "list[list[ReplayResult]]":
-    """Plays each conversation of a file and returns a list of results for each."""
+    """Plays each conversation of a file with each strategy.
+
+    Returns a list for each conversation, with one result for each strategy.
+    """
     from functools import partial
 
     from compaction_proxy.cli.replay_worker import open_stage
@@ -102,7 +105,7 @@ def _clear_progress() -> None:
 
 
 def format_report(results: "Sequence[Sequence[ReplayResult]]", most: int | None) -> Iterator[str]:
-    """Formats a table for each conversation and, if there are several, one for all of them together."""
+    """Formats a table for each conversation and, if there are several, a table with their sums."""
     for played in results:
         yield from _format_results(played, most)
         yield ""
@@ -115,7 +118,7 @@ def format_report(results: "Sequence[Sequence[ReplayResult]]", most: int | None)
 
 
 def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayResult]":
-    """Sums the results of all conversations per strategy. Returns nothing for a single conversation."""
+    """Sums the results of all conversations per strategy. Returns an empty list for one conversation."""
     from compaction_proxy.replay.result import sum_results
 
     several = len(results) > 1
@@ -172,7 +175,7 @@ def _format_strategy_row(result: "ReplayResult") -> tuple[str, ...]:
 
 
 def _format_amount(result: "ReplayResult", get_amount: "Callable[[ReplayBill], float]") -> str:
-    """Formats an amount in dollars, or in thousand tokens if no price is known."""
+    """Formats a cost in dollars or, if no price is known, in thousands of uncached input tokens."""
     from compaction_proxy.cli.output import format_dollars
 
     return (

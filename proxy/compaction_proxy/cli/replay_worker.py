@@ -1,7 +1,7 @@
-"""Builds the components of rehearsals: the proxy's parts over a store in memory. No model writes summaries.
+"""Builds the components of a rehearsal: the parts of the proxy, with a store in memory and no summary model.
 
-`main` runs in a process of its own and plays a conversation for a proxy that serves (`replay.jobs`). It reads
-a line of JSON and then the conversation from standard input, and prints a JSON object.
+A running proxy starts `main` in a child process to play a conversation (see `replay.jobs`). `main` reads a
+line of JSON and then the conversation from standard input, and prints a JSON object.
 """
 
 import asyncio
@@ -35,13 +35,14 @@ from compaction_proxy.runtime import Components
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry import logs
 
-# Size of the store, which holds one conversation at a time with its archive.
+# Largest size of the store, in bytes. It holds one conversation at a time, with its archive.
 STORE_BYTES = 128 * 1024 * 1024
-# Each reading of the clock advances it by this much: users take minutes where a rehearsal takes no time.
+# Seconds by which the simulated clock advances each time it is read. Real users take minutes between
+# requests, but a rehearsal plays them without a pause.
 PAUSE_S = 60.0
-# Relaying requests has priority over rehearsals.
+# Niceness of the process. Rehearsals must not slow down the proxy that relays requests.
 NICENESS = 10
-# The parts of a client's request that determine the upstream for summaries.
+# The parts of a client's request from which the upstream for summaries is determined.
 _SCOPE: dict[str, Any] = {"raw_path": b"/v1/chat/completions", "query_string": b"", "headers": []}
 
 
@@ -58,7 +59,7 @@ def _get_summary_routes(
 
 
 def _get_price(pricing: PriceBook, target: str, model: str) -> ModelPrice | None:
-    """Returns the price of a model at the upstream, or else the price that its name alone determines."""
+    """Returns the price of a model at the upstream, or else the price that is known for its name alone."""
     return pricing.get_price(model, target) or pricing.get_price(model, "")
 
 
@@ -68,7 +69,7 @@ async def _load_prices(pricing: PriceBook, target: str, models: Iterable[str]) -
 
 @asynccontextmanager
 async def open_stage(config: Config) -> AsyncIterator[ReplayComponents]:
-    """Opens the components for rehearsals under a configuration, and closes them at the end."""
+    """Builds the components for rehearsals with a configuration, and closes them when the block ends."""
     config = _isolate_config(config)
     counter = TiktokenCounter(lambda _: None)
     writer = ExtractiveSummaryModel(SimulatedProvider(counter))
@@ -110,7 +111,7 @@ async def _play_strategies(
 
 
 def answer_job(job: bytes) -> dict[str, Any]:
-    """Plays the conversation of a job and returns the results, or an error if it cannot be read.
+    """Plays the conversation of a job and returns the results, or an error if the job holds no conversation.
 
     Args:
         job: A line of JSON with `name`, `config`, `strategies` and `wanted`, followed by the conversation.
@@ -131,7 +132,7 @@ def answer_job(job: bytes) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Plays the job from standard input and prints the answer. Runs at low priority."""
+    """Reads a job from standard input, plays it at low priority and prints the answer as JSON."""
     os.nice(NICENESS)
     logs.configure_logging("console", logging.CRITICAL)
     print(json.dumps(answer_job(sys.stdin.buffer.read())))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from compaction_proxy.config.config import Config
     from compaction_proxy.config.loader import LoadedConfig
 
-# Exit codes as in shells: not found, not executable, and ended by a signal (128 plus its number).
+# Exit codes as in shells: not found, not executable, and ended by a signal (128 plus the signal's number).
 NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
 # Environment variables from which clients take the base URL of an OpenAI-compatible provider.
 BASE_URLS = (
@@ -32,7 +32,8 @@ ROOTS = (
     "OPENAI_HOST",  # goose
     "ANTHROPIC_BASE_URL",  # Claude Code, and Anthropic's libraries
 )
-# Programs that ignore these variables and read only their own file, with the remedy. As of 2026-11.
+# Programs that ignore these variables, because they read only their own configuration file. Each is mapped to
+# a text that says what to do instead. As of 2026-11.
 IGNORES_ENVIRONMENT = {
     "codex": "run `compaction-proxy connect codex --apply --url {root}`, "
     "or pass -c 'openai_base_url=\"{url}\"' to it",
@@ -40,10 +41,11 @@ IGNORES_ENVIRONMENT = {
     "cline": "run `cline auth --provider openai --baseurl {url}` with a key and a model",
     "pi": "add a provider with the base URL {url} to ~/.pi/agent/models.json",
 }
-# Programs whose file `connect` can edit, with the client's name in `connect`.
+# Programs whose configuration file `connect` can edit. Each is mapped to the client's name in `connect`.
 TOOLS = {"codex": "codex", "cn": "continue"}
-# Commands that run a package without installing it, and packages whose program has another name.
+# Commands that run a package without installing it.
 RUNNERS = frozenset({"npx", "bunx", "pnpx"})
+# Maps the names of packages to the names of their programs, if the two differ.
 PACKAGES = {
     "@openai/codex": "codex",
     "@continuedev/cli": "cn",
@@ -128,7 +130,10 @@ def _has_own_key(config: "Config") -> bool:
 
 @contextmanager
 def _find_or_start_proxy(settings: "LoadedConfig", log: Path | None) -> Iterator[str]:
-    """Yields the URL of the running proxy, or starts a proxy and ends it when the block ends."""
+    """Yields the URL of the running proxy, or starts a proxy and ends it when the block ends.
+
+    A running proxy is not used if it listens on a Unix socket or uses TLS.
+    """
     import sys
 
     from compaction_proxy.cli.health import build_local_url, fetch_version
@@ -158,8 +163,8 @@ def build_environment(
         url: Base URL of the proxy, with or without `/v1`.
         session: Session id that separates this run's conversations from others. Only OpenAI's libraries send
             it.
-        needs_key: Whether to set a placeholder if there is no key. Many clients do not start without a key,
-            although the proxy has its own.
+        needs_key: Whether to set a placeholder key if the environment has no key. Many clients do not start
+            without a key, even if the proxy has its own.
     """
     root = url.rstrip("/").removesuffix("/v1")
     variables = {**environ, **dict.fromkeys(BASE_URLS, f"{root}/v1"), **dict.fromkeys(ROOTS, root)}

@@ -1,4 +1,4 @@
-"""Holds the command `savings`, which shows saved tokens and dollars, less the cost of the savings."""
+"""Holds the command `savings`, which shows saved tokens and dollars, less the cost of compaction itself."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,7 +116,10 @@ def format_receipt(since: str, total: SavingsFields) -> list[str]:
 
 
 def format_csv(rows: list[dict[str, Any]]) -> list[str]:
-    """Formats a title line and a line for each row. Overhead is given as quantiles, without its buckets."""
+    """Formats rows as CSV: a title line and a line for each row.
+
+    The overhead, the time that the proxy adds to requests, is given as quantiles. Its histogram is left out.
+    """
     from compaction_proxy.admin.api.export import format_csv_line
     from compaction_proxy.cli.output import escape_unprintable
 
@@ -131,7 +134,10 @@ def format_csv(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _flatten_row(row: SavingsFields) -> Iterator[tuple[str, str | float | None]]:
-    """Yields the scalar fields of a row. A nested field, such as requests by status, is named `NAME.KEY`."""
+    """Yields the fields of a row, without lists.
+
+    A field of a nested object, such as the requests by status, is named `NAME.KEY`.
+    """
     for name, value in row.items():
         if value is None or isinstance(value, str | int | float):
             yield name, value

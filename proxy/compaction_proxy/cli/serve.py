@@ -25,19 +25,21 @@ from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
 DEFAULT_WINDOW_TOKENS = 128_000
-# Seconds that load balancers need to notice that the proxy is ending. On loopback there are none, so the
-# proxy does not wait.
+# Seconds in which an ending proxy still accepts requests, until load balancers notice that it is ending. On
+# loopback there are no load balancers, so the proxy does not wait.
 ACCEPT_GRACE_S = 5
-# Seconds after the server's end at which the process exits, even if a thread hangs (a name look-up, a disk).
+# Seconds from the server's end until the process exits, even if a thread still waits for DNS or a disk.
 EXIT_S = 2.0
-# Seconds after which a worker thread must let the event loop continue.
+# Seconds after which a busy thread must release the interpreter lock, so that the event loop can continue.
 GIVING_WAY_S = 0.001
-# Thresholds of the garbage collector. A full collection stops all requests, for 0.1 s if much is cached, so
-# it runs once in 50 million allocations. The newest objects are collected often: up to 22,000 in 5 ms.
+# Thresholds of the garbage collector. A full collection stops all requests, for 0.1 s if many objects are
+# cached. It therefore runs only once in 50 million allocations. Newer objects are collected often, but a
+# collection covers at most 22,000 of them and takes 5 ms.
 COLLECTIONS = (2_000, 10, 2_500)
-# Limit of open files that a process asks for: a request needs two, an idle client one.
+# Limit of open files that a process sets for itself. A request needs two files, an idle client needs one.
 DESCRIPTORS = 65_536
-# Settings of glibc's allocator by environment variable: the parameter of mallopt(3) and its value.
+# Settings of glibc's memory allocator. Each environment variable is mapped to the parameter of mallopt(3)
+# that means the same, and to the value that the proxy sets.
 ALLOCATOR = {
     "MALLOC_ARENA_MAX": (-8, 1),
     "MALLOC_MMAP_THRESHOLD_": (-3, 262_144),
@@ -78,7 +80,7 @@ def format_banner(config: Config, url: str) -> Iterator[str]:
 
 
 def get_drain_timeouts(server: ServerSection) -> serving.DrainTimeouts:
-    """Returns how long the server waits for clients when it is told to end."""
+    """Returns how long a server that is told to end accepts requests and waits for those in progress."""
     grace_s = server.accept_grace_s
     if grace_s is None:
         grace_s = 0 if is_loopback(server.host) else ACCEPT_GRACE_S
@@ -127,7 +129,10 @@ def announce_start(config: Config, url: str) -> None:
 
 
 def _schedule_exit() -> None:
-    """Ends the process with 0 after `EXIT_S`. Otherwise a hanging thread would block the exit for ever."""
+    """Schedules the end of the process, with exit code 0, in `EXIT_S` seconds.
+
+    Otherwise, a thread that hangs would keep the process from ever exiting.
+    """
     timer = threading.Timer(EXIT_S, os._exit, (0,))
     timer.daemon = True
     timer.start()
@@ -146,10 +151,11 @@ def _raise_descriptor_limit() -> None:
 
 
 def configure_allocator() -> None:
-    """Configures glibc to use a single arena and to return the memory of large bodies to the system.
+    """Configures glibc to use one memory arena, and to return the memory of large bodies to the system.
 
-    By default, each thread has an arena of its own with 64 MB of address space, and memory of large bodies
-    stays with the process. Environment variables take precedence. Without glibc the function does nothing.
+    By default, each thread has a memory arena of its own with 64 MB of address space, and the process keeps
+    the memory of large bodies. If the user sets the environment variable of a setting, the variable takes
+    precedence. Without glibc, the function does nothing.
     """
     settings = {name: value for name, value in ALLOCATOR.items() if name not in os.environ}
     if not settings or sys.platform != "linux":
@@ -158,7 +164,7 @@ def configure_allocator() -> None:
         import ctypes
 
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    except (ImportError, OSError, MemoryError):  # for example where executable memory is forbidden
+    except (ImportError, OSError, MemoryError):  # for example if executable memory is forbidden
         return
     if mallopt is not None:
         for parameter, size in settings.values():
@@ -168,8 +174,9 @@ def configure_allocator() -> None:
 def tune_interpreter() -> None:
     """Tunes the interpreter for a process that only answers requests from now on.
 
-    Worker threads yield to the event loop sooner. Objects from start-up live until the end, so the garbage
-    collector skips them. Most objects of requests are freed by reference counting.
+    Other threads yield to the event loop sooner. Objects from start-up live until the end, so the garbage
+    collector skips them. It runs less often, because reference counting frees most objects of requests. The
+    limit of open files is raised.
     """
     sys.setswitchinterval(GIVING_WAY_S)
     gc.collect()
@@ -185,8 +192,11 @@ def _build_server(
     *,
     insistent: bool,
 ) -> tuple[serving.GracefulServer, ConfigReloader]:
-    """Builds the server and the object that applies new configurations to its application."""
-    from compaction_proxy.app import create_app  # the parent of workers does not need it
+    """Builds the server and the object that applies new configurations to its application.
+
+    With `insistent`, a second signal stops the server at once.
+    """
+    from compaction_proxy.app import create_app  # not at the top: the parent of workers does not need it
 
     server = loaded.config.server
     context, deadlines = create_tls_context(server), get_deadlines(server)
@@ -216,7 +226,7 @@ def serve_proxy(
         on_ending: Called when the proxy begins to end.
         worker: Number of this worker. None means that this is the only process.
         on_built: Called with the server and its reloader, so that the caller can stop or reload the proxy.
-        reread: Reads the configuration again on SIGHUP. None leaves SIGHUP alone.
+        reread: Called on SIGHUP to read the configuration again. None leaves SIGHUP alone.
 
     Raises:
         ConfigError: The proxy cannot listen on the address, or the application refuses the configuration.

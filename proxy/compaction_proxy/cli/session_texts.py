@@ -1,4 +1,4 @@
-"""Formats the output of `sessions` and `search` from answers of the admin API. Unknown figures are `n/a`."""
+"""Formats the output of `sessions` and `search` from admin API answers. Unknown figures appear as `n/a`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -44,7 +44,7 @@ _MONEY = (
 
 
 def format_conversations(rows: Iterable[JsonRow], most: int | None) -> list[str]:
-    """Formats a table with a line for each conversation. Sizes are tokens of the last exchange."""
+    """Formats a table with a line for each conversation. Sizes are those of the last exchange, in tokens."""
     return format_table(_LISTED, [_format_conversation_row(row) for row in rows], most)
 
 
@@ -95,7 +95,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], most: int | 
 
 
 def _format_recalls(totals: JsonRow) -> dict[str, str]:
-    """Returns a line that counts the model's searches in the archive, or no line if there were none."""
+    """Returns how often the model searched the archive, as a title and a text. Empty if it never did."""
     recalls = totals.get("recalls")
     return {"searches by the model": format_count(recalls)} if recalls else {}
 
@@ -144,8 +144,8 @@ def format_hits(found: Iterable[JsonRow], most: int | None, *, everywhere: bool 
     """Formats a line for each message found.
 
     Args:
-        found: The hits.
-        most: Cells of a line. None does not cut lines.
+        found: The messages found, as the admin API returns them.
+        most: Largest width of a line, in terminal cells. None does not cut lines.
         everywhere: Whether the search covered all conversations. If so, each line names the conversation.
     """
     rows = [

@@ -19,7 +19,7 @@ MAX_LISTED = 1_000
 def _resolve_conversation(
     session: str, url: str | None, key_file: Path | None, config: Path | None
 ) -> "tuple[AdminClient, str, str]":
-    """Returns the client of the proxy, the conversation's id and its path below the admin API."""
+    """Returns a client of the admin API, the conversation's id and the conversation's path in that API."""
     from compaction_proxy.cli.admin_client import create_admin_client, quote_segment
 
     client = create_admin_client(url, key_file, config)

@@ -1,7 +1,7 @@
-"""Calls the tools of a running proxy at `/mcp` for clients that cannot call it themselves.
+"""Calls the tools at `/mcp` of a running proxy, for MCP clients that cannot send HTTP requests themselves.
 
-Another program may answer on the port, so answers are treated as untrusted. The SDK's own client is not used,
-because it hides the reason that the proxy gives for a refusal.
+A program other than the proxy may answer on the port, so answers are treated as untrusted. The client of the
+MCP SDK is not used, because it hides the reason that the proxy gives when it refuses a call.
 """
 
 import http.client
@@ -39,7 +39,7 @@ class McpTarget(NamedTuple):
 
 
 def call_tool(target: McpTarget, name: str, arguments: Mapping[str, Any]) -> McpToolResult:
-    """Calls a tool of the proxy and returns its result. A failed call returns a sentence that says why."""
+    """Calls a tool of the proxy and returns the result. If the call fails, the result says why."""
     try:
         status, data = _post_call(target, name, arguments)
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -58,9 +58,9 @@ def call_tool(target: McpTarget, name: str, arguments: Mapping[str, Any]) -> Mcp
 
 
 def _post_call(target: McpTarget, name: str, arguments: Mapping[str, Any]) -> tuple[int, bytes]:
-    """Sends the call and returns status and body.
+    """Sends the call and returns the status code and the body of the answer.
 
-    Redirects are not followed, so that the key goes to no other server.
+    Redirects are not followed, so that the client's credential is never sent to another server.
     """
     parts = urlsplit(target.url)
     socket = target.unix_socket

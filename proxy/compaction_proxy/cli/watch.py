@@ -11,7 +11,7 @@ from compaction_proxy.cli.options import ConfigOption, KeyOption, UrlOption
 if TYPE_CHECKING:
     from compaction_proxy.cli.admin_client import AdminClient
 
-# Seconds without data after which the connection counts as dead. The server sends a line every 15 seconds.
+# Seconds without data after which the connection counts as dead. The proxy sends a line every 15 seconds.
 SILENCE_S = 45.0
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 MAX_DATA_CHARACTERS = 1_048_576
@@ -21,7 +21,7 @@ class StreamMessage(NamedTuple):
     """One message of an event stream.
 
     Attributes:
-        id: Id from which a new stream can continue.
+        id: Id of the message. A new stream can continue after it.
         kind: `compaction`, `exchange`, or `lost` if messages came too fast and were dropped.
         data: The content, as undecoded JSON.
     """
@@ -62,7 +62,9 @@ def _report_retry(why: str) -> None:
 
 
 def follow_events(client: "AdminClient", report: Any) -> Iterator[StreamMessage]:  # noqa: ANN401 - a function that takes a line
-    """Yields messages without end. A stream that breaks is continued after the last message.
+    """Yields the messages of the proxy's event stream without end.
+
+    If the stream breaks, the function connects again and continues after the last message.
 
     Args:
         client: The client of the admin API.
@@ -95,7 +97,10 @@ def follow_events(client: "AdminClient", report: Any) -> Iterator[StreamMessage]
 
 
 def _parse_messages(lines: Iterator[str]) -> Iterator[StreamMessage | None]:
-    """Parses the lines of a stream. Yields None for a heartbeat."""
+    """Parses the lines of an event stream into messages.
+
+    Yields None for a heartbeat, a line that only shows that the connection still works.
+    """
     fields: dict[str, str] = {}
     for line in lines:
         if line.startswith(":"):
@@ -165,7 +170,7 @@ def format_line(kind: str, fields: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-# Further fields that are shown if they are known, with their labels.
+# Further fields, with their labels. A field that is unknown, empty or 0 is not shown.
 _EXTRAS = (
     ("strategy", "by"),
     ("round", "round"),

@@ -1,4 +1,4 @@
-"""Defines a worker's process, which obeys the parent, and the slot in which the parent tracks the worker."""
+"""Defines what runs in a worker's process, and the slot in which the parent process tracks the worker."""
 
 import signal
 import sys
@@ -17,14 +17,16 @@ from compaction_proxy.core.errors import ConfigError, ProxyError
 from compaction_proxy.gateway import server
 from compaction_proxy.telemetry import logs
 
-# Reports of a worker (any other report is the reason why it refuses the configuration), and orders to a
-# worker. TAKE is followed by a configuration. REFUSED says that a new configuration could not be used.
+# Reports from a worker to the parent: the worker accepts requests, or it begins to end. Any other report is
+# the reason why the worker refuses the configuration.
 STARTED, ENDING = b"started", b"ending"
+# Orders from the parent to a worker. The parent sends a new configuration after TAKE. REFUSED says that a
+# reload found no usable configuration, so the worker keeps its own and records the failure in its metrics.
 STOP, STOP_NOW, TAKE, REFUSED = b"stop", b"now", b"take", b"refused"
 
 
 def _execute_orders(orders: Connection, running: server.GracefulServer, reloading: ConfigReloader) -> None:
-    """Executes the parent's orders, and stops the server when the parent is gone."""
+    """Executes the parent's orders. When the parent is gone, stops the server."""
     with suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop has ended
         while True:
             order = orders.recv_bytes()
@@ -39,7 +41,7 @@ def run_worker(loaded: LoadedConfig, bound: socket, parent: Connection, number: 
     """Runs a worker as the main function of its process. Exits with 1 if the proxy did not start."""
     logs.configure_logging(loaded.config.observability.log_format)
     if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent gets it, too, and orders the reload
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent gets SIGHUP, too, and orders the reload
 
     def send_report(what: bytes) -> None:
         with suppress(OSError):  # the parent may be gone
@@ -67,18 +69,18 @@ def run_worker(loaded: LoadedConfig, bound: socket, parent: Connection, number: 
 
 @dataclass(slots=True)
 class WorkerSlot:
-    """A slot among the workers, and the process that fills it.
+    """The place of one worker. When the worker's process dies, another process takes this place.
 
     Attributes:
         number: Number of the worker, from 1.
-        bound: The worker's listening socket. None while no process is expected to accept connections from it.
-        process: The worker's process. None while the slot waits for a restart, or after the final end.
+        bound: The worker's listening socket. None while it is closed, so that other workers get connections.
+        process: The worker's process. None before a start or restart, and after the final end.
         pipe: Connection to the process. None once the process has closed its end.
         is_up: Whether the process accepts requests.
         refusal: The reason why the process refuses the configuration, or an empty text.
         started_at: When the process was started, in monotonic seconds.
-        deaths: Number of deaths in a row, without a stable run in between.
-        due_at: When the worker is to be started or restarted, in monotonic seconds. None schedules no start.
+        deaths: How often the process has died since the last stable run (see `workers.SOUND_S`).
+        due_at: When the worker is to be started or restarted, in monotonic seconds. None if no start is due.
     """
 
     number: int
@@ -119,7 +121,7 @@ class WorkerSlot:
             self.close()
 
     def close_listener(self) -> None:
-        """Closes the listening socket, so that other workers get its connections until a new one is opened.
+        """Closes the listening socket, so that other workers get its connections until a new socket is open.
 
         Does nothing if all workers share one socket.
         """

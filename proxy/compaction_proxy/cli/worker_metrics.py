@@ -1,4 +1,4 @@
-"""Manages the folder in which workers share their metrics, so that any worker can report for all."""
+"""Manages the folder in which workers share their metrics, so that any worker can report all of them."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
-# Environment variable that names the folder to workers and to the Prometheus library.
+# Environment variable from which the workers and the Prometheus library learn the folder's path.
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -40,7 +40,7 @@ def share_worker_metrics(worker: int) -> None:
 
 
 def drop_worker_metrics(worker: int) -> None:
-    """Drops those metrics of an ended worker that were true only while it lived. The parent calls this."""
+    """Drops the gauges of a worker that has ended. Its counters stay. The parent process calls this."""
     from compaction_proxy.telemetry.metrics import forget_worker
 
     folder = os.environ.get(VARIABLE)

@@ -1,10 +1,11 @@
 """Runs `serve --workers N`: several proxies on one port, and a parent that replaces the workers that die.
 
 On Linux the parent opens a listening socket for each worker and keeps it open. The kernel then spreads
-connections evenly, whereas a single socket would give most of a burst to one worker. Connections that wait
-for a worker that has just died go to its successor. On other systems all workers share one socket. Parent
-and workers communicate over a pipe, because a terminal or a service manager may send signals to both. A
-worker whose parent is gone reads the end of the pipe and stops.
+connections evenly. With a single socket, one worker would get most connections of a burst. If a worker dies,
+the connections that wait at its socket go to the worker that replaces it. On other systems all workers share
+one socket. The parent and each worker communicate over a pipe rather than by signals, because a terminal or a
+service manager may send a signal to both. If the parent dies, each worker notices the end of its pipe and
+stops.
 """
 
 import logging
@@ -31,9 +32,10 @@ from compaction_proxy.telemetry import logs
 # Seconds until a dead worker is replaced. The pause doubles with each further death, up to the maximum.
 PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
-# Seconds that a worker must live to count as stable.
+# Seconds that a worker must live to count as stable. After a stable run, the pause is short again.
 SOUND_S = 60.0
-# Seconds until workers are killed: beyond their own time to end, and after an immediate stop.
+# Seconds until workers that still run are killed. STOP_EXTRA_S begins when the workers' own time limit for
+# ending has passed, STOP_NOW_S when they are told to stop at once.
 STOP_EXTRA_S = 10.0
 STOP_NOW_S = 3.0
 
@@ -47,7 +49,7 @@ _spawn = get_context("spawn")
 def _open_listeners(loaded: LoadedConfig) -> list[socket]:
     """Opens listening sockets on one address: one for each worker, or a single one for all."""
     server = loaded.config.server
-    first = open_listener(server)  # not shared, so that another proxy on the port is an error
+    first = open_listener(server)  # fails if another proxy already uses the port
     if not serving.is_spread(first):
         return [first] * server.workers
     port = first.getsockname()[1]
@@ -57,7 +59,7 @@ def _open_listeners(loaded: LoadedConfig) -> list[socket]:
 
 @dataclass(slots=True)
 class _WorkerSupervisor:
-    """Starts workers, replaces dead ones and ends when all have ended.
+    """Starts the workers, replaces workers that die, and stops them when the proxy is to end.
 
     Attributes:
         loaded: The configuration and its origins.
@@ -66,7 +68,7 @@ class _WorkerSupervisor:
         workers: A slot for each worker.
         failure: The error that ends the run because a worker did not start.
         started: Whether all workers have been up at the same time.
-        end_by: When remaining workers are killed, in monotonic seconds. None while no end was requested.
+        end_by: When remaining workers are killed, in monotonic seconds. None until an end is requested.
         signals: A pipe by which signal handlers wake the loop: the reading end and the writing end.
     """
 
@@ -112,7 +114,10 @@ class _WorkerSupervisor:
             self.stop(now=self.end_by is not None)
 
     def _reload_config(self) -> None:
-        """Reads the configuration again and sends it to the workers. Workers that start later use it, too."""
+        """Reads the configuration again and sends it to the workers. Workers that start later use it, too.
+
+        If the new configuration cannot be used, the workers are told so and keep the current one.
+        """
         loaded = reread_config(self.reread, self.loaded)
         if loaded is not None:
             self.loaded = loaded
@@ -120,7 +125,7 @@ class _WorkerSupervisor:
             worker.send_config(loaded) if loaded is not None else worker.send_order(REFUSED)
 
     def stop(self, *, now: bool = False) -> None:
-        """Orders all workers to end. With `now`, they do not wait for requests under way."""
+        """Orders all workers to end. With `now`, the workers do not wait for requests in progress."""
         waits = get_drain_timeouts(self.loaded.config.server)
         if self.end_by is None:
             running = sum(worker.process is not None for worker in self.workers)
@@ -132,7 +137,8 @@ class _WorkerSupervisor:
             worker.send_order(STOP_NOW if now else STOP)
             worker.due_at = None
             if worker.bound is not None:
-                worker.bound.close()  # the workers keep the port open for as long as they need it
+                # The worker has its own copy of the socket and closes it when it no longer needs it.
+                worker.bound.close()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
         """Handles a signal: wakes `run` with an order to end or to reload."""
@@ -159,14 +165,14 @@ class _WorkerSupervisor:
         if worker.bound is None:
             try:
                 worker.bound = serving.listen(self.loaded.config.server.host, self.port, share_port=True)
-            except ConfigError:  # no worker was left, and another program took the port
+            except ConfigError:  # another program took the port while no worker ran
                 worker.due_at = time.monotonic() + MAX_PAUSE_S
                 return
         worker.pipe, child_end = _spawn.Pipe()
         arguments = self.loaded, worker.bound, child_end, worker.number
         worker.process = _spawn.Process(target=run_worker, args=arguments, daemon=True)
         worker.is_up, worker.refusal, worker.due_at, worker.started_at = False, "", None, time.monotonic()
-        # The new process inherits that SIGINT is ignored, and ignores it until it sets its own handler.
+        # The new process inherits the ignored SIGINT, and so ignores Ctrl-C until it sets its own handler.
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         worker.process.start()
         signal.signal(signal.SIGINT, previous)
@@ -194,7 +200,7 @@ class _WorkerSupervisor:
         was_stable = worker.is_up and time.monotonic() - worker.started_at >= SOUND_S
         worker.deaths = 0 if was_stable else worker.deaths + 1
         worker.due_at = time.monotonic() + min(PAUSE_S * 2 ** max(worker.deaths - 1, 0), MAX_PAUSE_S)
-        if not worker.is_up:  # the next process may not start either
+        if not worker.is_up:  # the next process may fail, too: other workers get its connections
             worker.close_listener()
 
     def _kill_overdue(self) -> None:
@@ -221,7 +227,7 @@ def run_workers(loaded: LoadedConfig, reread: ReadConfig, started: Callable[[str
         raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
     create_tls_context(server)  # so that a bad certificate is reported once, not by each worker
     listeners = _open_listeners(loaded)
-    # The URL is built now, because the sockets close as workers end.
+    # The URL is built now, because the sockets are closed when workers end.
     url = serving.build_base_url(listeners[0], get_scheme(server))
     workers = [
         WorkerSlot(number, listener, due_at=time.monotonic()) for number, listener in enumerate(listeners, 1)
@@ -234,5 +240,5 @@ def run_workers(loaded: LoadedConfig, reread: ReadConfig, started: Callable[[str
             supervisor.run(lambda: started(url))
         finally:
             for worker in workers:
-                worker.close()  # a worker that still runs ends once its pipe is closed
+                worker.close()  # a worker that still runs ends when its pipe is closed
     logs.get_logger(__name__).info(log_events.SERVING_STOPPED, workers=server.workers)

@@ -1,9 +1,9 @@
 """Auto-recall: inserts removed messages that match the latest user message right before that message.
 
-The inserted text is a message of its own. It is the same for every request of a turn, so that the provider's
-prompt cache holds from one request to the next, and it disappears with the turn. Clients never see it, no
-compaction summarises it, and no archive holds it. If anything goes wrong or takes too long, the request goes
-on without it.
+The inserted text is a message of its own. It is the same in every request of a turn, so that the provider's
+prompt cache stays valid from one request to the next. Requests of the next turn no longer contain it. Clients
+never see it, no compaction summarises it, and no archive stores it. If anything goes wrong or takes too long,
+the request is forwarded without it.
 """
 
 import asyncio
@@ -35,13 +35,15 @@ from compaction_proxy.wires.body import rewrite_messages
 
 # How long a request waits for a search, in seconds.
 DEADLINE_S: Final = 0.15
-# A message with fewer significant words is not searched for.
+# A user message with fewer words, common words such as "the" not counted, starts no search unless it contains
+# a code, such as a path or an id.
 LEAST_WORDS: Final = 2
-# Number of hits that are considered, and of hits that are inserted.
+# Largest number of hits that are considered, and of hits that are inserted.
 LOOKED_AT: Final = 20
 MOST_HITS: Final = 3
 # Size of the cache of chosen texts, in bytes.
 HELD_BYTES: Final = 4 * 1024 * 1024
+# Approximate size of a cache entry without its text, in bytes.
 _CHOICE_BYTES: Final = 600
 HEADING: Final = (
     "From earlier messages that were removed, for reference: the request is the message after this. "
@@ -62,12 +64,12 @@ class SearchFunction(Protocol):
 
 
 class _RecallKey(NamedTuple):
-    """The key of a chosen text, which is chosen once for each turn.
+    """The cache key of the text that is inserted in a turn. The text is chosen once for each turn.
 
     Attributes:
         tenant: The tenant of the conversation.
         conversation: The conversation id.
-        prefix: Prefix digest of the latest user message.
+        prefix: Prefix digest up to the latest user message, with which the turn begins.
         section: The configuration of recall.
     """
 
@@ -78,9 +80,10 @@ class _RecallKey(NamedTuple):
 
 
 def build_query(text: str) -> str:
-    """Builds a search query from a user message; empty if the message says too little.
+    """Builds a search query from a user message; empty if the message says too little to search for.
 
-    Quotation marks are removed, because a user who quotes something does not look for that exact quotation.
+    Quotation marks and asterisks are removed, because they are operators of the query language. A user who
+    quotes something does not want only messages with exactly these words.
     """
     query = text.replace('"', " ").replace("*", " ")
     parsed = parse_query(query)
@@ -89,7 +92,7 @@ def build_query(text: str) -> str:
 
 
 def build_recall_text(hits: Sequence[Hit], section: RecallSection, count: Count) -> str:
-    """Builds the text to insert; empty if no hit scores high enough, or none fits."""
+    """Builds the text to insert; empty if no hit scores high enough, or none fits the token limit."""
     good = [hit for hit in hits if hit.score >= section.auto_score][:MOST_HITS]
     shown = [QuotedMessage(hit.message_id, hit.role, hit.snippet, hit.turn, hit.round) for hit in good]
     return format_hits(shown, count, section.auto_tokens, HEADING) if shown else ""
@@ -100,8 +103,8 @@ class AutoRecall:
 
     Args:
         search: Searches removed messages.
-        reader: Counts tokens.
-        records: Reports deletions, which clear the cache.
+        reader: Counts the tokens of messages.
+        records: Reports when records are deleted. The cache of chosen texts is then cleared.
         count: Counts the tokens of a text of at most a few thousand characters.
         on_search: Called after each search with the source `auto` and the outcome `found` or `nothing`.
     """
@@ -124,7 +127,10 @@ class AutoRecall:
         records.on_delete_callbacks.append(self._clear_choices)
 
     async def __call__(self, fit: FitResult, ask: FitRequest) -> FitResult:
-        """Returns the result with a text before the latest user message, or unchanged if nothing matches."""
+        """Returns the result with a text inserted before the latest user message.
+
+        Returns the result unchanged if auto-recall is off, nothing has been removed, or nothing matches.
+        """
         compacted, usage_basis = fit.compacted_messages, fit.usage_basis
         conversation = fit.report.conversation
         if (
@@ -142,7 +148,7 @@ class AutoRecall:
                 or insert_index is None
                 or compacted.messages[insert_index].raw != compacted.body[latest].raw
             ):
-                return fit  # the message has moved into a replacement
+                return fit  # the message is now part of a replacement, so there is no place to insert
             turn = _RecallKey(ask.tenant, conversation, usage_basis.prefixes[latest], ask.settings.recall)
             text = await self._choose_text(turn, compacted, usage_basis.prefixes, compacted.body[latest].text)
             return await self._insert_text(fit, compacted, ask, insert_index, text) if text else fit
@@ -158,8 +164,9 @@ class AutoRecall:
     async def _choose_text(
         self, turn: _RecallKey, put: CompactedMessages, prefixes: Sequence[bytes], user_text: str
     ) -> str:
-        """Returns the text to insert in this turn, chosen once per turn; empty for none."""
-        chosen = self._choices  # a deletion may replace the cache meanwhile
+        """Returns the text to insert in this turn; empty for none. The text is chosen once per turn."""
+        # Keep this cache object: if a deletion replaces it meanwhile, the text must not enter the new one.
+        chosen = self._choices
         text = chosen.get(turn)
         if text is None:
             query = build_query(user_text)
@@ -173,7 +180,8 @@ class AutoRecall:
     ) -> list[Hit]:
         """Searches the removed and shortened messages; returns no hits if that takes too long.
 
-        The search itself goes on to its end, because it may make the next one faster.
+        A search that takes too long still runs to its end, because the data that it loads may make the next
+        search faster.
         """
         affected = put.checkpoint.removed_indices | put.checkpoint.edited
         affected_ids = frozenset(format_message_id(prefixes[index]) for index in affected)
@@ -217,7 +225,7 @@ class AutoRecall:
     def _finish_search(self, task: asyncio.Task[list[Hit]]) -> None:
         self._search_tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        # The start has already reported an unavailable search.
+        # The proxy has already reported at its start that the search is unavailable.
         if error is not None and not isinstance(error, SearchUnavailableError):
             _log_failure(error)
 
@@ -226,9 +234,9 @@ class AutoRecall:
 
 
 def _estimate_size(fit: FitResult, added: int) -> int | None:
-    """Estimates the calibrated size with `added` more counted tokens.
+    """Estimates the calibrated size of the request after `added` counted tokens have been added.
 
-    Returns None if the request would then be larger than what the client sent.
+    Returns None if the request would then be larger than the client's own request.
     """
     after = fit.report.tokens_after
     if after is None or fit.estimate + added > fit.client_tokens:

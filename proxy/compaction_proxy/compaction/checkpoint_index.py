@@ -1,8 +1,9 @@
-"""Lists the ids of a conversation's checkpoints, so that only those are read that a request could use.
+"""Lists the ids of a conversation's checkpoints, so that a request reads only checkpoints that it could use.
 
-The index is a list in the store. It is written together with each checkpoint. Each process caches what it has
-read of the list, for requests that follow soon and for times when the store is unavailable. In a busy
-conversation the list is read again in the background, so that no request waits for it.
+The index is a list in the store. When a checkpoint is written, its id is added to the list. Each process
+caches the ids that it has read. The cache serves requests that follow soon, and all requests while the store
+is unavailable. In a busy conversation the list is read again in the background, so that no request waits for
+it.
 """
 
 import math
@@ -15,12 +16,15 @@ from compaction_proxy.storage.records import ListItem, RecordStore
 
 # Largest number of checkpoints that can be found for one conversation and its branches.
 MAX_KEPT_IDS = 200
+# Largest number of lists in the cache of this process, one for each conversation and its branches.
 MAX_CONVERSATIONS = 10_000
 # Largest number of ids in the cache of this process; each takes about 150 bytes.
 MAX_CACHED_IDS = 100_000
-# How long a list that was read is used, in seconds.
+# How long a cached list is used after it was read, in seconds. After that, a request waits until it is read
+# again.
 FRESH_S = 2.0
-# From this age on, in seconds, a request has the list read again in the background.
+# If a request uses a cached list that is at least this old, in seconds, the list is read again in the
+# background.
 AGING_S = 1.0
 
 
@@ -34,15 +38,15 @@ class _CachedIndex:
 
     @property
     def checkpoint_ids(self) -> frozenset[bytes]:
-        """The ids, as a set that is built once for all callers."""
+        """The ids as a set. The set is built once, and again only after an id was added."""
         if self._frozen is None:
             self._frozen = frozenset(self.places)
         return self._frozen
 
     def add_checkpoint_id(self, checkpoint_id: bytes) -> int:
-        """Adds an id, and drops the oldest one if there are too many.
+        """Adds an id, and drops the oldest id if there are more than `MAX_KEPT_IDS`.
 
-        Returns the number of ids by which the list has grown.
+        Returns the number of ids by which the list has grown: 0 or 1.
         """
         if checkpoint_id in self.places:
             return 0
@@ -54,7 +58,9 @@ class _CachedIndex:
 
 
 class CheckpointIndex:
-    """The ids of checkpoints, by the store key of their list (`storage.keys.checkpoint_list_key`).
+    """Reads, caches and extends lists of checkpoint ids.
+
+    A list is named by its store key (`storage.keys.checkpoint_list_key`).
 
     Args:
         records: Stores the lists.
@@ -69,7 +75,10 @@ class CheckpointIndex:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def load_checkpoint_ids(self, key: str) -> frozenset[bytes]:
-        """Reads a list from the store, and returns the ids under which there may be a checkpoint."""
+        """Reads a list from the store, and returns its ids with the cached ones.
+
+        A checkpoint may no longer exist although its id is listed.
+        """
         for line in await self._records.read_tail(key, MAX_KEPT_IDS):
             try:
                 self._record_checkpoint_id(key, bytes.fromhex(line["place"]))
@@ -95,7 +104,7 @@ class CheckpointIndex:
         return cached is not None and checkpoint_id in cached.places
 
     def build_line(self, key: str, checkpoint_id: bytes, ttl_s: float) -> ListItem:
-        """Builds the line to commit with a new checkpoint. The id counts as known from now on."""
+        """Builds the list entry to write together with a new checkpoint, and adds the id to the cache."""
         self._record_checkpoint_id(key, checkpoint_id)
         return ListItem(key, {"place": checkpoint_id.hex()}, ttl_s, MAX_KEPT_IDS)
 

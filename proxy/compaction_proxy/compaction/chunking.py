@@ -1,6 +1,6 @@
 """Splits the messages to summarise so that a summary model with a small context window can read them.
 
-Sizes are characters of the transcript. The caller knows how many tokens a character costs.
+Sizes are in characters of the transcript. The caller converts them from tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from dataclasses import replace
 from compaction_proxy.core.message import Message, iter_units
 from compaction_proxy.core.strategies import SummaryShape
 
-# Each message is shown with at least this many characters, unless it is shorter.
+# A transcript shows at least this many characters of each message, unless the message is shorter.
 SMALLEST_CUT = 40
 # Approximate number of characters that a transcript adds around each message.
 ENTRY_CHARACTERS = 24
@@ -33,9 +33,10 @@ def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> 
 
 
 def narrow_shape(messages: Sequence[Message], shape: SummaryShape, characters: float) -> SummaryShape:
-    """Returns a shape that shows these messages in at most `characters`, or in as few as possible.
+    """Returns a shape with which the transcript of these messages takes at most `characters`.
 
-    The least valuable text is cut first: the middles of tool results, then the middles of all other messages.
+    If that is impossible, every message is cut to `SMALLEST_CUT` characters. The least valuable text is cut
+    first: the middles of tool results, then the middles of all other messages.
     """
     for field in ("tool_characters", "message_characters"):
         is_for_results = field == "tool_characters"
@@ -65,7 +66,7 @@ def split_into_portions(
 ) -> tuple[Group, ...]:
     """Splits the messages into consecutive portions of whole units, each shown in at most `characters`.
 
-    A unit that is larger on its own becomes a portion of its own.
+    A single unit that takes more than `characters` becomes a portion of its own.
     """
     return tuple(_iterate_portions(messages, shape, characters))
 

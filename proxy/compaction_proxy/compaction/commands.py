@@ -1,7 +1,7 @@
 """Implements the commands on a conversation that is known by its id: show, steer, search and delete it.
 
-The proxy need not hold the full history between requests. So a command takes effect with the next request of
-the conversation, and the event of that compaction reports the result.
+The proxy may not have the full history between two requests. So a command that concerns compaction takes
+effect with the next request of the conversation. If that request is compacted, its event reports the result.
 """
 
 import time
@@ -44,10 +44,10 @@ class ConversationOverview:
     """The current state of a conversation.
 
     Attributes:
-        totals: What the conversation has used.
+        totals: The requests, tokens and cost of the conversation so far.
         rounds: The events of its compactions, oldest first.
         undone: Ids of the undone checkpoints, as hex digits.
-        directives: What users have asked for.
+        directives: What users have asked for, such as pins.
     """
 
     totals: Totals
@@ -68,8 +68,9 @@ def _require_saved(saved: object) -> None:
 class ConversationCommands:
     """The commands on conversations, on one event loop.
 
-    A conversation belongs to the tenant with which it was last seen. Every method raises
-    `RequestRefusedError` (404) for an unknown conversation, and `StoreUnavailableError`.
+    A conversation belongs to the tenant that last sent a request of it. Every method raises
+    `RequestRefusedError` (404) if the conversation is unknown, and `StoreUnavailableError` if the store
+    cannot be reached or does not save a change.
 
     Args:
         records: Accesses the store.
@@ -77,7 +78,7 @@ class ConversationCommands:
         history: Reads and stores the events of conversations.
         directives: Stores what users ask for.
         recall: Searches removed messages.
-        compacted: Tells all replicas which conversations' requests they must read.
+        compacted: Tells all replicas that they must read even small requests of a conversation.
         announce: Receives the events of executed commands.
         on_search: Called after each search with the source `api` and the outcome `found` or `nothing`.
         now: Returns seconds since the epoch.
@@ -124,18 +125,21 @@ class ConversationCommands:
         return await self._history.list_events(await self._find_tenant(conversation), conversation)
 
     async def request_compaction(self, conversation: str) -> None:
-        """Has the next request of the conversation compacted."""
+        """Requests that the conversation is compacted with its next request."""
         tenant = await self._find_tenant(conversation)
         _require_saved(await self._directives.request_compaction(tenant, conversation))
         await self._compacted.add(tenant, conversation)
         await self._record_event(tenant, Event(MARKED, self._now(), conversation))
 
     async def bypass_compaction(self, conversation: str) -> None:
-        """Has requests forwarded unchanged from the next one on. Stored checkpoints stay."""
+        """Switches compaction off: requests are forwarded unchanged, beginning with the next one.
+
+        Stored checkpoints are kept.
+        """
         await self._set_bypass(conversation, BYPASSED)
 
     async def resume_compaction(self, conversation: str) -> None:
-        """Has the conversation's requests compacted again. Stored checkpoints are used as before."""
+        """Switches compaction on again after `bypass_compaction`. Stored checkpoints are applied again."""
         await self._set_bypass(conversation, RESUMED)
 
     async def _set_bypass(self, conversation: str, kind: str) -> None:
@@ -149,7 +153,7 @@ class ConversationCommands:
         """Undoes the newest compaction, and returns the event of the compaction that no longer applies.
 
         Raises:
-            RequestRefusedError: 409: there is no compaction that was not undone before.
+            RequestRefusedError: 409: there is no compaction, or all are already undone.
         """
         tenant = await self._find_tenant(conversation)
         undone = set((await self._directives.get(tenant, conversation)).undone)
@@ -192,7 +196,7 @@ class ConversationCommands:
         return await self.list_pins(conversation)
 
     async def remove_pin(self, conversation: str, name: str) -> None:
-        """Removes the pin with this id, `p_…`.
+        """Removes the pin with the id `name`, of the form `p_…`.
 
         Raises:
             RequestRefusedError: 404: there is no such pin.
@@ -206,14 +210,20 @@ class ConversationCommands:
         await self._record_event(tenant, Event(UNPINNED, self._now(), conversation, reason=name))
 
     async def get_instructions(self, conversation: str) -> Directives:
-        """Returns the directives with the project instructions of the conversation.
+        """Returns the directives, which list the project instructions of the conversation.
 
-        The fields are `Directives.instructions` and `Directives.removed`.
+        `Directives.instructions` lists those that the conversation holds and that can be removed.
+        `Directives.removed` lists the ids of those that are left out of rewritten requests.
         """
         return await self._directives.get(await self._find_tenant(conversation), conversation)
 
     async def set_instruction_removed(self, conversation: str, name: str, *, removed: bool = True) -> None:
-        """Leaves the instructions with this id, `i_…`, out of rewritten requests, or includes them again.
+        """Leaves project instructions out of rewritten requests, or includes them again.
+
+        Args:
+            conversation: The conversation id.
+            name: The id of the instructions, `i_…`.
+            removed: Whether to leave them out.
 
         Raises:
             RequestRefusedError: 404: there are no such instructions.
@@ -260,16 +270,17 @@ class ConversationCommands:
         return message
 
     async def list_archived_messages(self, conversation: str) -> list[RecalledMessage]:
-        """Lists all removed messages of the conversation that are kept, in their order."""
+        """Lists the removed messages that the conversation's archive still holds, in their original order."""
         return await self._recall.list_removed_messages(await self._find_tenant(conversation), conversation)
 
     async def forget_conversation(self, conversation: str) -> int:
         """Deletes all records of the conversation and of branches that begin like it; returns their number.
 
-        Requests of this process that are under way write no records of the conversation afterwards.
+        Requests that this process is still serving write no more records of the conversation.
         """
         tenant = await self._find_tenant(conversation)
-        # The fence comes first, so that no new root joins the conversation from here on.
+        # The fence stops writes under this conversation. It is set before the roots are listed, so that no
+        # new root is added after the list was read.
         self._records.deletion_fence.add_deletion(scope_prefix(tenant, conversation))
         roots = await self._history.list_roots(tenant, conversation, KEPT_ROOT_LINES)
         scopes: list[str | bytes] = [conversation, *roots]
@@ -288,7 +299,7 @@ class ConversationCommands:
         return count or 0
 
     async def _record_event(self, tenant: str, event: Event) -> None:
-        """Stores an event in the history and announces it."""
+        """Gives an event an id, stores it in the history and announces it."""
         identified_event = replace(event, id=generate_event_id())
         await self._history.record_event(tenant, identified_event)
         self._announce(tenant, identified_event)

@@ -1,11 +1,12 @@
 """Tracks which conversations have compactions, so that every replica reads even their small requests.
 
-A request under the gate is not read, and the store is not asked about it. So each process holds the set of
-conversations whose small requests need stored checkpoints. The process loads the set at start, and the store
-notifies it of changes. A store that cannot notify is polled for the newest changes once a second.
+The gate lets small requests pass without reading them or asking the store about them. But stored checkpoints
+must be applied to small requests, too. So each process keeps in memory the set of conversations that have
+compactions. It loads the set at start, and the store notifies it of changes. If the store cannot notify, the
+process asks it for the newest changes once a second.
 
-Each tenant has a list of its own in the store, with a limited number and age of lines. One more list names
-the tenants. So a tenant with many conversations displaces only its own.
+Each tenant has a list of its own in the store. The number and the age of its lines are limited. One more list
+names the tenants. So a tenant with many conversations can displace only its own conversations.
 """
 
 import asyncio
@@ -29,29 +30,31 @@ from compaction_proxy.storage.resilient import run_with_deadline
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTED_NOT_HEARD
 
-# Upper limits: conversations of one tenant, conversations of all tenants, and listed tenants.
+# Largest numbers of conversations of one tenant, of conversations of all tenants, and of listed tenants.
 MAX_OF_TENANT = 10_000
 MAX_CONVERSATIONS = 50_000
 MAX_TENANTS = 10_000
-# A conversation in use is listed again after this many seconds, or after this share of the lifetime of
-# checkpoints if that is sooner.
+# Lines in the store expire. So a conversation that is still in use gets a new line after this many seconds,
+# or after this share of the lifetime of checkpoints if that is sooner.
 LISTED_FOR_S = 86_400.0
 LISTED_SHARE = 0.25
-# Seconds between two polls for changes: if the store sends no notifications, and if it does, as some may get
-# lost.
+# Seconds between two polls for changes if the store sends no notifications.
 POLL_S = 1.0
+# Seconds between two polls if the store sends notifications. Polls are still needed, because a notification
+# may get lost.
 CHECK_S = 15.0
-# Number of changes that are kept, and number that one poll reads. After more changes everything is loaded
-# again.
+# Number of changes that the store keeps, and number of changes that one poll reads. If more changes have
+# happened since the last poll, the whole set is loaded again.
 KEPT_CHANGES = 100
 LATEST = 16
-# Seconds that the start waits for the set, and seconds between two attempts to listen for changes.
+# Seconds that the start of the proxy waits for the set, and seconds between two attempts to listen for
+# changes.
 START_LIMIT_S = 5.0
 RETRY_S = 1.0
 # Number of lists that are read at the same time.
 READ_AT_ONCE = 8
 CHANNEL = "compacted"
-# Stands for all conversations of a tenant that have no id.
+# The name under which all conversations of a tenant without an id are listed together.
 UNNAMED = ""
 _CHANGE_BYTES = 8
 
@@ -61,7 +64,7 @@ _log = structlog.get_logger()
 class CompactedConversations:
     """The set of conversations with compactions, on one event loop.
 
-    No method raises an error because of the store.
+    No method raises an error if the store fails.
 
     Args:
         records: Stores the set.
@@ -83,7 +86,7 @@ class CompactedConversations:
         self._ttl_s = ttl_s
         self._now = now
         self._clock = clock
-        # Maps tenant and conversation to the time at which it was last listed, in seconds since the epoch.
+        # When each conversation was last listed, in seconds since the epoch, by tenant and conversation id.
         self._known: OrderedDict[str, OrderedDict[str, float]] = OrderedDict()
         self._count = 0
         self._unlisted: set[tuple[str, str]] = set()  # conversations without a line in the store
@@ -96,7 +99,7 @@ class CompactedConversations:
     def has_rounds(self, tenant: str, conversation: str | None) -> bool:
         """Returns whether a conversation has compactions, as far as this process knows; never waits.
 
-        If `conversation` is None, this is about all conversations of the tenant that have no id.
+        If `conversation` is None, returns whether any conversation of the tenant without an id has some.
         """
         conversations = self._known.get(tenant)
         return (
@@ -104,12 +107,13 @@ class CompactedConversations:
         )
 
     async def add(self, tenant: str, conversation: str | None, *, is_listed: bool = True) -> None:
-        """Remembers that a conversation has compactions, and tells other processes unless they know.
+        """Remembers that a conversation has compactions, and tells other processes unless they already know.
 
         Args:
             tenant: The tenant of the conversation.
             conversation: The conversation id; None if it has none.
-            is_listed: Whether other processes may need to know.
+            is_listed: Whether to tell other processes. They need not know while the conversation's requests
+                are too large to pass the gate.
         """
         name, now = UNNAMED if conversation is None else conversation, self._now()
         listed_at = self._get_listed_at(tenant, name)
@@ -122,7 +126,7 @@ class CompactedConversations:
             self._unlisted.discard((tenant, name))
 
     async def load(self) -> bool:
-        """Loads the set from the store, and returns whether the store has answered."""
+        """Loads the set from the store, and returns whether the store has answered every read."""
         failed_before = self._records.failed_reads
         changes = await self._records.read_tail(compacted_changes_key(), 1)
         oldest = self._now() - self._ttl_s
@@ -142,7 +146,7 @@ class CompactedConversations:
         return self._is_loaded
 
     async def start(self) -> None:
-        """Loads the set, for a few seconds at most, and starts to follow its changes."""
+        """Waits until the set is loaded, for `START_LIMIT_S` at most, and starts to follow its changes."""
         with suppress_and_report(_log_not_heard):
             await run_with_deadline(START_LIMIT_S, self.load())
         self._tasks = [asyncio.create_task(self._listen_forever()), asyncio.create_task(self._poll_changes())]
@@ -154,7 +158,7 @@ class CompactedConversations:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _write_line(self, tenant: str, name: str, at: float) -> bool:
-        """Writes and announces a line, and returns whether the store has it."""
+        """Writes a line for a conversation and notifies other processes. Returns whether it was saved."""
         line = {"conversation": name, "at": at}
         entry = ListItem(compacted_conversations_key(tenant), line, self._ttl_s, MAX_OF_TENANT)
         if not self._records.is_in_use or not await self._records.write([entry]):
@@ -218,7 +222,7 @@ class CompactedConversations:
         """Follows the notifications of the store until they end."""
         try:
             async for fields in self._records.listen(CHANNEL):
-                if fields is None:  # notifications start, or start again after a gap
+                if fields is None:  # notifications begin, or some may have been missed
                     self._is_listening = True
                     await self.load()
                 else:

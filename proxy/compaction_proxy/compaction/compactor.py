@@ -1,8 +1,8 @@
 """Makes a request fit its context window, and never lets a fault of the proxy fail the request.
 
-`fit_request` reads and sizes the request, applies earlier compactions, makes a new one if it is due, and goes
-down the ladder if the result still does not fit. `prepare_round` makes a compaction ahead of need. If
-anything goes wrong here, the client's own bytes are forwarded.
+`fit_request` reads the request and counts its tokens, applies earlier compactions, and makes a new compaction
+if one is due. If the result still does not fit, it goes down the ladder. `prepare_round` starts a compaction
+ahead of need. If anything goes wrong here, the client's own bytes are forwarded.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -40,25 +40,29 @@ from compaction_proxy.wires.body import clear_output_limits, rewrite_messages, s
 from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.prescan import MentionedNumbers
 
-# Largest number of times that a request refused as too long is sent again, shorter each time.
+# If the upstream refuses a request as too long, the proxy shortens it and sends it again, up to this many
+# times.
 MAX_REFITS = 2
-# A lowered output limit keeps one of these shares of the context window free for estimation errors, and at
-# least OUTPUT_MARGIN_TOKENS. The first share that leaves enough output is used. Beside the smallest thinking
-# budget, OUTPUT_MARGIN_TOKENS are left for the answer.
+# When the proxy lowers a request's output limit, it keeps a share of the context window free, because sizes
+# are estimates. It tries these shares in order and uses the first that leaves enough tokens for the output.
+# At least OUTPUT_MARGIN_TOKENS stay free. If the request has a thinking budget, at least OUTPUT_MARGIN_TOKENS
+# of the output limit remain for the answer itself.
 OUTPUT_MARGIN_SHARES = (0.04, 0.01)
 OUTPUT_MARGIN_TOKENS = 64
 # If an overflow error names no limit, the request is reduced to this share of the refused size.
 UNKNOWN_LIMIT_SHARE = 0.7
-# If the error reports the counted size, little has to be estimated: important content is cut to this share of
-# the context window. After the first refusal, important content is not cut at all if the estimate fits the
-# window. A second refusal would show that the estimate was wrong, and it costs less than losing the task.
+# If overflow errors report the size that the upstream counted, estimates are nearly exact. From the second
+# refusal on, important content is then cut to this share of the context window. After the first refusal it is
+# cut only if the estimate exceeds the window itself. If that estimate is wrong, the upstream refuses once
+# more, which costs less than losing the task.
 REPORTED_SIZE_SHARE = 0.985
 # The reason for not applying a finished compaction: it does not make the request shorter.
 LONGER = "longer"
-# The reason for bypassing a request that does not itself ask for a bypass.
+# The reason for forwarding a request unchanged because a user has switched compaction off for its
+# conversation.
 BYPASSED_BY_USER = "asked"
 
-# With these outcomes, the request is not changed.
+# The request is forwarded unchanged if the outcome is one of these.
 _UNTOUCHED = frozenset({CompactionStatus.SHADOW, CompactionStatus.BYPASSED})
 
 _PARTS, _TOKENS = attrgetter("parts"), attrgetter("tokens")
@@ -72,7 +76,7 @@ class FittedMessages(NamedTuple):
     Attributes:
         messages: The messages.
         is_changed: Whether the list differs from the client's list.
-        fits: Whether the list fits, according to the estimate.
+        fits: Whether the list fits the context window, according to the estimate.
         is_whole: Whether the list is the effective list with nothing cut from it.
     """
 
@@ -87,11 +91,11 @@ class Compactor:
 
     Args:
         loader: Reads requests and finds what is stored for them.
-        coordinator: Has compactions made and puts them in force.
-        reader: Counts messages after a cut.
-        model_limits: Learns limits from the upstream.
-        auto_recall: Inserts removed messages that are relevant now into a request that fits. None disables
-            auto-recall.
+        coordinator: Makes compactions and applies them to requests.
+        reader: Counts the tokens of messages that have been cut.
+        model_limits: Learns the limits of models from the upstream's errors and answers.
+        auto_recall: Inserts removed messages that match the latest user message into the request. None
+            disables auto-recall.
     """
 
     def __init__(
@@ -109,10 +113,10 @@ class Compactor:
         self._auto_recall = auto_recall
 
     async def fit_request(self, ask: FitRequest) -> FitResult:
-        """Makes the request fit, and returns it unchanged if that is impossible or unnecessary.
+        """Makes the request fit. Returns it unchanged if that is impossible or unnecessary.
 
-        The pins of the request are stored before this method returns, because the next request may arrive
-        before this one has been observed.
+        The pins of the request are stored before this method returns, because the next request, which needs
+        them, may arrive before this one has been answered.
         """
         if ask.mode is CompactionMode.BYPASS:
             fit = await self._fit_unchanged(ask)
@@ -124,9 +128,10 @@ class Compactor:
         return fit
 
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
-        """Returns the request with the id of the conversation that it continues, if its client gave no id.
+        """Finds the conversation of a request whose client gave no id, and returns the request with the id.
 
-        Returns None if the request belongs to no conversation, as a title request does.
+        Returns the request as it is if it needs no id. Returns None if it belongs to no conversation, as a
+        request for a title does.
         """
         needs_no_id = (
             ask.conversation is not None or not ask.uses_checkpoints or ask.mode is CompactionMode.BYPASS
@@ -141,8 +146,8 @@ class Compactor:
     ) -> FitResult | None:
         """Makes a request fit that the upstream has just refused as too long, or returns None if that fails.
 
-        Learns the limit and the true token count that the error names. `refusals` counts this refusal and the
-        earlier ones.
+        The proxy remembers the limit and the true token count that the error names. `refusals` is the number
+        of refusals of this request so far, including this one.
         """
         rules = resolve_policy(ask.settings, ask.strategy).trigger
         is_allowed = ask.mode in {CompactionMode.ACTIVE, CompactionMode.FORCE} and has_active_rule(rules)
@@ -157,7 +162,10 @@ class Compactor:
         return None
 
     async def prepare_round(self, ask: FitRequest) -> None:
-        """Starts a compaction that will soon be needed. Call it once the client has its answer."""
+        """Starts a compaction that will soon be needed.
+
+        Call it once the client has its answer, so that the request does not wait for the compaction.
+        """
 
         def log_failure(error: BaseException) -> None:
             _log.warning(COMPACTION_FAILED, conversation=ask.known_conversation, error=type(error).__name__)
@@ -204,7 +212,11 @@ class Compactor:
         return await self._compact_if_due(view, due, uncapped=uncapped)
 
     async def _fit_unchanged(self, ask: FitRequest) -> FitResult:
-        """Returns the request unchanged. It is counted only if its answer may raise a learned limit."""
+        """Returns the request unchanged.
+
+        Its tokens are counted only if the proxy has learned a limit for the model: if the upstream accepts
+        the request, its size may show that the limit is higher.
+        """
         estimate = 0
 
         def log_failure(error: BaseException) -> None:
@@ -219,7 +231,7 @@ class Compactor:
         )
 
     def _build_bypassed_result(self, view: RequestView) -> FitResult:
-        """Returns the request unchanged because a user has asked to bypass compaction."""
+        """Returns the client's own request, because a user has switched compaction off."""
         uncompacted = view.with_checkpoint(None)
         fitted = FittedMessages(uncompacted.messages, is_changed=False, fits=True)
         return self._build_result(uncompacted, fitted, CompactionStatus.BYPASSED, BYPASSED_BY_USER)
@@ -248,15 +260,16 @@ class Compactor:
     async def _learn_from_refusal(
         self, ask: FitRequest, refused: FitResult, overflow: Overflow, refusals: int
     ) -> tuple[int, bool]:
-        """Learns from a refusal, and returns the limit that the request must now fit.
+        """Learns from a refusal, and returns the limit in tokens that the request must now fit.
 
-        Also returns whether only the sum of the prompt and the requested output was too large. An error that
-        does not say so may still mean the sum. That is assumed after the first refusal only, and never
-        remembered.
+        Also returns whether the prompt alone would fit, and only its sum with the requested output is too
+        large. An error may mean the sum without saying so. The proxy assumes that after the first refusal
+        only, and does not remember it for later requests.
 
-        An error may echo the request, so a number that also occurs in the request is not remembered; the
-        refused size is remembered instead. Output limits in the request are ignored for this check, because
-        clients ask for as much output as the context window has.
+        An error may quote the request. So a number that also occurs in the request is not remembered as a
+        limit; the size of the refused request is remembered instead. This check ignores output limits in the
+        request, because clients may ask for as much output as the context window has, and that number is then
+        a true limit.
         """
         estimate = refused.estimate
         if not estimate:  # the request passed the size gate uncounted
@@ -287,10 +300,13 @@ class Compactor:
     async def _compact_if_due(
         self, view: RequestView, due: str | None, *, uncapped: int | None = None
     ) -> FitResult:
-        """Makes a compaction if one is due, and brings the request under the limit.
+        """Makes a compaction if one is due, and makes the request fit its limit.
 
-        `uncapped` is the size of the request in tokens before tool results were capped for it; None if none
-        were.
+        Args:
+            view: The request.
+            due: Why a compaction is due; None if none is due.
+            uncapped: The size of the request, in tokens, before its huge tool results were capped; None if
+                none were capped.
         """
         status = (
             CompactionStatus.APPLIED
@@ -333,7 +349,7 @@ class Compactor:
         return self._build_result(view, fitted, status, reason, tokens_due=tokens_due, ahead=ahead)
 
     async def _choose_messages(self, view: RequestView) -> FittedMessages:
-        """Returns the list to forward: the client's own if possible, else repaired and cut as needed."""
+        """Returns the list to forward: the client's own, or the effective list repaired and cut as needed."""
         is_too_long = view.is_automatic and view.exceeds_window(view.effective)
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)
         if not is_compacted and not is_too_long:
@@ -425,7 +441,7 @@ def _are_same_messages(messages: Sequence[Message], sent: Sequence[Message]) -> 
 
 
 def _log_unexpected_error(error: BaseException) -> None:
-    """Logs any error except a `CompactionError`, which `fit_request` will meet again and report."""
+    """Logs any error except a `CompactionError`. That occurs again in `fit_request`, which reports it."""
     if not isinstance(error, CompactionError):
         _log.error(COMPACTION_FAILED, exc_info=error)
 
@@ -441,9 +457,15 @@ def _apply_reported_size(
 ) -> RequestView:
     """Returns the view with the size that the upstream reported for the request that it refused.
 
-    If the error names only a limit, the prompt was larger than that limit, and `refusals` decides how far
-    below the limit the next attempt must be. `refusals` is None if the prompt alone fits. Without usable
-    numbers the view is returned unchanged.
+    If the error names only a limit, the refused prompt is taken to be one token larger than the limit, and
+    each refusal lowers the size that the next attempt must fit. Without usable numbers the view is returned
+    unchanged.
+
+    Args:
+        view: The request.
+        estimate: Counted tokens of the refused request; 0 if it was not counted.
+        overflow: The error.
+        refusals: Number of refusals so far; None if the prompt alone fits.
     """
     if overflow.kind not in {"context", "context_output"}:
         return view
@@ -478,9 +500,9 @@ def _can_be_output_overflow(overflow: Overflow, calibration: Calibration, estima
 
 
 def _lower_output(view: RequestView, raw: bytes, messages: Sequence[Message]) -> tuple[bytes, int | None]:
-    """Lowers the requested output to what the upstream accepts beside the prompt.
+    """Lowers the output limit so that the upstream accepts it together with the prompt.
 
-    Returns the body and its new output limit in tokens; None as the limit if the body is unchanged.
+    Returns the body and its new output limit in tokens. If the body is unchanged, the limit is None.
     """
     sum_limit, asked = view.budget.sum_limit, view.request.body.max_output
     if sum_limit is None or asked is None or not (view.is_automatic and view.request.can_lower_output):

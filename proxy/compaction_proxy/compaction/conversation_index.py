@@ -1,10 +1,10 @@
 """Finds the conversation that a request continues if its client sends no conversation id.
 
-Each request leaves a head, which records how far its conversation has come. A request that continues a head
-belongs to the same conversation. If another request has already continued that head, the conversations differ
-from there on, and the later request starts a conversation of its own. All replicas append to the same lists
-of heads and read them in the same order. So they reach the same result, even if two of them continue one head
-at the same time.
+The proxy stores a head for each request. The head records how far the conversation has come. A later request
+whose messages continue those of a head belongs to the same conversation. If another request has already
+continued that head, the later request is a fork and starts a conversation of its own. All replicas append to
+the same lists of heads and read them in the same order. So they reach the same result, even if two of them
+receive requests that continue one head at the same time.
 """
 
 import asyncio
@@ -26,50 +26,63 @@ from compaction_proxy.core.title_request import is_title_request
 from compaction_proxy.storage.keys import conversation_heads_key, tenant_prefix
 from compaction_proxy.storage.records import Fields, RecordStore
 
-# A head is stored in the list of the longest of these beginnings that its conversation has, in messages. It
-# is also stored in the list of the first line of its first user message, because clients rewrite even their
-# first messages.
+# Conversations with the same first 1, 4, 16 or 64 messages share a list of heads. A head is stored in the
+# list for the largest of these numbers that its conversation has reached. It is also stored in a list for the
+# first line of the first user message, because some clients rewrite their first messages.
 BEGINNINGS = (1, 4, 16, 64)
+# Largest number of heads in a list. The newest are kept.
 KEPT_HEADS = 128
-# Number of lists for which a process holds the heads that it has added itself, and number of heads in each.
+# A process also keeps in memory the heads that it has added itself: for at most this many lists, and at most
+# this many heads for each list.
 MAX_HELD_LISTS = 1_000
 MAX_HELD_HEADS = 16
-# Number of these lists that are searched for a conversation that its client has compacted itself.
+# If no stored list identifies the conversation, its client may have compacted it. Then this many of the lists
+# in memory are searched.
 RECENT_LISTS = 64
-# A client that moves or rewrites its last messages with each turn does so with at most this many.
+# Some clients move or rewrite their last messages with each turn. At most this many moved or rewritten
+# messages are recognised.
 MAX_MOVED_MESSAGES = 8
-# A request that repeats this many different messages of a head continues it, whatever the request begins
-# with.
+# A request whose first messages were rewritten is recognised only if at least this many of the head's last
+# messages occur in no other conversation. If the client adds messages of its own, it is enough that the
+# request repeats this many of them, and this is at least half of the head's last messages.
 LEAST_FOUND = 4
-# Prefix digests start from these bytes if messages of the client itself were left out.
+# Prefix digests start from these bytes if messages that the client itself has added were left out.
 _PART = b"part"
-# A list of heads is named after at most this many characters of the first line of a user message.
+# A list for a first line is named after at most this many characters of that line.
 LINE_CHARACTERS = 64
-# A user message to which its client has added text is recognised by its first and last paragraphs, this many
-# of each.
+# Clients add text to user messages. Such a message is recognised by digests that end at its paragraph ends:
+# at this many of the first ones and this many of the last ones.
 MAX_PARAGRAPHS = 16
-# A text longer than two ends of this size, in characters, is identified by its ends and its length.
+# A text longer than twice this number of characters is identified by its length, and by this many characters
+# at each of its ends.
 END_CHARACTERS = 32_768
-# A tool result is identified by this many characters. A shorter text may be the notice that it was cleared.
+# A tool result is identified by at most this many characters of its text. A text that is no longer may be the
+# notice of a client that has cleared the result.
 RESULT_CHARACTERS = 256
 _DIGEST_BYTES = 8
 _PARAGRAPH_END = re.compile(r"(?<!\n)\n\n")
-# How a request relates to known conversations: it repeats the last request of one, continues one, forks off
-# from all of them, begins like one that has been continued since, or belongs to none.
+# How a request relates to the known conversations:
+# `_AGAIN`: it repeats the last request of a conversation.
+# `_ON`: it continues a conversation.
+# `_APART`: it continues a head that another request has already continued, so it is a fork.
+# `_ANEW`: it repeats the first request of a conversation that has been continued, so it starts a new one.
+# `_BESIDE`: it belongs to no conversation, because it repeats the messages of a request with tools, but
+# brings no tools.
 _AGAIN, _ON, _APART, _ANEW, _BESIDE = "again", "on", "apart", "anew", "beside"
 
 
 class ConversationHead(NamedTuple):
-    """Records how far a conversation has come. Digests are hex digits.
+    """Records how far a conversation had come with one request. Digests are hex digits.
 
     Attributes:
         id: The conversation id.
         since: Prefix digest of the head that this one continues; empty if the conversation begins here.
-        prefix: Prefix digest of all its messages.
-        outline: The same without the text of tool results, because clients clear that text.
+        prefix: Prefix digest of all messages of the request.
+        outline: Prefix digest of all messages without the text of tool results, because clients clear that
+            text.
         tail: The last messages, oldest first: the prefix digest up to each message, and the message's own
             digest.
-        openings: Digests of the beginnings of the latest user message, up to the end of each paragraph.
+        openings: Digests of the latest user message from its beginning to the end of each paragraph.
         has_tools: Whether the request brought tools.
     """
 
@@ -85,13 +98,14 @@ class ConversationHead(NamedTuple):
 class _IndexedRequest:
     """A request with the lookup tables for comparing it with heads.
 
-    The tables are built on first use, because long lists are seldom compared whole.
+    The tables are built on first use, because most requests are recognised without them.
 
     Args:
         messages: The messages of the request that are not fixed, at least one.
-        outlines: Their prefix digests, which leave out the text of tool results.
+        outlines: The prefix digests of the messages, without the text of tool results.
         has_tools: Whether the request brings tools.
-        is_part: Whether messages that the client itself has added, such as aider's files, were left out.
+        is_part: Whether messages that the client itself has added, such as aider's files, were left out of
+            `messages`.
     """
 
     def __init__(
@@ -118,12 +132,12 @@ class _IndexedRequest:
 
     @cached_property
     def prefix_indices(self) -> dict[str, int]:
-        """Indices of the messages, by the prefix digest up to each."""
+        """Index of each message, by the prefix digest up to that message."""
         return {_shorten_digest(prefix): index for index, prefix in enumerate(self._prefixes)}
 
     @cached_property
     def outline_indices(self) -> dict[str, int]:
-        """The same as `prefix_indices`, by prefix digests that leave out the text of tool results."""
+        """Index of each message, by the prefix digest up to it without the text of tool results."""
         return {_shorten_digest(outline): index for index, outline in enumerate(self._outlines)}
 
     def iterate_earlier_prefixes(self) -> Iterator[str]:
@@ -132,7 +146,7 @@ class _IndexedRequest:
 
     @property
     def first_line_digest(self) -> str:
-        """Digest of the first line of the first user message; empty if there is none."""
+        """Digest of the first line of the first user message with text; empty if there is none."""
         return next(filter(None, map(_digest_first_line, self._messages)), "")
 
     def iterate_digests(self, start: int, stop: int | None = None) -> Iterator[str]:
@@ -147,8 +161,8 @@ class _IndexedRequest:
     def _digest_message(self, message: Message) -> str:
         """Returns the digest of a message.
 
-        If client messages were left out, white space at line ends is ignored, because aider adds some to what
-        it restores from its history.
+        If messages of the client itself were left out, white space at line ends is ignored, because aider
+        adds such white space to messages that it restores from its history.
         """
         if message.answers:
             return _shorten_digest(_digest_result(message))
@@ -158,7 +172,7 @@ class _IndexedRequest:
 
     @cached_property
     def user_texts(self) -> dict[str, list[int]]:
-        """Indices of the user messages before the latest one, by the digests of their texts."""
+        """Indices of the user messages before the latest one, by the digest of their text."""
         indices: dict[str, list[int]] = {}
         for index, message in enumerate(self._messages[: find_latest_user_message(self._messages)]):
             if _is_user_text(message):
@@ -168,8 +182,9 @@ class _IndexedRequest:
     def find_cleared(self, head: ConversationHead) -> int | None:
         """Returns the index of a head's last message if tool results of the head have been cleared since.
 
-        Returns None if the request lacks messages of the head, if nothing has been cleared, or if tool
-        results differ in any other way.
+        A result counts as cleared if it is now a short text (`RESULT_CHARACTERS`) and is not among the
+        results at the end of the request. Returns None if the request lacks messages of the head, if nothing
+        has been cleared, or if tool results differ in any other way.
         """
         last = self.outline_indices.get(head.outline)
         if last is None or last + 1 < len(head.tail) or _shorten_digest(self._prefixes[last]) == head.prefix:
@@ -184,21 +199,21 @@ class _IndexedRequest:
 
     @cached_property
     def _last_results_index(self) -> int:
-        """Index of the first of the tool results at the end; the number of messages if there are none."""
+        """Index of the first of the tool results that end the list; the number of messages if none do."""
         indices = range(len(self._messages) - 1, -1, -1)
         return next((k + 1 for k in indices if not self._messages[k].answers), 0)
 
     @property
     def late_line_digests(self) -> list[str]:
-        """Digests of the first lines of the user messages, the latest first."""
+        """Digests of the first lines of all user messages, the latest message first."""
         return [line for line in map(_digest_first_line, reversed(self._messages)) if line]
 
     def is_within(self, head: ConversationHead) -> bool:
-        """Returns whether this request is an earlier state of a head's conversation."""
+        """Returns whether the head's conversation begins with all messages of this request."""
         return self.has_answer and any(prefix == self.prefix for prefix, _ in head.tail)
 
     def build_head(self, conversation: str, since: str) -> ConversationHead:
-        """Builds the head that this request leaves."""
+        """Builds the head to store for this request."""
         start = max(0, len(self._messages) - MAX_MOVED_MESSAGES - 1)
         tail = tuple(
             zip(map(_shorten_digest, self._prefixes[start:]), self.iterate_digests(start), strict=True)
@@ -213,7 +228,7 @@ class _IndexedRequest:
 class ConversationIndex:
     """Finds the conversations of requests without a conversation id, on one event loop.
 
-    No method raises an error because of the store.
+    No method raises an error if the store fails.
 
     Args:
         records: Stores the heads.
@@ -225,8 +240,8 @@ class ConversationIndex:
         self._records = records
         self._mint = mint
         self._ttl_s = ttl_s
-        # Heads that this process has added. The store returns them later, or not at all while it is
-        # unavailable.
+        # Heads that this process has added, by list. They are needed because the store returns a head only
+        # after it was written, and no heads while it is unavailable.
         self._added_heads: OrderedDict[str, tuple[ConversationHead, ...]] = OrderedDict()
         self._save_tasks: set[asyncio.Task[bool]] = set()
         records.on_delete_callbacks.append(self._forget_prefix)
@@ -248,7 +263,7 @@ class ConversationIndex:
             prefixes: Their prefix digests.
             has_tools: Whether the request brings tools.
             find_recorded_conversation: Returns the conversation of a stored checkpoint that matches the
-                request. It decides if no head of the conversation is left.
+                request. It is called if the heads of the conversation may have been lost.
         """
         latest = find_latest_user_message(messages)
         if not has_tools and latest is not None and is_title_request(messages[latest].text):
@@ -269,7 +284,8 @@ class ConversationIndex:
             ),
         ]
         own_keys = {keys[0], keys[-1]}
-        # aider starts a restored session with a summary, followed by a part of the earlier messages.
+        # aider starts a restored session with a summary, which hides the first line, followed by some of the
+        # earlier messages. So the lists for the first lines of late user messages are searched, too.
         if is_part:
             late_keys = [
                 conversation_heads_key(tenant, bytes.fromhex(line)) for line in request.late_line_digests[:2]
@@ -278,7 +294,8 @@ class ConversationIndex:
             keys += late_keys[1:]
         counts: dict[str, int] = {}
         match, key = await self._search_lists(tenant, request, keys, counts)
-        # The client may have compacted the conversation itself, so that only its end is left.
+        # The client may have compacted the conversation itself. Then the request holds only the end of it,
+        # and none of these lists leads to it.
         if match is None and request.has_answer:
             match, key = (
                 _match_heads(request, self._resolve_forks(tenant, self._list_recent_heads(tenant))),
@@ -286,8 +303,9 @@ class ConversationIndex:
             )
         if match is not None:
             return self._follow_match(match, tenant, request, own_keys | {key})
-        # If the lists of its longer beginnings hold heads, the conversation is none of those. Otherwise its
-        # heads may have been lost, and a stored checkpoint can identify it.
+        # If a list for 4 or more messages holds heads, heads of such conversations are still stored, and the
+        # request belongs to none of them. If these lists are empty, the heads of its conversation may have
+        # been lost, but a stored checkpoint can identify the conversation.
         is_known = len(lengths) == 1 or any(counts[each] for each in beginnings[:-1])
         recorded = (
             None if is_known or find_recorded_conversation is None else await find_recorded_conversation()
@@ -300,9 +318,10 @@ class ConversationIndex:
     async def _search_lists(
         self, tenant: str, request: _IndexedRequest, keys: Sequence[str], counts: dict[str, int]
     ) -> tuple["_HeadMatch | None", str]:
-        """Finds how a request relates to the conversations in these lists, and the list that shows it.
+        """Finds how a request relates to the conversations in these lists.
 
-        Stores the number of heads in each list that was read in `counts`.
+        Also returns the key of the list in which the match was found; empty without a match. Stores in
+        `counts` the number of heads in each list that was read.
         """
         cleared = None
         for key in keys:
@@ -312,19 +331,22 @@ class ConversationIndex:
             if match is not None and match.head is not None:
                 return match, key
             if cleared is None and (found := _match_cleared_head(request, heads)) is not None:
-                cleared = found, key  # another list may have a head with the same results
+                cleared = found, key  # go on: another list may have a head with the same tool results
             if match is not None and cleared is None:
                 return match, key
         return cleared or (None, "")
 
     async def close(self) -> None:
-        """Waits until all added heads are written."""
+        """Waits until all heads that this process has added are written to the store."""
         await asyncio.gather(*self._save_tasks, return_exceptions=True)
 
     def _follow_match(
         self, match: "_HeadMatch", tenant: str, request: "_IndexedRequest", keys: Iterable[str]
     ) -> str | None:
-        """Returns the conversation that a match gives, and adds the request's head to these lists."""
+        """Returns the conversation to which a match leads, and adds the request's head to these lists.
+
+        No head is added if the request repeats an earlier one or belongs to no conversation.
+        """
         head = match.head
         if head is not None and match.kind == _AGAIN:
             return head.id
@@ -333,8 +355,8 @@ class ConversationIndex:
         if head is not None:
             self._add_head(keys, request.build_head(head.id, head.prefix))
             return head.id
-        # If heads may have been dropped from the list, an earlier conversation may have begun with the same
-        # messages. Random bytes then make the id unique.
+        # The id is built from the messages. If an earlier conversation began with the same messages, or may
+        # have done so because the list is full and has dropped heads, random bytes make the id unique.
         seed = bytes.fromhex(request.prefix)
         is_known = match.kind == _ANEW or match.heads >= KEPT_HEADS
         conversation = self._mint(tenant, seed + (secrets.token_bytes(_DIGEST_BYTES) if is_known else b""))
@@ -342,18 +364,21 @@ class ConversationIndex:
         return conversation
 
     async def _read_heads(self, key: str) -> list[ConversationHead]:
-        """Reads the heads of a list, oldest first."""
+        """Reads the heads of a list, oldest first, and adds those that this process has added itself."""
         stored = [_read_head(line) for line in await self._records.read_tail(key, KEPT_HEADS)]
         return list(dict.fromkeys([*filter(None, stored), *self._added_heads.get(key, ())]))
 
     def _list_recent_heads(self, tenant: str) -> list[ConversationHead]:
-        """Lists the heads in those lists of the tenant to which this process has added most recently."""
+        """Lists the heads that this process has added to the tenant's most recently used lists."""
         prefix = tenant_prefix(tenant)
         recent = (heads for key, heads in reversed(self._added_heads.items()) if key.startswith(prefix))
         return list(dict.fromkeys(chain.from_iterable(reversed(list(islice(recent, RECENT_LISTS))))))
 
     def _resolve_forks(self, tenant: str, heads: Iterable[ConversationHead]) -> list[ConversationHead]:
-        """Gives a new id to each head that continues a head which an earlier one has continued already."""
+        """Returns the heads, with a new conversation id for each head that is a fork.
+
+        A head is a fork if an earlier head in the list has already continued the same head.
+        """
         first_successors: dict[tuple[str, str], str] = {}
         resolved: list[ConversationHead] = []
         for head in heads:
@@ -386,8 +411,8 @@ class _HeadMatch(NamedTuple):
 
     Attributes:
         kind: One of `_AGAIN`, `_ON`, `_APART`, `_ANEW` and `_BESIDE`.
-        head: The head that the request repeats or continues; None if it starts a conversation or belongs to
-            none.
+        head: The head that the request repeats or continues; None if the request starts a conversation or
+            belongs to none.
         heads: Number of heads in the list.
     """
 
@@ -428,7 +453,7 @@ def _match_cleared_head(request: _IndexedRequest, heads: Sequence[ConversationHe
 def _match_repeated_head(
     request: _IndexedRequest, heads: Sequence[ConversationHead], free: Sequence[ConversationHead]
 ) -> _HeadMatch | None:
-    """Finds how a request relates to conversations that have already come as far; None if none has."""
+    """Finds how a request relates to conversations that already hold all its messages; None if none does."""
     same_heads = [head for head in heads if head.prefix == request.prefix]
     if same_heads:
         latest = _find_free_head(same_heads, free)
@@ -437,7 +462,7 @@ def _match_repeated_head(
         is_beside = not request.has_tools and any(head.has_tools for head in same_heads)
         return _HeadMatch(_BESIDE if is_beside else _ANEW, None, len(heads))
     within = next((head for head in reversed(heads) if request.is_within(head)), None)
-    # The request was sent before that head was left, but it is looked up only now.
+    # The request was sent before the request of that head, but the proxy looks it up only now.
     return None if within is None else _HeadMatch(_AGAIN, within, len(heads))
 
 
@@ -460,7 +485,7 @@ def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead])
                 return head
             continue
         is_first = request.is_part and len(head.tail) <= MAX_MOVED_MESSAGES
-        # Messages that other conversations contain, too, prove nothing.
+        # A message that other conversations contain, too, does not identify this one.
         unique_digests = {digest for _, digest in head.tail if len(owners[digest]) == 1}
         if (is_first and _has_moved(head, request, -1)) or _is_rewritten(head, request, unique_digests):
             return head
@@ -468,13 +493,16 @@ def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead])
 
 
 def _has_moved(head: ConversationHead, request: _IndexedRequest, last_common: int) -> bool:
-    """Returns whether the latest user message of a head now stands where moved or rewritten messages stood.
+    """Returns whether a request continues a head although its client has moved or rewritten last messages.
+
+    That is so if the head's latest user message follows the common messages in the request, with at most some
+    messages of the head's tail between them.
 
     Args:
         head: The head.
         request: The request.
-        last_common: Index in the head's tail of the last message up to which both are the same; -1 if there
-            is none.
+        last_common: Index in the head's tail of the last message up to which head and request are the same;
+            -1 if there is none.
     """
     common_index = request.prefix_indices[head.tail[last_common][0]] if last_common >= 0 else -1
     moved = {digest for _, digest in head.tail[last_common + 1 :]}
@@ -493,7 +521,7 @@ def _has_moved(head: ConversationHead, request: _IndexedRequest, last_common: in
         or not moved.issuperset(request.iterate_digests(common_index + 1, latest_index))
     ):
         return False
-    # At least one of the messages around that message must have moved behind it, unless there were none.
+    # At least one other message of the tail must now come after the user message, unless there is no other.
     return len(moved) == 1 or any(
         request.earlier_digests.get(each, common_index) > latest_index for each in moved
     )
@@ -523,13 +551,13 @@ def _shorten_digest(digest: bytes) -> str:
 
 
 def _digest_result(message: Message) -> bytes:
-    """Returns the digest of a tool result: its outline and its first characters. Clients may cut the rest."""
+    """Returns the digest of a tool result's outline and first characters. Clients may cut the rest."""
     start = message.text[:RESULT_CHARACTERS].encode("utf-8", "surrogatepass")
     return hashlib.sha256(compute_outline_digest(message) + start).digest()
 
 
 def _add_result_digests(messages: Sequence[Message], outlines: Sequence[bytes]) -> Sequence[bytes]:
-    """Returns the prefix digests with the tool results included."""
+    """Returns prefix digests that include the beginnings of tool results, made from `outlines`."""
     results_digest = b""
     prefixes = []
     for message, outline in zip(messages, outlines, strict=True):
@@ -563,7 +591,10 @@ def _digest_first_line(message: Message) -> str:
 
 
 def _digest_openings(text: str) -> tuple[str, ...]:
-    """Returns digests of the beginnings of a text, one per paragraph end; the last covers the whole text."""
+    """Returns digests of a text from its start to each paragraph end; the last covers the whole text.
+
+    If there are many paragraphs, only the first and last ends count (`MAX_PARAGRAPHS`).
+    """
     text = _trim_text(text)
     ends = [found.start() for found in _PARAGRAPH_END.finditer(text)]
     if len(ends) > 2 * MAX_PARAGRAPHS:

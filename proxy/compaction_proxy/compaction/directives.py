@@ -1,10 +1,10 @@
 """Stores what users ask for in a conversation: pins, a compaction now, undone compactions, or a bypass.
 
-The directives of a conversation are one small record. Requests use a cached copy of it for a moment;
-directives from another replica are noticed when that moment is over. In a busy conversation the record is
-read again in the background before that, so that no request waits for it. Changes take turns: each one reads
-the record, and no other may change it meanwhile. While the store is unavailable, this process uses the copy
-that it read last.
+The directives of a conversation are stored as one small record. Each process caches the record for two
+seconds (`FRESH_S`), so it notices a change by another replica that much later at most. In a busy conversation
+the record is read again in the background before this time is over, so that no request waits for it. A
+process changes the record under a lock, so that no change is lost: it reads the record, changes it and writes
+it. While the store is unavailable, this process uses the copy that it read last.
 """
 
 import asyncio
@@ -28,21 +28,24 @@ from compaction_proxy.storage.store import Lease
 
 MAX_PINS = 50
 MAX_PIN_CHARACTERS = 2_000
-# Largest number of project instructions that are listed for one conversation, and that can be removed. The
-# newest stay.
+# Largest number of project instructions that are listed for one conversation, and largest number of removed
+# ones. If there are more, the oldest are forgotten.
 MAX_INSTRUCTIONS = 64
-# Largest number of undone compactions of one conversation. The oldest are forgotten, as nothing builds on
-# them.
+# Largest number of undone compactions of one conversation. If there are more, the oldest are forgotten; no
+# later compaction builds on them.
 MAX_UNDONE = 100
 CHECKPOINT_ID_BYTES = 64
-# How long a record that was read is used, in seconds.
+# How long a cached record is used after it was read, in seconds.
 FRESH_S = 2.0
-# From this age on, in seconds, a request has the record read again in the background.
+# If a request uses a cached record that is at least this old, in seconds, the record is read again in the
+# background.
 AGING_S = 1.0
+# Largest number of records in the cache.
 MAX_CONVERSATIONS = 10_000
-# How long a lease lasts, in seconds. A change takes only two calls of the store, so a process that holds the
-# lease for longer has died.
+# How long the lease that locks a record lasts, in seconds. A change takes only two calls of the store. So a
+# process that holds the lease for longer has probably died, and others may go on.
 LEASE_S = 1.0
+# Time between two attempts to get the lease, in seconds.
 POLL_S = 0.02
 _PIN_DIGITS = 12
 # Control characters, halves of surrogate pairs, line and paragraph separators.
@@ -50,12 +53,12 @@ _UNFIT_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 class NotedInstruction(NamedTuple):
-    """Project instructions that a conversation holds (`core.message.Instruction`), and their size.
+    """Describes project instructions that a conversation holds (`core.message.Instruction`), and their size.
 
     Attributes:
         client: The program that sends them.
         kind: `instructions`, `memory` or `environment`.
-        path: Tells instructions of the same kind apart, such as a file path.
+        path: A text such as a file path that tells instructions of the same kind apart.
         tokens: Counted tokens of the newest version.
     """
 
@@ -75,11 +78,13 @@ class Directives:
     """The directives that users have given for a conversation.
 
     Attributes:
-        compact: Whether the next request is to be compacted, as with `x-compaction: force`.
+        compact: Whether the next request must be compacted, as if it had the header `x-compaction: force`.
         pins: Texts that no compaction may lose, oldest first.
         undone: Ids of the checkpoints (`core.checkpoint_ids`) that must not be applied, oldest first.
-        suppressed: Whether no automatic compaction may be made, unless the request would not fit otherwise.
-        bypass: Whether requests are forwarded unchanged, whatever is stored and whether they fit or not.
+        suppressed: Whether automatic compactions are suppressed because one was undone. A request that has
+            reached the hard mark, or would not fit, is compacted all the same.
+        bypass: Whether requests are forwarded unchanged, even if checkpoints are stored or a request does not
+            fit.
         instructions: The project instructions that the conversation holds and that can be removed, oldest
             first.
         removed: Ids of the project instructions that are left out of rewritten requests.
@@ -123,7 +128,7 @@ def _to_fields(wishes: Directives) -> dict[str, Any]:
 
 
 def _from_fields(fields: Fields | None) -> Directives:
-    """Reads directives from a record. Unreadable values count as not set."""
+    """Reads directives from a record. A value that cannot be read counts as not set."""
     data = fields or {}
     return Directives(
         compact=data.get("compact") is True,
@@ -139,7 +144,7 @@ def _from_fields(fields: Fields | None) -> Directives:
 
 
 def _parse_instructions(value: object) -> Iterator[NotedInstruction]:
-    """Yields the readable instructions in a record."""
+    """Yields the instructions in a record, without those that cannot be read."""
     for row in value if isinstance(value, list | tuple) else ():
         match row:
             case [str(client), str(kind), str(path), int(tokens)]:
@@ -190,7 +195,7 @@ def _clear_compaction_request(wishes: Directives, checkpoint_id: bytes | None) -
 
 
 class DirectiveStore:
-    """Stores directives, on one event loop. No method raises an error because of the store.
+    """Stores directives, on one event loop. No method raises an error if the store fails.
 
     Args:
         records: Accesses the store.
@@ -230,10 +235,10 @@ class DirectiveStore:
         return directives.compact
 
     async def add_pin(self, tenant: str, conversation: str, text: str) -> bool:
-        """Keeps a text in every compaction from now on.
+        """Adds a pin, so that every compaction from now on keeps the text.
 
-        Returns whether the pin is kept: the text is valid, there is room for it, and the store has it. Adding
-        an existing pin writes nothing.
+        Returns whether the pin is kept. It is not kept if the text is no valid pin, if there are `MAX_PINS`
+        pins already, or if the store does not save it. If the pin exists already, nothing is written.
         """
         pin = parse_pin(text)
         if pin is None:
@@ -244,14 +249,14 @@ class DirectiveStore:
         return saved and pin in wishes.pins
 
     async def remove_pin(self, tenant: str, conversation: str, text: str) -> bool:
-        """Removes a pin, and returns whether the store has the change."""
+        """Removes a pin, and returns whether the store has saved the change."""
         _, saved = await self._update_record(tenant, conversation, lambda known: _remove_pin(known, text))
         return saved
 
     async def record_instructions(
         self, tenant: str, conversation: str, instructions: Iterable[NotedInstruction]
     ) -> None:
-        """Records which project instructions a conversation holds. Writes nothing if they are known."""
+        """Records which project instructions a conversation holds. Writes only if there are changes."""
         instructions = tuple(instructions)
         known = await self.get(tenant, conversation)
         if _add_instructions(known, instructions) != known:
@@ -262,9 +267,9 @@ class DirectiveStore:
     async def set_instruction_removed(
         self, tenant: str, conversation: str, name: str, *, removed: bool = True
     ) -> bool:
-        """Leaves instructions out from now on, or includes them again.
+        """Leaves project instructions out of rewritten requests from now on, or includes them again.
 
-        Returns whether the store has the change.
+        Returns whether the store has saved the change.
         """
         _, saved = await self._update_record(
             tenant, conversation, lambda known: _set_instruction_removed(known, name, removed=removed)
@@ -272,19 +277,24 @@ class DirectiveStore:
         return saved
 
     async def request_compaction(self, tenant: str, conversation: str) -> bool:
-        """Has the next request compacted, and returns whether the store has the change."""
+        """Requests that the next request is compacted. Returns whether the store has saved that."""
         _, saved = await self._update_record(tenant, conversation, lambda known: replace(known, compact=True))
         return saved
 
     async def clear_compaction_request(
         self, tenant: str, conversation: str, checkpoint_id: bytes | None = None
     ) -> bool:
-        """Ends the request for a compaction, and the suppression of automatic compactions.
+        """Withdraws the request for a compaction, and ends the suppression of automatic compactions.
 
-        This is for use when a compaction was made, or there was nothing to remove.
+        Call it after a compaction was made, or if there was nothing to remove. Returns whether the store has
+        saved the change.
 
-        Returns whether the store has the change. `checkpoint_id` is that of the new checkpoint, which holds
-        again even if it was undone before. Pins and undone ids are kept for as long as the checkpoint is.
+        Args:
+            tenant: The tenant of the conversation.
+            conversation: The conversation id.
+            checkpoint_id: The id of the new checkpoint; None if there is none. If this checkpoint was undone
+                before, it may be applied again. The record is written even if it is unchanged, so that pins
+                and undone ids are kept for as long as the new checkpoint.
         """
         directives = await self.get(tenant, conversation)
         if directives == NO_DIRECTIVES:
@@ -298,9 +308,9 @@ class DirectiveStore:
         return saved
 
     async def undo_round(self, tenant: str, conversation: str, checkpoint_id: bytes) -> bool:
-        """Undoes the compaction with this checkpoint, and suppresses automatic compaction.
+        """Undoes the compaction with this checkpoint, and suppresses automatic compactions.
 
-        Returns whether the store has the change.
+        Returns whether the store has saved the change.
         """
         _, saved = await self._update_record(
             tenant, conversation, lambda known: _add_undone_round(known, checkpoint_id)
@@ -308,7 +318,10 @@ class DirectiveStore:
         return saved
 
     async def set_bypass(self, tenant: str, conversation: str, *, on: bool) -> bool:
-        """Has requests forwarded unchanged, or ends that; returns whether the store has the change."""
+        """Switches the bypass on or off: with `on`, requests are forwarded unchanged.
+
+        Returns whether the store has saved the change.
+        """
         _, saved = await self._update_record(tenant, conversation, lambda known: replace(known, bypass=on))
         return saved
 
@@ -335,9 +348,9 @@ class DirectiveStore:
         *,
         renew: bool = False,
     ) -> tuple[Directives, bool]:
-        """Returns the directives after a change, and whether the store has them.
+        """Changes a record. Returns the directives after the change, and whether the store has saved them.
 
-        With `renew` the record is written even if it is unchanged, so that it is kept longer.
+        With `renew` the record is written even if it is unchanged, so that its lifetime starts again.
         """
         key = directives_key(tenant, conversation)
         async with self._lock_record(key):
@@ -350,9 +363,9 @@ class DirectiveStore:
 
     @asynccontextmanager
     async def _lock_record(self, key: str) -> AsyncIterator[None]:
-        """Prevents other changes of the record inside the block.
+        """Prevents other changes of the record inside the `async with` block.
 
-        If the store grants no lease, only changes in this process are prevented.
+        If the store grants no lease, only other changes by this process are prevented.
         """
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:

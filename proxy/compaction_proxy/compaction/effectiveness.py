@@ -1,9 +1,10 @@
-"""Judges by the provider's counts whether compactions save tokens, and pauses those that do not.
+"""Judges by the provider's token counts whether compactions save tokens, and pauses them where they do not.
 
-A tokenizer only estimates, and the removable part of a request may be small. A loop of compactions that save
-nothing costs a summary call each time, and breaks the provider's prompt cache every time. After two
-ineffective compactions, the conversation is left alone. A compaction that fails because of its messages would
-cost its processor time again with every further message.
+Estimates may be wrong, and the removable part of a request may be small, so a compaction may save nothing.
+Such a compaction still costs a summary call and breaks the provider's prompt cache. So after two ineffective
+compactions in a row, the conversation is not compacted for a while. A compaction may also fail because of the
+messages themselves. It would fail again with the next request and cost the same processor time, so it is not
+tried again at once.
 """
 
 import time
@@ -14,12 +15,14 @@ from dataclasses import dataclass, replace
 # A compaction is ineffective if it saves less than this share of the removable tokens, by the provider's
 # count.
 LEAST_SAVING = 0.15
+# After this many ineffective compactions in a row, a conversation is paused.
 INEFFECTIVE_ROUNDS = 2
-# A paused conversation is tried again once it has grown by this share, or after so many seconds.
+# A paused conversation is compacted again once its request has grown by this share, or after this many
+# seconds.
 RETRY_GROWTH = 0.20
 PAUSE_S = 600.0
-# A failed compaction is tried again after less growth, and after still less if the request no longer fits
-# otherwise.
+# A failed compaction is tried again once the request has grown by the first share, or by the second share if
+# it is urgent: the request would not fit without a compaction.
 FAILURE_GROWTH = 0.05
 URGENT_GROWTH = 0.02
 MAX_CONVERSATIONS = 10_000
@@ -27,7 +30,14 @@ MAX_CONVERSATIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _RoundEffect:
-    """The ineffective compactions in a row of one conversation, and when the last one was judged."""
+    """The effect of the latest compactions of one conversation.
+
+    Attributes:
+        baseline_key: Identifies the compaction that was judged last.
+        ineffective: Number of ineffective compactions in a row.
+        tokens: Tokens of the request after that compaction, as the provider counted them.
+        at: When that compaction was judged, in monotonic seconds.
+    """
 
     baseline_key: bytes = b""
     ineffective: int = 0
@@ -42,7 +52,8 @@ class _RoundFailure:
     Attributes:
         length: Number of the messages.
         prefix: Prefix digest of the last message.
-        window: Context window of the model, in tokens. It limits the size of a compaction.
+        window: Context window of the model, in tokens. It limits the size of a compaction, so with another
+            window the compaction may succeed.
         tokens: Counted tokens of the request.
         at: When the compaction failed, in monotonic seconds.
     """
@@ -73,9 +84,9 @@ class RoundEffectiveness:
 
         Args:
             thread: Key of the conversation (`request_view.format_strategy_thread`).
-            baseline_key: Tells this compaction apart from others; each is judged once.
+            baseline_key: Identifies the compaction. Each compaction is judged only once.
             before: Tokens that the request would have had without the compaction.
-            after: Tokens that the provider counted.
+            after: Tokens of the compacted request, as the provider counted them.
             fixed: Tokens of the request that no compaction removes.
         """
         effect = self._known.pop(thread, _RoundEffect())
@@ -106,10 +117,10 @@ class RoundEffectiveness:
 
         Args:
             thread: Key of the conversation (`request_view.format_strategy_thread`).
-            prefixes: Prefix digests of its messages.
+            prefixes: Prefix digests of the conversation's messages.
             window: Context window of the model, in tokens.
-            tokens: Counted tokens of the request. They are not calibrated, as a new calibration must not look
-                like growth.
+            tokens: Counted tokens of the request. They are not calibrated, because a change of the
+                calibration must not look like growth of the request.
         """
         self._failures.pop(thread, None)
         self._failures[thread] = _RoundFailure(len(prefixes), prefixes[-1], window, tokens, self._clock())
@@ -119,11 +130,12 @@ class RoundEffectiveness:
     def is_failing(
         self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int, urgent: bool
     ) -> bool:
-        """Returns whether a compaction of this request would fail as the last one did.
+        """Returns whether a compaction of this request would probably fail as the last one did.
 
-        The arguments are those of `record_failure`. The result is True if the request begins with the
-        messages of a failed compaction, until it has grown by `FAILURE_GROWTH`, by `URGENT_GROWTH` if it is
-        `urgent`, or `PAUSE_S` have passed. Another conversation of the same thread is not held back.
+        That is so if the request begins with the messages of the failed compaction, until it has grown by
+        `FAILURE_GROWTH`, or by `URGENT_GROWTH` if it is `urgent`, or until `PAUSE_S` have passed. A request
+        with the same key but other messages is not affected. The other arguments are those of
+        `record_failure`.
         """
         failure = self._failures.get(thread)
         if failure is None or failure.window != window or len(prefixes) < failure.length:

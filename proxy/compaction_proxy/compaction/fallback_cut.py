@@ -1,4 +1,4 @@
-"""Cuts a list below its limit without a model, as the last rung of the ladder, and counts it again."""
+"""Cuts a list of messages below its limit without a model: the last rung of the ladder."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,10 +12,13 @@ from compaction_proxy.core.render import build_excerpt
 from compaction_proxy.core.truncate import GONE, WHOLE, plan_truncation
 from compaction_proxy.wires.wire import Wire
 
-# Largest number of attempts, because an estimate of tokens from characters is never exact.
+# Texts are cut by characters, so the tokens that remain are only estimated. If a cut list is counted and is
+# still too large, it is cut again, up to this many times.
 MAX_CUT_ATTEMPTS = 4
+# A message is cut to this share of the tokens that it may keep, and each further attempt gets only this share
+# of the tokens of the previous one, because estimates are not exact.
 CUT_MARGIN = 0.92
-# Tokens for the notice of what is missing and for the frame of a message.
+# Tokens for the notice about the missing text and for the frame of a message.
 NOTICE_TOKENS = 30
 
 
@@ -62,7 +65,7 @@ async def cut_to_fit(
 
 
 def _compute_room(view: RequestView) -> tuple[int, int]:
-    """Computes how many counted tokens the messages may take, with and without a safety margin."""
+    """Computes how many counted tokens the messages may take: with a safety margin, and without it."""
     size, bound = view.estimate_tokens(view.effective), view.estimate_upper_bound(view.effective)
     counted = max(1, view.count_tokens(view.effective))
     room = view.budget.input_limit * counted // max(1, bound) - view.overhead
@@ -71,7 +74,7 @@ def _compute_room(view: RequestView) -> tuple[int, int]:
 
 
 def _find_replacement_ids(view: RequestView) -> set[int]:
-    """Returns the Python ids of the replacements in the effective list."""
+    """Returns the Python ids (`id()`) of the replacements in the effective list."""
     checkpoint = view.checkpoint
     pieces = checkpoint.span_replacements if checkpoint else ()
     edited = checkpoint.edited if checkpoint else frozenset()
@@ -79,7 +82,7 @@ def _find_replacement_ids(view: RequestView) -> set[int]:
 
 
 def _map_message_ids(view: RequestView) -> dict[int, str]:
-    """Maps the Python id of each message in the effective list to its message id."""
+    """Maps the Python id (`id()`) of each message in the effective list to its handle."""
     names = {
         id(each): format_message_id(prefix) for each, prefix in zip(view.body, view.prefixes, strict=True)
     }
@@ -90,7 +93,7 @@ def _map_message_ids(view: RequestView) -> dict[int, str]:
 async def _mask_old_results(
     messages: tuple[Message, ...], view: RequestView, names: dict[int, str], reader: MessageReader, room: int
 ) -> tuple[Message, ...]:
-    """Masks as many tool results as needed, except those of the last unit."""
+    """Masks as many tool results as needed to fit into `room` tokens, except those of the last unit."""
     calls = find_answered_calls(messages)
     last = list(iter_units(messages))[-1] if messages else None
     candidates = [k for k, each in enumerate(messages[: last.start if last else 0]) if id(each) in names]
@@ -109,9 +112,9 @@ async def _mask_old_results(
 
 
 def _find_endings(messages: Sequence[Message], stand_ins: Iterable[int], view: RequestView) -> dict[int, str]:
-    """Returns the endings that replacements must keep, by index.
+    """Returns the endings that replacements must keep, by the index of the replacement.
 
-    Such an ending is the latest user message, if it has moved into the replacement.
+    If a compaction has moved the latest user message to the end of a replacement, that message is the ending.
     """
     opening, earlier = view.policy.frame.request, view.checkpoint
     if opening is None or earlier is None or earlier.carried is None:
@@ -129,9 +132,9 @@ def _estimate_ending_tokens(message: Message, ending: str) -> int:
 def _shorten_to_allowance(
     message: Message, tokens: int | None, handle: str, ending: str, dialect: Wire
 ) -> Message | None:
-    """Shortens a message to about `tokens`, with the notice of what is missing but without its ending.
+    """Shortens a message to about `tokens`, including a notice about the missing text.
 
-    Returns None if the message is to be left out.
+    The ending stays whole, and `tokens` does not include it. Returns None if the message must be left out.
     """
     if tokens is WHOLE:
         return message
@@ -149,5 +152,5 @@ def _shorten_to_allowance(
 
 
 def _round_trip_message(ours: Message, dialect: Wire) -> Message:
-    """Encodes and parses a new message, so that it equals the message that is read when it comes back."""
+    """Encodes and parses a new message, so that it equals the message that is read from these bytes later."""
     return dialect.parse_message(dialect.encode_message(ours))

@@ -1,4 +1,4 @@
-"""Learns from the usage in answers: the true sizes of requests, and whether a compaction was effective."""
+"""Learns from the token usage that answers report: true request sizes, and effects of compactions."""
 
 import time
 from collections.abc import Callable
@@ -22,11 +22,11 @@ class UsageFeedback:
 
     Args:
         model_limits: Learns the limits of models.
-        anchors: Stores what providers counted of conversations.
+        anchors: Stores providers' token counts of requests (anchors).
         effectiveness: Judges whether compactions are effective.
         history: Stores the events of conversations.
         growth: Tracks how conversations grow. None disables tracking.
-        announce: Receives the event that reports the true size.
+        announce: Receives the event that reports the true size of a request after a compaction.
         now: Returns seconds since the epoch, for events.
     """
 
@@ -85,7 +85,11 @@ class UsageFeedback:
             await self._record_round_effect(ask, fit, usage.prompt_tokens)
 
     async def _record_round_effect(self, ask: FitRequest, fit: FitResult, actual_tokens: int) -> None:
-        """Records the actual size of the first request after a compaction, as the provider counted it."""
+        """Records the actual size of a request for which a compaction was just made.
+
+        The size is the provider's count. It shows how good the estimate was and whether the compaction was
+        effective, and an event reports it.
+        """
         report, usage_basis = fit.report, fit.usage_basis
         if usage_basis is not None and report.tokens_after:
             self._model_limits.record_drift(

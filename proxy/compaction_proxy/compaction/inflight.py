@@ -1,8 +1,9 @@
-"""Runs compactions, with one summary call per prefix however many requests wait for it.
+"""Runs compactions, each of them only once even if several requests wait for it.
 
-Requests that need the same compaction share it. If a client has left, its summary is still finished and
-saved, so that its price is not lost (`on_disconnect: finish`). After a failure the conversation rests for a
-while, because a summary model that hangs must not use up the patience of every request.
+Requests that need the same compaction share one summary call. If the client disconnects, the summary is still
+finished and saved, so that its price is not paid for nothing (`on_disconnect: finish`). After a failed
+summary call, the conversation requests no summary for a while. Otherwise each of its requests would wait for
+a summary model that hangs.
 """
 
 import asyncio
@@ -20,20 +21,21 @@ from compaction_proxy.support.log_events import ROUND_CRASHED
 from compaction_proxy.telemetry.event_bus import EventListener, ignore_event
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# How long a conversation rests after a failed summary, in seconds.
+# How long a conversation rests after a failed summary call, that is, requests no summary, in seconds.
 FAILURE_REST_S = 30.0
+# Largest number of resting conversations that are remembered.
 MAX_RESTING = 10_000
 
 _log = structlog.get_logger()
 
 
 class InflightRounds:
-    """Runs compactions, each of them once.
+    """Runs compactions, each of them only once.
 
     Args:
         builder: Makes a compaction.
-        history: Stores failure events.
-        announce: Receives failure events, too.
+        history: Stores the events of failed compactions.
+        announce: Receives the events of failed compactions.
         clock: Returns monotonic seconds.
         now: Returns seconds since the epoch, for events.
     """
@@ -72,11 +74,11 @@ class InflightRounds:
 
         Args:
             job: The compaction to make.
-            wait_s: How long the caller waits, in seconds. The compaction goes on afterwards.
-            finish: Whether the compaction goes on when every caller has been cancelled.
+            wait_s: How long the caller waits, in seconds. If that is too short, the compaction still goes on.
+            finish: Whether the compaction goes on after every caller has been cancelled.
 
         Raises:
-            SummaryError: There is no checkpoint; the reason says why.
+            SummaryError: No checkpoint was made in time; the reason says why.
         """
         task = self._find_or_start_task(job)
         self._waiting_counts[job.key] = self._waiting_counts.get(job.key, 0) + 1
@@ -95,7 +97,7 @@ class InflightRounds:
         return _get_round(task)
 
     def begin_round(self, job: RoundJob) -> None:
-        """Starts the compaction without waiting for it, unless its conversation rests."""
+        """Starts the compaction without waiting for it, unless its conversation rests after a failure."""
         if not self.find_rest_reason(job):
             self._find_or_start_task(job)
 
@@ -106,7 +108,7 @@ class InflightRounds:
         return [each for each in running if (each.tenant, each.root, each.policy.name) == scope]
 
     def find_rest_reason(self, job: RoundJob) -> str | None:
-        """Returns why this conversation requests no summary at the moment; None if it may request one."""
+        """Returns the reason of the failure after which this conversation rests; None if it does not rest."""
         until, reason = self._resting.get(job.strategy_thread, (0.0, ""))
         if until > self._clock():
             return reason
@@ -130,9 +132,10 @@ class InflightRounds:
         return self._start_task(job)
 
     def _compute_wait_s(self, job: RoundJob, wait_s: float) -> float:
-        """Computes how long to wait, in seconds.
+        """Computes how long a request waits for the compaction, in seconds.
 
-        The wait is 0 if the strategy limits it and the model has recently taken longer than that.
+        A request does not wait at all if its strategy limits the wait and the summary model is expected to
+        take longer than `wait_s`, judging by its recent calls.
         """
         expected = (
             self._builder.summarizer.estimate_call_s(job.summary_request) if job.summary_request else None
@@ -170,7 +173,8 @@ class InflightRounds:
 def _get_round(task: asyncio.Task[Checkpoint]) -> Checkpoint:
     """Returns the checkpoint of a task that has ended.
 
-    A fault of the proxy counts as a missing summary, so that the ladder goes on.
+    A fault of the proxy is reported as a missing summary, so that the caller tries the next rung of the
+    ladder.
 
     Raises:
         SummaryError: The task made no checkpoint.

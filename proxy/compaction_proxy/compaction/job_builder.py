@@ -1,4 +1,8 @@
-"""Builds jobs from drafts: everything that a compaction needs, with the request for the summary model."""
+"""Builds jobs from drafts.
+
+A draft holds the plan of a compaction, and the ledger if there is one. A job holds everything that is needed
+to make the compaction, including the request for the summary model.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +28,7 @@ from compaction_proxy.recall.offer import should_offer_tool
 from compaction_proxy.storage.keys import checkpoint_keys
 from compaction_proxy.support.offload import run_in_worker
 
-# One call can read text that takes up to this share of the summary model's window.
+# The text of one summary call may take up to this share of the summary model's context window.
 READ_SHARE = 0.7
 
 
@@ -34,10 +38,10 @@ class JobBuilder:
     Args:
         build_instructions: Builds the system prompt of the summary call for a model's settings and a
             strategy.
-        mint_conversation: Builds a conversation id from a tenant and a prefix digest, if the client gave
-            none.
+        mint_conversation: Builds a conversation id from a tenant and a prefix digest. It is called if the
+            client gave no id.
         ttl_s: How long checkpoints are kept, in seconds.
-        has_archive: Whether removed messages can be searched afterwards.
+        has_archive: Whether removed messages are archived, so that they can be searched later.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class JobBuilder:
         self._has_archive = has_archive
 
     async def build_job(self, view: RequestView, draft: RoundDraft, due: str) -> RoundJob:
-        """Builds the job of a compaction in a worker. `view.root` must be set."""
+        """Builds the job of a compaction in the worker thread. `view.root` must be set."""
         return await run_in_worker(partial(self._build_job, view, draft, due))
 
     def _build_job(self, view: RequestView, draft: RoundDraft, due: str) -> RoundJob:
@@ -137,10 +141,10 @@ class JobBuilder:
 
 
 def _is_searchable(ask: FitRequest) -> bool:
-    """Returns whether the model will be offered the search tool for removed messages, as far as known now.
+    """Returns whether the model will probably be offered the search tool for removed messages.
 
-    Text that mentions the tool stays for good, but a later request may bring no tools, or ask for several
-    answers.
+    The replacement mentions the tool only then. The replacement never changes, but a later request may not
+    offer the tool, because it brings no tools or asks for several answers.
     """
     tool = ask.body.wire.search_tool
     if ask.settings.recall.tool == "none" or tool is None:
@@ -156,7 +160,10 @@ def _is_searchable(ask: FitRequest) -> bool:
 
 
 def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
-    """Returns the route with the known context window, if it uses the conversation's own model."""
+    """Returns the route, with the context window known from the request if both use the same model.
+
+    The window of the route only changes if the known one is smaller.
+    """
     window = view.budget.window
     return (
         replace(route, window=window)
@@ -166,7 +173,7 @@ def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
 
 
 def _is_rewritten(view: RequestView, job: RoundJob) -> bool:
-    """Returns whether the compaction writes a chain of records anew."""
+    """Returns whether the compaction writes the chain of records anew as one record."""
     return view.policy.earlier == "freeze" and not job.plan.frozen
 
 
@@ -176,7 +183,7 @@ def _fits_one_call(groups: Sequence[Group], shape: SummaryShape, route: SummaryR
 
 
 def _exclude_recorded_messages(job: RoundJob) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Returns the groups without the messages that the chain covers already, and the texts of the chain."""
+    """Returns the groups without the messages that the chain already covers, and the texts of its records."""
     covered = job.previous_checkpoint.removed_indices if job.previous_checkpoint else frozenset[int]()
     records = list_chain_records(job.previous_checkpoint) if job.previous_checkpoint else ()
     new_groups = tuple(
@@ -187,10 +194,11 @@ def _exclude_recorded_messages(job: RoundJob) -> tuple[tuple[Group, ...], tuple[
 
 
 def _list_earlier_summaries(view: RequestView, job: RoundJob) -> tuple[str, ...]:
-    """Returns the texts of earlier compactions that the model reads.
+    """Returns the text of the earlier summary that the summary model must read, if any.
 
-    The model does not read records that stay in place. A chain that is written anew is made from the original
-    messages if one call can read them.
+    The model reads no earlier summary if earlier records stay in place, or if a chain is written anew. In the
+    latter case it reads the original messages, or if they are too long for one call, the texts of the records
+    (`_exclude_recorded_messages`).
     """
     is_unread = _is_rewritten(view, job) or view.policy.earlier == "leave"
     return (

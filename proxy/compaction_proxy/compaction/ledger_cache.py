@@ -1,7 +1,7 @@
-"""Caches what messages state and show, so that each message is read only once.
+"""Caches the statements and facts that are found in messages, so that each message is searched only once.
 
-Both follow from the message alone, and clients send the whole history with every request. A further
-compaction reads only the messages that are new since the last one.
+The result depends on the message alone, and clients send the whole history with every request. So each
+compaction searches only the messages that are new since the previous one.
 """
 
 from collections import OrderedDict
@@ -15,9 +15,11 @@ from compaction_proxy.core.ledger.frontier import Frontier, ReplyReading, read_f
 from compaction_proxy.core.ledger.statements import Statement, read_statements
 from compaction_proxy.core.message import Message, MessageToolCall
 
-# Size of each cache, in characters of the texts or messages. The cached results take about as much again.
+# Size of each cache, in characters of the texts or messages. The cached results take about as much memory
+# again.
 MAX_HELD_CHARACTERS = 6_000_000
-# Size of a cache entry beside its own characters. For short texts this is nearly all of it.
+# Characters that each cache entry counts in addition to those of its text. The entry of a short text takes
+# memory mostly for its objects, not for the text.
 RECORD_CHARACTERS = 300
 
 _Known = TypeVar("_Known")
@@ -58,11 +60,11 @@ def _read_call(asked: tuple[MessageToolCall, str | None]) -> Action:
 
 
 class _CachedStatements(NamedTuple):
-    """The cache entry of a list of messages.
+    """The cache entry for the active statements of a list of messages.
 
     Attributes:
         size: Size of the entry, in characters.
-        since: The shorter list that this list extends, if that is cached, too.
+        since: The statements of the shorter list that this list extends; None if they are not cached.
     """
 
     size: int
@@ -70,7 +72,9 @@ class _CachedStatements(NamedTuple):
 
 
 class LedgerCache:
-    """Caches what user messages state and what other messages show. Use it in one thread at a time.
+    """Caches the statements of user messages, and the facts that other messages show.
+
+    Only one thread may use it at a time.
 
     Args:
         max_held: Size of each cache, in characters. Each entry counts `RECORD_CHARACTERS` more.
@@ -89,10 +93,10 @@ class LedgerCache:
         return self._statements(text, len(text))
 
     def get_active_statements(self, messages: Sequence[Message]) -> ActiveStatements:
-        """Returns the user statements in a list that still hold (`core.ledger.active`).
+        """Returns the user statements in a list of messages that are still in force (`core.ledger.active`).
 
-        If the list extends a cached list, only its new messages are read. The last two lists of each
-        conversation are cached, so that an edited message costs no more than a new one.
+        If the list extends a cached list, only the new messages are read. The last two lists of each
+        conversation are cached: if a client edits its newest message, the list still extends the older one.
         """
         texts = list_user_texts(messages)
         shorter_lists = (each for each in self._active_statements if each.is_prefix_of(texts))
@@ -119,7 +123,7 @@ class LedgerCache:
             self._active_statements.popitem(last=False)
 
     def get_frontier(self, messages: Sequence[Message]) -> Frontier:
-        """Returns where a conversation stands (`core.ledger.frontier`). Only new texts are read."""
+        """Returns the frontier of a conversation (`core.ledger.frontier`). Only new texts are read."""
         return read_frontier(messages, self.get_statements, self._get_action, self._get_reply)
 
     def _get_action(self, call: MessageToolCall, result: str | None) -> Action:

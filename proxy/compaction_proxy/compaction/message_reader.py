@@ -1,7 +1,8 @@
 """Turns the bytes of messages into counted core messages, and decodes and counts each message only once.
 
 Clients send their whole history with every request, so nearly all messages are known from the previous
-request. A message is recognised by its bytes, which its record keeps anyway.
+request. A known message is recognised by its bytes. That takes no extra memory, because each decoded message
+keeps its bytes anyway.
 """
 
 import asyncio
@@ -35,7 +36,8 @@ from compaction_proxy.wires.wire import UncountedMessage, Wire
 
 # Approximate size of a chunk, in bytes. The event loop may run other tasks between two chunks.
 AT_ONCE_BYTES = 128 * 1024
-# Up to this many items are first tried as a single chunk, because most requests bring one or two.
+# Up to this many items become a single chunk if that is small enough. This is checked first, because most
+# requests bring only one or two new items.
 FEW_ITEMS = 8
 
 _Item = TypeVar("_Item")
@@ -65,18 +67,19 @@ def _iterate_chunks(
     yield start, items[start:]
 
 
-# Size of the cache of messages in bytes, with their decoded texts and records.
+# Size of the cache of messages in bytes of memory, including their decoded texts.
 MAX_HELD_BYTES = 16 * 1024 * 1024
-# Size of the cache of lists, in bytes. Lists mostly hold cached messages, but each list counts them again.
+# Size of the cache of lists, in bytes of memory. The messages of a list are counted in full, although the
+# cache of messages mostly holds them, too.
 MAX_LISTED_BYTES = 32 * 1024 * 1024
-# Size of the cache of definitions' token counts, in characters of the definitions.
+# Size of the cache of token counts of definitions such as tools, in characters of the definitions.
 MAX_DEFINED = 4 * 1024 * 1024
-# Memory in bytes that a message takes beside its own bytes: within a list, and by itself, where the size of
-# its text is added.
+# Memory that a message takes in addition to its own bytes, in bytes: in the cache of lists, and in the cache
+# of messages, where its decoded text is counted separately.
 RECORD_BYTES, HOLDING_BYTES = 450, 600
-# Memory in bytes that a list takes for each of its messages.
+# Memory that a list takes for each of its messages in addition to the messages, in bytes.
 PLACE_BYTES = 100
-# Decoding a small message takes as long as this many additional bytes.
+# Each message takes some time to decode, however small it is: as much as this many bytes of text.
 DECODED_BYTES = 1_024
 # Number of large messages that are decoded in threads at the same time.
 WORKERS = 2
@@ -123,7 +126,13 @@ EMPTY_LIST = MessageList((), (), (), 0, has_guessed_tokens=False)
 
 
 class _CachedList(NamedTuple):
-    """A list that was read, its size in bytes, and the mark of the list that it extends, if any."""
+    """The cache entry of a list of messages.
+
+    Attributes:
+        message_list: The list.
+        size: Size of the list, in bytes of memory.
+        since: The mark (`RequestBody.mark`) of the list that this list extends; empty if there is none.
+    """
 
     message_list: MessageList
     size: int
@@ -131,12 +140,13 @@ class _CachedList(NamedTuple):
 
 
 class MessageReader:
-    """Reads messages and caches those that it has read.
+    """Reads the messages of requests and caches them.
 
     Args:
         countings: The token counters, by the name of their rule.
         max_held_bytes: Size of the cache of messages, in bytes of memory.
-        max_listed_bytes: Size of the cache of lists, in bytes. Each conversation has at most two lists in it.
+        max_listed_bytes: Size of the cache of lists, in bytes of memory. It holds at most two lists of each
+            conversation.
     """
 
     def __init__(
@@ -161,7 +171,8 @@ class MessageReader:
         Args:
             body: The body of the request.
             options: How tokens are counted.
-            client: The name of the client, if it is known from anything but the messages.
+            client: The name of the client, if it is known from its headers or the rest of the body; else
+                empty.
 
         Raises:
             UnreadableBodyError: A message cannot be read.
@@ -188,7 +199,7 @@ class MessageReader:
     async def _extend_list(
         self, base: MessageList, raws: Sequence[bytes], options: CountingOptions, client: str
     ) -> tuple[MessageList, int]:
-        """Appends messages to a list. Also returns the bytes of memory that they take."""
+        """Returns a list with messages appended, and the memory that these messages take, in bytes."""
         new = await self.decode_messages(raws, options)
         client = find_client_by_messages(base.messages or new) or client
         if client:
@@ -211,7 +222,10 @@ class MessageReader:
     async def _split_instructions(
         self, base: Sequence[Message], new: Sequence[Message], options: CountingOptions, client: str
     ) -> tuple[Message, ...]:
-        """Makes a known client's instructions messages of their own, and marks them as instructions."""
+        """Splits a known client's messages, so that project instructions become messages of their own.
+
+        These messages are marked as instructions.
+        """
         messages: list[Message] = []
         for record, parts in divide_each(base, new, client):
             if not parts:
@@ -230,7 +244,7 @@ class MessageReader:
         )
 
     async def decode_messages(self, raws: Sequence[bytes], options: CountingOptions) -> tuple[Message, ...]:
-        """Decodes and counts messages.
+        """Decodes messages and counts their tokens. Cached messages are not decoded again.
 
         Raises:
             UnreadableBodyError: One of them is not a message.
@@ -252,7 +266,7 @@ class MessageReader:
         return tuple(records)
 
     async def _decode_missing(self, raws: Sequence[bytes], options: CountingOptions) -> list[Message]:
-        """Decodes and counts messages that are not cached."""
+        """Decodes messages that are not cached, and counts their tokens."""
         uncounted: list[UncountedMessage] = []
         parse = options.wire.parse_uncounted
         for start, chunk in chunk_by_bytes(raws, _estimate_decode_bytes):
@@ -311,12 +325,15 @@ class MessageReader:
         return messages
 
     async def _run_in_thread(self, work: Callable[[bytes, str], _Made], raw: bytes, model: str) -> _Made:
-        """Runs `work` on a large message in a thread, for at most `WORKERS` messages at a time."""
+        """Runs `work` on a large message in a thread, with at most `WORKERS` such threads at a time."""
         async with self._worker_slots:
             return await asyncio.to_thread(work, raw, model)
 
     async def count_overhead(self, definitions: Sequence[str], options: CountingOptions) -> int:
-        """Counts the tokens of a request beside its messages: its definitions and the primer of the reply."""
+        """Counts the tokens of a request that are not in its messages.
+
+        They are the tokens of definitions such as tools, and those that prepare the model's reply.
+        """
         key = (tuple(definitions), options)
         tokens = self._overheads.get(key)
         if tokens is None:
@@ -337,7 +354,10 @@ class MessageReader:
 
 
 def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
-    """Returns whether later messages may change which instructions are recognised in the list's last turn."""
+    """Returns whether later messages may change which project instructions the list's last turn contains.
+
+    That is so if the turn has no answer yet and may contain project instructions.
+    """
     client = find_client_by_messages(messages) or client
     if not client:
         return False
@@ -382,8 +402,8 @@ def _format_definitions(text: str) -> str:
 
 
 def _is_large(raw: bytes) -> bool:
-    """Returns whether a message exceeds a chunk and must be read in a thread.
+    """Returns whether a message is larger than a chunk (`AT_ONCE_BYTES`), so that a thread must read it.
 
-    Even there, each step blocks the event loop briefly.
+    Even in a thread, each step of the work briefly blocks the event loop.
     """
     return len(raw) > AT_ONCE_BYTES

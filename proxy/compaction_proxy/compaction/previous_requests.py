@@ -1,6 +1,7 @@
 """Remembers the ends of previous requests to recognise clients that move messages (`core.mover`).
 
-The memory belongs to one process. After a restart, nothing is known of a client until its second request.
+The ends are kept in the memory of one process. After a restart, a client that moves messages is recognised at
+its second request at the earliest, because the first one has no previous request to compare it with.
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,10 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.mover import RequestEnd, build_request_end, find_moving_start, is_followed
 from compaction_proxy.support.lru import LruCache
 
+# The least recently used ends are dropped when all ends together exceed this size, in bytes.
 MAX_HELD_BYTES = 4 * 1024 * 1024
-# Memory in bytes that the end of a request takes for each of its prefixes.
+# The end of a request is stored under several prefixes of the request. Each of these entries is counted as
+# this many bytes of memory.
 PREFIX_BYTES = 400
 
 
@@ -30,10 +33,10 @@ class _RequestBeginning(NamedTuple):
 
 
 class PreviousRequests:
-    """Remembers the ends of requests by the prefixes before them, on one event loop.
+    """Remembers the ends of requests, and finds them by a prefix. Use it on one event loop only.
 
     Args:
-        max_held_bytes: Size of the memory, in bytes.
+        max_held_bytes: Largest size of all remembered ends together, in bytes.
     """
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
@@ -42,13 +45,14 @@ class PreviousRequests:
     def count_moving_messages(
         self, scope: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
     ) -> int:
-        """Returns how many of the last messages the client of a request moves, and remembers the request.
+        """Returns how many of a request's last messages its client moves, and remembers the request's end.
 
         Args:
-            scope: Tenant of the request, and its conversation if the client names it.
+            scope: Key of the tenant, and of the conversation if the client names one. The request is compared
+                only with requests of the same scope.
             messages: The messages of the request that are not fixed.
             prefixes: Prefix digests of these messages.
-            seed: The digest with which prefix digests of this wire begin.
+            seed: The digest from which the chain of prefix digests starts on this wire.
         """
         if not messages:
             return 0
@@ -59,14 +63,18 @@ class PreviousRequests:
         end = build_request_end(messages, moving_from)
         for length in range(max(1, end.start), end.message_count + 1):
             self._put_beginning(scope, prefixes[length - 1], _RequestBeginning(end, length))
-        if end.start == 0:  # the next request may begin with the last message of this one
+        if end.start == 0:  # all messages may move, so the last one may be the first of the next request
             [first] = compute_prefix_digests(messages[-1:], seed)
             if self._beginnings.get((scope, first)) is None:
                 self._put_beginning(scope, first, _RequestBeginning(end, 0))
         return len(messages) - moving_from
 
     def _find_longest_prefix(self, scope: str, prefixes: Sequence[bytes]) -> _RequestBeginning | None:
-        """Returns the request with the longest common prefix; the latest if there are several."""
+        """Returns the end of the earlier request that shares the longest prefix with this one.
+
+        If several requests share that prefix, returns the end of the latest. Returns None if there is no such
+        request.
+        """
         for prefix in reversed(prefixes):
             beginning = self._beginnings.get((scope, prefix))
             if beginning is not None:

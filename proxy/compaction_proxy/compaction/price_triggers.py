@@ -21,10 +21,12 @@ from compaction_proxy.core.trigger import UNKNOWN_PRICE_THRESHOLDS, PriceThresho
 from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.wires.wire import TokenUsage
 
-# Fewer requests that continue one another are not enough for statistics.
+# Statistics are used only after this many requests have continued the previous one. Fewer are too few for a
+# mean.
 LEAST_STEPS = 3
-# Number of requests over which the means are taken, approximately.
+# The means cover about this many of the latest requests.
 MEAN_REQUESTS = 16
+# The growth of this many conversations is remembered. Beyond that, the one without requests for longest goes.
 MAX_CONVERSATIONS = 4_096
 
 
@@ -33,8 +35,8 @@ class GrowthStats(NamedTuple):
 
     Attributes:
         growth: Mean number of tokens by which a request exceeds the previous one.
-        cached_share: Share of the previously forwarded tokens that the provider reads from its cache, 0..1,
-            on average.
+        cached_share: Mean share of the previous request's tokens that the provider reads from its cache when
+            the next request comes, 0..1.
         tokens_after_round: Tokens of the last request for which a compaction was made, as the provider
             counted them; None if none was made.
     """
@@ -52,11 +54,12 @@ class _ConversationGrowth:
         before: Tokens of the client's list in the last request.
         forwarded: Tokens of the last forwarded request, as the provider counted them.
         baseline_key: Identifies the checkpoint and model of the last request (`UsageBasis.baseline_key`).
-        tokens_after_round: Tokens that the last compaction left.
+        tokens_after_round: Tokens of the last request for which a compaction was made; None if none was made.
         steps: Number of requests that continued the previous one.
         growth: Mean number of tokens that such a request added.
-        reads: Number of requests whose beginning the provider had read before.
-        cached_share: Mean share of that beginning that was cached.
+        reads: Number of requests that began with the previously forwarded request, so that the provider could
+            read this beginning from its cache.
+        cached_share: Mean share of this beginning that the provider did read from its cache, 0..1.
     """
 
     before: int = 0
@@ -70,13 +73,13 @@ class _ConversationGrowth:
 
 
 class GrowthTracker:
-    """Tracks how conversations grow, from their answered requests, on one event loop."""
+    """Tracks how conversations grow from request to request. Use it on one event loop only."""
 
     def __init__(self) -> None:
         self._growth_by_thread: OrderedDict[str, _ConversationGrowth] = OrderedDict()
 
     def record_request(self, ask: FitRequest, fit: FitResult, usage: TokenUsage) -> None:
-        """Records a request that was answered. A request that was not read is ignored."""
+        """Records a request that was answered. Ignores a request whose messages the proxy did not parse."""
         usage_basis, before = fit.usage_basis, fit.report.tokens_before
         if usage_basis is None or before is None:
             return
@@ -102,7 +105,10 @@ class GrowthTracker:
 
 
 def _update_mean(before: float, number: int, value: float) -> float:
-    """Returns the mean of `number` values after adding a new one; the weight of older values fades."""
+    """Returns the mean of `number` values: the older ones with the mean `before`, and the new one, `value`.
+
+    Beyond `MEAN_REQUESTS` values, the new value keeps a fixed weight, so old values fade.
+    """
     return before + (value - before) / min(number, MEAN_REQUESTS)
 
 
@@ -125,8 +131,8 @@ def _add_cache_read(last: _ConversationGrowth, standing: bytes, usage: TokenUsag
     return replace(current, reads=reads, cached_share=_update_mean(last.cached_share, reads, share))
 
 
-# The share of T that a compaction is assumed to leave if the strategy does not say and no compaction has been
-# observed yet.
+# The share of T that a compaction is assumed to leave. It is used if the strategy has no target size and no
+# compaction of the conversation has been observed yet.
 USUAL_TARGET = ScaledLimit(None, 0.40)
 NO_BASIS: Mapping[str, float] = {}
 
@@ -136,7 +142,7 @@ class PriceTriggerSizes(NamedTuple):
 
     Attributes:
         aims: The thresholds.
-        basis: The named numbers from which the thresholds were computed.
+        basis: The numbers from which the thresholds were computed, by name, for reports.
     """
 
     aims: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
@@ -165,7 +171,8 @@ class PriceTriggers:
             ask: The request.
             policy: The strategy of the request.
             thread: Key of the conversation (`format_strategy_thread`).
-            fixed: Tokens at the beginning of the request that no compaction changes.
+            fixed: Tokens at the beginning of the request that no compaction changes, such as the system
+                prompt and the tool definitions.
         """
         price = self._pricing.get_price(ask.model, ask.origin)
         if price is None:
@@ -183,9 +190,9 @@ class PriceTriggers:
         return PriceTriggerSizes(PriceThresholds(tier, optimum.trigger), {**basis, **optimum.basis})
 
     def _find_summary_price(self, ask: FitRequest) -> ModelPrice | None:
-        """Returns the price of the summary model, or of the request's own model if that is unknown.
+        """Returns the price of the first summary model; None if there is no summary model.
 
-        Returns None if there is no summary model.
+        If its price is unknown, returns the price of the request's own model instead.
         """
         route = next(iter(ask.summary_routes), None)
         if route is None:
@@ -202,7 +209,11 @@ def _find_optimal_trigger(
     fixed: int,
     summary: ModelPrice | None,
 ) -> OptimalTrigger | None:
-    """Computes the cheapest trigger for the strategy's target, else for what the last compaction left."""
+    """Computes the trigger T at which the conversation costs least; returns None if there is no such trigger.
+
+    The size after a compaction is the strategy's target. Without a target it is the size that the last
+    compaction left, or `USUAL_TARGET` if no compaction has been observed.
+    """
     rework = REWORK_TOKENS if row.rework_tokens is None else row.rework_tokens
     target = policy.target or (None if pace.tokens_after_round else USUAL_TARGET)
     growing = GrowthProfile(

@@ -1,4 +1,4 @@
-"""Builds the system prompt of summary calls from the prompt file and the configured instructions."""
+"""Builds the system prompt of summary calls from a prompt file and the configured instructions."""
 
 from functools import lru_cache
 from importlib.resources import files
@@ -29,9 +29,10 @@ def _load_prompt(prompt_file: str | None, built_in: str) -> str:
 
 
 def build_instructions(settings: ModelSettings, policy: Policy) -> str:
-    """Returns the system prompt, which is the same for every call with these settings.
+    """Returns the system prompt of summary calls; empty if the strategy writes no summaries.
 
-    A prompt file is read only once.
+    All calls with the same settings and strategy get the same prompt. The text of a prompt file is cached, so
+    later changes to the file have no effect.
 
     Raises:
         ConfigError: The prompt file cannot be read.
@@ -51,7 +52,7 @@ def build_instructions(settings: ModelSettings, policy: Policy) -> str:
 
 
 def check_instructions(config: Config) -> None:
-    """Reads every prompt file that the configuration names.
+    """Checks that every prompt file that the configuration names can be read.
 
     Raises:
         ConfigError: A prompt file cannot be read.

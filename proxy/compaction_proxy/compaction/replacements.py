@@ -14,7 +14,7 @@ from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.core.summary.prompt import NO_TASK, find_task_message
 from compaction_proxy.support.offload import run_in_worker
 
-# Tokens for the notice of what is missing and for the frame of a message.
+# Tokens reserved in a capped message for the notice that text is missing, and for the message's own frame.
 NOTICE_TOKENS = 30
 LEDGER_OPENING = (
     "[Carried over from the earlier conversation: what the user said stands word for word and holds unless a "
@@ -31,7 +31,7 @@ class Replacement:
 
     Attributes:
         span: The span.
-        messages: The messages in its place, counted.
+        messages: The messages that take the place of the span, with their token counts.
         is_edited: Whether the replacement is the original message, shortened.
     """
 
@@ -45,7 +45,8 @@ async def build_replacements(
 ) -> tuple[Replacement, ...]:
     """Builds the replacement of each span of the job's plan.
 
-    A run whose summary is empty or no shorter than the run is not replaced.
+    If the strategy replaces runs of messages, a run stays as it is if its summary is empty or not shorter
+    than the run.
     """
     pieces = list(zip(job.plan.spans, job.plan.fills, strict=True))
     messages_by_span = await run_in_worker(
@@ -90,10 +91,10 @@ def _build_messages(job: RoundJob, fill: ReplacementKind, texts: Sequence[str]) 
 
 
 def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
-    """Adds to a group's text the pins and the search hint, each of which is given only once.
+    """Adds the pins and the search hint to the text of a group. Only one group gets each of them.
 
     The pins go into the first group, unless a ledger holds them. The search hint goes into the largest group,
-    which has the most room: a text that is no shorter than the messages it replaces is not used.
+    because a text that is not shorter than the messages it replaces is not used, and there the risk is least.
     """
     pins = job.pins if group == 0 and not job.ledger else ()
     pin_lines = ["", PINNED, *(f"- {pin}" for pin in pins)] if pins else []
@@ -102,7 +103,7 @@ def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
 
 
 def _should_add_search_hint(job: RoundJob, group: int) -> bool:
-    """Returns whether the text of a group says how to find the removed messages."""
+    """Returns whether the text of this group must say how to find the removed messages."""
     if not job.is_searchable or _has_search_hint(job):
         return False
     sizes = [sum(job.messages[index].tokens for index in each) for each in job.plan.groups]
@@ -110,7 +111,10 @@ def _should_add_search_hint(job: RoundJob, group: int) -> bool:
 
 
 def _has_search_hint(job: RoundJob) -> bool:
-    """Returns whether a replacement that stays already says how to find the removed messages."""
+    """Returns whether a replacement of an earlier compaction already says how to find the removed messages.
+
+    Only replacements that this compaction keeps count.
+    """
     before = job.previous_checkpoint.stand_ins if job.previous_checkpoint else ()
     staying = (before[fill.at] for fill in job.plan.fills if fill.kind == "before")
     return any(SEARCH_HINT in each.text for put in staying for each in put)
@@ -119,7 +123,7 @@ def _has_search_hint(job: RoundJob) -> bool:
 def _build_summary_message(job: RoundJob, text: str) -> Message:
     """Builds the replacement that holds a summary.
 
-    The latest user message moves into it if the strategy says so.
+    If the plan removes the latest user message, the replacement also quotes it.
     """
     carried = None if job.plan.carried is None else job.messages[job.plan.carried]
     content = format_replacement_text(
@@ -138,7 +142,7 @@ def _build_summary_message(job: RoundJob, text: str) -> Message:
 
 
 def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
-    """Yields the earlier records of the chain, the new record, and a message with the ledger."""
+    """Yields the earlier records that stay in the chain, the new record if it has a text, and the ledger."""
     if job.previous_checkpoint is not None:
         yield from list_chain_records(job.previous_checkpoint)[: job.plan.frozen]
     if text:
@@ -158,7 +162,10 @@ def _format_left_out(job: RoundJob) -> str:
 
 
 def _quote_task(job: RoundJob) -> str:
-    """Returns the task for a replacement to quote; empty if the task itself is still in the conversation."""
+    """Returns the text of the task, to be quoted in a replacement.
+
+    Returns an empty string if the task is not removed, and `NO_TASK` if the conversation has no task.
+    """
     task = find_task_message(job.messages)
     if task is None:
         return NO_TASK
@@ -169,7 +176,10 @@ def _quote_task(job: RoundJob) -> str:
 
 
 def format_task(job: RoundJob) -> str:
-    """Returns the task, verbatim up to the strategy's size and as an excerpt beyond it."""
+    """Returns the text of the task: whole up to the strategy's size limit, else an excerpt.
+
+    Returns `NO_TASK` if the conversation has no task, or if the task has no text.
+    """
     task = find_task_message(job.messages)
     if task is None or not task.text:
         return NO_TASK
@@ -199,6 +209,9 @@ def _cap_message(job: RoundJob, index: int) -> Message:
 
 
 def _round_trip_message(job: RoundJob, ours: Message) -> Message:
-    """Encodes and parses a new message, so that it equals the message that is read when it comes back."""
+    """Encodes a message that the proxy wrote, and parses the result.
+
+    The returned message therefore equals the one that is parsed from the stored or forwarded bytes.
+    """
     wire = job.counting_options.wire
     return wire.parse_message(wire.encode_message(ours))

@@ -21,10 +21,10 @@ from compaction_proxy.core.trigger import (
 
 @lru_cache(maxsize=512)
 def resolve_policy(settings: ModelSettings, strategy: str | None = None) -> Policy:
-    """Returns a strategy with the changes that the configuration makes to it.
+    """Returns a strategy with the changes that the configuration makes to it. The result is cached.
 
     Args:
-        settings: The configuration for the model; compared by identity.
+        settings: The configuration for the model. The cache compares it by identity.
         strategy: Name of the strategy that a request asked for. None selects the configured strategy.
 
     Raises:
@@ -39,12 +39,15 @@ class RequestLimits(NamedTuple):
     Attributes:
         policy: The strategy.
         budget: The token budget.
-        rows: The trigger rules in force. The client may lower the trigger, but not raise it.
-        is_automatic: Whether anything may be done without being asked for.
+        rows: The trigger rules in force. They include a trigger that the client asked for, but only if it is
+            lower than the configured one.
+        is_automatic: Whether compactions may be made without a request for one, because a trigger rule is
+            active.
         uses_gains: Whether a trigger depends on the messages, turns or iterations gained since the last
             compaction.
-        lowest_trigger: The fewest tokens at which a trigger rule can fire; None if none can.
-        marks: The sizes at which work starts (`core.trigger.TriggerMarks`).
+        lowest_trigger: The size of the smallest request for which a trigger rule can hold; None if no rule
+            can ever hold.
+        marks: T, the soft mark and the hard mark (`core.trigger.TriggerMarks`).
     """
 
     policy: Policy
@@ -58,9 +61,9 @@ class RequestLimits(NamedTuple):
 
 @lru_cache(maxsize=1_024)
 def has_price_trigger(settings: ModelSettings, strategy: str | None) -> bool:
-    """Returns whether a trigger depends on the prices of the model.
+    """Returns whether a trigger of the strategy depends on the prices of the model.
 
-    The arguments are those of `compute_limits`.
+    The arguments are the same as those of `compute_limits`.
     """
     return any(row.depends_on_price for row in resolve_policy(settings, strategy).trigger)
 
@@ -76,16 +79,18 @@ def compute_limits(
     *,
     adds_output: bool = False,
 ) -> RequestLimits:
-    """Computes the limits of a request. They depend on these arguments only, so the result is cached.
+    """Computes the limits of a request. They depend only on the arguments, so the result is cached.
 
     Args:
-        settings: The configuration for the model; compared by identity.
+        settings: The configuration for the model. The cache compares it by identity.
         strategy: Name of the strategy that the request asked for. None selects the configured strategy.
         window: The currently known context window of the model, in tokens.
-        max_output: The largest output that the request asks for, in tokens; None if it does not say.
-        trigger: A lower trigger that the client asked for, in tokens.
+        max_output: The output limit that the request sets, in tokens; None if it sets none.
+        trigger: The trigger that the client asked for, in tokens; None if it asked for none. It has an effect
+            only if it is lower than the configured trigger.
         aims: The token thresholds of triggers that depend on prices.
-        adds_output: Whether the upstream adds the requested output to the prompt.
+        adds_output: Whether the upstream counts prompt and requested output together against the context
+            window.
 
     Raises:
         KeyError: There is no strategy of that name.

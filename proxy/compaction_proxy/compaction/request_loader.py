@@ -39,21 +39,27 @@ from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.support.lru import LruCache
 from compaction_proxy.wires.project_instructions import find_client_by_members
 
-# After each overflow error, the request must fit this share of its limit, because the estimate was wrong.
+# After each refusal of a request as too large, its limits are multiplied by this factor, because the estimate
+# of its size was wrong.
 TIGHT_SHARE = 0.85
-# Requests up to this share of the context window keep all important content. The index is the number of
-# refusals so far. Estimates are wrong by about one percent. A refusal usually names the counted size.
+# A request that is estimated at no more than this share of the upstream's prompt limit counts as acceptable,
+# so no important content is cut from it. The index is the number of refusals so far. Before a refusal, one
+# percent is left for the error of estimates. The share after the first refusal is higher, because a refusal
+# usually names the counted size.
 DOUBT_SHARES = (0.99, 1.02, 0.95, 0.85)
-# The share that applies until the upstream has reported a token count.
+# This share is used in place of `DOUBT_SHARES` until the upstream has reported a token count.
 UNSURE_SHARE = 1.02
 # Size of the cache of shortened project instructions, in bytes.
 MAX_SHORT_BYTES = 1024 * 1024
-# Largest number of parsed checkpoints in the cache.
+# The cache holds at most this many parsed checkpoints.
 MAX_CHECKPOINTS = 1_000
 
 
 class _CheckpointQuery(NamedTuple):
-    """A search for what is stored for a request; the fields are those of `RequestView`."""
+    """The values by which the stored state for a request is found.
+
+    `ask` is the request, `strategy` the name of its strategy. The other fields are those of `RequestView`.
+    """
 
     ask: FitRequest
     strategy: str
@@ -100,9 +106,14 @@ class RequestLoader:
         )
 
     async def load_view(self, ask: FitRequest, *, refusals: int = 0, fresh: bool = False) -> RequestView:
-        """Returns the view of a request, with smaller limits after each of its `refusals` by the upstream.
+        """Returns the view of a request.
 
-        Checkpoints and directives from other replicas may be two seconds old, unless `fresh` is set.
+        Args:
+            ask: The request.
+            refusals: How often the upstream has refused the request as too large. Each refusal makes the
+                limits smaller.
+            fresh: Whether to read checkpoints and directives from the store. Otherwise, what other replicas
+                have stored in the last two seconds may be missing.
 
         Raises:
             UnreadableBodyError: A message cannot be read.
@@ -171,9 +182,11 @@ class RequestLoader:
         )
 
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
-        """Returns the request with the id of the conversation that it continues, if one is found.
+        """Returns the request with the id of the conversation that it continues.
 
-        Returns None if the request belongs to no conversation, as a title request does.
+        Returns the request unchanged if it has no messages to recognise it by, or if conversations are not
+        recognised. Returns None if it belongs to no conversation. For example, a client asks for a title in a
+        request of its own.
 
         Raises:
             UnreadableBodyError: A message cannot be read.
@@ -204,7 +217,7 @@ class RequestLoader:
         calibration: Calibration,
         overhead: int,
     ) -> PriceTriggerSizes:
-        """Computes the token thresholds of triggers that depend on prices. Few triggers do."""
+        """Computes the token thresholds of price-dependent triggers, if the strategy has such triggers."""
         if self._price_triggers is None or not has_price_trigger(ask.settings, ask.strategy):
             return NO_PRICE_TRIGGERS
         policy = resolve_policy(ask.settings, ask.strategy)
@@ -217,7 +230,10 @@ class RequestLoader:
     async def _shorten_instructions(
         self, messages: Sequence[Message], limit: int, removed: Collection[str], options: CountingOptions
     ) -> dict[int, Message | None]:
-        """Returns what replaces project instructions in a rewritten list, by message index."""
+        """Returns the replacements for project instructions that a compacted list cannot hold whole.
+
+        The keys are message indices. The value None leaves the message out.
+        """
         if not any(each.instruction for each in messages):
             return {}
         allowed = allocate_instruction_tokens(messages, compute_instruction_budget(limit), removed)
@@ -244,7 +260,10 @@ class RequestLoader:
     async def _record_instructions(
         self, ask: FitRequest, checkpoint: Checkpoint | None, messages: Sequence[Message]
     ) -> None:
-        """Records which project instructions the conversation holds, so that users can list them."""
+        """Records which project instructions the conversation holds, so that users can list them.
+
+        Does nothing if the id of the conversation is unknown.
+        """
         conversation = ask.known_conversation or (checkpoint.conversation if checkpoint else None)
         tokens_by_instruction = {
             each.instruction: each.tokens for each in messages if each.instruction is not None
@@ -270,15 +289,17 @@ class RequestLoader:
         )
 
     async def store_pins(self, ask: FitRequest, conversation: str | None) -> None:
-        """Stores the pins of a request, so that later requests find them."""
+        """Stores the pins of a request for later requests of the conversation, if its id is known."""
         if conversation is not None:
             for text in ask.pins:
                 await self._directives.add_pin(ask.tenant, conversation, text)
 
     async def find_staged_checkpoint(self, view: RequestView, *, late: bool = False) -> Checkpoint | None:
-        """Returns the deepest staged checkpoint that matches this request, or None.
+        """Returns the staged checkpoint that matches this request and covers most messages, or None.
 
-        The checkpoint must cover more messages than the one in force; if `late`, exactly as many.
+        It is returned only if it covers more messages than the checkpoint in force. With `late` it is
+        returned only if it covers exactly as many: it then holds the summary that came too late for that
+        checkpoint.
         """
         root = view.root
         if root is None:
@@ -316,9 +337,10 @@ class RequestLoader:
     async def _load_index_and_directives(
         self, sought: _CheckpointQuery, root: bytes, *, fresh: bool
     ) -> tuple[frozenset[bytes], Directives]:
-        """Returns the ids of possible checkpoints and the directives of the conversation.
+        """Returns the ids of all checkpoints under this root, and the directives of the conversation.
 
-        If anything is not cached, everything is loaded from the store at the same time.
+        Also makes sure that the anchors of the root are loaded. If any of these is not cached, all of them
+        are loaded from the store concurrently.
         """
         tenant, conversation = sought.ask.tenant, sought.ask.known_conversation
         key = checkpoint_list_key(tenant, root, sought.strategy)
@@ -336,7 +358,10 @@ class RequestLoader:
     async def _find_deepest_checkpoint(
         self, sought: _CheckpointQuery, root: bytes, places: Collection[bytes]
     ) -> Checkpoint | None:
-        """Returns the deepest checkpoint with one of these ids that matches the request."""
+        """Returns the checkpoint that matches the request and covers most messages; None if none matches.
+
+        Only checkpoints with one of the given ids are considered.
+        """
         if not places:
             return None
         request_prefixes = set(sought.prefixes)
@@ -351,7 +376,11 @@ class RequestLoader:
         return find_deepest_checkpoint(checkpoints, sought.body, sought.ask.conversation)
 
     def _parse_checkpoint(self, key: str, fields: Fields) -> Checkpoint | None:
-        """Returns the checkpoint in a record. The result is cached for the very same record object."""
+        """Returns the checkpoint in a record.
+
+        The result is cached under the store key, and used again as long as the store returns the identical
+        record object.
+        """
         held = self._parsed_checkpoints.get(key)
         if held is None or held[0] is not fields:
             held = self._parsed_checkpoints[key] = (fields, from_fields(fields))
@@ -362,7 +391,7 @@ class RequestLoader:
 
 
 def _format_scope(ask: FitRequest) -> str:
-    """Formats the key that is shared by requests that may follow one another."""
+    """Formats the key of the requests among which the previous request of this one is sought."""
     return f"{ask.tenant}/{ask.conversation or ''}"
 
 

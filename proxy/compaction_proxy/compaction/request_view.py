@@ -27,7 +27,7 @@ from compaction_proxy.providers.usage_baseline import (
 from compaction_proxy.storage.keys import conversation_root
 from compaction_proxy.support.cached import cached_attribute
 
-# If tokens that no compaction removes exceed this share of T, a compaction is not worth its cost.
+# If the tokens that no compaction removes exceed this share of T, a compaction is not worth its cost.
 FLOOR_SHARE = 0.80
 
 _tokens: Callable[[Message], int] = attrgetter("tokens")
@@ -35,39 +35,43 @@ _tokens: Callable[[Message], int] = attrgetter("tokens")
 
 @dataclass(frozen=True)  # no slots: cached attributes are stored in `__dict__`
 class RequestView:
-    """A request with everything that is known about it. Sizes are counted tokens unless called calibrated.
+    """A request with everything that is known about it.
+
+    Sizes are tokens as the proxy counts them. Where a size is called calibrated, it is an estimate of the
+    upstream's count.
 
     Attributes:
         request: The request.
         limits: The limits that do not depend on the messages.
         root: Root digest of the conversation; None if the conversation is too short to be stored, or must not
-            be.
+            be stored.
         messages: The client's list.
         body: The messages of the list that are not fixed (`core.message`).
         prefixes: Prefix digests of `body`.
         tokens: Tokens of the client's list.
         overhead: Tokens beside the messages, such as tool definitions.
         has_guessed_tokens: Whether a message holds parts such as images, whose tokens may be overestimated.
-        calibration: Converts counted tokens to the upstream's count.
+        calibration: Converts counted tokens to calibrated tokens.
         budget: The token budget, calibrated.
-        max_prompt_tokens: The largest prompt that may still be accepted, calibrated, without a margin for the
-            error of estimates.
+        max_prompt_tokens: Calibrated size of the largest prompt that the upstream may still accept. It
+            includes no margin for the error of estimates.
         checkpoint: The checkpoint in force.
         effective: The effective list: the client's list with the checkpoint applied.
-        cut_goal_tokens: Calibrated size to which a request is cut that exceeds `max_prompt_tokens`. After a
-            refusal it may be smaller than `max_prompt_tokens`. 0 means `max_prompt_tokens`.
+        cut_goal_tokens: If a request exceeds `max_prompt_tokens`, it is cut to this calibrated size. After a
+            refusal, this size may be smaller than `max_prompt_tokens`. 0 means `max_prompt_tokens`.
         checkpoint_id: Id of the checkpoint (`core.checkpoint_ids`); empty if there is none.
         anchor: The provider's count of the previous request.
-        directives: What users have asked for in this conversation.
+        directives: What users have asked for in this conversation, such as pins and undone compactions.
         drift: Learned ratio of the actual to the estimated size of a request that was just compacted.
         has_new_round: Whether a compaction is in force that was not in force for the previous request.
         basis: The named numbers from which T was computed, if T depends on prices.
-        expected_growth: Calibrated tokens by which the request will have grown when its compaction is put in
-            force.
-        moving_count: How many of the last messages of `body` the client moves. It is 0 if a compaction must
-            cover them, too.
-        shortened_instructions: What replaces project instructions in a rewritten list, by index in
-            `messages`. None leaves an instruction out. Instructions that stay whole are not listed.
+        expected_growth: Calibrated tokens by which the conversation will grow before its next compaction is
+            applied; 0 if the compaction is applied at once.
+        moving_count: How many of the last messages of `body` the client moves. It is set to 0 if a compaction
+            must cover these messages as well.
+        shortened_instructions: The messages that replace project instructions when a compaction is applied,
+            by index in `messages`. None leaves an instruction out. Instructions that stay whole are not
+            listed.
     """
 
     request: FitRequest
@@ -107,12 +111,12 @@ class RequestView:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether anything may be done without being asked for."""
+        """Whether compactions may be made without a request for one, because a trigger rule is active."""
         return self.limits.is_automatic
 
     @cached_attribute
     def marks(self) -> TriggerMarks:
-        """The sizes at which work starts, in calibrated tokens."""
+        """T, the soft mark and the hard mark, in calibrated tokens."""
         policy = self.policy
         if not self._calibrated_fixed_tokens:
             return self.limits.marks
@@ -126,9 +130,9 @@ class RequestView:
 
     @cached_attribute
     def _calibrated_fixed_tokens(self) -> int:
-        """Calibrated tokens that no compaction removes, to be left out of percentages of usable.
+        """Calibrated tokens that no compaction removes. A percentage of usable applies to the rest of usable.
 
-        It is 0 for strategies without a layout or without a percentage trigger.
+        The value is 0 if the strategy has no layout or no percentage trigger, because it is not needed then.
         """
         percent = self.policy.layout is not None and any(row.percent for row in self.limits.rows)
         return (
@@ -144,17 +148,24 @@ class RequestView:
 
     @property
     def strategy_thread(self) -> str:
-        """Key that tells apart conversations that begin alike, as far as their clients name them."""
+        """Key under which the history of this conversation with this strategy is kept.
+
+        Conversations that begin alike have different keys only if their ids are known.
+        """
         return format_strategy_thread(self.request, self.root or b"", self.policy.name)
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation id from the client or its messages, else from the checkpoint; None if unknown."""
+        """The conversation id: from the client, its messages or the checkpoint; None if unknown."""
         return self.request.known_conversation or (self.checkpoint.conversation if self.checkpoint else None)
 
     @cached_attribute
     def fixed_tokens(self) -> int:
-        """Counted tokens that no compaction removes, not counting messages that the client moves."""
+        """Counted tokens that no compaction removes, without the messages that the client moves.
+
+        Included are fixed messages, what is sent beside the messages, the latest user message and, if the
+        strategy keeps it, the task.
+        """
         fixed_message_tokens = self.tokens - sum(map(_tokens, self.body))
         saved_tokens = sum(
             self.messages[k].tokens - (put.tokens if put is not None else 0)
@@ -181,12 +192,12 @@ class RequestView:
 
     @cached_attribute
     def _moving_tokens(self) -> int:
-        """Counted tokens of the messages that the client moves, without those in `fixed_tokens`."""
+        """Counted tokens of the messages that the client moves, except those that `fixed_tokens` includes."""
         return sum(self.body[index].tokens for index in self._moving_indices - self._staying_indices)
 
     @cached_attribute
     def plan_constraints(self) -> PlanConstraints:
-        """The sizes that the planner works with. They are counted tokens, because message sizes are, too."""
+        """The sizes that the planner works with, in counted tokens like the sizes of messages."""
         target = self.policy.target.compute_tokens(self.marks.trigger) if self.policy.target else None
         return PlanConstraints(
             trigger=self.trigger_tokens,
@@ -228,7 +239,7 @@ class RequestView:
     def estimate_tokens(self, messages: Sequence[Message]) -> int:
         """Estimates the calibrated tokens of a request with these messages.
 
-        If the size of the previous request is known, only the difference from it is estimated.
+        If the provider has counted the previous request, only the difference from that request is estimated.
         """
         return self._effective_estimate if messages is self.effective else self._estimate_tokens(messages)
 
@@ -260,11 +271,11 @@ class RequestView:
         )
 
     def exceeds_limit(self, messages: Sequence[Message]) -> bool:
-        """Whether a request with these messages may not fit, or leave too little room for its answer."""
+        """Returns whether these messages may not fit, or may leave too little room for an answer."""
         return self.estimate_upper_bound(messages) > self.budget.limit
 
     def exceeds_window(self, messages: Sequence[Message]) -> bool:
-        """Returns whether a request with these messages may not fit even without room for its answer."""
+        """Returns whether a request with these messages may not fit, even without room for its answer."""
         return self.estimate_upper_bound(messages) > self.budget.input_limit
 
     def leaves_too_little_output(self) -> bool:
@@ -282,7 +293,10 @@ class RequestView:
 
     @property
     def is_held_back(self) -> bool:
-        """Whether no automatic compaction is made because one was undone. The hard mark ends this."""
+        """Whether automatic compactions are suspended because a user has undone one.
+
+        They are made again once the request reaches the hard mark.
+        """
         return self.directives.suppressed and self.estimate_tokens(self.effective) < self.marks.hard
 
     @property
@@ -311,7 +325,10 @@ class RequestView:
         return mark is not None and not self.is_held_back and self.estimate_tokens(self.effective) >= mark
 
     def build_usage_basis(self) -> UsageBasis | None:
-        """Returns what identifies the effective list when its usage is reported; None without a root."""
+        """Returns what identifies the effective list when the upstream reports its usage.
+
+        Returns None if the conversation has no root, because nothing is stored for it then.
+        """
         if self.root is None:
             return None
         return UsageBasis(
@@ -319,7 +336,7 @@ class RequestView:
         )
 
     def with_expected_growth(self) -> Self:
-        """Returns the view for a compaction that is put in force only when the request has grown to T."""
+        """Returns the view for planning a compaction that is applied only when the request has grown to T."""
         return replace(
             self, expected_growth=max(0, self.marks.trigger - self.estimate_tokens(self.effective))
         )
@@ -360,7 +377,7 @@ def replace_messages(
 
 
 def resolve_root(ask: FitRequest, prefixes: Sequence[bytes]) -> bytes | None:
-    """Returns the root of the conversation; None if it is too short to be stored, or must not be."""
+    """Returns the root of the conversation; None if it is too short to be stored or must not be stored."""
     return conversation_root(prefixes) if ask.uses_checkpoints else None
 
 

@@ -1,4 +1,4 @@
-"""Makes one compaction: its texts, its checkpoint, and its records, which are saved together."""
+"""Makes one compaction: writes its texts, builds its checkpoint, and saves it with the original messages."""
 
 import asyncio
 import time
@@ -55,7 +55,10 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _RoundTexts:
-    """The texts of a compaction, and who wrote them."""
+    """The texts of a compaction, one for each group, and who wrote them.
+
+    `writer` is the name of a model, `EXTRACT` for extracts, or empty if there are no texts.
+    """
 
     texts: tuple[str, ...]
     writer: str
@@ -67,7 +70,7 @@ class _RoundRecords:
 
     Attributes:
         made: The compaction, as the archive describes it.
-        facts: How many facts of the replaced messages the model still sees.
+        facts: How many facts of the replaced messages the model still sees (`core.summary.retention`).
         archive: The removed and shortened messages; None if there are none.
         detail: Record with the prompts of the summary calls and the messages that the model then sees.
     """
@@ -79,7 +82,7 @@ class _RoundRecords:
 
     @property
     def committed_items(self) -> tuple[RecordItem | ListItem, ...]:
-        """The items that are committed."""
+        """The items to save: the archive, if there is one, and the detail."""
         return (*self.archive.items, self.archive.line, self.detail) if self.archive else (self.detail,)
 
 
@@ -92,8 +95,8 @@ class RoundBuilder:
         index: Lists the ids of checkpoints.
         history: Stores the events and roots of conversations.
         reader: Counts tokens.
-        holdings: Tracks what is archived, so that old archives can be deleted. None disables this.
-        announce: Receives the events of compactions that were made or put in force.
+        holdings: Keeps account of archives, so that old ones can be deleted. None disables this.
+        announce: Receives an event for each compaction that was made or installed.
 
     Attributes:
         summarizer: Writes summaries.
@@ -125,11 +128,11 @@ class RoundBuilder:
 
         Args:
             job: The compaction to make.
-            is_awaited: Returns whether a request waits for the compaction, so that it is in force once it is
-                made.
+            is_awaited: Returns whether a request waits for the compaction. If one does, the event reports the
+                compaction as applied, else as scheduled.
 
         Raises:
-            SummaryError: There is no summary, or it makes nothing shorter.
+            SummaryError: No summary could be written, it lacks a rule, or it would not shorten the request.
         """
         started = time.monotonic()
         made: Checkpoint | None = None
@@ -144,7 +147,7 @@ class RoundBuilder:
                 saved = await self._save_round(
                     job, made, current.lease, seconds=seconds, is_awaited=is_awaited
                 )
-            if saved is not None:  # otherwise the lease was lost, and a successor has it
+            if saved is not None:  # otherwise the lease was lost, and another replica may hold it now
                 return saved
 
     async def install_checkpoint(
@@ -157,10 +160,10 @@ class RoundBuilder:
         ttl_s: float,
         build_event: Callable[[float], Event] | None = None,
     ) -> None:
-        """Puts a checkpoint that was made ahead of need in force, for every replica.
+        """Installs a checkpoint that was made ahead of need, so that every replica applies it.
 
-        `build_event` builds the event that reports this, for a time in seconds since the epoch. It is None if
-        the compaction was already reported as in force.
+        `build_event` takes the time in seconds since the epoch and builds the event that reports the
+        installation. It is None if the installation must not be reported.
         """
         [key] = checkpoint_keys(tenant, root, checkpoint.strategy, [checkpoint_id])
         listed = checkpoint_list_key(tenant, root, checkpoint.strategy)
@@ -176,7 +179,11 @@ class RoundBuilder:
             self._announce(tenant, event)
 
     async def _write_texts(self, job: RoundJob) -> _RoundTexts:
-        """Writes the texts of the plan's groups."""
+        """Writes one text for each group of the plan.
+
+        Raises:
+            SummaryError: There is no summary model, it fails, or the time limit is exceeded.
+        """
         _log.info(
             COMPACTION_STARTED,
             conversation=job.conversation,
@@ -213,10 +220,10 @@ class RoundBuilder:
         seconds: float,
         is_awaited: Callable[[], bool],
     ) -> Checkpoint | None:
-        """Saves the checkpoint with its records and event, and announces the event.
+        """Saves the checkpoint together with its records and event, and announces the event.
 
-        Returns the checkpoint that every replica uses from now on; None if the lease was lost and nothing was
-        written.
+        Returns the checkpoint that every replica uses from now on. It is another one if another replica was
+        faster. Returns None if the lease was lost and nothing was written.
         """
         await self._history.record_root(job.tenant, job.conversation, job.root)
         at = time.time()
@@ -275,7 +282,8 @@ def _build_checkpoint(job: RoundJob, said: _RoundTexts, puts: tuple[Replacement,
     """Builds the checkpoint of a compaction.
 
     Raises:
-        SummaryError: The texts have lost a rule, or make nothing shorter.
+        SummaryError: `rules-lost`: a rule is missing from the replacements. `longer`: they are not shorter
+            than what they replace.
     """
     if not has_every_rule("\n".join(each.text for put in puts for each in put.messages), job.rules):
         raise SummaryError("rules-lost")
@@ -309,14 +317,14 @@ def _build_checkpoint(job: RoundJob, said: _RoundTexts, puts: tuple[Replacement,
 
 
 def _count_forwarded_tokens(job: RoundJob, puts: tuple[Replacement, ...]) -> int:
-    """Counts the tokens of the conversation's messages as forwarded after the compaction."""
+    """Counts the tokens of the messages that are forwarded after the compaction, without fixed messages."""
     covered = {index for put in puts for index in range(*put.span)}
     unchanged_tokens = sum(each.tokens for index, each in enumerate(job.messages) if index not in covered)
     return unchanged_tokens + sum(each.tokens for put in puts for each in put.messages)
 
 
 def _extract_texts(job: RoundJob) -> tuple[str, ...]:
-    """Writes an extract for each group. The first one begins with the ledger if no record holds it."""
+    """Writes an extract for each group. The first one begins with the ledger, unless a record holds it."""
     characters = int(max(1, job.summary_tokens) * SUMMARY_CHARACTERS)
     characters_per_group = characters // max(1, len(job.plan.groups))
     extracts = []

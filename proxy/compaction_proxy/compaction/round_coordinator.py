@@ -1,7 +1,8 @@
 """Provides the compaction that a request needs: makes one, or installs one that was made ahead of need.
 
-A request waits for a summary no longer than its client can bear. If no summary comes, `anchored` uses an
-extract. The other strategies leave the request unchanged unless it would not fit.
+The time that a request waits for a summary is limited, so that its client does not give up. If there is no
+summary by then, the strategy `anchored` uses an extract instead. The other strategies use an extract only if
+the request would not fit otherwise. Else they leave the request unchanged.
 """
 
 from dataclasses import replace
@@ -29,40 +30,40 @@ from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import find_latest_user_message
 from compaction_proxy.storage.keys import checkpoint_keys
 
-# A request waits for a summary for at most this share of its client's patience.
+# A request waits for a summary for at most this share of the time after which its client gives up.
 PATIENCE_SHARE = 0.25
-# A staged checkpoint suffices if it brings the removable part of the request down to this share of what T
-# leaves beside the fixed part.
+# The fixed part of a request is what no compaction removes. A staged checkpoint suffices if it shrinks the
+# rest of the request to this share of the tokens between the fixed part and T.
 READY_SHARE = 0.75
-# Longest wait for a compaction without a model, in seconds. It may have to wait for the lease of a dead
-# replica.
+# A request waits at most this many seconds for a compaction without a model. Such a compaction takes long
+# only if it must wait until the lease of a dead replica expires.
 PLAIN_ROUND_WAIT_S = 30.0
 NOTHING_TO_TAKE = "nothing-to-take"
 # No compaction can remove any significant part of the request.
 IRREDUCIBLE = "irreducible"
 # Recent compactions have been ineffective.
 PAUSED = "paused"
-# Failures that would recur, because the messages cause them.
+# Reasons of failures that would recur with the same messages, because the messages cause them.
 LASTING_FAILURES = frozenset({"longer", "rules-lost"})
 # Reasons for leaving a request unchanged that are not failures.
 QUIET_REASONS = frozenset({NOTHING_TO_TAKE, IRREDUCIBLE, PAUSED})
-# A compaction for these reasons is made however little it saves. Only `force` asks a summary model if the
-# saving is small.
+# If a compaction is due for one of these reasons, it is made however little it saves. If it saves little,
+# only `force` asks a summary model.
 FORCED_REASONS = frozenset({"force", "overflow", "limit"})
-# A compaction for these reasons is tried even if the last one has just failed.
+# If a compaction is due for one of these reasons, it is tried even if the previous one has just failed.
 INSISTENT_REASONS = frozenset({"force", "overflow"})
 
 
 class RoundCoordinator:
-    """Has compactions made for requests and puts them in force.
+    """Makes compactions for requests through other components, and applies them.
 
     Args:
         loader: Finds staged checkpoints.
         rounds: Runs compactions.
         builder: Installs staged checkpoints.
         reader: Counts tokens.
-        directives: Stores what users have asked for.
-        effectiveness: Knows where compactions are ineffective.
+        directives: Stores what users have asked for, such as a compaction.
+        effectiveness: Remembers the conversations in which compactions fail or save too little.
         job_builder: Turns drafts into jobs.
     """
 
@@ -92,7 +93,7 @@ class RoundCoordinator:
         return plan_result_caps(view) is not None
 
     async def cap_huge_results(self, view: RequestView) -> RequestView:
-        """Returns the view with huge new tool results capped, for this and all later requests."""
+        """Returns the view with huge new tool results capped. The caps apply to later requests as well."""
         plan = plan_result_caps(view)
         if plan is None or view.root is None:
             return view
@@ -103,10 +104,13 @@ class RoundCoordinator:
             return view
 
     async def apply_new_round(self, view: RequestView, due: str) -> tuple[RequestView, str | None]:
-        """Returns the view with a new compaction in force, and why no model wrote its summary, if none did.
+        """Returns the view with a new compaction applied.
+
+        `due` is the reason why a compaction is due. The second result says why an extract was used instead of
+        a model's summary; it is None otherwise.
 
         Raises:
-            SummaryError: There is nothing to remove, or there is no summary.
+            SummaryError: There is nothing to remove, compactions are paused, or no summary could be written.
         """
         ask = view.request
         try:
@@ -123,10 +127,10 @@ class RoundCoordinator:
         return view.with_checkpoint(checkpoint), reason
 
     async def prepare_round(self, view: RequestView) -> None:
-        """Starts a compaction that will soon be due, unless one exists or nothing would be saved.
+        """Starts a compaction that will soon be due, unless one is running or staged or would save nothing.
 
-        Requests that come meanwhile start no second compaction, which would replace nearly the same messages
-        at the same price.
+        Requests that come while this method works do not start a second compaction. It would replace nearly
+        the same messages, and would cost as much.
         """
         if view.root is None or not view.request.summary_routes or view.strategy_thread in self._preparing:
             return
@@ -137,7 +141,8 @@ class RoundCoordinator:
             self._preparing.discard(view.strategy_thread)
 
     async def _begin_round(self, view: RequestView) -> None:
-        # Check running compactions before staged ones, so that one that ends in between is found as staged.
+        # Check running compactions before staged ones: a compaction that ends between the two checks is then
+        # found among the staged ones.
         if any(
             each.strategy_thread == view.strategy_thread or _can_serve(each, view)
             for each in self._list_pending_jobs(view)
@@ -154,7 +159,7 @@ class RoundCoordinator:
         if draft is None or not draft.plan.groups:  # masks need no preparation
             return
         job = await self._job_builder.build_job(view, draft, AHEAD_REASON)
-        # A request may have started this compaction meanwhile.
+        # During the `await` calls above, a request may have started a compaction that serves this view.
         if not any(_can_serve(each, view) for each in self._list_pending_jobs(view)):
             self._rounds.begin_round(job)
 
@@ -171,7 +176,10 @@ class RoundCoordinator:
         )
 
     async def _make_plain_round(self, view: RequestView, job: RoundJob) -> Checkpoint:
-        """Makes a compaction without a model, and records a failure that would recur.
+        """Makes a compaction without a model.
+
+        If it fails for a reason that would recur, the failure is recorded, so that it is not tried again
+        soon.
 
         Raises:
             SummaryError: The compaction cannot be made.
@@ -187,7 +195,13 @@ class RoundCoordinator:
             raise
 
     async def _find_or_make_round(self, view: RequestView, due: str) -> tuple[Checkpoint, str | None]:
-        """Returns a staged or new checkpoint, and why no model wrote its summary, if none did."""
+        """Installs a staged checkpoint if it suffices, else makes a compaction. Returns the checkpoint.
+
+        The second result says why an extract was used instead of a model's summary; it is None otherwise.
+
+        Raises:
+            SummaryError: There is nothing to remove, compactions are paused, or no summary could be written.
+        """
         if view.root is None:
             raise SummaryError(NOTHING_TO_TAKE)
         if due not in FORCED_REASONS and self._is_paused(view):
@@ -201,14 +215,14 @@ class RoundCoordinator:
             if ready is None:
                 raise
             return await self._install_checkpoint(view, ready.checkpoint, due), None
-        if checkpoint == view.checkpoint:  # the summaries of the remaining runs would be no shorter
+        if checkpoint == view.checkpoint:  # no run was replaced, because no summary was shorter than its run
             raise SummaryError(NOTHING_TO_TAKE)
         return checkpoint, reason
 
     async def _apply_staged_round(self, view: RequestView) -> RequestView | None:
-        """Returns the view with a staged checkpoint applied, or None.
+        """Returns the view with a staged checkpoint applied; None if no staged checkpoint matches.
 
-        A further compaction may have to build on that checkpoint.
+        If the checkpoint does not shrink the request enough, a further compaction can build on this view.
         """
         staged = await self._loader.find_staged_checkpoint(view)
         return view.with_checkpoint(_merge_edits(staged, view.checkpoint)) if staged else None
@@ -218,10 +232,10 @@ class RoundCoordinator:
     ) -> Checkpoint:
         """Installs the checkpoint for every replica and returns it.
 
-        `due` is the reason to be reported for a checkpoint made ahead of need. None reports nothing.
+        `due` is the reason that the event of the installation reports. If it is None, there is no event.
 
         Raises:
-            SummaryError: The checkpoint is None.
+            SummaryError: `checkpoint` is None.
         """
         if checkpoint is None:
             raise SummaryError(NOTHING_TO_TAKE)
@@ -239,10 +253,11 @@ class RoundCoordinator:
         return checkpoint
 
     async def _apply_late_summary(self, view: RequestView) -> RequestView:
-        """Returns the view with a summary that came too late, if an extract has taken its place.
+        """Returns the view with an extract exchanged for the summary that came too late for that compaction.
 
-        A new compaction breaks the provider's prompt cache anyway, so using the summary costs nothing extra
-        now.
+        The view is unchanged if the checkpoint in force holds no extract, or if there is no such summary. The
+        method is called before a new compaction. The new compaction breaks the provider's prompt cache
+        anyway, so the exchange costs nothing extra.
         """
         if view.checkpoint is None or view.checkpoint.writer != EXTRACT:
             return view
@@ -250,7 +265,13 @@ class RoundCoordinator:
         return view.with_checkpoint(_merge_edits(late, view.checkpoint)) if late else view
 
     async def _make_round(self, view: RequestView, due: str) -> tuple[Checkpoint, str | None]:
-        """Makes a compaction now. Also returns why no model wrote its summary, if none did."""
+        """Returns the checkpoint of a new compaction, or of a running one that also serves this request.
+
+        The second result says why an extract was used instead of a model's summary; it is None otherwise.
+
+        Raises:
+            SummaryError: There is nothing to remove, compactions are paused, or no summary could be written.
+        """
         if due not in INSISTENT_REASONS and self._is_failing(view, urgent=due in FORCED_REASONS):
             raise SummaryError(PAUSED)
         draft = await self._planner.draft_round(view, allow_small=due in FORCED_REASONS)
@@ -261,7 +282,8 @@ class RoundCoordinator:
             return await self._make_plain_round(view, job), None
         if due != "force":
             shared_job = self._find_shared_job(view, job)
-            # A running compaction may have ended meanwhile, and be staged now.
+            # A compaction that was running before may have ended since then, so look for its staged
+            # checkpoint.
             staged = await self._apply_staged_round(view) if shared_job is job else None
             if staged is not None and _is_sufficient(staged, view):
                 return await self._install_checkpoint(view, staged.checkpoint, due), None
@@ -281,7 +303,7 @@ class RoundCoordinator:
         ), None
 
     def _find_skip_reason(self, view: RequestView, draft: RoundDraft, due: str) -> str | None:
-        """Returns why no summary model is asked; None if one is asked."""
+        """Returns why the compaction must do without a summary model; None if a model is asked."""
         if due == "force":
             return None
         if self._is_paused(view):
@@ -291,10 +313,10 @@ class RoundCoordinator:
     async def _make_summarized_round(
         self, view: RequestView, job: RoundJob, skip_reason: str | None
     ) -> Checkpoint:
-        """Makes the compaction with a summary.
+        """Makes the compaction with a model's summary, and waits for it as long as the client allows.
 
         Raises:
-            SummaryError: There is no summary, or it does not come in time.
+            SummaryError: There is a `skip_reason`, no summary could be written, or it is not ready in time.
         """
         if skip_reason is not None or job.summary_request is None:
             raise SummaryError(skip_reason or "no-summary-model")
@@ -302,7 +324,7 @@ class RoundCoordinator:
         return await self._rounds.make_round(job, self._compute_wait_s(view), finish=finish)
 
     def _find_shared_job(self, view: RequestView, job: RoundJob) -> RoundJob:
-        """Returns a running job that serves this request, too; else the given job."""
+        """Returns the job of a running compaction that also serves this request; else the given job."""
         return next(
             (each for each in self._list_pending_jobs(view) if each.is_staged and _can_serve(each, view)), job
         )
@@ -339,13 +361,20 @@ class RoundCoordinator:
 
 
 def _is_sufficient(ready: RequestView, view: RequestView) -> bool:
-    """Returns whether a staged checkpoint brings the request down far enough."""
+    """Returns whether a staged checkpoint makes the request small enough (`READY_SHARE`).
+
+    `ready` is `view` with the staged checkpoint applied.
+    """
     fixed = min(view.marks.trigger, int(view.fixed_tokens * view.calibration_ratio))
     return ready.estimate_tokens(ready.effective) <= fixed + READY_SHARE * (view.marks.trigger - fixed)
 
 
 def _can_serve(pending: RoundJob, view: RequestView) -> bool:
-    """Whether a running compaction will match this request and cover more than the checkpoint does."""
+    """Returns whether the result of a running compaction will serve this request.
+
+    It must cover the same messages as the request begins with, and more of them than the checkpoint in force.
+    It must not remove the request's latest user message.
+    """
     length = pending.plan.length
     covered_count = view.checkpoint.length if view.checkpoint else 0
     is_same_prefix = [each.digest for each in view.body[:length]] == [
@@ -359,7 +388,11 @@ def _can_serve(pending: RoundJob, view: RequestView) -> bool:
 
 
 def _merge_edits(ready: Checkpoint, earlier: Checkpoint | None) -> Checkpoint:
-    """Adds to a ready checkpoint the masks and caps that were made after it was started."""
+    """Returns a ready checkpoint with the later masks and caps of `earlier`, the checkpoint in force.
+
+    These edits were made while the ready checkpoint was written, and apply to messages that it does not
+    cover.
+    """
     later = (
         []
         if earlier is None

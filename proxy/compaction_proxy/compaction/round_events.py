@@ -18,9 +18,10 @@ from compaction_proxy.recall.round_detail import KEPT, STAND_IN, VisibleMessage
 from compaction_proxy.telemetry.event_bus import generate_event_id
 from compaction_proxy.telemetry.logs import REQUEST
 
-# The outcome of a compaction: a request uses it now, or it waits for a later request.
+# The outcome of a compaction: a waiting request uses it at once, or it is stored for a later request.
 APPLIED, SCHEDULED = "applied", "scheduled"
 
+# For each kind of fact: how many facts of this kind the model still sees, and how many there were.
 Facts = Mapping[str, tuple[int, int]]
 
 
@@ -34,7 +35,17 @@ def build_created_event(
     seconds: float,
     outcome: str,
 ) -> Event:
-    """Builds the event that reports a compaction that was made."""
+    """Builds the event that reports a compaction that was made.
+
+    Args:
+        job: The compaction.
+        made: The checkpoint of the compaction.
+        facts: How many facts of the replaced messages the model still sees.
+        price: Returns what a summary call costs.
+        at: Time of the event, in seconds since the epoch.
+        seconds: How long the compaction took.
+        outcome: `APPLIED` or `SCHEDULED`.
+    """
     affected = job.affected_indices
     return Event(
         COMPACTED,
@@ -54,7 +65,7 @@ def build_created_event(
 
 
 def build_failed_event(job: RoundJob, reason: str, price: PriceLookup, *, at: float) -> Event:
-    """Builds the event that reports a compaction that was due but failed, with the cost of its calls."""
+    """Builds the event that reports a failed compaction, with the cost of its summary calls."""
     return Event(FAILED, at, **_build_common_fields(job, price), reason=reason)
 
 
@@ -85,7 +96,7 @@ def build_installed_event(
 
 
 def _build_common_fields(job: RoundJob, price: PriceLookup) -> dict[str, Any]:
-    """Builds the event fields that created and failed compactions share."""
+    """Builds the event fields that are the same for compactions that were made and for failed ones."""
     usage = job.summary_request.usage if job.summary_request else SummaryUsage()
     fields = {
         "conversation": job.conversation,
@@ -128,7 +139,7 @@ def find_retained_facts(job: RoundJob, seen: Sequence[VisibleMessage], ledger_ca
 
 
 def list_messages_after_round(job: RoundJob, made: Checkpoint) -> Iterator[VisibleMessage]:
-    """Yields the forwarded messages after the compaction, without the fixed ones."""
+    """Yields the messages that are forwarded after the compaction, without fixed messages."""
     replacements = {span.start: (span, replaced) for span, replaced in made.span_replacements}
     index = 0
     while index < len(job.messages):

@@ -14,7 +14,7 @@ from compaction_proxy.core.planner import RoundPlan
 from compaction_proxy.core.strategies import Policy
 from compaction_proxy.support.cached import cached_attribute
 
-# The reason of a compaction that is made before any request needs it.
+# The reason that is reported for a compaction that starts before any request needs it.
 AHEAD_REASON = "soft"
 
 
@@ -30,19 +30,20 @@ class RoundJob:
         root: Root digest of the conversation (`storage.keys.conversation_root`).
         tenant: The tenant that owns the conversation.
         conversation: The conversation id.
-        strategy_thread: Key of the tenant, root, strategy and conversation id, if known
+        strategy_thread: Key of the conversation's history with this strategy
             (`request_view.format_strategy_thread`).
         messages: The client's messages that are not fixed.
         prefixes: Prefix digests of `messages`.
         previous_checkpoint: The checkpoint in force before this compaction.
-        ledger: Ledger text for a chain of records: what the user said and what was observed.
+        ledger: Text of the ledger; empty if none is needed.
         rules: Rules that the ledger must contain.
-        outdated_statements: User statements that no longer hold, by message index.
+        outdated_statements: User statements that no longer hold, by message index. They are removed from the
+            messages that the summary model reads.
         pins: Texts that are to be kept word for word.
         model: The model that the conversation uses.
         summary_tokens: Size of the summary, in tokens.
         summary_request: The request for the summary model; None if no model is asked.
-        is_extractive: Whether an extract, written without a model, takes the place of the summary.
+        is_extractive: Whether an extract, written without a model, is used instead of a summary.
         is_staged: Whether the checkpoint is stored as staged, so that no request uses it before it is
             installed.
         counting_options: How tokens are counted.
@@ -50,14 +51,14 @@ class RoundJob:
         trigger: The trigger T, in counted tokens.
         calibrated_trigger: The trigger T, in calibrated tokens; None if no compaction starts automatically.
         window: Context window of the conversation's model, in tokens.
-        client_message_count: Number of messages that the client sent, privileged ones included.
-        tokens_before: Size of the request, in calibrated tokens.
+        client_message_count: Number of messages that the client sent, including fixed messages.
+        tokens_before: Size of the request before the compaction, in calibrated tokens.
         reason: Why the compaction is due.
         timeout_s: Time limit for the whole compaction, in seconds.
         ttl_s: How long the checkpoint is kept, in seconds.
         basis: The named numbers from which T was computed, if T depends on prices.
         is_searchable: Whether the model will be offered the tool that searches the removed messages.
-        frontier: Where the conversation stands, for a chain of records; else empty.
+        frontier: Where the conversation stands; empty unless the strategy keeps a chain of records.
     """
 
     plan: RoundPlan
@@ -101,12 +102,12 @@ class RoundJob:
 
     @property
     def groups(self) -> tuple[tuple[Message, ...], ...]:
-        """The messages to summarise, group by group, without outdated statements."""
+        """The messages to summarise, by group, without the statements that no longer hold."""
         return tuple(tuple(self._drop_outdated(index) for index in group) for group in self.plan.groups)
 
     @property
     def user_messages(self) -> tuple[Message, ...]:
-        """All user messages, without outdated statements."""
+        """All user messages, without the statements that no longer hold."""
         indices = (
             k for k, message in enumerate(self.messages) if message.role == "user" and not message.answers
         )
@@ -124,7 +125,10 @@ class RoundJob:
 
     @cached_attribute
     def affected_indices(self) -> tuple[int, ...]:
-        """Indices of the messages that this compaction newly removes or shortens, in order."""
+        """Indices of the messages that this compaction removes or shortens, in order.
+
+        Messages that an earlier compaction has removed or shortened are not included.
+        """
         known = (
             self.previous_checkpoint.removed_indices | self.previous_checkpoint.edited
             if self.previous_checkpoint
@@ -140,7 +144,10 @@ class RoundJob:
 
     @property
     def forwarded_tokens(self) -> int:
-        """Counted tokens of the conversation's messages as forwarded without this compaction."""
+        """Counted tokens of the messages that would be forwarded without this compaction.
+
+        Fixed messages do not count. Replacements of the previous checkpoint do.
+        """
         removed = self.previous_checkpoint.removed_indices if self.previous_checkpoint else frozenset()
         edited = self.previous_checkpoint.edited_messages if self.previous_checkpoint else {}
         replaced_tokens = sum(
@@ -156,7 +163,12 @@ class RoundJob:
         return unchanged_tokens + replaced_tokens
 
     def without_model(self, key: str, place: bytes) -> Self:
-        """Returns the same job with an extract instead of a model's summary."""
+        """Returns the job of the same compaction with an extract instead of a model's summary.
+
+        Args:
+            key: Store key of the checkpoint that will be written.
+            place: Id of that checkpoint.
+        """
         return replace(
             self, summary_request=None, is_extractive=True, is_staged=False, key=key, checkpoint_id=place
         )

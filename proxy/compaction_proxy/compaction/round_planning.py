@@ -1,4 +1,4 @@
-"""Drafts compactions: their plans, and the texts that need no model."""
+"""Drafts compactions: makes their plans, and writes the texts for which no model is needed."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -28,24 +28,25 @@ from compaction_proxy.core.planner import (
 from compaction_proxy.core.strategies import LAYOUT, ScaledLimit
 from compaction_proxy.support.offload import run_in_worker
 
-# Tokens that the opening and closing lines of records take.
+# Tokens of the opening and closing lines around the records of a chain.
 FRAME_TOKENS = 120
-# A summary is asked to take at most this share of T, however much is removed.
+# A strategy may make the summary longer the more it removes. The size that is asked for is at most this share
+# of T.
 SUMMARY_SHARE = 0.06
 # A compaction that cannot remove this share of T is not worth a summary.
 LEAST_SHARE = 0.10
 CHARACTERS_A_TOKEN = 3.5
-# To leave room for the smallest tail, the ledger shrinks to LEDGER_TOKENS, or to LEDGER_SHARE of its limit if
-# that is more.
+# If the ledger leaves too little room for the smallest tail, its limit is reduced. The reduced limit is
+# LEDGER_TOKENS or LEDGER_SHARE of the full limit, whichever is more.
 LEDGER_TOKENS = 2_000
 LEDGER_SHARE = 0.4
-# The ledger shrinks further if ledger, records, summary and tail together would exceed this share of the
-# tokens that T leaves beside the fixed part.
+# The ledger's limit is reduced further if ledger, records, summary and tail together would exceed this share
+# of the free tokens: those between T and the part of the request that no compaction removes.
 FILLED_SHARE = 0.8
-# The ledger never shrinks below this share of its limit.
+# The ledger's limit is never reduced below this share of the full limit.
 LEAST_LEDGER_SHARE = 0.1
-# If the target leaves little room beside the fixed part, masks alone suffice once the removable messages take
-# this share of what T leaves beside the fixed part.
+# If hardly any compaction can reach the target, masks alone suffice if they shrink the removable messages to
+# this share of the free tokens.
 MASKED_SHARE = 0.8
 
 
@@ -56,11 +57,12 @@ class RoundDraft:
     Attributes:
         plan: The spans to replace.
         summary_tokens: Size of the summary, in tokens; 0 if there is none.
-        is_worth_it: Whether enough tokens can be saved to be worth a summary.
-        ledger: Ledger text for a chain of records: what the user said and what was observed; else empty.
+        is_worth_it: Whether the compaction saves enough tokens to be worth the cost of a summary.
+        ledger: Text of the ledger; empty unless the strategy keeps a chain of records.
         rules: Rules that the ledger must contain.
-        outdated_statements: User statements that no longer hold, by message index. No model shall see them.
-        frontier: Where the conversation stands, for a chain of records; else empty.
+        outdated_statements: User statements that no longer hold, by message index. The summary model must not
+            see them.
+        frontier: Where the conversation stands; empty unless the strategy keeps a chain of records.
     """
 
     plan: RoundPlan
@@ -77,7 +79,7 @@ async def draft_round(
 ) -> RoundDraft | None:
     """Drafts the compaction that the strategy would make now; returns None if there is nothing to remove.
 
-    Messages that the client moves are left out of it, unless the request would not fit otherwise.
+    The compaction does not touch messages that the client moves, unless the request would not fit otherwise.
 
     Args:
         view: The request.
@@ -92,7 +94,7 @@ async def draft_round(
 
 
 def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
-    """Returns whether the request will fit after the compaction, as far as its texts can be predicted."""
+    """Returns whether the request will fit after the compaction, if its texts have the expected sizes."""
     forwarded = list_forwarded_sizes(view.body, view.checkpoint)
     edited = {fill.at for fill in draft.plan.fills if fill.kind in {"mask", "cap"}}
     saved_tokens = sum(forwarded[index] - MASK_TOKENS for index in edited)
@@ -106,7 +108,7 @@ def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
 async def _draft_once(
     view: RequestView, reader: MessageReader, ledger_cache: LedgerCache, *, allow_small: bool
 ) -> RoundDraft | None:
-    """Drafts a compaction that leaves out the messages that the client moves."""
+    """Drafts a compaction that does not touch the messages that the client moves."""
     constraints = view.plan_constraints
     if view.policy.layout is None:
         return await run_in_worker(partial(_draft_plain, view, constraints))
@@ -121,7 +123,10 @@ async def _draft_once(
 
 
 def plan_result_caps(view: RequestView) -> RoundPlan | None:
-    """Plans to cap huge new tool results that no compaction can make room for; None if there are none."""
+    """Plans to cap huge new tool results; returns None if there is nothing to cap.
+
+    Results are capped only if, even after a compaction of everything else, the request would exceed usable.
+    """
     layout = view.policy.layout
     results = _find_newest_results(view.body)
     if layout is None or not results or not view.is_automatic or view.is_held_back:
@@ -162,11 +167,12 @@ def _draft_plain(view: RequestView, room: PlanConstraints) -> RoundDraft | None:
 
 
 class _RecordContent(NamedTuple):
-    """The content of a further record of a chain, beside its summary.
+    """The content of a further record of a chain, apart from its summary.
 
     Attributes:
         room: Sizes for the planner, and whether the chain must be written anew.
-        covered: Indices of the messages that are removed if the text that is carried over fits.
+        covered: Indices of the messages that the plan is expected to remove. The plan may remove others if
+            the ledger and the records are large.
         standing: User statements that still hold.
         frontier: Where the conversation stands.
         words: The ledger.
@@ -180,7 +186,7 @@ class _RecordContent(NamedTuple):
 
 
 def _draft_masks(view: RequestView, room: PlanConstraints) -> RoundDraft | None:
-    """Drafts a compaction that only masks tool results; returns None if masks do not suffice."""
+    """Drafts a compaction that only masks tool results; returns None if masks alone do not save enough."""
     stop = find_tail_start(view.body, view.effective, view.policy, view.checkpoint, room, at_least=True)
     masks = _choose_masks(view, room, stop)
     return (
@@ -191,7 +197,7 @@ def _draft_masks(view: RequestView, room: PlanConstraints) -> RoundDraft | None:
 
 
 def _collect_content(view: RequestView, room: PlanConstraints, ledger_cache: LedgerCache) -> _RecordContent:
-    """Collects the ledger and everything else that a further record would carry over."""
+    """Collects the ledger, the statements that hold, and the frontier, for a further record of the chain."""
     stop = find_tail_start(view.body, view.effective, view.policy, view.checkpoint, room)
     staying = {find_latest_user_message(view.body), find_task_index(view.body)}
     covered = frozenset(index for index in range(stop) if index not in staying)
@@ -211,7 +217,11 @@ def _draft_chain_record(
     *,
     allow_small: bool,
 ) -> RoundDraft | None:
-    """Drafts a further record of the chain, given the size of the ledger."""
+    """Drafts a compaction that adds a record to the chain.
+
+    Returns None if there is nothing to remove, or if the compaction saves little and `allow_small` is not
+    set.
+    """
     room, covered, words = content.room, content.covered, content.words
     chain_tokens = sum(each.tokens for each in _list_chain_records(view))
     summary_tokens = _compute_summary_tokens(
@@ -227,7 +237,8 @@ def _draft_chain_record(
     if not (allow_small or is_worth_it):
         return None
     removed = frozenset(plan.removed_indices)
-    # If the plan removes other messages than expected, the ledger is built again.
+    # The ledger was built for the messages that were expected to be removed. If the plan removes others, it
+    # must be built again.
     if covered != removed:
         words = _build_ledger_text(view, removed, content.standing, content.frontier, ledger_cache)
     outdated = content.standing.superseded.texts
@@ -242,7 +253,7 @@ def _list_chain_records(view: RequestView) -> tuple[Message, ...]:
 
 
 def _compute_summary_tokens(view: RequestView, removed: int) -> int:
-    """Computes the size of the summary to ask for, in tokens."""
+    """Computes the size of the summary to ask for, in tokens, if `removed` tokens are to be summarised."""
     shape = view.policy.summary
     if shape is None:
         return 0
@@ -255,7 +266,7 @@ def _compute_summary_tokens(view: RequestView, removed: int) -> int:
 
 
 def _choose_masks(view: RequestView, room: PlanConstraints, stop: int) -> list[int]:
-    """Chooses the tool results to mask if masks alone bring the request down to its target, else none."""
+    """Chooses the tool results to mask; chooses none if masks alone cannot reach the target size."""
     forwarded = list_forwarded_sizes(view.body, view.checkpoint)
     previously_edited = view.checkpoint.edited if view.checkpoint else frozenset()
     candidates = [
@@ -278,7 +289,7 @@ def _choose_masks(view: RequestView, room: PlanConstraints, stop: int) -> list[i
 
 
 def _list_old_results(view: RequestView, stop: int) -> list[int]:
-    """Lists the tool results before the tail that are still present, except the newest that always stay."""
+    """Lists the tool results before the tail, except removed ones and the newest, which always stay."""
     removed = view.checkpoint.removed_indices if view.checkpoint else frozenset()
     results = [index for index, each in enumerate(view.body) if each.answers and index not in removed]
     newest = view.policy.keep.tool_results
@@ -286,7 +297,10 @@ def _list_old_results(view: RequestView, stop: int) -> list[int]:
 
 
 def _is_worth_it(view: RequestView, made: RoundPlan, summary_tokens: int, room: PlanConstraints) -> bool:
-    """Returns whether the compaction saves enough tokens, less those of the summary, to be worth it."""
+    """Returns whether the compaction saves enough tokens to be worth its cost.
+
+    The saving is the size of the newly removed messages less the size of the summary.
+    """
     forwarded = list_forwarded_sizes(view.body, view.checkpoint)
     saved_tokens = sum(forwarded[index] for index in made.fresh_indices) - summary_tokens
     return saved_tokens >= LEAST_SHARE * room.trigger
@@ -316,9 +330,10 @@ class LedgerText(NamedTuple):
 async def build_ledger_text(
     view: RequestView, covered: Collection[int], ledger_cache: LedgerCache
 ) -> LedgerText:
-    """Builds the ledger for the covered messages, with the size limit of `anchored` if the strategy has none.
+    """Builds the ledger for the covered messages.
 
-    Every strategy falls back on this ledger if no summary can be had.
+    Every strategy uses this ledger if no summary can be written. If the strategy has no size limit for a
+    ledger, the limit of `anchored` applies.
     """
 
     def build_text() -> LedgerText:
@@ -332,7 +347,7 @@ async def build_ledger_text(
 
 
 def merge_pins(view: RequestView) -> tuple[str, ...]:
-    """Returns the texts that users and the request want to be kept word for word."""
+    """Returns the pins of the conversation together with those of the request, each text once."""
     return tuple(dict.fromkeys((*view.directives.pins, *view.request.pins)))
 
 
@@ -359,7 +374,7 @@ def _build_ledger_text(
 
 
 def _compute_ledger_tokens(view: RequestView, limit: ScaledLimit) -> int:
-    """Returns the tokens that the ledger may take: its limit, or less to leave the tail its smallest size."""
+    """Returns the size limit of the ledger, in tokens; reduced if the tail would get too little room."""
     room, tail = view.plan_constraints, view.policy.keep.tail
     max_tokens = limit.compute_tokens(room.trigger)
     if room.target is None or tail is None:
@@ -397,7 +412,10 @@ class RoundPlanner:
         self._running: dict[asyncio.Task[RoundDraft | None], tuple[object, ...]] = {}
 
     async def draft_round(self, view: RequestView, *, allow_small: bool = False) -> RoundDraft | None:
-        """Drafts the compaction that the strategy would make now; returns None if there is nothing to remove.
+        """Drafts the compaction that the strategy would make now.
+
+        Returns None if there is nothing to remove, or if the compaction saves little and `allow_small` is not
+        set.
 
         Args:
             view: The request.
@@ -406,7 +424,7 @@ class RoundPlanner:
         key = _build_key(view, allow_small=allow_small)
         matching_tasks = (task for task, running_key in self._running.items() if running_key == key)
         task = next(matching_tasks, None) or self._start_task(view, key, allow_small=allow_small)
-        return await asyncio.shield(task)  # a cancelled caller leaves the task to the others
+        return await asyncio.shield(task)  # if a caller is cancelled, the task goes on for the other callers
 
     def _start_task(
         self, view: RequestView, key: tuple[object, ...], *, allow_small: bool
@@ -419,14 +437,14 @@ class RoundPlanner:
         def finish_task(task: asyncio.Task[RoundDraft | None]) -> None:
             del self._running[task]
             if not task.cancelled():
-                task.exception()  # retrieve the exception, as all callers may have left
+                task.exception()  # avoids a warning of asyncio if all callers were cancelled and none sees it
 
         task.add_done_callback(finish_task)
         return task
 
 
 def _build_key(view: RequestView, *, allow_small: bool) -> tuple[object, ...]:
-    """Builds a key from everything that a draft depends on."""
+    """Builds a key from everything on which a draft depends, so that equal keys mean identical drafts."""
     return (
         view.request.tenant,
         tuple(each.digest for each in view.messages),

@@ -31,17 +31,18 @@ from compaction_proxy.storage.store import Store
 from compaction_proxy.telemetry.event_bus import EventBus
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# The temporary store is deleted at the end of the block. Its records do not expire before that, in seconds.
+# Lifetime of records in the temporary store, in seconds. It is long enough that no record expires before the
+# store is deleted at the end of the block.
 SCRATCH_TTL_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScratchCompactor:
-    """A temporary compactor and its history, which exist as long as the block runs.
+    """A temporary compactor and its history. Both exist only inside the block of `open_compactor`.
 
     Attributes:
         compactor: The compactor.
-        history: The events of its compactions, stored only as long as the block runs.
+        history: The events of the compactor's compactions.
     """
 
     compactor: Compactor
@@ -50,15 +51,17 @@ class ScratchCompactor:
 
 @dataclass(frozen=True, slots=True)
 class StatelessCompaction:
-    """Compacts without keeping anything: no checkpoint, event, archive or total outlives the block.
+    """Compacts without keeping anything: no checkpoint, event, archive or sum is kept after the block ends.
 
     Attributes:
         create_store: Creates an empty store in memory.
-        reader: Reads and counts messages, as for requests.
-        model_limits: Provides windows and ratios. It learns nothing here.
-        summarizer: Writes summaries; knows which models fail, and what a tenant may still spend.
+        reader: Reads and counts messages, as for forwarded requests.
+        model_limits: Provides the context windows and calibrations of models. This class does not change
+            them.
+        summarizer: Writes summaries. It is shared with other requests, so it knows which models fail and how
+            many calls a tenant has left.
         job_builder: Turns drafts into jobs.
-        event_bus: Announces events to the listeners that count the cost of summaries, and to no others.
+        event_bus: Announces events only to the listeners that add up the cost of summaries.
     """
 
     create_store: Callable[[], Store]
@@ -70,7 +73,7 @@ class StatelessCompaction:
 
     @asynccontextmanager
     async def open_compactor(self) -> AsyncIterator[ScratchCompactor]:
-        """Creates a compactor over an empty store. Everything that it starts ends with the block."""
+        """Creates a compactor with an empty store. All its work is stopped when the block ends."""
         async with AsyncExitStack() as stack:
             records = RecordStore(self.create_store(), _ignore_error)
             stack.push_async_callback(records.close)
@@ -93,7 +96,7 @@ class StatelessCompaction:
 def _ignore_error(_: object) -> None:
     """Ignores an error of the store.
 
-    A store in memory fails only if a record is too large for it, and the compaction is used all the same.
+    A store in memory fails only if a record is too large for it. The compaction is used nevertheless.
     """
 
 
@@ -102,7 +105,7 @@ class ShortenResult(NamedTuple):
 
     Attributes:
         fit: The request with the shorter list.
-        first: The result of the strategy; the same as `fit` if the list was not cut any further.
+        first: The result of the strategy alone. It is the same as `fit` if the list was not cut in addition.
         model: The model that wrote the summary; None if no model did.
     """
 
@@ -114,7 +117,9 @@ class ShortenResult(NamedTuple):
 async def shorten_messages(
     compaction: StatelessCompaction, ask: FitRequest, target: int | None
 ) -> ShortenResult:
-    """Compacts a list, and cuts it without a model if no summary was written or it is still too long.
+    """Compacts a list of messages, and also cuts it if the compaction failed or the result is too long.
+
+    The cut needs no model. If the list does not exceed the target from the start, it is returned unchanged.
 
     Args:
         compaction: Provides the temporary compactor.
@@ -151,7 +156,7 @@ async def shorten_messages(
 
 
 async def _fit_under_target(compactor: Compactor, ask: FitRequest, target: int) -> FitResult | None:
-    """Returns the list unchanged if it does not exceed its target; else None."""
+    """Returns a result with the unchanged list if the list does not exceed the target; else None."""
     shadow = await compactor.fit_request(replace(ask, mode=CompactionMode.SHADOW))
     size = shadow.report.tokens_before
     if size is None or size > target:
@@ -160,7 +165,7 @@ async def _fit_under_target(compactor: Compactor, ask: FitRequest, target: int) 
 
 
 def find_window_for_limit(limit: int, ask: FitRequest) -> int:
-    """Returns the largest context window, in tokens, in which a request must fit `limit` tokens."""
+    """Returns the largest context window, in tokens, that limits the input to at most `limit` tokens."""
     reserves = resolve_policy(ask.settings, ask.strategy).reserves
     windows = range(2 * limit + 4)  # an input limit is at least three quarters of its window
     return bisect_right(windows, limit, lo=1, key=lambda w: compute_budget(w, reserves, None).input_limit) - 1

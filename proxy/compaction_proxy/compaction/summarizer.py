@@ -1,9 +1,12 @@
 """Requests summaries: chooses the model, the form and the number of calls, and checks the answers.
 
-A summary request uses the aligned form if that is wanted and fits, else a transcript. A transcript that the
-summary model cannot read at once is read in portions, and one more call merges the texts of the portions.
-Runs whose texts cannot be told apart get a call each. An answer that was cut at its output limit is used up
-to its last whole line if it reaches the last section. Otherwise one more call asks for half the size.
+A summary request uses the aligned form if the caller provides the conversation for it and the call fits the
+model's context window. Otherwise, it uses the transcript form. If a transcript is too long for one call, it
+is sent in portions, and one more call merges their summaries.
+
+One call may ask for the summaries of several runs of messages. If the answer does not mark where each summary
+begins, each run gets a call of its own. An answer that was cut at its output limit is used if it reaches the
+last section. Otherwise, one more call asks for half the size.
 """
 
 import asyncio
@@ -54,20 +57,25 @@ from compaction_proxy.support.offload import run_in_worker
 
 __all__ = ["AlignedConversation", "Summarizer", "Summary", "SummaryRequest", "SummaryRoute", "SummaryUsage"]
 
-# After a call that was too long, calls fill this share of the summary model's window, because the count was
-# wrong.
+# If a call was too long for the summary model, the next calls fill only this share of its context window,
+# because the token count was wrong.
 OVERFLOW_SHARE = 0.7
-# Text that is cut to fit aims at this share of the room, because the tokens per character vary.
+# If messages are shortened by characters to fit a call, they may fill only this share of the available
+# tokens, because the number of tokens per character varies.
 CAREFUL_SHARE = 0.9
-# An answer with more characters per allowed token than this is not what was asked for.
+# An answer with more characters than this for each allowed token is refused, because it is not what was asked
+# for.
 MAX_CHARACTERS_A_TOKEN = 32
+# At most this many portions are summarised by separate calls, and at most this many at the same time. The
+# summary of a portion may take at least this many tokens.
 MAX_PORTIONS = 12
 PORTIONS_AT_ONCE = 2
 LEAST_PORTION_TOKENS = 150
 # The smallest size that a call for a single run asks for, in tokens.
 LEAST_RUN_TOKENS = 60
+# How often messages are shortened further until a call fits. After that, the summary fails.
 NARROWINGS = 6
-# Failures of an aligned call that a transcript may avoid.
+# If an aligned call fails for one of these reasons, the summary is requested again as a transcript.
 _OF_THE_FORM = frozenset({"overflow", "http-400", "http-413", "http-422"})
 
 
@@ -75,8 +83,8 @@ class CheckedAnswer(NamedTuple):
     """The usable texts of an answer.
 
     Attributes:
-        texts: One text for each group; empty if the answer does not have the required form.
-        is_partial: Whether the answer was cut before its last section, or holds nothing whole.
+        texts: One text for each group; empty if the answer cannot be used.
+        is_partial: Whether the answer was cut off too early, so that a shorter one should be requested.
     """
 
     texts: tuple[str, ...]
@@ -84,12 +92,12 @@ class CheckedAnswer(NamedTuple):
 
 
 class Summarizer:
-    """Has summaries written. One instance serves a process, and remembers which models fail or are slow.
+    """Requests summaries. A process has one instance, which remembers which models fail or are slow.
 
     Args:
         model: Sends the calls to summary models.
         reader: Counts tokens.
-        price: Returns what a call costs.
+        price: Returns the price of a call.
         clock: Returns monotonic seconds.
         sleep: Waits for a number of seconds.
         jitter: Returns a random number, 0..1.
@@ -112,19 +120,20 @@ class Summarizer:
 
     @property
     def has_resting_model(self) -> bool:
-        """Whether any summary model is currently left alone after failures."""
+        """Whether any summary model currently gets no calls because it has failed."""
         return self._client.has_resting_model
 
     async def write_summary(self, brief: SummaryRequest) -> Summary:
         """Writes the texts that a summary request asks for. The caller sets the deadline.
 
         Raises:
-            SummaryError: There are no usable texts. Beside the reasons of the model, of validation and of
-                verification, the reason may be `no-model`, `summary-window` (the model's window is too
-                small), `breaker-open` or `budget`.
+            SummaryError: There are no usable texts. The reason comes from the model, from validation or from
+                verification, or it is one of these: `no-model` (there is no summary model), `summary-window`
+                (the model's context window is too small), `breaker-open` (the model gets no calls because it
+                has failed) and `budget` (the tenant has no calls left).
         """
         for route in brief.routes:
-            self.price(route.model, route.url, 0, 0, 0)  # start the lookup of prices early
+            self.price(route.model, route.url, 0, 0, 0)  # starts the lookup, so the price is known in time
         texts, model = await self._summarize_via_routes(brief)
         if brief.shape.verified:
             texts = await run_in_worker(partial(_verify_texts, brief, texts))
@@ -157,10 +166,10 @@ class Summarizer:
     async def _summarize_via_conversation(
         self, brief: SummaryRequest, aligned: AlignedConversation, route: SummaryRoute
     ) -> tuple[str, ...]:
-        """Writes the texts with the conversation's own model, with the prompt behind the conversation itself.
+        """Requests the texts from the conversation's own model, in the aligned form.
 
-        Returns no texts if the call does not fit, if the provider refuses its form, or if several texts
-        cannot be told apart.
+        The call consists of the conversation itself, followed by the prompt. Returns no texts if the call
+        does not fit, if the provider refuses its form, or if the answer does not mark where each text begins.
         """
         conversation = ContinuedConversation(aligned.body.raw, aligned.messages)
         groups = len(brief.groups)
@@ -206,10 +215,10 @@ class Summarizer:
     async def _ask_until_complete(
         self, brief: SummaryRequest, ask: Callable[[int], Awaitable[CheckedAnswer]], tokens: int, count: int
     ) -> tuple[str, ...]:
-        """Returns one text for each group; asks once more, for half the size, if an answer was cut.
+        """Returns one text for each group. If the answer was cut too early, asks again for half the size.
 
-        The first answer is used if the second call fails. It is also used at once if the deadline leaves no
-        time for a second call.
+        If the second call fails, the texts of the first answer are used. They are also used if the deadline
+        leaves no time for a second call.
 
         Args:
             brief: The summary request.
@@ -218,11 +227,12 @@ class Summarizer:
             count: Number of texts that are wanted.
 
         Returns:
-            The texts; empty if several are wanted and they cannot be told apart.
+            The texts. If several are wanted, the result is empty if the answer does not mark where each text
+            begins.
 
         Raises:
-            SummaryError: `truncated`: both answers were cut and hold too little. `garbage`: a single text
-                lacks most of its sections.
+            SummaryError: `truncated`: both answers were cut and hold too little. `garbage`: one text is
+                wanted, but the answer lacks most of its sections. Other reasons come from `ask`.
         """
         started = self._clock()
         answer = await ask(tokens)
@@ -237,7 +247,7 @@ class Summarizer:
     async def _ask_for_half(
         self, first: CheckedAnswer, ask: Callable[[int], Awaitable[CheckedAnswer]], tokens: int
     ) -> CheckedAnswer:
-        """Returns the answer to a second call, or the first answer if the second is no better.
+        """Asks for half of `tokens`. Returns the new answer if it has texts, else the first answer.
 
         Raises:
             SummaryError: Neither answer can be used.
@@ -253,7 +263,7 @@ class Summarizer:
         return second if second.texts else first
 
     async def _summarize_via_transcript(self, brief: SummaryRequest, route: SummaryRoute) -> tuple[str, ...]:
-        """Writes the texts with one model; if a call is too long, tries once more in a smaller window."""
+        """Requests the texts from one model. If a call is too long, tries once more with shorter calls."""
         with self._client.admit_calls(brief.account, route.url, route.model):
             try:
                 return await self._summarize_groups(
@@ -270,7 +280,7 @@ class Summarizer:
     async def _summarize_groups(
         self, model_call: ModelCall, groups: tuple[Group, ...], shape: SummaryShape
     ) -> tuple[str, ...]:
-        """Returns a text for each group, from a single call if the model can read all groups at once."""
+        """Returns a text for each group. Uses one call if all groups fit into it, else several calls."""
         prompt_text = await model_call.build_prompt(groups, shape)
         size = await self._count_call_tokens(model_call, prompt_text)
         if size <= model_call.max_input_tokens:
@@ -295,9 +305,9 @@ class Summarizer:
     async def _summarize_one_by_one(
         self, model_call: ModelCall, groups: tuple[Group, ...], shape: SummaryShape
     ) -> tuple[str, ...]:
-        """Writes each group's text with a call of its own, earliest first.
+        """Requests the text of each group by a separate call, the earliest group first.
 
-        Only the first `MAX_PORTIONS` groups get a call. The others get an empty text.
+        Only the first `MAX_PORTIONS` groups get a call. For the others, the result is an empty text.
         """
         sizes = [count_shown_characters(each, shape) for each in groups]
         first = groups[:MAX_PORTIONS]
@@ -322,9 +332,16 @@ class Summarizer:
     async def _split_and_merge(
         self, model_call: ModelCall, group: Group, shape: SummaryShape, characters: float
     ) -> str:
-        """Returns one text for a group that is too large to be read at once."""
+        """Returns one text for a group that is too large for one call.
+
+        Summarises portions of the group by separate calls. One more call merges their summaries.
+
+        Raises:
+            SummaryError: `summary-window`: the group needs more than `MAX_PORTIONS` portions.
+        """
         cut = await run_in_worker(partial(split_into_portions, group, shape, characters))
-        # The edges of units waste room.
+        # Portions end between units, so they are not quite full, and there may be more of them than expected.
+        # In that case, shorten the messages further.
         if len(cut) > MAX_PORTIONS:
             shape = await run_in_worker(partial(narrow_shape, group, shape, MAX_PORTIONS * characters / 2))
             cut = await run_in_worker(partial(split_into_portions, group, shape, characters))
@@ -352,7 +369,11 @@ class Summarizer:
     async def _shrink_until_fits(
         self, model_call: ModelCall, group: Group, shape: SummaryShape, *, cut: bool
     ) -> str:
-        """Returns one text from one call, and leaves out as much of the messages as needed."""
+        """Returns the text for one group. Shortens the messages in the prompt until the call fits.
+
+        Raises:
+            SummaryError: `summary-window`: the call still does not fit after `NARROWINGS` attempts.
+        """
         for _ in range(NARROWINGS):
             prompt_text = await model_call.build_prompt((group,), shape)
             size = await self._count_call_tokens(model_call, prompt_text)
@@ -364,10 +385,10 @@ class Summarizer:
         raise SummaryError("summary-window")
 
     async def _compute_fitting_share(self, model_call: ModelCall, size: int) -> float:
-        """Computes which share of the messages that a prompt of this size shows would fit.
+        """Computes to which share the messages of a prompt of `size` tokens must shrink so that it fits.
 
         Raises:
-            SummaryError: `summary-window`: the parts that are the same in every call leave no room.
+            SummaryError: `summary-window`: the prompt would not even fit without any messages.
         """
         fixed = await self._count_call_tokens(
             model_call, await model_call.build_prompt(((),), model_call.brief.shape)
@@ -386,7 +407,11 @@ class Summarizer:
         *,
         cut: bool,
     ) -> tuple[str, ...]:
-        """Returns the texts from one call, or two; empty if several are wanted and cannot be told apart."""
+        """Calls the model with this prompt and returns one text for each group.
+
+        Asks a second time, for shorter texts, if the answer was cut too early. If there are several groups,
+        the result is empty if the answer does not mark where each text begins.
+        """
         response_parser = partial(
             self._check_answer, model_call.brief, model_call.tokens, len(groups), cut=cut
         )
@@ -408,7 +433,19 @@ class Summarizer:
     async def _check_answer(
         self, brief: SummaryRequest, tokens: int, count: int, answer: SummaryAnswer, *, cut: bool
     ) -> CheckedAnswer:
-        """Returns the usable texts of an answer."""
+        """Returns the usable texts of an answer.
+
+        Args:
+            brief: The summary request.
+            tokens: The size that was asked for.
+            count: Number of texts that are wanted.
+            answer: The answer of the model.
+            cut: Whether to cut a text that is too long, instead of refusing it.
+
+        Raises:
+            SummaryError: The answer cannot be used. If its only fault is that it was cut off, or that several
+                texts cannot be separated, the result has no texts instead.
+        """
         characters = len(answer.text)
         if characters > MAX_CHARACTERS_A_TOKEN * brief.shape.compute_max_tokens(tokens) and not cut:
             raise SummaryError("longer")
@@ -448,7 +485,7 @@ class Summarizer:
 
 
 async def _gather_texts(calls: Iterable[Coroutine[object, object, str]]) -> list[str]:
-    """Awaits all calls and returns their texts. If a call fails, raises its error once all have ended."""
+    """Waits for all calls and returns their texts. If a call fails, raises its error after all have ended."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     failures = (each for each in results if isinstance(each, BaseException))
     failed = next(failures, None)
@@ -458,7 +495,7 @@ async def _gather_texts(calls: Iterable[Coroutine[object, object, str]]) -> list
 
 
 def _narrow_shape_to_share(group: Group, shape: SummaryShape, share: float) -> SummaryShape:
-    """Returns a shape that shows `share` of what the given shape shows of a group."""
+    """Returns a shape that shows about `share` of the characters that the given shape shows of a group."""
     return narrow_shape(group, shape, count_shown_characters(group, shape) * share)
 
 

@@ -14,17 +14,20 @@ from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.providers.types import SummaryModel
 from compaction_proxy.recall.round_detail import CONTINUED, MAX_PROMPTS, SummaryPrompt, build_bounded_prompt
 
+# After this many temporary failures in a row, a model gets no calls for a while.
 FAILURES = 3
 FIRST_REST_S = 30.0
 LONGEST_REST_S = 600.0
 MAX_HELD = 10_000
-# Reasons that waiting for a few calls does not resolve: the key is refused, or the account is empty.
+# Reasons of failures that do not pass by themselves: the key is refused, or the account is empty. One such
+# failure is enough to stop the calls.
 _LASTING = frozenset({"http-401", "http-402", "http-403"})
+# Reasons of failures that may pass soon. All `http-5…` reasons belong to them as well.
 _PASSING = frozenset({"http-408", "http-425", "http-429", "unreachable", "timeout"})
 
 
 class SummaryEndpoint(NamedTuple):
-    """A summary model as one tenant uses it."""
+    """A summary model at a URL, used by one tenant. Failures and durations are recorded for each of these."""
 
     tenant: str
     url: str
@@ -33,9 +36,14 @@ class SummaryEndpoint(NamedTuple):
 
 @dataclass(slots=True)
 class _FailureState:
-    """The failures of a model, and until when it rests.
+    """The failures of a model, and the time until which it gets no calls.
 
-    `until` is a time on the breaker's clock. `rest_s` is 0 while the model is still called.
+    Attributes:
+        failures: Number of failures since the last success.
+        rest_s: Length of the latest rest, in seconds; 0 if the model has not had to rest since it last
+            worked.
+        until: End of the rest, in seconds of the breaker's clock.
+        is_probed: Whether calls are admitted after a rest, to find out if the model works again.
     """
 
     failures: int = 0
@@ -52,10 +60,10 @@ def is_passing_failure(reason: str) -> bool:
 class SummaryBreaker:
     """Stops calls to a model that fails: a circuit breaker for each tenant and model.
 
-    It opens after three temporary failures in a row, or after one lasting failure such as a refused key. Then
-    the model rests. The first rest takes 30 s. After it, one probe is let through. If the probe fails, the
-    next rest is twice as long, up to 600 s. The breaker is for use on one event loop, and remembers the
-    10,000 models that failed last.
+    The breaker opens after three temporary failures in a row, or after one lasting failure such as a refused
+    key. The model then gets no calls for 30 s. After this rest, the calls of one summary are admitted as a
+    trial. If the trial fails, the next rest is twice as long, up to 600 s. The breaker remembers the 10,000
+    models that failed last. Use it on one event loop only.
 
     Args:
         clock: Returns monotonic seconds.
@@ -67,10 +75,10 @@ class SummaryBreaker:
 
     @contextmanager
     def admit_calls(self, place: SummaryEndpoint) -> Iterator[None]:
-        """Lets the calls inside the block through; after a rest, only those of one block at a time.
+        """Admits the calls inside the block. After a rest, admits only one block at a time.
 
         Raises:
-            SummaryError: `breaker-open`.
+            SummaryError: `breaker-open`: the model rests, or another block is trying whether it works again.
         """
         trouble = self._failure_states.get(place)
         if trouble is None or not trouble.rest_s:
@@ -85,21 +93,21 @@ class SummaryBreaker:
             trouble.is_probed = False
 
     def is_open(self, place: SummaryEndpoint) -> bool:
-        """Returns whether the model is currently left alone."""
+        """Returns whether the model rests, so that it gets no calls."""
         trouble = self._failure_states.get(place)
         return trouble is not None and self._clock() < trouble.until
 
     @property
     def is_any_open(self) -> bool:
-        """Whether any model is currently left alone."""
+        """Whether any model rests, so that it gets no calls."""
         now = self._clock()
         return any(now < trouble.until for trouble in self._failure_states.values())
 
     def record_outcome(self, place: SummaryEndpoint, reason: str) -> None:
         """Records the outcome of a call: its reason of failure, or "" if it was answered.
 
-        The reason `garbage` is ignored, as it says nothing about the model. Any other answer shows that the
-        model is available.
+        The reason `garbage` is ignored, because it does not say whether the model is available. Every reason
+        that is neither temporary nor lasting shows that the model is available, and clears its failures.
         """
         if reason in _LASTING or is_passing_failure(reason):
             self._record_failure(place, lasting=reason in _LASTING)
@@ -119,18 +127,18 @@ class SummaryBreaker:
             trouble.until = self._clock() + trouble.rest_s
 
 
-# Weight of the newest call in the moving average.
+# Weight of the newest call in the moving average of durations, 0..1.
 NEWEST_SHARE = 0.3
 
 
 class LatencyTracker:
-    """Tracks a moving average of the duration of calls, per model, in seconds."""
+    """Keeps a moving average of the duration of calls, in seconds, for each tenant and model."""
 
     def __init__(self) -> None:
         self._averages: OrderedDict[SummaryEndpoint, float] = OrderedDict()
 
     def estimate_call_s(self, place: SummaryEndpoint) -> float | None:
-        """Estimates the duration of the next call, in seconds; None if nothing is known."""
+        """Estimates the duration of the next call, in seconds; None if no call has been recorded."""
         return self._averages.get(place)
 
     def record_duration(self, place: SummaryEndpoint, seconds: float) -> None:
@@ -142,14 +150,17 @@ class LatencyTracker:
             self._averages.popitem(last=False)
 
     def record_cancellation(self, place: SummaryEndpoint, seconds: float) -> None:
-        """Records a call that was cancelled without an answer. It would have taken at least `seconds`."""
+        """Records a call that was cancelled after `seconds` without an answer.
+
+        Ignores it if it was shorter than the average, because a complete call may have taken longer.
+        """
         if seconds >= self._averages.get(place, 0.0):
             self.record_duration(place, seconds)
 
 
 HOUR_S = 3_600.0
 MAX_TENANTS = 10_000
-# Up to this many tokens, a call counts as one; each further part of this size counts as one more.
+# A call with more tokens than this counts as several calls: one for each started part of this many tokens.
 CALL_TOKENS = 100_000
 
 
@@ -169,8 +180,8 @@ class CallBudget:
 
         Args:
             tenant: The tenant that makes the call.
-            calls_per_hour: How many calls the tenant may make in an hour; 0 for no limit, and then nothing is
-                booked. The last call may be one that counts several times.
+            calls_per_hour: How many calls the tenant may make in an hour. With 0 there is no limit, and
+                nothing is booked. A call that counts as several is admitted as long as at least one is left.
             tokens: Tokens that the call may take, prompt and answer together.
 
         Raises:
@@ -192,14 +203,16 @@ class CallBudget:
 
 ATTEMPTS = 3
 FIRST_PAUSE_S = 0.2
-# If a provider asks for a longer pause, the ladder goes on without a summary.
+# If a provider asks for a longer pause, in seconds, the call is not repeated, and the summary fails.
 LONGEST_PAUSE_S = 10.0
-# A call that was cancelled after at least this share of its deadline counts as too slow.
+# If a call is cancelled after at least this share of its deadline, the model counts as too slow. If it is
+# cancelled earlier, the client has probably left.
 SLOW_SHARE = 0.5
 
 Read = TypeVar("Read")
-# Returns the price in dollars of a call of a model at a URL, from its prompt tokens, how many of them were
-# cached, and its completion tokens. None if no price is known, or not yet.
+# Returns the price of a call in dollars; None if the price is unknown or not yet loaded. The arguments are
+# the model, its URL, the number of prompt tokens, how many of these were cached, and the number of completion
+# tokens.
 PriceLookup = Callable[[str, str, int, int, int], float | None]
 
 
@@ -224,7 +237,7 @@ class SummaryUsage:
     Attributes:
         calls: Number of calls made.
         answered_calls: The usage of the calls that were answered.
-        prompts: The last few distinct prompts, each bounded in size.
+        prompts: The last few different prompts, each shortened to a limited size.
     """
 
     calls: int = 0
@@ -232,12 +245,12 @@ class SummaryUsage:
     prompts: deque[SummaryPrompt] = field(default_factory=lambda: deque(maxlen=MAX_PROMPTS), compare=False)
 
     def record_call(self, call: SummaryCall) -> None:
-        """Records that a call is made."""
+        """Records a call that is about to be sent."""
         self.calls += 1
         prompt = build_bounded_prompt(
             call.model, CONTINUED if call.conversation else call.system, call.prompt
         )
-        if prompt not in self.prompts:  # a repeated prompt is another attempt of the same call
+        if prompt not in self.prompts:  # otherwise this is another attempt at the same call
             self.prompts.append(prompt)
 
     def record_answer(self, call: SummaryCall, answer: SummaryAnswer) -> None:
@@ -269,7 +282,7 @@ class SummaryUsage:
 
 @dataclass(frozen=True, slots=True)
 class CallAccount:
-    """The tenant that makes calls, its limit, and where its usage is recorded.
+    """The tenant that makes calls, its limit on calls, and the object that records their usage.
 
     Attributes:
         tenant: The tenant that makes the calls.
@@ -312,14 +325,14 @@ class SummaryClient:
 
     @property
     def has_resting_model(self) -> bool:
-        """Whether any model is currently left alone."""
+        """Whether any model rests after failures, so that it gets no calls."""
         return self._breaker.is_any_open
 
     def admit_calls(self, account: CallAccount, url: str, model: str) -> AbstractContextManager[None]:
-        """Returns a context manager inside which this model may be called.
+        """Returns a context manager. Inside its block, this model may be called.
 
         Raises:
-            SummaryError: `breaker-open`.
+            SummaryError: `breaker-open`, when the block is entered: the model rests after failures.
         """
         return self._breaker.admit_calls(SummaryEndpoint(account.tenant, url, model))
 
@@ -333,12 +346,18 @@ class SummaryClient:
     ) -> Read:
         """Calls the model and returns the result of `parse_answer`.
 
-        A call is tried up to three times, with random pauses that double, if the model was unavailable, asked
-        to wait, or gave an unusable or empty answer. The caller sets the deadline: a call that is cancelled
-        counts as too slow. `tokens` is what each attempt may take, prompt and answer together.
+        If the model is unavailable, asks to wait, or gives an unusable or empty answer, the call is repeated,
+        up to three attempts in all. The pauses between them are random, and their upper limit doubles each
+        time. The caller enforces the deadline by cancelling the call.
+
+        Args:
+            call: The call.
+            account: The tenant that makes the call.
+            parse_answer: Checks and converts the answer.
+            tokens: Tokens that each attempt may take, prompt and answer together.
 
         Raises:
-            SummaryError: From the model or from `parse_answer`, or `budget`.
+            SummaryError: The model or `parse_answer` failed, or the tenant has no calls left (`budget`).
         """
         for attempt in count(1):
             try:
@@ -363,7 +382,7 @@ class SummaryClient:
             self._breaker.record_outcome(endpoint, failed.reason)
             raise
         except asyncio.CancelledError:
-            if self._clock() - started >= SLOW_SHARE * account.deadline_s:  # otherwise the client has left
+            if self._clock() - started >= SLOW_SHARE * account.deadline_s:  # the model is too slow
                 self._breaker.record_outcome(endpoint, "timeout")
             self.latency.record_cancellation(endpoint, self._clock() - started)
             raise

@@ -1,4 +1,4 @@
-"""Defines summary requests, the models they may use, and the summaries that come back."""
+"""Defines summary requests, the models to which they may be sent, and the summaries that they return."""
 
 import hashlib
 from collections.abc import Mapping
@@ -48,7 +48,8 @@ class AlignedConversation:
 
     Attributes:
         body: The client's request.
-        messages: The list as it would be forwarded, with replacements in place and repaired.
+        messages: The messages as they would be forwarded, with the replacements of earlier compactions. Tool
+            calls without a result, and results without a call, are repaired.
     """
 
     body: RequestBody = field(repr=False)
@@ -66,16 +67,17 @@ class SummaryRequest:
         task: The user's task; empty if it is not shown.
         earlier: Texts of earlier compactions, oldest first.
         language: English name of the language to write in; empty if it is not known.
-        tokens: Size to ask for, for all texts together.
-        routes: The routes to try. The next one is tried if a model is unknown.
+        tokens: Size of all texts together that the model is asked for, in tokens.
+        routes: The routes to try, in order. The next route is tried only if the provider does not know the
+            model of the previous one.
         counting_options: How tokens are counted.
         calibration_ratio: Calibrated tokens per counted token.
         tenant: The tenant that pays for the calls.
         calls_per_hour: How many calls the tenant may make in an hour; 0 for no limit.
-        aligned: The conversation itself, if the call shall continue it. It is only sent to the first route,
-            and only if that is the request's own model.
+        aligned: The conversation itself, if the aligned form may be used; else None. It is sent only to the
+            first route, and only if that route has the conversation's own model.
         deadline_s: Seconds after which slow calls are cancelled; 0 if unknown.
-        usage: What the calls have used so far. It is valid after a failure or a deadline, too.
+        usage: What the calls have used so far. It is also valid after a call has failed or was cancelled.
         user_messages: All user messages of the conversation. A summary may state only what these and the
             groups contain.
         states: The known state of each request of the user (`core.ledger.frontier`).
@@ -117,7 +119,7 @@ class Summary:
     Attributes:
         texts: One text for each group: cleaned, validated, and verified if the strategy says so.
         model: The name of the model that wrote the texts.
-        usage: What all calls together used.
+        usage: The usage of all calls for this summary request.
     """
 
     texts: tuple[str, ...] = field(repr=False)
@@ -125,9 +127,11 @@ class Summary:
     usage: SummaryUsage = field(compare=False)
 
 
-# An answer takes at most this share of the summary model's window, whatever size was asked for.
+# An answer may take at most this share of the summary model's context window. If a larger summary is wanted,
+# a smaller one is asked for.
 ANSWER_SHARE = 0.25
-# A call and its answer take at most this share of the window, because sizes are estimates.
+# A call and its answer together may take at most this share of the context window, because their sizes are
+# estimates.
 WINDOW_SHARE = 0.95
 
 
@@ -138,8 +142,9 @@ class ModelCall:
     Attributes:
         brief: The summary request.
         route: The endpoint and model.
-        window: Tokens that the model is assumed to take.
-        tokens: Size of the summary to ask for.
+        window: Context window that the model is assumed to have, in tokens. After a call that was too long,
+            it is smaller than the route's.
+        tokens: Size of the summary to ask for, in tokens.
         earlier: Texts of earlier compactions that are shown to the model.
     """
 
@@ -158,11 +163,14 @@ class ModelCall:
 
     @property
     def max_input_tokens(self) -> float:
-        """Counted tokens that instructions and prompt may take, with a margin for the error of estimates."""
+        """Counted tokens that instructions and prompt may take together.
+
+        A margin is left for the error of estimates.
+        """
         return (WINDOW_SHARE * self.window - self.answer_tokens) / self.brief.calibration_ratio
 
     async def build_prompt(self, groups: tuple[Group, ...], shape: SummaryShape) -> str:
-        """Builds the prompt in a worker, because it may be megabytes long."""
+        """Builds the prompt. Uses a worker, because the prompt may be megabytes long."""
         brief = self.brief
         return await run_in_worker(
             partial(
@@ -177,7 +185,7 @@ class ModelCall:
         )
 
     def build_call(self, prompt_text: str) -> SummaryCall:
-        """Builds the transcript call with this prompt."""
+        """Builds a call in the transcript form with this prompt."""
         brief, route = self.brief, self.route
         return SummaryCall(
             url=route.url,
@@ -193,13 +201,19 @@ class ModelCall:
 
 
 def build_model_call(brief: SummaryRequest, route: SummaryRoute, window: int) -> ModelCall:
-    """Builds the call of a whole summary request for a model that is assumed to take `window` tokens."""
+    """Builds the call for a whole summary request.
+
+    The model is assumed to have a context window of `window` tokens.
+    """
     shape = brief.shape
     max_tokens = int(window * ANSWER_SHARE) * shape.tokens // shape.max_tokens
     return ModelCall(brief, route, window, max(1, min(brief.tokens, max_tokens)), brief.earlier)
 
 
 def _build_cache_key(brief: SummaryRequest) -> str:
-    """Builds a key per strategy and tenant, so that summary calls share no cache slot with conversations."""
+    """Builds the prompt cache key of summary calls, one for each tenant and kind of prompt.
+
+    With this key, the provider does not mix their cached prompts with those of conversations.
+    """
     tenant_digest = hashlib.sha256(brief.tenant.encode()).hexdigest()[:16]
     return f"compaction-{brief.shape.prompt}-{tenant_digest}"

@@ -13,7 +13,11 @@ from compaction_proxy.wires.body import RequestBody
 
 
 class CompactionMode(StrEnum):
-    """The mode in which the compactor treats a request."""
+    """The mode in which the compactor treats a request.
+
+    `ACTIVE` compacts if a compaction is due, `FORCE` compacts in any case. `SHADOW` only reports what would
+    be done, and `BYPASS` leaves the request as it is.
+    """
 
     ACTIVE = "active"
     FORCE = "force"
@@ -46,18 +50,19 @@ class FitRequest:
         origin: The origin of the upstream.
         settings: The configuration for the model.
         mode: How to treat the request.
-        trigger_tokens: A lower trigger that the client asked for, in tokens.
+        trigger_tokens: The trigger that the client asked for, in tokens; None if it asked for none. It has an
+            effect only if it is lower than the configured trigger.
         resolve_summary_routes: Returns the routes to try for a summary, in order. Without a route, no summary
-            can be requested. It is a function because few requests need the routes.
+            can be requested. It is a function, so that the routes are found only for requests that need them.
         patience_s: Seconds after which the client gives up; None if the client did not say.
-        uses_checkpoints: Whether stored compactions may be used and new ones stored. The configuration may
+        uses_checkpoints: Whether stored checkpoints may be used and new ones stored. The configuration may
             forbid both for requests without a conversation id.
         strategy: The strategy that the client asked for; None if the client named none.
         can_lower_output: Whether the requested output limit may be lowered to make the request fit.
         pins: Texts that the client wants to be kept word for word.
         client: The name of the client, as far as its headers identify it (`wires.project_instructions`).
-        continued_conversation: The id of the conversation that the messages continue, where the client gave
-            no id.
+        continued_conversation: The id of the conversation that the messages continue, if the client gave no
+            id and the proxy has found one; else None.
     """
 
     body: RequestBody
@@ -96,7 +101,7 @@ class CompactionReport(NamedTuple):  # created for each request: a dataclass cos
     Attributes:
         status: The outcome.
         conversation: The conversation id.
-        strategy: The strategy that holds for the request.
+        strategy: The strategy that applies to the request.
         round: The number of the compaction in force.
         messages_before: Number of messages that the client sent.
         messages_after: Number of messages that are forwarded.
@@ -104,9 +109,9 @@ class CompactionReport(NamedTuple):  # created for each request: a dataclass cos
         tokens_after: Tokens of the forwarded list.
         window: The context window of the model.
         trigger: The trigger T, in tokens.
-        reason: Why nothing more was done, or why the compaction failed.
-        tokens_without_round: Tokens that would have been forwarded without a compaction made for this
-            request.
+        reason: Why a compaction was due, was not made, or failed.
+        tokens_without_round: If a compaction was made for this request: the tokens that would have been
+            forwarded without it.
         checkpoint_id: The id of the checkpoint in force, as hex digits.
         max_output: The lowered output limit, in tokens; None if the client's own limit stays.
     """
@@ -135,7 +140,7 @@ class UsageBasis(NamedTuple):
         prefixes: Prefix digests of the client's messages that are not fixed.
         baseline_key: Key shared by requests whose token counts can be compared
             (`providers.usage_baseline.build_baseline_key`).
-        fixed_tokens: Calibrated tokens that no compaction removes.
+        fixed_tokens: Calibrated tokens of the request that no compaction removes.
     """
 
     root: bytes
@@ -145,9 +150,9 @@ class UsageBasis(NamedTuple):
 
 
 class CompactedMessages(NamedTuple):
-    """A list that is forwarded in place of the client's list.
+    """The messages that are forwarded instead of the client's messages.
 
-    It has a checkpoint applied, and nothing was cut from it.
+    A checkpoint is applied to them. Apart from that, nothing was cut.
 
     Attributes:
         messages: The forwarded list.
@@ -169,13 +174,13 @@ class FitResult:
         estimate: Counted tokens of the forwarded request, before calibration; 0 if the request was not
             counted.
         report: What was done.
-        usage_basis: What identifies the request when its usage is reported; None if the request was not read,
-            or was cut in a way that no checkpoint records.
+        usage_basis: What identifies the request when the upstream reports its usage. None if the messages
+            were not parsed, or were cut in a way that no checkpoint records.
         has_guessed_tokens: Whether the request holds parts such as images, whose tokens may be overestimated.
         should_prepare: Whether a compaction should be prepared ahead of need, once the client has its answer.
         client_tokens: Counted tokens of what the client sent, before calibration.
-        compacted_messages: The forwarded list; None if the client's own list is forwarded, or the list was
-            cut.
+        compacted_messages: The forwarded messages. None if the client's own messages are forwarded, or if
+            messages were cut in addition to the checkpoint.
         added_tokens: The part of `estimate` that auto-recall has added (`auto_recall`).
     """
 
@@ -191,5 +196,8 @@ class FitResult:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether a checkpoint is applied to the forwarded request. One that only masks has no number."""
+        """Whether a checkpoint is applied to the forwarded request.
+
+        The number of the compaction alone does not show this: a checkpoint that only masks results has none.
+        """
         return self.compacted_messages is not None or self.report.round is not None

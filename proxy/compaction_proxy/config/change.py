@@ -7,7 +7,8 @@ from typing import Any
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.keys import format_key_path, iter_keys
 
-# Keys that are read only when a process starts: sockets, deadlines, the store, and what is derived from them.
+# Keys and sections that are read only when a process starts: sockets, deadlines, the store, and other things
+# that are set up once. A change of them takes effect with the next start.
 AT_START = (
     "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
     "server.secret", "server.previous_secrets", "server.workers", "server.accept_grace_s", "server.drain_s",
@@ -21,7 +22,8 @@ class ConfigChange:
     """What a new configuration changes.
 
     Attributes:
-        config: The configuration to run with: the new one, but with the old values of keys that wait.
+        config: The configuration to run with: the new one, but with the old values of the keys in
+            `waiting_for_restart`.
         changed: Dotted keys that take effect now.
         waiting_for_restart: Dotted keys that take effect with the next start.
     """

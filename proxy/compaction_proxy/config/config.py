@@ -29,7 +29,9 @@ Section = TypeVar("Section", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSettings:
-    """The settings for one model, overrides applied. Built once per glob, so compared by identity.
+    """The settings for one model, with the overrides of its glob applied.
+
+    They are built once for each glob, so two objects are compared by identity.
 
     Attributes:
         window: Largest number of input tokens. None uses the learned, the known or the default number.
@@ -39,7 +41,7 @@ class ModelSettings:
         summary: Which model writes summaries, and how.
         prices: Prices of the model; None uses the price table.
         recall: How the model reaches removed messages.
-        tools: Whether the model takes tools; None decides by its name (`recall.offer.supports_tools`).
+        tools: Whether the model accepts tools; None decides by its name (`recall.offer.supports_tools`).
     """
 
     window: int | None
@@ -96,7 +98,7 @@ class Config(BaseModel):
 
 
 def _merge_mappings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` with the values of `over`, merged mapping by mapping."""
+    """Returns `base` with the values of `over` in place of its own. Nested mappings are merged too."""
     merged = dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -105,7 +107,7 @@ def _merge_mappings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[st
 
 
 def _overlay_section(base: Section, over: Section | None) -> Section:
-    """Returns the section with the keys that `over` sets. Keys that neither section sets stay unset."""
+    """Returns `base` with the keys that `over` sets. Keys that neither section sets stay unset."""
     if over is None:
         return base
     merged = _merge_mappings(base.model_dump(exclude_unset=True), over.model_dump(exclude_unset=True))

@@ -19,7 +19,7 @@ MAX_SECRET_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ConfigOverride:
-    """One value that is set outside the file.
+    """One value that is set outside the configuration file.
 
     Attributes:
         name: Name of the variable or option that sets it.
@@ -60,7 +60,11 @@ def _is_secret(kind: object) -> bool:
 
 
 def _read_secret(path: str) -> str:
-    """Reads a secret from its file, without one trailing newline."""
+    """Reads a secret from its file, and removes one newline at the end.
+
+    Raises:
+        ValueError: The file cannot be read, is not UTF-8, or is empty.
+    """
     try:
         with Path(path).open("rb") as file:
             text = file.read(MAX_SECRET_BYTES).decode().removesuffix("\n")
@@ -68,7 +72,8 @@ def _read_secret(path: str) -> str:
         raise ValueError(f"the file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError("the file is not UTF-8") from None
-    # The file may be half written, or a pipe that was read before. An empty key would let everybody in.
+    # An empty file may be half written, or a pipe that was read before. It is an error, because an empty key
+    # would give everybody access.
     if not text:
         raise ValueError("the file is empty")
     return text
@@ -97,7 +102,7 @@ def _parse_variable(
 def iter_overrides(environ: Mapping[str, str]) -> Iterator[ConfigOverride]:
     """Yields an override for each variable of the proxy.
 
-    Whole sections come before single keys, so that the narrower setting wins.
+    Variables for whole sections come first, so that a variable for a single key overrides them.
     """
     keys = {key.path: key for key in iter_keys()}
     for name in sorted(environ, key=lambda name: (name.count("__"), name)):

@@ -1,4 +1,4 @@
-"""Lists the keys of the configuration, to find one, to suggest one and to show all."""
+"""Lists the keys of the configuration, finds the type at a path, and suggests keys for wrong names."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class ConfigKey:
     """One key of the configuration.
 
     Attributes:
-        path: Names of the section and of everything down to the key.
+        path: Names from the outermost section down to the key.
         kind: Type of its value, without `| None`.
         default: Its default.
         description: Its meaning, with its unit.
-        is_supported: False while only the default is accepted.
+        is_supported: False if this version accepts only the default.
         is_nullable: Whether it may be null.
     """
 
@@ -73,8 +73,8 @@ def iter_keys(section: type[BaseModel] = Config, above: KeyPath = ()) -> Iterato
 def suggest_key(place: KeyPath) -> str:
     """Returns `, did you mean 'x'?` for a path that does not exist, or an empty text.
 
-    The suggestion replaces the first wrong name in the path. A name that begins like a key is more likely
-    that key with its unit (`trigger_tokens`) than another key that looks similar.
+    The suggestion replaces the first wrong name in the path. If the wrong name is a key with an ending, such
+    as a unit (`trigger_tokens`), that key (`trigger`) is suggested rather than another one of similar name.
     """
     wrong = next((k for k in range(len(place)) if get_type_at(place[: k + 1]) is None), len(place) - 1)
     section, word = get_section_type(get_type_at(place[:wrong])), str(place[wrong])

@@ -48,21 +48,30 @@ class LoadedConfig:
 
 @dataclass(frozen=True, slots=True)
 class _ValueSource:
-    """The place where a value was set: exact in `where` for errors, short in `origin`."""
+    """The place where a value was set.
+
+    Attributes:
+        where: The place as errors name it, with line and column if it is in a file.
+        origin: The place as `LoadedConfig.origins` names it.
+    """
 
     where: str
     origin: str
 
 
 def _choose_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Returns the file to read: the given one, the variable's, or the one in the working directory."""
+    """Returns the file to read; None if there is none.
+
+    It is the given file, else the one that the environment variable names, else the one in the working
+    directory.
+    """
     variable_path = environ.get(CONFIG_VARIABLE, "")
     default_path = Path(DEFAULT_FILE)
     return path or (Path(variable_path) if variable_path else default_path if default_path.exists() else None)
 
 
 def _iter_leaves(place: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
-    """Yields the single values in a value.
+    """Yields the single values inside a nested value, each with its path.
 
     An entry of `models` counts as one value, because it is replaced as a whole.
     """
@@ -74,9 +83,9 @@ def _iter_leaves(place: KeyPath, value: object) -> Iterator[tuple[KeyPath, objec
 
 
 def _put_value(values: dict[str, Any], place: KeyPath, value: object) -> None:
-    """Sets one value.
+    """Sets one value in the nested values.
 
-    An entry of `models` goes before those of the file, because the first match wins.
+    An entry of `models` goes before the entries of the file, because the first match wins.
     """
     *parents, last = map(str, place)
     for name in parents:
@@ -142,7 +151,7 @@ def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetail
 
 
 def _find_source(place: KeyPath, sources: Mapping[KeyPath, _ValueSource]) -> _ValueSource | None:
-    """Returns the source that set a key, or the section around the key."""
+    """Returns the source that set a key, else the source that set the nearest section around it, if any."""
     ends = range(len(place), 0, -1)
     return next((sources[place[:end]] for end in ends if place[:end] in sources), None)
 
@@ -166,8 +175,10 @@ def _validate_values(
 ) -> Config:
     """Validates the values and returns the configuration with `store.url` filled in.
 
+    `found` are the problems that are known already.
+
     Raises:
-        ConfigError: The configuration has problems. The message begins with those in `found`.
+        ConfigError: The configuration has problems. The message lists those in `found` first.
     """
     lines: Iterator[str] = iter(())
     try:

@@ -1,4 +1,4 @@
-"""Applies the configuration to a strategy's row."""
+"""Applies the configuration to the built-in numbers and rules of a strategy."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,9 +10,9 @@ from compaction_proxy.core.trigger import TriggerRule
 
 
 def build_policy(settings: ModelSettings, strategy: str | None = None) -> Policy:
-    """Builds a strategy's policy: its row with what the configuration changes.
+    """Builds a strategy's policy: its built-in numbers and rules, with the changes from the configuration.
 
-    The strategy's own keys come first. A key for all strategies overrides them if it is set.
+    The strategy's own keys are applied first. A key for all strategies overrides them if it is set.
 
     Args:
         settings: Settings for the model.

@@ -43,7 +43,8 @@ from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.core.strategies import DEFAULT_STRATEGY, STRATEGIES, StandInRole
 from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
-# The wires by name. The first one is the wire of `upstream` itself.
+# The names of the wires. The first one always uses the provider of `upstream` itself; each of the others may
+# have a provider of its own.
 RESPONSES, MESSAGES = "responses", "messages"
 WIRES = ("chat", RESPONSES, MESSAGES)
 OPENAI = "https://api.openai.com"
@@ -183,7 +184,7 @@ class PricesSection(BaseModel):
         return surcharge
 
     def to_price(self) -> ModelPrice:
-        """Returns the prices as a record of the core."""
+        """Returns the prices as the core's `ModelPrice`."""
         return ModelPrice(tuple(self._build_tiers()), SOURCE)
 
     def _build_tiers(self) -> list[PriceTier]:
@@ -235,7 +236,7 @@ SESSION_HEADERS = (
     "x-client-session-id", "x-interaction-id", "x-sm-conversation-id", "thread-id", "session-id",
     "session_id", "conversation_id", "x-litellm-trace-id", "x-portkey-trace-id", "baggage",
 )  # fmt: skip
-# The smallest budget for bodies, in bytes. Calls of the proxy's own tools must fit into it.
+# The smallest value of `max_inflight_bytes`. The bodies of calls to the proxy's own tools must fit into it.
 MIN_INFLIGHT_BYTES = 1_048_576
 
 

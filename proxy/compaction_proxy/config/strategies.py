@@ -60,7 +60,10 @@ def _build_percent_field(place: str, meaning: str) -> PolicyField:
 
 
 def _build_trigger_field(name: str, meaning: str) -> PolicyField:
-    """Builds the field for a trigger row that names only this threshold. Rows are alternatives."""
+    """Builds the field for one threshold of the trigger.
+
+    Its value is stored in a trigger row that names no other threshold. Rows are alternatives.
+    """
 
     def read_threshold(rows: Rows) -> object:
         return next((value for row in rows if (value := getattr(row, name)) is not None), None)
@@ -77,7 +80,7 @@ def _build_trigger_field(name: str, meaning: str) -> PolicyField:
 def _set_keep_messages(number: int, row: Policy) -> Policy:
     """Sets the number of messages to keep.
 
-    A row that ignores lists with only one message more than it keeps continues to do so.
+    A strategy may leave lists alone that have at most one message more than it keeps. If so, it still does.
     """
     tied = row.least_messages == row.keep.messages + 1
     least_messages = number + 1 if tied else row.least_messages
@@ -85,7 +88,10 @@ def _set_keep_messages(number: int, row: Policy) -> Policy:
 
 
 def _set_keep_iterations(number: int, keep: KeepRules) -> KeepRules:
-    """Sets the number of iterations to keep, each of at least two messages: the call and its answer."""
+    """Sets the number of iterations to keep, and the number of messages to keep to two for each iteration.
+
+    An iteration usually has at least two messages: a tool call and its result.
+    """
     return replace(keep, iterations=number, messages=2 * number)
 
 
@@ -284,7 +290,10 @@ def build_field(row: Policy, name: str) -> Any:  # noqa: ANN401 - it takes the t
 
 
 def set_field(row: Policy, name: str, value: object) -> Policy:
-    """Returns the row with one field set. A row without that part stays as it is (`prune` has no summary)."""
+    """Returns the row with one field set.
+
+    A row without the part that holds the field stays as it is. For example, `prune` has no summary.
+    """
     field = FIELDS[name]
     changed: Policy = _replace_part(row, _split_path(field.place), lambda old: field.from_setting(value, old))
     return changed

@@ -1,4 +1,4 @@
-"""The types of configuration values: numbers, durations, addresses, and keys of later versions."""
+"""The types of configuration values: numbers, durations, addresses, and values fixed for this version."""
 
 import json
 import re
@@ -16,7 +16,7 @@ PORT_OF = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class OnlyValue:
-    """Marks a key whose name is settled but which accepts only one value in this version."""
+    """Marks a key that a later version will need. In this version it accepts only one value."""
 
     value: object
 
@@ -50,7 +50,7 @@ def _parse_auto_or_false(value: object) -> object:
 
 
 def reject_boolean(value: object) -> object:
-    """Rejects what YAML took for a boolean (`on`, `yes`), which would silently become the number 1."""
+    """Rejects a boolean, such as YAML's `on` or `yes`, which would silently become the number 1."""
     if isinstance(value, bool):
         raise ValueError("a number is needed, not true or false")  # noqa: TRY004 - pydantic collects ValueError
     return value
@@ -74,7 +74,7 @@ def _check_duration(value: str) -> str:
 
 
 class UrlOrigin(NamedTuple):
-    """The part of a URL that decides to which server it leads; as text `https://api.openai.com:443`."""
+    """The part of a URL that names the server. As text it reads like `https://api.openai.com:443`."""
 
     scheme: str
     host: str

@@ -19,8 +19,8 @@ from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.strategies import STRATEGIES, Policy
 from compaction_proxy.core.trigger import compute_trigger_marks, has_active_rule
 
-# Stands for a context window that nobody has configured, in tokens. Triggers in percent are then out of
-# reach.
+# Replaces a context window that is not configured, in tokens. A trigger in percent is then so large that no
+# size is reported as too close to it.
 BOUNDLESS_TOKENS = 10**12
 UNREADABLE = "the file cannot be read"
 
@@ -41,7 +41,7 @@ def is_set(section: BaseModel | None, place: KeyPath) -> bool:
 
 
 def find_key_path(config: Config, glob: str, place: KeyPath) -> KeyPath:
-    """Returns the path where a glob's value was set: in its entry of `models`, or for all models."""
+    """Returns the path of the key that sets a glob's value: in its entry of `models`, or for all models."""
     return ("models", glob, *place) if is_set(config.models.get(glob), place) else place
 
 
@@ -63,7 +63,11 @@ def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, st
 def _find_overriding_key(
     settings: ModelSettings, row: Policy, above: KeyPath, keys: tuple[str, ...]
 ) -> KeyPath | None:
-    """Returns the key that changed a field: the key for all strategies, or the strategy's first own key."""
+    """Returns the key that changed a field of a strategy; None if no key changed it.
+
+    It is the key for all strategies (`above`) if that is set, else the first of the strategy's own `keys`
+    with another value than the built-in one.
+    """
     if is_set(settings.compaction, above[1:]):
         return above
     fields = getattr(settings.compaction.strategies, row.name)
@@ -73,7 +77,10 @@ def _find_overriding_key(
 
 
 def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yields sizes that leave a compaction nothing to save: a target at the trigger, a tail at the target."""
+    """Yields keys with sizes that leave a compaction nothing to save, and why.
+
+    Such a size is a target that is not below the trigger, or a tail that is not below the target.
+    """
     row = build_policy(settings)
     if not has_active_rule(row.trigger):
         return
@@ -175,7 +182,10 @@ def _is_own_address(config: Config, url: str) -> bool:
 
 
 def _find_summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple[str, str]]:
-    """Yields each key of one effective summary section that does not fit, and why."""
+    """Yields each key of a summary section that does not fit, and why.
+
+    `summary` is the section for one glob, with its overrides applied.
+    """
     if summary.prompt_file is not None and not is_readable(summary.prompt_file):
         yield "prompt_file", UNREADABLE
     if summary.base_url is None:
@@ -261,7 +271,7 @@ def find_warnings(config: Config) -> Iterator[str]:
 
 
 def _find_data_home(environ: Mapping[str, str]) -> Path | None:
-    """Returns the user's data folder, or None if there is none to which the proxy may write."""
+    """Returns the user's data folder, or None if the proxy cannot write to one."""
     configured, home = environ.get("XDG_DATA_HOME", ""), environ.get("HOME", "")
     if not configured.startswith("/") and not home:
         return None
@@ -280,7 +290,8 @@ def _check_redis_url(url: str) -> str:
 def resolve_store_url(config: Config, environ: Mapping[str, str]) -> str:
     """Returns the URL of the store: the configured one, else `$REDIS_URL`, else a file or memory.
 
-    Memory is used if there is no data folder. Paths of files are absolute (four slashes).
+    Memory is used if there is no data folder to write to. The path in a SQLite URL becomes absolute (four
+    slashes).
 
     Raises:
         ValueError: The path needs a home folder but `HOME` is not set, or `$REDIS_URL` is not a store URL.

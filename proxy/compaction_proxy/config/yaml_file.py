@@ -17,7 +17,7 @@ VARIABLE = re.compile(r"\$(\$)?\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 _ABSENT = object()
-"""Stands for a value whose problem is already reported, so that it is not reported a second time."""
+"""Marks a value whose problem is already reported. Such a value is left out, to be reported only once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def _get_position(mark: yaml.Mark) -> tuple[int, int]:
 class _NodeConverter:
     """Converts YAML nodes to values.
 
-    Depth and number of the values are limited, because an alias may repeat its node.
+    Depth and number of the values are limited, because a short file can repeat a node many times by aliases.
     """
 
     loader: yaml.SafeLoader
@@ -95,7 +95,8 @@ class _NodeConverter:
     def _convert_mapping(self, node: yaml.MappingNode, place: KeyPath) -> dict[str, object]:
         values: dict[str, object] = {}
         for key, value in node.value:
-            # The key counts as it is written: `on` and `4` are names here, whatever YAML takes them for.
+            # A key is used as it is written: `on` and `4` are names here, although YAML reads a boolean and a
+            # number.
             name = key.value if isinstance(key, yaml.ScalarNode) else None
             if name is None or name in values:
                 problem = "a key is plain text" if name is None else f"{name}: stands here twice"

@@ -1,4 +1,4 @@
-"""The pure core: no I/O, no clock, no randomness, no logging and no environment; standard library only.
+"""The pure core: no I/O, clock, randomness, logging or environment variables; standard library only.
 
 The same input gives the same bytes, so that a provider's prompt cache keeps hitting.
 """

@@ -1,15 +1,17 @@
-"""Computes the token budget of a request: what it may use of the context window, and what it must fit in."""
+"""Computes the token budget of a request: the sizes that limit it, from the model's context window."""
 
 from dataclasses import dataclass
 
-# Reserves take at most this fraction (a quarter) of the context window, so that small windows work too
-# (DESIGN.md §5.5). Compactions also make room for at most that much output. If a request asks for more, the
-# output limit is lowered; otherwise a compaction would follow every few requests.
+# Reserves take at most the context window divided by this number (a quarter of the window), so that small
+# windows work too (DESIGN.md §5.5). A compaction also makes room for at most that much output. If a request
+# asks for more output, the proxy lowers the output limit in the request; otherwise it would have to compact
+# every few requests.
 RESERVE_SHARE = 4
-# Output limits are not lowered below this number of tokens.
+# The proxy does not lower an output limit below this number of tokens.
 LEAST_OUTPUT_TOKENS = 1_024
-# Some upstreams add the requested output to the prompt. They need at least this many tokens beside a prompt:
-# the least output, and a margin for the error of estimates.
+# Some upstreams refuse a request if prompt and requested output together exceed the context window. There,
+# a prompt must leave at least this many tokens free: the least output, and a margin for the error of
+# estimates.
 RESERVED_OUTPUT_TOKENS = LEAST_OUTPUT_TOKENS + 256
 
 
@@ -32,18 +34,21 @@ class Reserves:
 class Budget:
     """The sizes that limit one request, in tokens.
 
+    Some upstreams add the requested output to the prompt: they refuse a request if both together exceed the
+    context window.
+
     Attributes:
         window: Largest input that the model takes.
         usable: The context window less the reserves. Percentages refer to it.
-        limit: The context window less the safety reserve and the requested output, which together count up to
-            a quarter of the window. A larger request is compacted.
+        limit: The context window less the safety reserve and the requested output, whose sum counts as at
+            most a quarter of the window. A larger request is compacted.
         input_limit: The context window less the safety reserve. If the upstream adds the requested output to
-            the prompt, at least that output's minimum stays free too. Content is cut without a summary only
-            if a request is larger than this.
+            the prompt, at least the requested output stays free, up to `RESERVED_OUTPUT_TOKENS`. Content is
+            cut without a summary only if a request is larger than this.
         sum_limit: The context window less the safety reserve and all of the requested output. The upstream
             refuses a larger request. None if the upstream does not add the output to the prompt.
-        least_output: Output limits are not lowered below this. 0 if the upstream does not add the output to
-            the prompt.
+        least_output: The proxy does not lower the output limit below this. 0 if the upstream does not add the
+            output to the prompt.
     """
 
     window: int
@@ -55,7 +60,10 @@ class Budget:
 
     @property
     def round_limit(self) -> int | None:
-        """The size above which a request needs a compaction to make room for its output; else None."""
+        """The size above which a compaction has to make room for the requested output.
+
+        None if the upstream does not add the output to the prompt.
+        """
         if self.sum_limit is None:
             return None
         return max(self.sum_limit, self.window - self.window // RESERVE_SHARE)
@@ -72,9 +80,10 @@ def compute_budget(
     """Computes the budget of a request that asks for up to `max_output` tokens (None if it names no limit).
 
     If the reserves together would take more than a quarter of the context window, they shrink in proportion.
-    The requested output is a ceiling, not a need. Before a request is compacted, the requested output yields
-    to a quarter of the window; before content is cut, it yields completely. `adds_output` says that the
-    upstream refuses a prompt if prompt and requested output together exceed the window.
+    The requested output is an upper limit that most answers do not reach. So compactions make room for at
+    most a quarter of the window, and content is not cut to make room for more than the least output.
+    `adds_output` says that the upstream refuses a prompt if prompt and requested output together exceed the
+    window.
     """
     requested, max_reserve = max_output or 0, window // RESERVE_SHARE
     reserve = min(reserves.system + max(reserves.output, requested) + reserves.safety, max_reserve)

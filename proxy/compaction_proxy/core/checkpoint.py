@@ -1,9 +1,11 @@
 """Checkpoints: the stored results of compactions, and the rules for applying one to a request.
 
-A checkpoint is found by the outline digest of the prefix that it covers. Before it is applied, the exact
-digest must match too. The only differences allowed are tool results that the client has since cleared or
-shortened. So a wrong, stale or shared identity causes a miss, never a leak. Indices count the messages that
-are not fixed.
+A checkpoint is found by the outline digest of the prefix for which it was made (`core.digest`). That digest
+ignores names and the text of tool results. Before the checkpoint is applied, the exact digest must match too.
+The only differences allowed are tool results that the client has since cleared or shortened, and names that
+it has since added or removed. So even if a conversation id is wrong, outdated or shared by two conversations,
+a checkpoint is never applied to other messages, and no text gets from one conversation into another. Indices
+count only the messages that are not fixed.
 """
 
 import hashlib
@@ -27,14 +29,14 @@ HEAD_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True)
 class CoveredToolResult:
-    """What is stored of a covered tool result, to recognise it after the client has shortened it.
+    """What is stored of a tool result inside a span, to recognise it after the client has shortened it.
 
     Attributes:
         index: Index of its message.
         digest: Digest of the message, 32 bytes.
         outline: Digest of the message without its text, 32 bytes (`compute_result_digest`).
         head: SHA-256 of the first `HEAD_CHARACTERS` characters of its text, 32 bytes.
-        characters: Length of its text.
+        characters: Length of its text, in characters.
     """
 
     index: int
@@ -52,7 +54,7 @@ class Checkpoint:
         strategy: Name of the strategy that made it.
         conversation: Id of the conversation in which it was made, `c_…`.
         round: Number of the compaction within its conversation, from 1.
-        length: The checkpoint describes the messages `[0, length)`, whether it covers them or leaves them.
+        length: The checkpoint is made for the messages `[0, length)`. It replaces some and leaves the others.
         exact: Chained digest of these messages, 32 bytes.
         results: The tool results inside the spans.
         spans: The spans that are replaced, sorted and disjoint.
@@ -60,15 +62,16 @@ class Checkpoint:
         summary: Text of the summary, for the next compaction to integrate.
         tokens_before: Calibrated size of the request that was compacted.
         tokens_after: Calibrated size of the request that was forwarded instead.
-        listed: Number of messages that the client's list had then. Counts of the list's growth start here.
+        listed: Number of messages in the client's list when the compaction was made, without fixed ones.
+            Messages behind these count as gained since the compaction.
         carried: Index of the user message whose text moved into the replacement; None if there is none.
-        rounds: One number for each frozen record of the chain: the length of the list that the record
-            describes. The records are the first replacements of their span.
+        rounds: One number for each record of the chain: the length of the list that the record describes. The
+            records are the first replacements of their span.
         writer: Name of the model that wrote the summary; `EXTRACT` if code made it; empty if there is no
             summary.
         edited: Indices of messages that are shortened and stay in place.
-        names: The `name` of each message in `[0, length)` that had one, with its index. None in records of
-            version 0.1, which match only if no name has changed.
+        names: The `name` of each message in `[0, length)` that had one, with its index. None in checkpoints
+            that version 0.1 stored. These match only if no name has changed.
     """
 
     strategy: str
@@ -100,7 +103,7 @@ class Checkpoint:
 
     @property
     def edited_messages(self) -> dict[int, Message]:
-        """The shortened messages by index. All other covered messages are gone."""
+        """The shortened messages by index. All other messages inside the spans are removed."""
         return {
             span.start: replacements[0]
             for span, replacements in self.span_replacements
@@ -166,7 +169,7 @@ def _build_covered_result(index: int, message: Message) -> CoveredToolResult:
 
 
 def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
-    """Returns whether the message is the stored tool result, cleared or shortened."""
+    """Returns whether the message is the stored tool result after the client has cleared or shortened it."""
     if compute_result_digest(message) != result.outline:
         return False
     characters = len(message.text)
@@ -176,7 +179,10 @@ def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
 
 
 def _matches_prefix(checkpoint: Checkpoint, messages: Sequence[Message], *, shortened: bool) -> bool:
-    """Returns whether the messages begin with the prefix for which the checkpoint was made."""
+    """Returns whether the messages begin with the prefix for which the checkpoint was made.
+
+    `shortened` says that the client may have cleared or shortened tool results since then.
+    """
     possible = _iter_possible_prefixes(checkpoint, messages)
     return any(_matches_digest(checkpoint, covered, shortened=shortened) for covered in possible)
 
@@ -196,7 +202,7 @@ def _iter_possible_prefixes(
 ) -> Iterator[Sequence[Message]]:
     """Yields the covered prefix with its current names, then with the stored names if these differ.
 
-    A name that only one of the two sides has makes no difference.
+    So a checkpoint still matches if the client has since added a name to a message, or removed one.
     """
     covered = list(messages[: checkpoint.length])
     yield covered
@@ -216,13 +222,13 @@ def _restore_name(message: Message, name: str) -> Message:
     return replace(renamed, digest=compute_message_digest(renamed))
 
 
-@lru_cache(maxsize=256)  # a compaction needs a digest several times, and each later request again
+@lru_cache(maxsize=256)  # used several times in a compaction, and again for each later request
 def _compute_chained_digest(digests: tuple[bytes, ...]) -> bytes:
     return chain_digests(digests)[-1]
 
 
 def _splits_unit(messages: Sequence[Message], at: int) -> bool:
-    """Returns whether an edge before index `at` would separate calls from the results behind them."""
+    """Returns whether an edge before index `at` would separate calls from the results that follow them."""
     if not 0 < at < len(messages) or not messages[at].answers:
         return False
     caller = at - 1
@@ -237,9 +243,9 @@ def is_applicable(
     """Returns whether a checkpoint may be applied to these messages.
 
     The checkpoint must cover their prefix. It must not hide the latest user message from the model: that
-    message stays in its place, or the replacement carries its text. A tool result that is shorter than the
-    stored one counts as shortened by the client only in the checkpoint's own conversation. If the client
-    gives another conversation id, it is a different result.
+    message stays in its place, or the replacement carries its text. A tool result may be shorter than the
+    stored one, because the client may have shortened it. But if the client names another conversation than
+    the checkpoint's, a shorter result counts as a different one, and the checkpoint may not be applied.
     """
     if not 0 < checkpoint.length <= len(messages):
         return False
@@ -247,13 +253,16 @@ def is_applicable(
     if latest is not None and checkpoint.covers_message(latest) and latest != checkpoint.carried:
         return False
     end = max((span.stop for span in checkpoint.spans if span.start not in checkpoint.edited), default=0)
-    if _splits_unit(messages, end):  # another result of a call that is gone
+    if _splits_unit(messages, end):  # the next message answers a call that is removed
         return False
     return _matches_prefix(checkpoint, messages, shortened=conversation in {None, checkpoint.conversation})
 
 
 def drop_outdated_edits(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
-    """Returns the checkpoint without edits of messages that the client has since shortened itself."""
+    """Returns the checkpoint without edits of messages that the client has since shortened itself.
+
+    The client's shorter version of such a message is forwarded instead.
+    """
     known_digests = {result.index: result.digest for result in checkpoint.results}
     possible = list(_iter_possible_prefixes(checkpoint, messages))
     masked = checkpoint.edited & known_digests.keys()
@@ -276,10 +285,10 @@ def drop_outdated_edits(checkpoint: Checkpoint, messages: Sequence[Message]) -> 
 def find_deepest_checkpoint(
     candidates: Iterable[Checkpoint | None], messages: Sequence[Message], conversation: str | None = None
 ) -> Checkpoint | None:
-    """Finds the applicable checkpoint that covers most; None if no checkpoint may be applied.
+    """Finds the applicable checkpoint of the greatest length; None if no checkpoint may be applied.
 
-    Among checkpoints of one length the highest round wins, then a summary that a model wrote, then the larger
-    number of spans.
+    Among checkpoints of equal length, the highest round wins; then a summary that a model wrote; then the
+    larger number of spans.
 
     Args:
         candidates: Checkpoints that may fit the messages.

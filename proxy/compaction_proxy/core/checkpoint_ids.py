@@ -1,4 +1,4 @@
-"""Computes the ids of checkpoints, and predicts the ids of those that plans will become."""
+"""Computes the ids of checkpoints, and predicts the ids of the checkpoints that plans will become."""
 
 from collections.abc import Collection, Sequence
 
@@ -19,7 +19,10 @@ def format_variant(*, extract: bool, rounds: int, edited: Collection[int]) -> st
 
 
 def compute_checkpoint_id(checkpoint: Checkpoint | None, prefixes: Sequence[bytes]) -> bytes:
-    """Computes the id of a checkpoint among these prefix digests, 64 bytes; empty without a checkpoint."""
+    """Computes the 64-byte id of a checkpoint; empty if there is none.
+
+    `prefixes` are the prefix digests of the messages for which the checkpoint was made.
+    """
     if checkpoint is None:
         return b""
     variant = format_variant(

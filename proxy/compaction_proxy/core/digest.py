@@ -1,8 +1,8 @@
 """Computes canonical digests, which decide whether messages or prefixes of conversations are the same.
 
-Identity only locates a conversation. The digest decides whether a stored summary may replace what the client
-sent. The rules are those of DESIGN.md §5.3, version byte 1. A change here needs a new version byte; otherwise
-stored summaries would be applied to messages for which they were not made.
+A conversation id only locates a conversation. The digest decides whether a stored summary may replace what
+the client sent. The rules are those of DESIGN.md §5.3, version byte 1. A change here needs a new version
+byte; otherwise stored summaries would be applied to messages for which they were not made.
 """
 
 import hashlib
@@ -43,7 +43,8 @@ def _build_unique_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _parse_fraction(text: str) -> int | str:
     """Parses a JSON number that has a point or an exponent.
 
-    `1.0` becomes the integer 1, as in JavaScript. Any other number becomes a marked text with all its digits.
+    `1.0` becomes the integer 1, as in JavaScript. Any other number becomes a text of its digits, marked by a
+    NUL character in front.
     """
     value = float(text)
     if value.is_integer() and abs(value) <= _EXACT_INTEGER:
@@ -75,9 +76,10 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 def canonicalize_arguments(arguments: str) -> str:
     """Returns tool-call arguments with canonical key order and white space.
 
-    Arguments stay as they are if they do not parse, repeat a key, are longer than 1 Mi characters, hold too
-    many brackets (`json_bounds`), or nest more than 100 deep. How deep a decoder can go depends on its
-    caller's stack, and the digest must not depend on that.
+    Arguments stay as they are if they do not parse, repeat a key, are longer than 1,048,576 characters, hold
+    too many brackets (`json_bounds`), or nest more than 100 levels deep. The depth has a fixed limit, because
+    a decoder can read fewer levels if its caller has used more of the stack, and the digest must not depend
+    on that.
     """
     brackets = arguments.count("[") + arguments.count("{")
     if (
@@ -92,7 +94,7 @@ def canonicalize_arguments(arguments: str) -> str:
         return arguments
     if len(arguments) <= PIECE_CHARACTERS:
         return _ENCODER.encode(value)
-    return "".join(_ENCODER.iterencode(value))  # the same text, encoded step by step
+    return "".join(_ENCODER.iterencode(value))  # the same text, in steps between which other threads can run
 
 
 def _encode_content(message: Message) -> list[bytes]:
@@ -162,9 +164,9 @@ def compute_message_digest(message: Message) -> bytes:
 def compute_outline_digest(message: Message) -> bytes:
     """Computes a message's digest without its name, and without the text of a tool result; 32 bytes.
 
-    A client may clear or shorten old tool results, or name messages later. The outline of its conversation
-    stays the same, so stored checkpoints are still found by it. `core.checkpoint` then decides message by
-    message.
+    A client may later clear or shorten old tool results, or give a message a name. The outline digests of its
+    messages stay the same, so stored checkpoints are still found by them. `core.checkpoint` then decides for
+    each message whether the difference is allowed.
     """
     if message.answers:
         return _hash_message(message, [], "")
@@ -191,7 +193,7 @@ def chain_digests(digests: Iterable[bytes], last: bytes = VERSION) -> list[bytes
 
 
 def compute_prefix_digests(messages: Iterable[Message], last: bytes = VERSION) -> list[bytes]:
-    """Computes the prefix digests of messages that are not fixed, by their outlines.
+    """Computes the prefix digests of messages that are not fixed, from their outline digests.
 
     If the list continues another one, `last` is the prefix digest of the messages before it.
     """

@@ -5,13 +5,13 @@ ProxyError
 ├── RequestRefusedError            the client is at fault; answered with the error's own 4xx status
 ├── OverloadedError                too many requests, or bytes of them, are held; answered with 503
 ├── UpstreamError                  the forwarded call failed; answered with 502 or 504
-├── InternalError                  a fault of the proxy that nothing contained; answered with 500
+├── InternalError                  a fault of the proxy made the request fail; answered with 500
 ├── ReplayFailedError              the process that replays conversations has failed; answered with 500
-└── CompactionError                a fault in compaction: no client sees it, the request goes on (fail-open)
+└── CompactionError                compaction failed: no client sees it, the request goes upstream (fail-open)
     ├── UnreadableBodyError        the proxy cannot rewrite the body
     ├── SummaryError               the summary model returned nothing usable
     ├── StoreUnavailableError      the store cannot be read or written
-    └── SearchUnavailableError     SQLite cannot search text; answered with 501 where people asked
+    └── SearchUnavailableError     SQLite cannot search text; the admin API answers with 501
 """
 
 import json
@@ -22,7 +22,7 @@ class ProxyError(Exception):
 
 
 class ConfigError(ProxyError):
-    """The configuration cannot be used. The message is ready for stderr, with one line for each problem."""
+    """The configuration cannot be used. The message has one line for each problem, ready for stderr."""
 
 
 class RequestRefusedError(ProxyError):
@@ -86,7 +86,7 @@ class CompactionError(ProxyError):
 
 
 class UnreadableBodyError(CompactionError):
-    """The proxy cannot rewrite the body. It is forwarded, and the upstream judges it."""
+    """The proxy cannot rewrite the body. It forwards the body unchanged."""
 
 
 class SummaryError(CompactionError):

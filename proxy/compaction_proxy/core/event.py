@@ -1,8 +1,8 @@
 """Events: what happened to a conversation, one record for each decision or failure.
 
 Events feed the log, the metrics, traces, the live feed, the history, the API, the dashboard and the command
-line. They are stored for people, and any version that shares the store may have written them. So a field that
-is missing or of another type counts as unknown, and unknown fields are ignored.
+line. Any version of the proxy that shares the store may have written a stored event. So a field that is
+missing or of another type counts as unknown, and unknown fields are ignored.
 """
 
 import math
@@ -16,27 +16,28 @@ from compaction_proxy.core.trigger import TRIGGER_FIELDS
 DUE_REASONS = frozenset({
     *TRIGGER_FIELDS,
     "force",  # somebody asked for a compaction
-    "huge",  # a new tool result is so large that it is shortened by itself
+    "huge",  # a new tool result is so large that it alone is shortened
     "limit",  # the request would not fit without a compaction
     "output",  # the upstream would refuse the request together with its requested output
     "overflow",  # the upstream has refused the request as too long
     "soft",  # the trigger is near, and no request waits for the compaction
 })  # fmt: skip
 
-# The body is forwarded as it came, because the proxy does not read it.
+# Reasons why the proxy does not read a body, and forwards it unchanged.
 UNREAD_REASONS = frozenset({
     "duplicate-keys", "encoded", "no-array", "no-messages", "not-json", "provider-compacts",
     "stateful", "too-deep", "too-many",
 })  # fmt: skip
-# A compaction would do no good, or does none for now.
+# Reasons why no compaction is tried: it would not help, or the last ones did not help and the next one waits.
 LEFT_ALONE_REASONS = frozenset({"irreducible", "nothing-to-take", "paused"})
-# There is no summary model to ask, or it may not or cannot be asked for this summary.
+# Reasons why no summary model can write the summary: no model is configured or known, it may not be asked at
+# the moment, or the text is too long for it.
 UNASKED_REASONS = frozenset({
     "breaker-open", "budget", "no-model", "no-summary-model", "overflow", "summary-window", "unknown-model",
 })  # fmt: skip
-# The summary did not arrive.
+# Reasons why a summary did not arrive.
 MISSED_REASONS = frozenset({"cancelled", "deadline", "internal", "timeout", "unreachable"})
-# The summary arrived but cannot be used.
+# Reasons why a summary that arrived cannot be used.
 UNUSABLE_REASONS = frozenset({
     "content-filter", "empty", "garbage", "language", "longer", "reasoning", "refused", "rules-lost",
     "too-short", "tool-calls", "truncated", "unfaithful",
@@ -44,8 +45,8 @@ UNUSABLE_REASONS = frozenset({
 
 # Why a request was forwarded as it came, or without a summary.
 REASONS = UNREAD_REASONS | LEFT_ALONE_REASONS | UNASKED_REASONS | MISSED_REASONS | UNUSABLE_REASONS
-# Further reasons begin with one of these prefixes, followed by the status of the summary model or a fault of
-# the store.
+# Two more kinds of reasons: `http-` and the status with which the summary model's provider answered; `store-`
+# and a word for the fault of the store.
 REASON_PREFIXES = ("http-", "store-")
 
 
@@ -79,7 +80,7 @@ KINDS = (
 FAILURES = frozenset({FAILED, FAILED_OPEN, OVER_LIMIT})
 # A compaction may replace thousands of messages. Its event names at most this many.
 MAX_MESSAGE_IDS = 200
-# Fields that appear only in the conversation's own history. All other fields may go into a log.
+# Fields that hold text of the conversation. They appear in its own history, but never in a log.
 CONTENT_FIELDS = frozenset({"summary"})
 
 
@@ -115,8 +116,8 @@ class Event:
         completion_tokens: Output tokens of the summary calls.
         cached_tokens: Input tokens of the summary calls that the provider had cached.
         cost_usd: Price of the summary calls in dollars; None if no price is known.
-        facts: Facts observed in the replaced messages, by kind: how many the model still sees word for word,
-            and how many there were.
+        facts: For each kind of fact observed in the replaced messages: how many facts the model still sees
+            word for word, and how many there were.
         summary: The text that replaces the messages.
     """
 
@@ -186,7 +187,7 @@ def _parse_text(value: object) -> str:
 
 
 def parse_number(value: object) -> float | None:
-    """Returns the value as a finite number, or None if it is none. Booleans are no numbers."""
+    """Returns the value as a float, or None if it is not a finite number. Booleans are not accepted."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -197,7 +198,7 @@ def parse_number(value: object) -> float | None:
 
 
 def parse_integer(value: object) -> int | None:
-    """Returns the value if it is an integer, else None. Booleans are no integers."""
+    """Returns the value if it is an integer, else None. Booleans are not accepted."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -12,7 +12,9 @@ NOTHING_DONE = "none"
 
 
 class Exchange(NamedTuple):  # created for each request: a dataclass costs four times as much
-    """The figures of one request and its response. None means unknown: an unread request is not counted.
+    """The figures of one request and its response. None means that a figure is unknown.
+
+    For example, messages are not counted if the request passed the gate unread.
 
     Attributes:
         at: Time of the request, in seconds since the epoch.

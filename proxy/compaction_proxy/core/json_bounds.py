@@ -1,12 +1,15 @@
-"""Limits which JSON inside a text is parsed: a list of two bytes takes eighty bytes of memory."""
+"""Limits which JSON texts are parsed, because parsed values may take far more memory than their text.
+
+For example, an empty list takes two bytes as text and eighty bytes of memory as a value.
+"""
 
 import json
 
-# JSON with more brackets than this stays text. This is the largest number whose values fit into one mebibyte
-# plus thirty times the bytes of the text. Brackets inside strings count too, because telling them apart would
-# take longer.
+# JSON with more opening brackets than this is not parsed. With this limit, the parsed values take at most one
+# mebibyte of memory plus thirty times the size of the text. Brackets inside strings count too, because it
+# would take longer to tell them apart.
 MAX_BRACKETS = 16_000
-# JSON longer than this many characters is not parsed where only a part of it is quoted.
+# `read_json` does not parse JSON that is longer than this many characters. Its callers quote only a part.
 MAX_CHARACTERS = 32 * 1024
 
 

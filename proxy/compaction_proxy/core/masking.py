@@ -1,4 +1,4 @@
-"""Masks tool results: decides which go first, and formats the line that replaces each of them.
+"""Masks tool results: decides which are masked first, and formats the line that replaces each of them.
 
 A tool result matters most while it is new. Later one line is enough: the call, the error if there was one,
 the size, and the handle by which the whole result can be found again.
@@ -14,7 +14,7 @@ from compaction_proxy.core.sanitize import sanitize_text
 MASK_TOKENS = 48
 ARGUMENT_CHARACTERS = 80
 ERROR_CHARACTERS = 120
-# Number of characters that are shown in front of the word that reports an error.
+# A mask quotes an error with at most this many characters in front of the word that reports it.
 LEAD_CHARACTERS = 40
 # Errors are searched for in this many characters at each end of a result.
 _SEEN_CHARACTERS = 20_000
@@ -30,7 +30,8 @@ _STRING = re.compile(
     r'"((?:path|file_?path|file|command|cmd|query|url|pattern|name|id)\w*)"\s*:\s*"((?:[^"\\]|\\.){1,300})'
 )
 _BLANK = re.compile(r"\s+")
-# A mask stands in square brackets, so nothing inside it may look like them.
+# A mask is enclosed in square brackets. Inside it, round brackets replace square ones and all characters that
+# look like them.
 _BRACKETS = str.maketrans("[\uff3b\u3010\u3014\u27e6]\uff3d\u3011\u3015\u27e7", "(((((" + ")))))")
 
 # Ranks of results. The lowest rank is masked first.
@@ -38,13 +39,16 @@ _WORTHLESS, _OLD, _TELLING = range(3)
 
 
 def to_sanitized_line(text: str, characters: int) -> str:
-    """Returns the text on one line, cut, without invisible characters and chat template marks."""
+    """Returns the first characters of a text on one line, without invisible characters.
+
+    Marks of chat templates and of the proxy are broken up (`core.sanitize`).
+    """
     plain = _BLANK.sub(" ", sanitize_text(text[: 4 * characters])).strip()
     return plain if len(plain) <= characters else plain[: characters - 1] + "…"
 
 
 def find_first_error(text: str) -> str:
-    """Returns the first line of a result that reports an error, cut; empty if no line does."""
+    """Returns the first line that reports an error in a tool result, shortened; empty if there is none."""
     excerpt = (
         text
         if len(text) <= 2 * _SEEN_CHARACTERS
@@ -62,7 +66,7 @@ def find_first_error(text: str) -> str:
 def find_call_subject(call: MessageToolCall) -> str:
     """Returns the subject of a call on one line: its argument that names a file, a command or a query.
 
-    A call without such an argument gives all its arguments, cut.
+    If a call has no such argument, all its arguments are returned, shortened.
     """
     match = _STRING.search(call.arguments[:_SEEN_CHARACTERS])
     return to_sanitized_line(match[2] if match else call.arguments, ARGUMENT_CHARACTERS)

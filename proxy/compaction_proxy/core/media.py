@@ -1,7 +1,8 @@
 """Estimates the tokens of images, audio and files by the rules that each family of models publishes.
 
-A wire passes the numbers that it can see without fetching or decoding anything. What it cannot see counts at
-its upper bound. These estimates are only a start: calibration learns the rest from `usage`.
+A wire passes the sizes that it can read from the request without fetching anything. A size that it cannot
+read counts as the largest possible. These estimates are only a start: calibration corrects them by the
+`usage` that the upstream reports.
 """
 
 import base64
@@ -82,7 +83,7 @@ _FORMATS = {
 
 
 def read_image_size(data: bytes) -> ImageSize | None:
-    """Reads the size of an image from its first bytes. Returns None if they do not tell it."""
+    """Reads the size of an image from its first bytes. Returns None if they do not contain the size."""
     for magic, read_size in _FORMATS.items():
         if data.startswith(magic):
             size = read_size(data)
@@ -91,7 +92,7 @@ def read_image_size(data: bytes) -> ImageSize | None:
 
 
 def decode_data_url_header(url: str) -> bytes:
-    """Decodes the first bytes of a base64 data URL. Returns nothing for other URLs and invalid base64."""
+    """Decodes the first bytes of a base64 data URL. Returns no bytes for other URLs and invalid base64."""
     head, comma, payload = url[: _HEADER_CHARACTERS + 256].partition(",")
     if not (comma and head[:5].lower() == "data:" and head.lower().endswith(";base64")):
         return b""
@@ -109,8 +110,8 @@ _WAV_BYTES_PER_S = 32_000  # 16 kHz, 16 bit, one channel
 _CODED_AUDIO_BYTES_PER_S = 8_000  # 64 kbit/s
 _FILE_TOKENS = 192  # for every file, whatever its size
 _FILE_BYTES_PER_TOKEN = 20  # for a compressed PDF of text and fonts
-_FILE_MAX_TOKENS = 150_000  # providers take a hundred pages, at 1,500 tokens each
-UNSEEN_FILE_TOKENS = 1000  # for a file that is given by its id
+_FILE_MAX_TOKENS = 150_000  # providers accept a hundred pages, at 1,500 tokens each
+UNSEEN_FILE_TOKENS = 1000  # for a file of unknown size, given only by an id or a URL
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ class FlatImageCost:
 class TiledImageCost:
     """The cost of models that cut an image into square tiles.
 
-    The image is first scaled to fit a longest side, then a shortest side.
+    The image is first scaled down until its longest side fits `edge`, then until its shortest side fits
+    `short`.
 
     Attributes:
         base: Tokens for each image.
@@ -156,7 +158,7 @@ class TiledImageCost:
 class PatchedImageCost:
     """The cost of models that cut an image into a limited number of square patches.
 
-    The image is first scaled to fit a longest side.
+    The image is first scaled down until its longest side fits `edge`.
 
     Attributes:
         cap: Largest number of patches. A larger image is shrunk to about that many.
@@ -173,7 +175,8 @@ class PatchedImageCost:
     def count_tokens(self, size: ImageSize | None) -> int:
         """Returns the tokens of an image.
 
-        A shrunk image counts at the full cap, which is at most one row of patches too many.
+        An image with more patches than `cap` counts as `cap` patches. The provider shrinks such an image and
+        counts at most one row of patches fewer.
         """
         if size is None:
             return math.ceil(self.cap * self.factor)
@@ -224,9 +227,9 @@ _GPT_HIGH = PatchedImageCost(2500, 1.2, edge=2048)
 _GPT_ORIGINAL = PatchedImageCost(10_000, 1.2, edge=6000)
 _GPT_HUGE = PatchedImageCost(30_000, 1.2)
 _GPT_LOW = PatchedImageCost(256, 1.2, edge=512)
-# Costs by prefix of the model's name, then by detail. The longest prefix counts, and a detail without an
-# entry counts as `high`. The numbers come from the providers' documents and LiteLLM's tables of 2026-11.
-# OpenAI's own pages contradict each other.
+# Costs by prefix of the model's name, then by the detail that the client asks for. The longest prefix of the
+# name counts. A detail without an entry counts as `high`. The numbers come from the providers' documents and
+# LiteLLM's tables of 2026-11. OpenAI's own pages contradict each other.
 _IMAGE_COSTS: Mapping[str, Mapping[str, ImageCost]] = {
     "gpt-4o": _build_tiled_costs(85, 170),
     "chatgpt-4o": _build_tiled_costs(85, 170),
@@ -292,7 +295,8 @@ def estimate_audio_tokens(model: str, size_bytes: int, container: str) -> int:
 def estimate_file_tokens(size_bytes: int | None) -> int:
     """Estimates the tokens of a file such as a PDF.
 
-    A file takes 192 tokens, and one more for each 20 bytes up to 150,000. A file of unknown size takes 1,000.
+    A file counts as 192 tokens, plus one token for each 20 bytes, but no more than 150,000 tokens for its
+    bytes. A file of unknown size counts as 1,000 tokens.
 
     Args:
         size_bytes: Size of the file; None if only an id or a URL is given.

@@ -1,15 +1,15 @@
 """Messages of a conversation, and the units and spans that they form.
 
-A wire builds these records from a provider's bytes; the core never sees a provider's schema. Indices are
-positions in the list at hand, and every range is half-open.
+A wire builds these objects from a provider's bytes; the core never sees a provider's schema. Indices are
+positions in the list that a function receives. Every range is half-open.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Some clients write each parallel call with its own result, so one answer of the model may have become up to
-# this many exchanges.
+# Some clients write each parallel tool call as an assistant message of its own, with its result behind it. So
+# one answer of the model may appear as up to this many assistant messages.
 MAX_OF_ONE_ANSWER = 16
 PRIVILEGED_ROLES = frozenset({"system", "developer"})
 
@@ -92,7 +92,7 @@ class Message:
         answers: Ids of the calls that this message answers; one for a `tool` message of Chat Completions.
         raw: The client's own bytes; empty for a message of the proxy that no wire has written yet.
         digest: Canonical SHA-256 of the content (`core.digest`), 32 bytes; empty until computed.
-        tokens: Estimated tokens, framing included, before calibration.
+        tokens: Estimated tokens before calibration, with those that the chat format adds to a message.
         signed: Whether the message carries signed reasoning, which belongs to all calls of the same answer.
             The digest does not cover it, because it is not part of what the message says.
         instruction: Set if a known client program, and no user, wrote the text. The digest does not cover it.
@@ -149,9 +149,9 @@ class Message:
 
 
 def iter_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
-    """Yields the exchanges of a list: plain messages, and messages with calls and their direct results.
+    """Yields the exchanges of a list, in order. Together they cover the whole list.
 
-    The exchanges cover the list in order.
+    An exchange is here one plain message, or a message with calls and the results directly behind it.
     """
     start = 0
     while start < len(messages):
@@ -163,9 +163,9 @@ def iter_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
 def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
     """Yields the units of a list: the smallest runs that can be removed and leave the rest valid.
 
-    A unit is one exchange. If its calls are signed, it also includes the next exchanges whose calls are not,
-    because they may have come from the same answer (up to `MAX_OF_ONE_ANSWER`). The units cover the list in
-    order.
+    A unit is one exchange (`iter_exchanges`). If its message is signed, the unit also includes the following
+    exchanges with calls that are not signed, because they may come from the same answer of the model. It has
+    at most `MAX_OF_ONE_ANSWER` exchanges. The units cover the list in order.
     """
     start = 0
     while start < len(messages):
@@ -207,8 +207,8 @@ def _find_exchange_start(messages: Sequence[Message], at: int) -> int:
     start = at
     while start > 0 and messages[start].answers:
         start -= 1
-    # Results belong to the nearest calls in front of all of them. If there are no such calls, each result
-    # stands alone.
+    # A run of results belongs to the message with calls directly in front of it. If that message has no
+    # calls, each result is an exchange of its own.
     return next((index for index in range(start, at) if messages[index].calls), at) if start < at else at
 
 

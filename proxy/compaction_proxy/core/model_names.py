@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import TypeVar
 
-_NAME_CHARACTERS = 200  # the client chooses the name, so its length has no limit
+_NAME_CHARACTERS = 200  # only the end of a longer name is read, since a client may send any name
 _CLAUDE_VERSION = re.compile(r"claude-(?:v|(?:[a-z]+-)*)(\d+)(?:[-.](\d{1,2}))?(?!\d)")
 _CLAUDE_NEW = (4, 7)
 
@@ -24,7 +24,7 @@ def find_by_prefix(name: str, table: Mapping[str, Value]) -> Value | None:
 
 
 def is_new_claude(name: str) -> bool:
-    """Returns whether a normalized name is a Claude of the second vocabulary (4.7 and later).
+    """Returns whether a normalized name is a Claude model with the newer token vocabulary (4.7 and later).
 
     A Claude name without a version counts as new.
     """

@@ -1,8 +1,8 @@
 """Detects movers: clients that send some of their last messages at another place in the next request.
 
-aider puts its files behind the finished turns and before the current turn, so they move with each turn. A
-compaction that covered them would fit no later request. A mover is detected by comparing a request with the
-one before it. All indices count messages that are not fixed.
+For example, aider puts its files behind the finished turns and before the current turn, so they move with
+each turn. If a compaction covered these messages, its checkpoint would match no later request. A mover is
+detected by comparing a request with the previous one. All indices count only messages that are not fixed.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from compaction_proxy.core.message import Message, find_unit_start
 # messages and units. Otherwise the client has edited its list or begun another branch.
 MAX_MOVED_MESSAGES = 8
 MAX_MOVED_UNITS = 2
-# Two units may have many results. At most this many messages are remembered.
+# Two units may have many results. At most this many messages of a request are remembered.
 MAX_END_MESSAGES = 64
-# Different conversations may begin alike. With fewer common messages than this, the last message of the
-# earlier request must also be found in the later one, to be sure that the one follows the other.
+# Different conversations may begin alike. If two requests have fewer messages in common than this, the later
+# one counts as a continuation only if it also holds the last message of the earlier one.
 LEAST_COMMON_MESSAGES = 4
 
 
@@ -70,7 +70,7 @@ def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common:
     common = next((k for k in shared if messages[k].digest != previous.digests[k - previous.start]), common)
     if common == len(messages) == previous.message_count:
         return previous.moving_from
-    # As many messages as have moved now may move again.
+    # As many messages as have moved in this request may move in the next one.
     starts = [len(messages) - (previous.message_count - common)]
     end = _find_movable_start(messages)
     if end <= common and _is_rewritten(messages, previous, common):
@@ -81,7 +81,10 @@ def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common:
 
 
 def _is_rewritten(messages: Sequence[Message], previous: RequestEnd, common: int) -> bool:
-    """Returns whether any message behind the first difference is the same as before, at the same place."""
+    """Returns whether any message behind the first difference is the same as before, at the same place.
+
+    If so, the client has changed a message in place, and may change the messages from there on again.
+    """
     later = range(common + 1, min(previous.message_count, len(messages)))
     return any(messages[k].digest == previous.digests[k - previous.start] for k in later)
 

@@ -20,8 +20,9 @@ from compaction_proxy.core.message import (
 from compaction_proxy.core.strategies import KeepRules, Policy
 from compaction_proxy.core.trigger import GrowthCounts
 
-# A target is scarce if it leaves less than this share of what T leaves beside the fixed part. Hardly any
-# compaction reaches a scarce target.
+# No compaction removes the fixed part of a request, so T and the target leave room only for the rest. A
+# target is scarce if it leaves less than this share of the room that T leaves. Hardly any compaction reaches
+# a scarce target.
 SCARCE_SHARE = 0.25
 
 
@@ -33,14 +34,14 @@ class PlanConstraints:
         trigger: T.
         target: Size to shrink to; None if the strategy has no target.
         size: Size of the request with its effective list.
-        fixed: Size of what no compaction removes: privileged messages, definitions, task, latest user
-            message.
+        fixed: Size of what no compaction removes: privileged messages, tool definitions, the task, the latest
+            user message, and the messages that the client moves.
         records: Size that the replacements of the removed messages will have.
-        anew: Whether the records of a chain state things that no longer hold, so the chain must be written
-            anew.
-        growth: Size of the messages that will arrive before the compaction is in force. They will be the
+        anew: Whether the records of a chain state things that are no longer true, so that the chain must be
+            written anew.
+        growth: Size of the messages that will arrive before the compaction is applied. They will be the
             newest part of its tail.
-        stay: Indices of the messages that `fixed` counts, so that the tail does not count them again.
+        stay: Indices of the messages whose size is part of `fixed`. The tail does not count them again.
         moving: Number of last messages that the client moves (`core.mover`). They stay out of every span.
     """
 
@@ -56,17 +57,20 @@ class PlanConstraints:
 
     @property
     def free_tokens(self) -> int:
-        """The tokens that T leaves beside the fixed part."""
+        """The tokens that T leaves for everything but the fixed part."""
         return max(0, self.trigger - self.fixed)
 
     @property
     def tokens_left(self) -> int:
-        """The tokens that the target leaves beside the fixed part, at least a share of the free tokens."""
+        """The tokens that the target leaves for everything but the fixed part.
+
+        They are at least `SCARCE_SHARE` of the free tokens.
+        """
         return max((self.target or 0) - self.fixed, int(SCARCE_SHARE * self.free_tokens))
 
     @property
     def is_scarce(self) -> bool:
-        """Whether the target leaves so little beside the fixed part that hardly any compaction reaches it."""
+        """Whether the target is so close to the fixed part that hardly any compaction reaches it."""
         return self.target is not None and self.target - self.fixed < SCARCE_SHARE * self.free_tokens
 
 
@@ -79,9 +83,11 @@ def find_tail_start(
     *,
     at_least: bool = False,
 ) -> int:
-    """Returns the start of the tail that the policy keeps: a unit edge, before the last unit at the latest.
+    """Returns the start of the tail that the policy keeps: a unit edge.
 
-    `at_least` asks for the tail that is kept in any case, even if the target leaves room for more.
+    The tail includes at least the last unit, and all messages that the client moves. It may be empty only if
+    the last message is the user's and moves into the replacement. `at_least` asks for the tail that is kept
+    in any case, even if the target leaves room for more.
     """
     forwarded = [
         0 if k in constraints.stay else size for k, size in enumerate(list_forwarded_sizes(messages, earlier))
@@ -128,10 +134,11 @@ class _TailSize(NamedTuple):
 
 
 def _compute_tail_size(policy: Policy, constraints: PlanConstraints, *, least: bool) -> _TailSize | None:
-    """Computes the size of the tail that the policy keeps, or at least keeps; None if it names no size.
+    """Computes the size of the tail that the policy keeps; None if the policy names no size.
 
-    A limit in tokens has a floor that holds even if the target leaves less: the same limit applied to the
-    free tokens.
+    `least` asks for the size that is kept in any case. If the policy names a number of tokens, the tail also
+    has a floor, which applies even if the target leaves less room. The floor is the same limit, computed for
+    the free tokens instead of T.
     """
     limit = policy.keep.tail
     if limit is None:
@@ -208,9 +215,9 @@ def _find_fitting_tail_start(
     return len(messages)
 
 
-# Runs smaller than this many tokens are not worth a summary.
+# Runs of assistant and tool messages with fewer tokens than this are not worth a summary.
 LEAST_RUN_TOKENS = 48
-# The summary of a run is expected to take this share of the run.
+# The summary of a run is expected to take this share of the run's tokens.
 RUN_SHARE = 0.3
 
 
@@ -218,9 +225,9 @@ class ReplacementKind(NamedTuple):
     """What will replace a span.
 
     Attributes:
-        kind: `before`: the replacement that the earlier compaction put there. `text`: the summary of a group.
-            `records`: a chain of frozen records. `mask` and `cap`: the message itself, shortened. `nothing`:
-            no message.
+        kind: `before`: the replacement that the earlier compaction put there. `text`: the summary of a group
+            of messages. `records`: the records of a chain. `mask` and `cap`: the message itself, shortened.
+            `nothing`: no message.
         at: For `before` the number of the earlier span, for `text` and `records` the number of the group, for
             `mask` and `cap` the index of the message.
     """
@@ -236,12 +243,12 @@ class RoundPlan:
     Attributes:
         round: Number of the compaction, from 1. If nothing is summarised, it is the number of the earlier
             compaction.
-        length: The compaction will describe the messages `[0, length)`.
+        length: The checkpoint will be made for the messages `[0, length)`.
         spans: The spans to replace, sorted and disjoint.
         fills: What will replace each span.
         groups: Indices of the messages to summarise. Each group gets one text.
         carried: Index of the user message whose text moves into the replacement.
-        frozen: Number of earlier records that stay.
+        frozen: Number of earlier records that stay unchanged at the start of the chain.
     """
 
     round: int
@@ -323,7 +330,7 @@ def find_task_index(messages: Sequence[Message]) -> int | None:
 
 
 def _iter_adjacent_spans(indices: Iterable[int]) -> Iterator[Span]:
-    """Yields the spans that sorted indices form."""
+    """Yields one span for each run of consecutive numbers in the sorted indices."""
     start = last = None
     for index in indices:
         if last is not None and start is not None and index != last + 1:
@@ -336,7 +343,7 @@ def _iter_adjacent_spans(indices: Iterable[int]) -> Iterator[Span]:
 
 
 def _list_earlier_replacements(earlier: Checkpoint | None) -> list[tuple[Span, ReplacementKind]]:
-    """Returns the spans of the earlier compaction, each with the order to leave its replacement."""
+    """Returns the spans of the earlier compaction, each marked to keep its replacement."""
     return [(span, ReplacementKind("before", k)) for k, span in enumerate(earlier.spans if earlier else ())]
 
 
@@ -356,8 +363,8 @@ def _build_next_plan(
 ) -> RoundPlan:
     """Builds the plan of the compaction after the earlier one.
 
-    The plan never describes fewer messages than the earlier one, because the longest checkpoint is the one
-    that is applied.
+    The plan's `length` is never less than that of the earlier compaction, because of all matching checkpoints
+    the longest is applied.
     """
     placed = sorted(pieces)
     return RoundPlan(
@@ -386,9 +393,9 @@ def _plan_integrated_round(
 def _plan_added_round(
     stop: int, earlier: Checkpoint | None, groups: Sequence[Sequence[int]], *, is_summarized: bool
 ) -> RoundPlan:
-    """Plans replacements for the groups beside those of the earlier compaction.
+    """Plans replacements for the groups, and keeps the replacements of the earlier compaction.
 
-    Edits of messages inside the groups are dropped.
+    If the earlier compaction only shortened a message that is now inside a group, that edit is dropped.
     """
     new: list[tuple[Span, ReplacementKind]] = []
     for group_number, group in enumerate(groups):
@@ -409,7 +416,11 @@ def _plan_run_summaries(
     constraints: PlanConstraints,
     fresh: Sequence[int],
 ) -> RoundPlan | None:
-    """Plans summaries of runs of assistant and tool messages, earliest first, until the size is under T."""
+    """Plans summaries of runs of assistant and tool messages, earliest first.
+
+    It stops when the size is below the target (below T if there is no target), or after one run if the policy
+    says so. Returns None if all runs are too small.
+    """
     groups: list[list[int]] = []
     size, forwarded = constraints.size, list_forwarded_sizes(messages, earlier)
     for run in _iter_assistant_runs(messages, fresh):
@@ -446,7 +457,7 @@ def _plan_chained_round(
     constraints: PlanConstraints,
     taken: Sequence[int],
 ) -> RoundPlan:
-    """Plans a further record of a growing chain, or the whole chain anew once it has grown too long."""
+    """Plans one more record for a chain, or one new record in place of the chain if it is too long."""
     rounds = earlier.rounds if earlier else ()
     starts_anew = _is_chain_too_long(policy, earlier, constraints)
     frozen = 0 if starts_anew else len(rounds)

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from compaction_proxy.core.message import Instruction, Message
 
 MAX_TOKENS = 12_000
-# The largest share of the input limit that all project instructions together may take. The input limit
-# ignores the requested output, because that yields before content does and must not change which instructions
-# stay.
+# The largest share of the input limit that all project instructions together may take. This limit leaves room
+# only for a minimum of the requested output, because a request for more output must not change which
+# instructions stay: the proxy lowers the requested output before it cuts content.
 MAX_SHARE = 0.20
 MAX_BLOCKS = 32
 # Instructions about the environment are cut first, but to no fewer tokens than this.
@@ -30,15 +30,15 @@ def compute_instruction_budget(limit: int) -> int:
 def allocate_instruction_tokens(
     messages: Sequence[Message], budget: int, removed: Collection[str] = ()
 ) -> dict[int, int]:
-    """Returns the tokens that instructions may keep, by index, without the instructions that stay whole.
+    """Returns the tokens that instructions may keep, by message index; whole instructions have no entry.
 
-    Only the newest version of each instruction stays. Of more than 32 instructions, those in the middle are
-    left out. If the rest exceeds the budget, instructions keep only head and tail; those about the
-    environment are cut first.
+    An entry of 0 leaves the instruction out. Only the newest version of each instruction stays. If there are
+    more than 32 instructions, only the first 16 and the last 16 stay. If these exceed the budget,
+    instructions keep only head and tail; those about the environment are cut first.
 
     Args:
         messages: A whole list of messages.
-        budget: Tokens for all instructions together, counted as the messages are.
+        budget: Tokens for all instructions together, counted like the messages' own `tokens`.
         removed: Ids (`compute_instruction_id`) of instructions to leave out.
     """
     instructions = {k: each.instruction for k, each in enumerate(messages) if each.instruction is not None}
@@ -57,7 +57,7 @@ def allocate_instruction_tokens(
 
 
 def _cut_to_budget(sizes: Mapping[int, int], found: Mapping[int, Instruction], budget: int) -> dict[int, int]:
-    """Returns the sizes to which the remaining instructions are cut, if they exceed the budget."""
+    """Returns the sizes to which instructions are cut, by index; empty if all together fit the budget."""
     if sum(sizes.values()) <= budget:
         return {}
     ambient_sizes = {k: size for k, size in sizes.items() if found[k].kind == "environment"}
@@ -72,7 +72,7 @@ def _cut_to_budget(sizes: Mapping[int, int], found: Mapping[int, Instruction], b
 
 
 def _find_largest_cap(sizes: Iterable[int], room: int) -> int:
-    """Returns the largest cap with which the sizes fit into `room`."""
+    """Returns the largest cap for which all sizes, each cut to the cap, fit into `room` together."""
     ordered = sorted(sizes)
     for smaller_count, size in enumerate(ordered):
         if size * (len(ordered) - smaller_count) > room:

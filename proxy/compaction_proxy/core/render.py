@@ -8,7 +8,7 @@ from compaction_proxy.core.message import Message, Span
 from compaction_proxy.core.sanitize import escape_frames_and_headings
 from compaction_proxy.core.strategies import SummaryFrame
 
-# Stands for a text of which nothing may be kept.
+# Replaces a text of which nothing may be kept.
 OMISSION_MARK = "[…]"
 
 _is_fixed = attrgetter("is_fixed")
@@ -23,8 +23,9 @@ def build_effective_list(
     """Builds the effective list: the client's list with each span replaced.
 
     Args:
-        messages: The client's whole list. Privileged messages before the end of the last removed span move up
-            behind the leading ones; all keep their order. Project instructions stay in place.
+        messages: The client's whole list. Privileged messages before the end of the last removed span move to
+            the start of the list, behind the privileged messages that are there already. They keep their
+            order. Project instructions stay in place.
         spans: The spans to replace. Their indices count the messages that are not fixed.
         replacements: The replacements of each span.
         edited: Starts of the spans that hold one shortened message, which stays in place.
@@ -48,7 +49,7 @@ def _build_around_fixed_messages(
     replacements: Sequence[Sequence[Message]],
     edited: Collection[int],
 ) -> tuple[Message, ...]:
-    """Builds the effective list of a list in which fixed messages stand between others."""
+    """Builds the effective list for a client's list in which fixed messages follow other messages."""
     head, rest = list[Message](), list[Message]()
     starts = {span.start: k for k, span in enumerate(spans)}
     end = max((span.stop for span in spans if span.start not in edited), default=0)
@@ -70,9 +71,10 @@ def _build_around_fixed_messages(
 
 
 def build_excerpt(text: str, share: float, handle: str) -> str:
-    """Returns head and tail of a text, together about `share` (0..1) of it, and between them what is missing.
+    """Returns head and tail of a text, together about `share` (0..1) of its length.
 
-    If the excerpt would be no shorter, the text itself is returned. A share of 0 leaves nothing but a mark.
+    A line between them says how many characters are left out, and names the handle. If the excerpt would be
+    no shorter than the text, the text itself is returned. With a share of 0 the excerpt is `OMISSION_MARK`.
     """
     if share <= 0:
         return OMISSION_MARK if len(OMISSION_MARK) < len(text) else text
@@ -83,7 +85,10 @@ def build_excerpt(text: str, share: float, handle: str) -> str:
 
 
 def _escape_summary(text: str, closing: str) -> str:
-    """Returns the text without anything that would end it early, or read as a line of the proxy."""
+    """Returns the summary with texts broken up that would end it early or pass for headings of the proxy.
+
+    `closing` is the text that the frame puts behind the summary; empty if there is none.
+    """
     safe = escape_frames_and_headings(text)
     if not closing:
         return safe
@@ -98,10 +103,10 @@ def format_replacement_text(
     """Formats the text of a replacement: the summary in its frame, with texts of the user quoted verbatim.
 
     Args:
-        frame: Text that stands around the summary.
+        frame: The texts before and behind the summary.
         number: Number of the compaction.
         summary: Text that the summary model wrote.
-        task: The first user message; empty if it still stands in the conversation itself.
+        task: The first user message; empty if the conversation itself still contains it.
         request: The latest user message if it moves into the replacement, else empty.
     """
     parts = [f"{frame.task}\n{task}"] if frame.task is not None and task else []

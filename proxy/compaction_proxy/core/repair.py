@@ -1,4 +1,7 @@
-"""Makes a list valid before it is rewritten. A list that needs no rewriting is never repaired."""
+"""Repairs a message list that the proxy rewrites, so that providers accept it.
+
+A list that the proxy forwards unchanged is never repaired.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,9 +15,9 @@ GO_ON = "Please go on."
 def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
     """Yields the calling message, then one answer for each of its calls.
 
-    Answers are paired by position, because ids may be reused within a conversation: an answer belongs to the
-    calls that it directly follows. A second answer to the same call is dropped, and so is an answer to no
-    call.
+    A call without an answer gets the answer `NO_RESPONSE`. Answers are paired by position, because ids may be
+    reused within a conversation: an answer belongs to the calls that it directly follows. A second answer to
+    the same call is dropped, and so is an answer to no call.
     """
     caller, *answers = exchange
     yield caller

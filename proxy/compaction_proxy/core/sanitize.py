@@ -35,8 +35,8 @@ _FRAME = re.compile(
     r"|<(?=(?:/\s*)?summary\s*>)",
     re.IGNORECASE,
 )
-# Lines that would read as a message of the transcript, as the mark of a run, or as a heading of the proxy.
-# Headings of the ledger and of the last request count in any emphasis.
+# Lines that would read as a message of the transcript, as the start of a run (`=== RUN`), or as a heading of
+# the proxy. Headings of the ledger and of the last request are found with any Markdown emphasis.
 _LINE = re.compile(
     r"^(?=\[\d+\] [A-Z]+(?: \([^)\n]*\))?:|={2,}[ \t]*RUN\b|#{1,6}[ \t]+(?:session summary|previous summary|"
     r"original (?:user )?task|messages to summarize|runs to summarize|size and language)\b|"
@@ -57,7 +57,10 @@ def escape_template_marks(text: str) -> str:
 
 
 def escape_frames(text: str) -> str:
-    """Returns the text with everything that could begin or end a frame of the proxy broken up by a space."""
+    """Returns the text with all marks broken up by a space that could begin or end a frame of the proxy.
+
+    A frame is the text that the proxy puts around a summary or a record.
+    """
     return _FRAME.sub(lambda found: f"{found[0]} ", text)
 
 

@@ -1,7 +1,8 @@
-"""Formats removed messages for a model: as data between fences, harmless, and of bounded size.
+"""Formats removed messages for a model: as data between fences, made harmless, and of limited size.
 
-All such text is formatted here, whoever asks for it: the model by its tool, an agent over MCP, or the proxy
-itself, which places hits before the latest user message. Others wrote the text between the fences.
+Every reader gets the text from here: a model that calls the search tool, an agent over MCP, and a request in
+which the proxy places search hits before the latest user message. The text between the fences is quoted from
+conversations, so it may hold harmful instructions.
 """
 
 import re
@@ -33,7 +34,8 @@ TOOL_PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType(
 )
 
 MOST_TOKENS: Final = 2_000
-# A text has at most this many characters for each token that it may take, so that counting it is fast.
+# A text may have at most this many characters for each token that it may take. A longer text is left out
+# without counting its tokens, because counting would be slow.
 _CHARACTERS_PER_TOKEN: Final = 4
 # A longer line is shown and numbered as several lines.
 LINE_CHARACTERS: Final = 400
@@ -83,7 +85,7 @@ def _format_origin(message: QuotedMessage) -> str:
 
 
 def _take_fitting_blocks(blocks: Iterable[str], count: Count, most_tokens: int) -> Iterator[str]:
-    """Yields the first blocks that fit together. Each is counted with the line end behind it."""
+    """Yields the first blocks that together fit into `most_tokens`, each counted with a line end."""
     tokens, characters = most_tokens, most_tokens * _CHARACTERS_PER_TOKEN
     for block in blocks:
         characters -= len(block) + 1
@@ -96,14 +98,14 @@ def _take_fitting_blocks(blocks: Iterable[str], count: Count, most_tokens: int) 
 
 
 def _sanitize_for_wire(text: str) -> str:
-    """Returns the text as harmless data that any wire can carry, without halves of surrogate pairs."""
+    """Returns the text sanitised, and without halves of surrogate pairs, which some wires cannot carry."""
     if not text.isascii():
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return sanitize_text(text)
 
 
 def _sanitize_to_one_line(text: str) -> str:
-    """Returns the harmless text on one line, so that no part of it can read as the origin of a message."""
+    """Returns the text sanitised and on one line, so that no part of it can pass for a message's origin."""
     return _sanitize_for_wire(" ".join(text.split()))
 
 
@@ -147,7 +149,10 @@ def split_lines(text: str) -> list[str]:
 
 
 def _take_lines(lines: Iterable[str], most_characters: int) -> list[str]:
-    """Returns the first lines that may be shown, made harmless together because a mark may span several."""
+    """Returns the first lines that fit into `most_characters`, sanitised.
+
+    They are sanitised as one text, because a harmful mark may span several lines.
+    """
     shown: list[str] = []
     for line in lines:
         most_characters -= len(line) + 1

@@ -1,4 +1,7 @@
-"""Strategies as data: each is one row of numbers and rules over one planner and one renderer."""
+"""Defines the strategies as data: a row of numbers and rules for each.
+
+The same planner and the same renderer carry out all of them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,14 +35,16 @@ class ScaledLimit:
 
 @dataclass(frozen=True, slots=True)
 class KeepRules:
-    """What a compaction leaves as it is. The rule that keeps most counts, extended back to a unit edge.
+    """What a compaction leaves as it is.
+
+    If several rules keep newest messages, the rule that keeps most applies. What it keeps is extended back to
+    a unit edge.
 
     Attributes:
-        messages: Number of newest messages of the effective list that stay. If the list has only one message
-            more, there is nothing to replace, unless there is a `tail` too.
+        messages: Number of newest messages of the effective list that stay.
         iterations: Number of newest iterations that stay.
         tail: Newest messages up to this many tokens stay. If all messages would fit, this rule does not
-            count.
+            apply.
         reaching: Whether the message with which the tail reaches its size still belongs to the tail.
         task: Whether the first user message stays in its place.
         tool_results: Number of newest tool results that are never masked; 0 protects only those in the tail.
@@ -59,20 +64,20 @@ class SummaryShape:
 
     Attributes:
         prompt: Name of the prompt file with the instructions.
-        tokens: Requested size; with a `share` it is the upper bound of the requested size.
-        max_tokens: Largest size allowed if `tokens` are requested. It shrinks in proportion if less is
-            requested.
+        tokens: Requested size; with a `share`, the largest size that is requested.
+        max_tokens: Largest size that an answer may have if `tokens` are requested. If less is requested, an
+            answer may have less in proportion.
         temperature: 0..2, or None to leave it to the provider.
         tool_characters: Characters of a tool result that enter the transcript.
         message_characters: Characters of any other message that enter the transcript.
         share: Requested size as a share of what is removed, 0..1; 0 always requests `tokens`.
-        least_tokens: Lower bound of a requested size that follows from `share`.
+        least_tokens: Smallest size that is requested if the size follows from `share`.
         model: Model that writes the summary if the configuration names none: a cheap one, or the request's
             own.
         form: `transcript`: fenced text. `aligned`: the conversation itself with the instructions behind it.
         cut: Whether an answer that is too long is cut at the end of a line and used, instead of refused.
-        verified: Whether the answer is compared with what the model read.
-        sections: Sections that the prompt demands exactly; empty if the answer has no fixed form.
+        verified: Whether the answer is checked against the text that the summary model read.
+        sections: The exact sections that the prompt demands; empty if the answer has no fixed form.
     """
 
     prompt: str
@@ -102,11 +107,12 @@ class SummaryShape:
 
 @dataclass(frozen=True, slots=True)
 class SummaryFrame:
-    """The text that stands around a summary in its replacement.
+    """The texts before and behind a summary in its replacement.
 
     Attributes:
         opening: Text before the summary. `{round}` becomes the number of the compaction.
-        closing: Text behind the summary. The same text inside the summary is broken up.
+        closing: Text behind the summary. If the summary contains the same text, that text is broken up, so
+            that it cannot end the summary early.
         task: Heading over the verbatim task; None leaves the task out.
         request: Text that introduces the latest user message at the end; None leaves that message in its
             place.
@@ -125,11 +131,11 @@ class AnchoredLayout:
     """Sizes of the parts of an `anchored` context, and limits after which its chain is written anew.
 
     Attributes:
-        ledger: Size of the ledger: rules, requests and facts of what was removed, user text included.
+        ledger: Size of the ledger: rules, requests and facts from removed messages, with their quoted text.
         cap: Size to which a huge tool result is cut.
         huge_share: Share of usable above which a new tool result is capped if no compaction makes room for
             it, 0..1.
-        rounds: Number of frozen records in a chain before they are written anew as one.
+        rounds: Number of records in a chain at which they are written anew as one.
         chain_share: Share of the target that the chain may take before it is written anew, 0..1.
     """
 
@@ -151,18 +157,18 @@ class Policy:
         keep: What stays.
         takes: `all` replaces everything that does not stay. `runs` replaces runs of assistant and tool
             messages, earliest first.
-        one_run: Whether `runs` replaces one run per request, instead of as many as bring the request under T.
-        earlier: What becomes of earlier compactions. `integrate`: they become part of the new one. `leave`:
+        one_run: Whether `runs` replaces one run per request, instead of as many runs as needed to bring the
+            request under T.
+        earlier: What happens to earlier compactions. `integrate`: they become part of the new one. `leave`:
             they stay where they are. `freeze`: they stay as the first records of a growing chain.
         stand_in_role: Role of the replacement.
         frame: Text around the summary.
         task_tokens: Size up to which the first user message is quoted verbatim. A longer one keeps head and
             tail.
-        summary: What is asked of the summary model; None removes messages without a summary and a
-            replacement.
+        summary: What is asked of the summary model; None removes messages without any replacement.
         target: Size to shrink to; None if the other rules decide the size.
-        soft_share: Share of T from which work is done ahead of need, 0..1; 0 disables it.
-        hard_percent: Percent of usable above which a request may not wait for a better moment.
+        soft_share: Share of T from which compactions are prepared ahead of need, 0..1; 0 disables this.
+        hard_percent: Percent of usable from which automatic compactions are made again after an undo.
         max_block_s: Longest time that a request waits for a summary, in seconds; None waits as long as a
             summary may take.
         layout: Sizes of the parts of an `anchored` context; None for every other strategy.
@@ -188,8 +194,8 @@ class Policy:
     least_messages: int = 1
 
 
-# Calibration corrects the estimates of the tokenizer. These reserves cover what it cannot know about the next
-# message.
+# Reserves that several strategies share. Calibration corrects the estimates of the tokenizer; these reserves
+# cover the error that remains because the next message is unknown.
 ROW_RESERVES = Reserves(system=0, output=4_000, safety=1_000)
 
 LAYOUT = AnchoredLayout(

@@ -1,8 +1,8 @@
-"""Recognises requests for titles and the like, which clients send beside a conversation."""
+"""Recognises side requests, such as one for a title, which clients send in addition to a conversation."""
 
 import re
 
-# Such a request says what it wants at one end of its text. The text in between is the conversation.
+# A side request says at the beginning or end of its text what it wants. The rest is the conversation.
 EDGE_CHARACTERS = 600
 _VERB = (
     r"\b(?:generate|create|write|provide|suggest|give|make|produce|extract|come up with"
@@ -17,8 +17,8 @@ _OF_CONVERSATION = re.compile(
     re.IGNORECASE,
 )
 _OF_ANYTHING = re.compile(rf"{_VERB}[^.]{{0,80}}\btitles?\b|\btitle (?:generator|writer)\b", re.IGNORECASE)
-# The first words with which clients make such requests: aider for a commit message and for a summary of its
-# history (aider-chat 0.86, `aider/prompts.py`), pi 0.87 and opencode 1.18 for a summary.
+# The first words of known clients' side requests: those of aider for a commit message and for a summary of
+# its history (aider-chat 0.86, `aider/prompts.py`), and those of pi 0.87 and opencode 1.18 for a summary.
 _BESIDE = (
     "You are an expert software engineer that generates concise, one-line Git commit messages",
     "*Briefly* summarize this partial conversation about programming.",
@@ -37,5 +37,5 @@ def is_title_prompt(text: str) -> bool:
 
 
 def is_client_prompt(text: str) -> bool:
-    """Returns whether a system prompt is one that a known client uses for requests beside a conversation."""
+    """Returns whether a system prompt is one that a known client uses for side requests."""
     return text.startswith(_BESIDE)

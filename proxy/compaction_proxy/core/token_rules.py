@@ -1,9 +1,9 @@
 """Adds up the tokens of a request: the counts of its texts, and the framing around them.
 
-A message is split into texts, the texts are counted elsewhere (off the event loop, cached), and the counts
-are added up here. The chat framing comes from OpenAI's cookbook (3 tokens a message, 1 a name, 3 to prime the
-reply); it is exact for plain text on the models that the cookbook names. The character rule comes from
-seeds/004.
+A message is split into texts. Other code counts the texts off the event loop and caches the counts, which are
+added up here. The framing is the tokens that the chat format adds: 3 for each message, 1 for each name, 3 for
+the start of the reply. These numbers come from OpenAI's cookbook; they are exact for plain text on the models
+that the cookbook names. The rule for counts of characters comes from seeds/004.
 """
 
 import json
@@ -44,8 +44,8 @@ RULES = {"tiktoken": TIKTOKEN, "characters": CHARACTERS}
 def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN) -> tuple[str, ...]:
     """Returns the texts of a message that must be counted one by one. None of them is empty.
 
-    Content that is not text is left out, because the wire knows its price (`core.media`). Ids are left out,
-    because no model sees them as text.
+    Content that is not text is left out, because the wire estimates its tokens (`core.media`). Ids are left
+    out, because no model sees them as text.
     """
     texts = [message.text]
     for call in message.calls:
@@ -63,7 +63,7 @@ def sum_message_tokens(
     Args:
         message: The message.
         counts: Token counts of its `list_countable_texts`, in any order.
-        rule: The framing that belongs to the counter.
+        rule: The rule that belongs to the way in which the texts were counted.
         part_tokens: Tokens of its content that is not text. Seeds/004 has no rule for this content. It is
             added under both rules, because an image without weight would overflow the context window.
     """

@@ -1,6 +1,6 @@
 """Decides when to compact, by rows of thresholds.
 
-Rows are alternatives. All fields of one row must be reached.
+A row is reached if all its fields are reached. One row that is reached is enough for a compaction.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,13 @@ from compaction_proxy.core.budget import Budget, Reserves, compute_budget
 TRIGGER_FIELDS = (
     "tokens", "percent", "percent_of_window", "messages", "turns", "iterations", "price_tier", "cost_optimal",
 )  # fmt: skip
-# A request leaves these tokens free below a surcharge, so that the conversation stays below it with an answer
-# of usual length and with the error of estimates. As in context windows, the reserves take at most a quarter
-# of the surcharge's size.
+# A surcharge applies to requests above a certain size. The trigger `price_tier` lies these tokens below that
+# size, so that an answer of usual length and the error of estimates do not lead above it. As in context
+# windows, the reserves take at most a quarter of that size.
 TIER_RESERVES = Reserves(system=0, output=8_000, safety=2_000)
-# Bounds for the size at which a conversation costs least, in tokens and as a share of usable. Below the lower
-# bound, compactions cost more than there is to save. Above the upper bound, a compaction must not wait.
+# Lower and upper limit for the size at which a conversation costs least (`cost_optimal`), in tokens and as a
+# share of usable. Below the lower limit, compactions cost more than they can save. Above the upper limit, a
+# compaction must not wait.
 LEAST_OPTIMUM_TOKENS = 32_000
 MOST_OPTIMUM_SHARE = 0.75
 
@@ -49,12 +50,12 @@ class TriggerRule:
         messages: Messages gained since the last compaction.
         turns: Turns gained since the last compaction.
         iterations: Iterations (assistant messages) gained since the last compaction.
-        price_tier: Whether the row is reached just below the size above which the model costs more.
+        price_tier: Whether the row is reached just below the size above which each token costs more.
         cost_optimal: Whether the row is reached at the size at which the conversation costs least.
-        rework_tokens: Tokens of rework after each compaction that `cost_optimal` adds to its price; None for
-            the default.
-        aims: The thresholds to which `price_tier` and `cost_optimal` lead.
-        active: Whether the row can fire at all, which follows from the other fields.
+        rework_tokens: Tokens that the model is expected to read again after each compaction. `cost_optimal`
+            adds them to the price of the compaction. None uses the default.
+        aims: The thresholds of `price_tier` and `cost_optimal` at the model's prices.
+        active: Whether the row can be reached at all, which follows from the other fields.
     """
 
     tokens: int | None = None
@@ -70,7 +71,7 @@ class TriggerRule:
     active: bool = field(init=False, repr=False, compare=False)  # read several times for each request
 
     def __post_init__(self) -> None:
-        """Computes whether the row can fire."""
+        """Computes whether the row can be reached at all."""
         values = [getattr(self, name) for name in TRIGGER_FIELDS]
         object.__setattr__(self, "active", 0 not in values and any(values))
 
@@ -92,7 +93,7 @@ class TriggerRule:
     def compute_token_threshold(self, budget: Budget, fixed: int = 0) -> int:
         """Computes the size at which all token fields are reached, in tokens; 0 if the row has none.
 
-        `percent` does not apply to the `fixed` tokens of usable.
+        `percent` applies to the part of usable above the `fixed` tokens.
         """
         percent = self.percent or 0
         return max(
@@ -105,14 +106,17 @@ class TriggerRule:
 
 
 def _compute_tier_threshold(tier: int | None, budget: Budget) -> int:
-    """Returns a size that is still below a surcharge; all of usable if there is no surcharge."""
+    """Returns a size at which a request still pays no surcharge; all of usable if there is no surcharge."""
     if tier is None:
         return budget.usable
     return min(compute_budget(tier, TIER_RESERVES, None).usable, budget.usable)
 
 
 def _clamp_optimum(optimum: int | None, budget: Budget) -> int:
-    """Returns the size at which a conversation costs least, within bounds; the upper bound if unknown."""
+    """Returns the size at which a conversation costs least, within its limits.
+
+    If the size is unknown, the upper limit is returned.
+    """
     upper = int(MOST_OPTIMUM_SHARE * budget.usable)
     return upper if optimum is None else min(max(optimum, LEAST_OPTIMUM_TOKENS), upper)
 
@@ -137,9 +141,9 @@ NO_GROWTH = GrowthCounts(messages=0, turns=0, iterations=0)
 
 
 def has_active_rule(rules: Sequence[TriggerRule]) -> bool:
-    """Returns whether any row can fire.
+    """Returns whether any row can be reached at all.
 
-    If none can, nothing compacts on its own, not even overflow recovery.
+    If none can, the proxy never compacts by itself, not even if the upstream refuses a request as too long.
     """
     return any(row.active for row in rules)
 
@@ -149,9 +153,9 @@ class TriggerMarks:
     """The sizes of the effective list from which the proxy acts, in tokens.
 
     Attributes:
-        soft: Work ahead of need begins here; None disables it.
+        soft: From this size, compactions are prepared ahead of need; None disables this.
         trigger: T; all of usable if no row names tokens.
-        hard: A request above this cannot wait for a better moment.
+        hard: From this size, automatic compactions are made again after an undo.
     """
 
     soft: int | None
@@ -164,7 +168,7 @@ def compute_trigger_marks(
 ) -> TriggerMarks:
     """Computes the marks for the rows of a strategy (DESIGN.md §5.6).
 
-    Marks in percent lie between `fixed` and usable.
+    Percentages apply to the part of usable above the `fixed` tokens.
     """
     fixed = min(fixed, budget.usable)
     thresholds = [
@@ -178,9 +182,9 @@ def compute_trigger_marks(
 
 
 def compute_min_trigger(rules: Sequence[TriggerRule], budget: Budget) -> int | None:
-    """Returns T, the fewest tokens at which a row can fire.
+    """Returns T, the fewest tokens at which a row can be reached.
 
-    T is 0 if a row asks for counts only, and None if no row is active.
+    T is 0 if a row names no tokens but only counts of messages, and None if no row is active.
     """
     return min((row.compute_token_threshold(budget) for row in rules if row.active), default=None)
 

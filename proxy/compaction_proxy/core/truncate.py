@@ -1,11 +1,11 @@
 """Plans the last rungs of the ladder, which make a request fit without any model where that is possible.
 
 The first rung caps the largest of the older messages. The second leaves out the oldest units. The third
-leaves out all units but the last one and cuts what is left of it. Each rung goes only as far as needed.
-Privileged messages and the latest user message stay whole. Replacements and the latest message, then the
-task, are cut last of all, and only if not even the safety reserve for the error of estimates would hold them.
-The newest unit and the task keep at least head and tail. A list that does not fit this way does not fit at
-all.
+leaves out all units but the last one, and cuts the messages that remain. Each rung goes only as far as
+needed. Privileged messages and the latest user message stay whole. Replacements and the latest message, then
+the task, are cut last of all: only if they do not fit even when the safety reserve for the error of estimates
+is used up. The newest unit and the task keep at least head and tail. A list that does not fit in this way
+cannot be made to fit.
 """
 
 from bisect import bisect_left
@@ -18,11 +18,13 @@ from compaction_proxy.core.summary.prompt import find_task_message
 
 # A message is capped to no fewer tokens than this before other messages are left out altogether.
 CAP_FLOOR = 400
-# Replacements are cut to no fewer tokens than this. The notice about what is missing takes half of them.
+# Replacements are cut to no fewer tokens than this. Half of these tokens are for the notice that says what is
+# missing.
 CUT_FLOOR = 48
 # If the limit is small, a message is capped to no less than the limit divided by this.
 LEAST_SHARE = 10
-# The newest units stay whole up to this share of the room that can be shared out.
+# The newest units stay whole as long as they take at most this share of the room. The room is what the other
+# whole messages leave of the limit.
 NEWEST_SHARE = 0.5
 
 WHOLE = None
@@ -36,8 +38,8 @@ class TruncationPlan:
     Attributes:
         allowances: One entry per message: `WHOLE` keeps it as it is, `GONE` leaves it out, a number is the
             tokens that it may keep.
-        limit: The size for which the plan is made, in tokens: the requested limit, or more if only that keeps
-            what matters.
+        limit: The size for which the plan is made, in tokens: the requested limit, or a larger one if
+            important messages would not fit otherwise.
         fits: Whether the list fits once the plan is carried out.
     """
 
@@ -47,7 +49,10 @@ class TruncationPlan:
 
 
 def _find_largest_cap(sizes: Sequence[int], room: int, floor: int) -> int | None:
-    """Returns the largest cap of at least `floor` with which the sizes fit into `room`, or None."""
+    """Returns the largest cap for which all sizes, each cut to the cap, fit into `room` together.
+
+    Returns None if that cap would be less than `floor`.
+    """
     for smaller_count, size in enumerate(sorted(sizes)):
         rest = len(sizes) - smaller_count
         if size * rest > room:
@@ -65,7 +70,7 @@ def _list_units(messages: Sequence[Message]) -> list[list[int]]:
 def _select_newest_units(
     messages: Sequence[Message], runs: Iterable[list[int]], whole: set[int], limit: int
 ) -> set[int]:
-    """Returns the newest units, as long as they leave older ones their share of the room.
+    """Returns the indices of the newest units that together take at most `NEWEST_SHARE` of the room.
 
     The room is what the messages in `whole` leave of the limit.
     """
@@ -159,11 +164,12 @@ def _plan_last_steps(
 ) -> TruncationPlan:
     """Plans the last steps, after all units but the last one are left out.
 
-    The steps give up one thing after another until the list fits: the rest of the last unit; the latest
-    message and the replacements, the larger first; the replacements; the task; project instructions. Messages
-    of the client keep head and tail. A mark alone would hide that a message was ever there, so in that case
-    the list does not fit. If all that may be cut is smaller than the floor, or little larger, the largest
-    message keeps half; otherwise a list that is hardly too large would not fit at all.
+    The steps go further and further until the list fits. They cut the rest of the last unit, then the latest
+    message and the replacements, the larger first. Then they leave out the replacements. Then they cut the
+    task, and then project instructions. Messages of the client always keep head and tail, because a mark
+    alone would not show what was there. If they are too large even so, the list does not fit. If all messages
+    that may be cut are smaller than the floor, or little larger, the largest keeps half its size; otherwise a
+    list that is only a little too large would not fit.
     """
     kept_whole, last = step.whole, len(step.messages) - 1
     older = kept_whole - {last} | fixed

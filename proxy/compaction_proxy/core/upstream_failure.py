@@ -1,7 +1,7 @@
-"""Counts failures of upstreams, by the words for their causes.
+"""Counts failures of upstreams by cause. A cause is a short word.
 
 The words appear in log lines, metrics, the admin API and the dashboard. Each is one of `CAUSES`, or `http-`
-and the status that the upstream answered. They never hold text of an exception or of an answer.
+and the status with which the upstream answered. They never contain text of an exception or of an answer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ CAUSES: Final = frozenset({
     OUT_OF_SOCKETS, NOT_SENDABLE, CONNECTION_RESET, INVALID_ANSWER, ANSWER_TIMEOUT, ANSWER_CUT,
     ANSWER_STALLED,
 })  # fmt: skip
-# These causes say nothing about the upstream, because it was not asked.
+# These causes say nothing about the upstream, because the request was not sent to it.
 LOCAL_CAUSES: Final = frozenset({OUT_OF_SOCKETS, NOT_SENDABLE})
 
 _SERVER_ERROR: Final = 500

@@ -1,1 +1,1 @@
-"""The ASGI front of the proxy: dispatcher, identity, headers, size gate, and the endpoints for requests."""
+"""The part of the proxy that receives HTTP requests (ASGI), relays them to the upstream and answers them."""

@@ -1,4 +1,4 @@
-"""Learns from an answer after the client has it, and prepares the next compaction ahead of need."""
+"""Handles a request after the client has its answer: learns token counts, and prepares a compaction."""
 
 from contextlib import aclosing
 from typing import NamedTuple
@@ -41,13 +41,13 @@ class CompletedRequest(NamedTuple):
             error.
         scope: The ASGI scope of the request.
         ask: The parsed request, or None if the request was not read.
-        fit: The result of the fit, with the body that was forwarded. None if the request passed the gate
-            unread.
+        fit: The decision how to make the request fit, with the body that was forwarded. None if the request
+            was so small that it passed the gate unread.
         failed: Whether the answer is an error. Nothing is learned from an error, no probe is sent and nothing
             is prepared.
         recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
-        is_side_request: Whether the request is a side call (`gateway.side_requests`). A side call does not
-            show the present state of its conversation.
+        is_side_request: Whether the request is a side call, such as a request for a title
+            (`gateway.side_requests`). A side call does not show the present state of its conversation.
     """
 
     tenant: str
@@ -64,15 +64,16 @@ class CompletedRequest(NamedTuple):
 
 
 class AfterResponseHandler:
-    """Learns from answers and prepares for the next request.
+    """Learns token counts from answers, and prepares compactions for the next requests.
 
     Args:
         upstream: The upstream to which requests are forwarded.
         compactor: Prepares compactions ahead of need.
-        feedback: Learns from the usage that answers report.
+        feedback: Learns from the token counts (`usage`) that answers report.
         notes: Records the figures of each request when it ends.
-        incidents: Reports requests that failed open, stayed too long or were recovered.
-        registry: Records the activity of conversations.
+        incidents: Reports requests on which the proxy failed, that stayed too long, or that the upstream
+            accepted only in a shorter form.
+        registry: Records when each conversation was last used.
         model_limits: Starts the discovery of unknown context windows.
         discovery: Asks the upstream for the context window of a model.
     """
@@ -109,7 +110,7 @@ class AfterResponseHandler:
     async def _learn_from_response(
         self, completed: CompletedRequest, ask: FitRequest, fit: FitResult
     ) -> None:
-        """Reports incidents, learns from the usage and prepares a compaction, for a request that was read."""
+        """Reports incidents of a request that was read, learns from its usage and prepares a compaction."""
         incident_fields = completed.request_id, ask.model
         await self._incidents(ask.tenant, fit.report, *incident_fields, recovered=completed.recovered)
         if completed.is_side_request or completed.failed:
@@ -135,8 +136,8 @@ class AfterResponseHandler:
     async def _probe_usage(self, scope: Scope, wire: Wire, fit: FitResult) -> TokenUsage | None:
         """Sends a probe and returns the usage that the upstream reports, or None if the probe fails.
 
-        The client already has its answer. The document behind the strategy `full` (`seeds/000`) demands such
-        a recount after each compaction.
+        The client already has its answer, so it does not wait for the probe. The document that defines the
+        strategy `full` (`seeds/000`) demands such a recount after each compaction.
         """
         body = build_probe_body(fit.raw, wire)
         if body is None:

@@ -1,13 +1,14 @@
-"""Limits the bytes of request bodies that this process holds. All places that read bodies share the budget.
+"""Limits the bytes of request bodies that this process holds. All code that reads bodies shares one budget.
 
-Bytes count as they arrive, so a client that declares a large body and sends nothing holds nothing. When the
-budget is used up, a request whose body is incomplete stops reading and waits. It waits for room for the whole
-rest of its body, so a request that arrives at a good pace waits once. A slow request gives the room back. A
-request that waits too long is refused, in order, and its bytes make room for the next one. So a deadlock of
-half-read bodies ends after one wait.
+Bytes count as they arrive, so a client that declares a large body and sends nothing uses none of the budget.
+When the budget is used up, a request whose body is incomplete stops reading and waits until there is room for
+the whole rest of its body. That room is then reserved, so a request that arrives at a good pace waits only
+once. A slow request loses the reserved room. A request that waits too long is refused. The one that has
+waited longest is refused first, and its bytes make room for the next one. So if several half-read bodies
+block each other, this ends after one wait.
 
-The first `SMALL_BYTES` of each body are outside the budget. The limit on concurrent requests bounds them
-(`ConcurrencyLimiter`).
+The first `SMALL_BYTES` of each body are outside the budget. The limit on concurrent requests
+(`ConcurrencyLimiter`) also limits the sum of these bytes.
 """
 
 import asyncio
@@ -17,34 +18,36 @@ from typing import Final
 
 from compaction_proxy.core.errors import OverloadedError
 
-# The first bytes of each body that always pass, so that small requests do not wait behind large ones.
+# The number of bytes at the start of each body that the budget does not count, so that small requests do not
+# wait for large ones.
 SMALL_BYTES: Final = 65_536
 # The longest wait for room, and the time after which a refused client should retry, in seconds.
 WAIT_S: Final = 5.0
 RETRY_AFTER_S: Final = 5
-# Room reserved for the rest of a body is checked at this interval, in seconds. If fewer than
-# `LEAST_PROGRESS_BYTES` have arrived since the last check, the room is given back, and the body counts as it
-# arrives: a slow client holds no more than it has sent.
+# While room is reserved for the rest of a body, its progress is checked at this interval, in seconds. If
+# fewer than `LEAST_PROGRESS_BYTES` have arrived since the last check, the room is given back. From then on
+# the bytes count as they arrive, so a slow client uses no more of the budget than it has sent.
 ASIDE_S: Final = 2.0
 LEAST_PROGRESS_BYTES: Final = 512 * 1024
 # A body of unknown length gets room for as many bytes as have already arrived, and for at least this many.
 UNKNOWN_BYTES: Final = 1024 * 1024
-# The most bodies that wait at once. Each one holds the bytes of one read, which arrived before they counted.
+# The most bodies that may wait at once. The budget counts a chunk only after it has arrived, so each waiting
+# body may exceed the budget by one chunk.
 MAX_WAITING: Final = 64
 OUT_OF_MEMORY: Final = "The proxy has no memory left for this request; try again."
 TOO_MANY_BODIES: Final = "The proxy holds too many bytes of request bodies; try again."
 
-# The default budget is computed from these figures. Without large bodies, each worker takes this many bytes
-# of memory for its code, vocabularies and caches.
+# The default budget is computed from the following figures. A worker that holds no large bodies uses this
+# many bytes of memory for its code, vocabularies and caches.
 PROCESS_BYTES: Final = 256 * 1024 * 1024
-# The address space grows by this many bytes after start-up without large bodies: vocabularies and thread
-# stacks.
+# After start-up, the address space of a worker that holds no large bodies still grows by this many bytes, for
+# vocabularies and thread stacks.
 GROWTH_BYTES: Final = 192 * 1024 * 1024
-# The most memory that one byte of a body takes: the body itself and its messages, cut out, decoded and
-# checked. Measured as the peak of resident memory with bodies of 40 MB: a factor of 1.1 for a body that
-# passes unread, and of 3 to 5 for a body that is read.
+# The most bytes of memory that one byte of a body needs: for the body itself, and for its messages while they
+# are parsed and checked. Measured as the peak of resident memory with bodies of 40 MB: a factor of 1.1 for a
+# body that passes unread, and of 3 to 5 for a body that is read.
 COST_FACTOR: Final = 5
-# The default is never less, so that a small machine still serves most requests.
+# The default budget is at least this many bytes, so that a small machine can still serve most requests.
 LEAST_BYTES: Final = 8 * 1024 * 1024
 
 
@@ -65,11 +68,11 @@ def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, 
 
 
 class BodyBudget:
-    """The budget for request bodies of one process, on one event loop.
+    """The budget for the request bodies of one process. For use on one event loop.
 
     Args:
         most_bytes: The most bytes of bodies that may be held at once, beyond the first `SMALL_BYTES` of each.
-            No body may be larger, so a request that is alone can always be read to its end.
+            No body may be larger than this, so a request that is alone can always be read to its end.
         wait_s: The longest wait for room, in seconds.
 
     Attributes:
@@ -83,21 +86,24 @@ class BodyBudget:
     def __init__(self, most_bytes: int = sys.maxsize, wait_s: float = WAIT_S) -> None:
         self.most_bytes = most_bytes
         self.used_bytes = 0
-        self._large_bytes = 0  # the part of `used_bytes` that the budget bounds
+        self._large_bytes = 0  # the part of `used_bytes` that `most_bytes` limits
         self._wait_s = wait_s
         self._waiting: dict[BodyHold, _BodyWaiter] = {}
 
     def open_hold(self) -> "BodyHold":
-        """Returns the hold of one request. The caller must release it, however the request ends."""
+        """Returns the object that counts the bytes of one request.
+
+        The caller must release the object, however the request ends.
+        """
         return BodyHold(self)
 
     @property
     def has_room(self) -> bool:
-        """Whether bodies may keep arriving: the budget is not used up, and no body waits."""
+        """Whether requests may go on reading their bodies: the budget is not exceeded, and no body waits."""
         return not self._waiting and self._large_bytes <= self.most_bytes
 
     def update_hold(self, hold: "BodyHold", counted_bytes: int) -> None:
-        """Sets the number of bytes that a hold counts. Room that becomes free goes to waiting bodies."""
+        """Sets the number of bytes that a hold counts. Bodies that wait get the room that becomes free."""
         before, hold.counted_bytes = hold.counted_bytes, counted_bytes
         self.used_bytes += counted_bytes - before
         self._large_bytes += _count_bounded_bytes(counted_bytes) - _count_bounded_bytes(before)
@@ -140,7 +146,7 @@ class BodyBudget:
         return self._large_bytes + added_bytes <= self.most_bytes
 
     def _wake_waiters(self) -> None:
-        """Reserves room for the waiting bodies that fit now, in order, and wakes them."""
+        """Wakes the waiting bodies for which there is room now, oldest first, and reserves their room."""
         for hold, wait in list(self._waiting.items()):
             if self._has_room_for(hold, wait.size_bytes):
                 del self._waiting[hold]
@@ -150,7 +156,10 @@ class BodyBudget:
                     wait.turn.set_result(None)
 
     def _refuse_waiter(self, hold: "BodyHold") -> None:
-        """Refuses a body that has waited too long. Its room is free before the next timer runs."""
+        """Refuses a body that has waited too long.
+
+        Frees its room at once, so that the next body may get the room before its own wait is over.
+        """
         wait = self._waiting.pop(hold, None)
         if wait is not None and not wait.turn.done():
             wait.turn.set_exception(OverloadedError(RETRY_AFTER_S, TOO_MANY_BODIES))
@@ -178,11 +187,11 @@ class BodyHold:
         return self._budget.most_bytes
 
     def add_bytes(self, count: int) -> bool:
-        """Counts bytes that have arrived. Returns False if the caller must first wait for room."""
+        """Counts bytes that have arrived. Returns False if the caller must wait for room now."""
         self.size_bytes = size = self.size_bytes + count
         if size <= self.counted_bytes:
             return True
-        if size <= SMALL_BYTES:  # true for nearly all bodies; the budget does not bound these bytes
+        if size <= SMALL_BYTES:  # true for nearly all bodies; the budget does not limit these bytes
             self._budget.used_bytes += size - self.counted_bytes
             self.counted_bytes = size
             return True
@@ -203,7 +212,7 @@ class BodyHold:
         await self._budget.wait_for_room(self, self.size_bytes + rest_bytes)
 
     async def wait_for_rest(self, declared_bytes: int | None, limit_bytes: int) -> None:
-        """Waits for room for the rest of a body, and keeps the room reserved while the body arrives.
+        """Waits for room for the rest of a body, and keeps it reserved while the body arrives fast enough.
 
         Args:
             declared_bytes: Size of the body from the request's head; None if it is not declared.
@@ -261,5 +270,5 @@ class _BodyWaiter:
 
 
 def _count_bounded_bytes(size_bytes: int) -> int:
-    """Returns how many bytes of a body the budget bounds."""
+    """Returns how many bytes of a body of this size the budget limits."""
     return size_bytes - SMALL_BYTES if size_bytes > SMALL_BYTES else 0

@@ -1,10 +1,14 @@
 """Checks client keys, and refuses web pages of other machines where no key is required.
 
-Where `server.client_keys` is set, a client must show one of these keys. Where it is not set and the proxy has
-a provider key of its own, every client is let in except web pages of other machines. Any page that is open in
-a browser can send requests to this machine, and would spend that key. Browsers name the origin of the page in
-`Origin`. They omit it where a page reads from what the browser takes for the page's own server. Such a page
-has pointed its own name at this machine (DNS rebinding), and that name stands in `Host`.
+If `server.client_keys` is set, a client must show one of these keys. If it is not set and the proxy has its
+own provider key, every client is admitted except web pages of other machines. Any page that is open in a
+browser can send requests to this machine, and would use the provider key at its owner's cost. Such requests
+are recognised by two header fields:
+
+- `Origin`: browsers state the origin of the page here. They omit the field if a page reads from the server
+  that the page itself came from.
+- `Host`: a page can pretend that this machine is its own server, by pointing its own host name at this
+  machine (DNS rebinding). That host name is then in this field.
 """
 
 import hashlib
@@ -18,8 +22,8 @@ from compaction_proxy.gateway.headers import CREDENTIALS, Headers, extract_key
 from compaction_proxy.support.net import parse_authority
 
 _KEY_BYTES = 32
-# Origins of programs that show pages of their own; the list is the same as Ollama's. Browser extensions are
-# not among them, and neither is `null`: any page can contain a frame of that origin.
+# Origins of programs that show their own pages. The list is the same as Ollama's. Browser extensions are not
+# in the list. Neither is `null`, because any page can contain a frame with that origin.
 _PROGRAMS = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
 # Names that public name servers never resolve (RFC 6761, RFC 6762, and `internal` by ICANN's resolution).
 _PRIVATE = (".localhost", ".local", ".internal")
@@ -28,15 +32,16 @@ _PRIVATE = (".localhost", ".local", ".internal")
 class ClientAuthenticator:
     """Checks client keys.
 
-    Keys are compared by digests under a random key, so that the time of a comparison reveals nothing about
-    them.
+    The class compares digests of the keys, made with a random secret, so that the time of a comparison
+    reveals nothing about the keys.
 
     Args:
-        keys: The keys of which a client must show one. Without any key, every client is let in.
-        has_provider_key: Whether the proxy has a provider key of its own.
-        loopback_only: Whether the proxy is reached over a loopback address only. Otherwise any `Host` is
+        keys: The accepted keys; a client must show one of them. If there are none, every client is admitted.
+        has_provider_key: Whether the proxy has its own provider key. If so, and `keys` is empty, web pages of
+            other machines are refused.
+        loopback_only: Whether clients reach the proxy only over a loopback address. Otherwise any `Host` is
             accepted.
-        keys_identify_tenants: Whether credentials tell tenants apart (`session.tenant`).
+        keys_identify_tenants: Whether the credential of a client decides its tenant (`session.tenant`).
     """
 
     __slots__ = ("_digests", "_loopback", "_pays", "_secret", "_telling")
@@ -63,13 +68,13 @@ class ClientAuthenticator:
             header_map: The first value of each field (`headers.build_header_map`).
 
         Returns:
-            The header fields of the request. Where keys are set and credentials tell tenants apart, the
-            accepted key is the only credential among them: a client that knows one key cannot pose as many
-            tenants by the other credentials that it shows.
+            The header fields of the request. If keys are configured and credentials decide the tenant, all
+            credentials except the accepted key are removed. So a client that knows one key cannot pose as
+            several tenants by adding other credentials.
 
         Raises:
             RequestRefusedError: 401, the request shows no accepted key; 403, a web page of another machine
-                has sent it.
+                has sent the request.
         """
         if self._digests:
             name = self._find_key_field(header_map)
@@ -105,7 +110,7 @@ def _decode_field(field: bytes) -> str:
 
 
 def _is_local_origin(origin: bytes) -> bool:
-    """Returns whether the origin of a page is this machine or a program (`app://obsidian.md`)."""
+    """Returns whether the origin of a page is this machine or a local program (`app://obsidian.md`)."""
     text = _decode_field(origin)
     scheme, _, rest = text.partition("://")
     if scheme not in {"http", "https"}:
@@ -115,7 +120,7 @@ def _is_local_origin(origin: bytes) -> bool:
 
 
 def _is_private_host(host: bytes) -> bool:
-    """Returns whether a `Host` is an address, or a name that others cannot point at this machine."""
+    """Returns whether a `Host` is an IP address, or a name that others cannot point at this machine."""
     authority = parse_authority(_decode_field(host))
     if authority is None:
         return False

@@ -1,6 +1,6 @@
 """Reads the client's request body, and notices when the client disconnects.
 
-A disconnect shows as starlette's `ClientDisconnect`, wherever it is noticed.
+All functions here report a disconnect by raising starlette's `ClientDisconnect`.
 """
 
 import asyncio
@@ -16,8 +16,9 @@ from starlette.types import Receive, Scope
 from compaction_proxy.core.errors import OverloadedError, RequestRefusedError
 from compaction_proxy.gateway.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S, BodyHold
 
-# Keys under which our server (`server/connection.py`) offers disconnect notices in the extensions of a scope.
-# The two layers share no module for them.
+# Keys in the `extensions` of an ASGI scope. There our own server (`server/connection.py`) offers a function
+# that registers a callback for the moment when the client disconnects. The server repeats these strings,
+# because the two layers share no module.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 Notice = Callable[[Callable[[], None] | None], None]
@@ -33,7 +34,8 @@ async def stream_body(receive: Receive, ended: asyncio.Event) -> AsyncIterator[b
 
     Args:
         receive: The ASGI receive channel of the request.
-        ended: Set when this function no longer reads from the channel, so that `while_connected` may.
+        ended: Set when this function no longer reads from the channel. From then on `while_connected` may
+            read from it.
 
     Raises:
         ClientDisconnect: The client left before the body was complete.
@@ -56,17 +58,19 @@ async def read_body(
 ) -> bytes:
     """Returns the whole request body.
 
-    While the body budget is used up, nothing is read, so the client has to wait.
+    While the body budget is used up, nothing is read, so the client cannot send more.
 
     Args:
         scope: The ASGI scope of the request.
         receive: The ASGI receive channel of the request.
-        limit: The most bytes that are read. The limit is lower if the budget is smaller.
+        limit: The largest size of the body, in bytes. If the whole budget is smaller, the budget is the
+            limit.
         hold: Counts the bytes. The caller releases it when it no longer holds the body.
         declared: Size of the body in bytes from the request's head; None if it is not declared.
 
     Raises:
-        RequestRefusedError: 413, the body is larger than the limit. Nothing is read if the declared size is.
+        RequestRefusedError: 413, the body is larger than the limit. If the declared size is already larger,
+            nothing is read.
         OverloadedError: No room for the rest of the body became free in time, or memory has run out.
         ClientDisconnect: The client left before the body was complete.
     """
@@ -105,9 +109,10 @@ async def _read_whole_body(
 
 
 def _while_connected_by_notice(scope: Scope) -> AbstractAsyncContextManager[None]:
-    """Returns `while_connected` if the server reports a disconnect without a read, else an empty context.
+    """Returns a context like `while_connected` that never reads from the client.
 
-    A read would lose bytes of the body.
+    A read would lose bytes of a body that is not complete. If the server reports a disconnect only in
+    `receive`, the context does nothing.
     """
     extension = scope.get("extensions", {}).get(DEPARTURE)
     return nullcontext() if extension is None else _DisconnectGuard(extension[NOTICE])
@@ -167,7 +172,7 @@ class _DisconnectGuard:
     ) -> None:
         task, self._task = self._task, None
         self._notice(None)
-        # A cancellation from elsewhere takes precedence, as with asyncio.timeout.
+        # If the task was also cancelled from elsewhere, that cancellation goes on, as with asyncio.timeout.
         client_left = self._gone and task is not None and task.uncancel() <= self._before
         if client_left and kind is asyncio.CancelledError:
             raise ClientDisconnect from None
@@ -178,14 +183,14 @@ def while_connected(
 ) -> AbstractAsyncContextManager[None]:
     """Runs a block only as long as the client is connected. A disconnect cancels what the block awaits.
 
-    A server also reports a disconnect once the response is complete. So leave the block at that moment: work
-    that outlives the response does not belong in it.
+    A server also reports a disconnect once the response is complete. So the block must end when the response
+    ends. Work that continues after the response must be outside the block.
 
     Args:
         scope: The ASGI scope of the request. Our own server offers disconnect notices in it.
         receive: The ASGI receive channel of the request. Nothing else may read from it during the block.
-        after: An event that is set when the block has read the body (`stream_body`). Only then is the channel
-            watched. None watches it from the start.
+        after: An event that is set when the block has read the body (`stream_body`). The channel is watched
+            only from then on. With None it is watched from the start.
 
     Raises:
         ClientDisconnect: The client left, and the block was cancelled.

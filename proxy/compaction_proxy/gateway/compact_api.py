@@ -1,7 +1,7 @@
 """Serves `POST /v1/compact` and `…/responses/compact`: shortens a list of messages and stores nothing.
 
-The list goes through the same use case as a relayed request that asks for `force`, apart from everything that
-is stored. If no model writes the summary, an extract takes its place, whatever the strategy.
+The list is compacted by the same code as a relayed request with the header `x-compaction: force`, but nothing
+is stored. If no model writes a summary, an extract takes its place, whatever the strategy.
 """
 
 import json
@@ -45,13 +45,15 @@ from compaction_proxy.wires.project_instructions import find_client
 from compaction_proxy.wires.responses.compaction_item import read_items
 from compaction_proxy.wires.responses.wire import RESPONSES
 
-# The path on which a provider is asked for summaries, because the client has named no path of its own.
+# The path of requests for summaries. Such a request normally uses the path of the client's request, but the
+# path `/v1/compact` does not exist at the provider.
 _CHAT_TARGET = {"raw_path": b"/v1/chat/completions", "query_string": b""}
-# T is this many times the wanted size, because `anchored` shrinks a conversation to 40 % of T.
+# The trigger T is this many times the target size, because the strategy `anchored` shrinks a conversation to
+# 40 % of T.
 TRIGGERS_PER_TARGET = 2.5
-# The largest number of tokens that a call may ask for.
+# The largest value that a call may give for `trigger_tokens` or `target_tokens`.
 MAX_TOKENS = 999_999_999
-# The most bytes that a valid value of a member of our own has.
+# The most bytes that a valid value of one of our own members (`_OWN`) has.
 MAX_VALUE_BYTES = 64
 _OWN = ("strategy", "trigger_tokens", "target_tokens")
 
@@ -62,8 +64,9 @@ class CompactRequest(NamedTuple):
     Attributes:
         body: The parsed request.
         strategy: The name of the strategy; None selects the configured one.
-        trigger_tokens: A lower trigger, which determines how much is kept.
-        target_tokens: The most tokens that the shortened list should have.
+        trigger_tokens: A lower trigger than the configured one, in tokens; the amount of text that is kept
+            depends on it. None uses the configured one.
+        target_tokens: The most tokens that the shortened list should have; None for no target.
     """
 
     body: RequestBody
@@ -78,10 +81,10 @@ class CompactEndpoint:
     Args:
         config: The configuration.
         upstream: The upstream that is asked for summaries.
-        origin: The origin of the upstream, as identities name it.
+        origin: The origin of the upstream, which is part of the identity of a tenant (`format_origin`).
         stateless: Compacts without storing anything.
         secret: Returns the key of the digests that tell tenants apart.
-        admission: Limits the requests under way, including those of chats.
+        admission: Limits the number of concurrent requests; relayed requests count, too.
         clock: Returns monotonic seconds.
     """
 
@@ -109,7 +112,7 @@ class CompactEndpoint:
 
         Raises:
             RequestRefusedError: The body is too large or cannot be compacted, or the method is not POST.
-            OverloadedError: Too many requests, or too many bytes of them, are under way.
+            OverloadedError: The proxy is serving too many requests, or too many bytes of them, at once.
             ClientDisconnect: The client left, and a pending summary call was cancelled.
         """
         if scope["method"] != "POST":
@@ -139,7 +142,7 @@ class CompactEndpoint:
         return decoded
 
     async def _compact_messages(self, raw: bytes, scope: Scope) -> bytes:
-        """Returns the body of the answer."""
+        """Compacts the messages of a request body. Returns the body of the answer."""
         started = self._clock()
         request = await run_in_worker(partial(parse_compact_request, raw))
         ask = self._build_fit_request(request, scope)
@@ -206,7 +209,10 @@ def _build_unusable_error(reason: str) -> RequestRefusedError:
 
 
 def _parse_value(raw: bytes) -> Any:  # noqa: ANN401 - a JSON value
-    """Decodes the value of a member of our own. A value longer than any valid one is returned as bytes."""
+    """Decodes the value of one of our own members (`_OWN`).
+
+    A value that is longer than any valid one is returned as bytes. The caller then refuses it as invalid.
+    """
     return json.loads(raw) if len(raw) <= MAX_VALUE_BYTES else raw
 
 
@@ -223,7 +229,10 @@ def _parse_tokens(fields: Mapping[str, Any], name: str) -> int | None:
 
 @lru_cache(maxsize=256)
 def build_waiting_settings(settings: ModelSettings, target: int | None) -> ModelSettings:
-    """Returns settings by which a call waits for its summary up to the summary timeout, with its target."""
+    """Returns settings with which a call waits for its summary until the summary timeout.
+
+    `target` is the size in tokens that the compacted list should have; None keeps the configured one.
+    """
     changed: dict[str, Any] = {"max_block_s": settings.summary.timeout_s}
     if target is not None:
         changed["target_tokens"] = target
@@ -233,7 +242,7 @@ def build_waiting_settings(settings: ModelSettings, target: int | None) -> Model
 def _compute_trigger(request: CompactRequest) -> int | None:
     """Returns the trigger T, or None if the call implies none.
 
-    T is the lower of the requested trigger and the one that follows from the target.
+    T is the lower of two sizes: the requested trigger, and the trigger that follows from the target size.
     """
     implied = int(request.target_tokens * TRIGGERS_PER_TARGET) if request.target_tokens else None
     return min(filter(None, (request.trigger_tokens, implied)), default=None)
@@ -259,7 +268,7 @@ def _build_report(result: ShortenResult, request: CompactRequest, seconds: float
 
 
 def _encode_answer(raw: bytes, report: Mapping[str, Any]) -> bytes:
-    """Returns the answer, which holds the messages byte for byte as the request body holds them."""
+    """Returns the body of the answer. Its messages are the bytes that `raw`, the compacted body, holds."""
     place = find_members(raw)["messages"]
     parts = b'{"object":"compaction","messages":', raw[place.start : place.stop], b',"report":'
     return b"".join((*parts, json.dumps(report).encode(), b"}"))
@@ -276,9 +285,10 @@ async def _send_json(send: Send, body: bytes) -> None:
 
 
 ENDING: Final = b"/responses/compact"
-# Statuses with which upstreams answer that have no such path.
+# Statuses with which an upstream answers if it does not have the path of a request.
 _ABSENT: Final = frozenset({404, 405, 501})
-# The ending of error codes about something that the request names. Such a code shows that the path exists.
+# The ending of error codes such as `model_not_found`: the upstream does not have something that the request
+# names. Such a code shows that the upstream has the path.
 _NAMED_IS_ABSENT: Final = "_not_found"
 _ID_BYTES: Final = 16
 
@@ -303,7 +313,7 @@ class InputCompactor:
         self._identity_resolver = IdentityResolver(config, self._origin, secret)
 
     async def compact_input(self, body: RequestBody, scope: Scope) -> ShortenResult:
-        """Returns the input of a body as the configured strategy compacts it when it is forced to.
+        """Compacts the input of a body with the configured strategy, even if the input is short.
 
         Args:
             body: The parsed request.
@@ -311,7 +321,7 @@ class InputCompactor:
 
         Raises:
             UnreadableBodyError: An item of the input is not valid.
-            InternalError: The proxy is at fault; the log names the cause.
+            InternalError: The proxy has a fault; the log names the cause.
         """
         return await shorten_messages(self._stateless, self._build_fit_request(body, scope), None)
 
@@ -348,7 +358,7 @@ class ResponsesCompactEndpoint:
         upstream: The upstream of this wire.
         compactor: Compacts the input.
         items: Decodes our compaction items in the request.
-        admission: Limits the requests under way.
+        admission: Limits the number of concurrent requests.
         clock: Returns seconds since the epoch.
     """
 
@@ -375,7 +385,7 @@ class ResponsesCompactEndpoint:
         Raises:
             RequestRefusedError: The body is too large or cannot be compacted, or one of the proxy's
                 compaction items cannot be decrypted.
-            OverloadedError: Too many requests, or too many bytes of them, are under way.
+            OverloadedError: The proxy is serving too many requests, or too many bytes of them, at once.
             UpstreamError: The upstream gave no answer.
             ClientDisconnect: The client left, and the pending call to the upstream or the summary model was
                 cancelled.
@@ -397,7 +407,10 @@ class ResponsesCompactEndpoint:
             self._admission.release_slot()
 
     async def _relay_or_compact(self, raw: bytes, scope: Scope, send: Send, hold: BodyHold) -> None:
-        """Relays the upstream's answer. Sends our own if the upstream has no such path and we can answer."""
+        """Relays the upstream's answer, or sends our own answer if the upstream does not have the path.
+
+        If compaction fails, the upstream's answer is relayed all the same.
+        """
         answer = await send_request(self._upstream, build_request(self._upstream, scope, raw))
         try:
             body = await self._compact_if_unsupported(answer, raw, scope, hold)
@@ -419,7 +432,7 @@ class ResponsesCompactEndpoint:
             return None
 
     async def _compact_body(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
-        """Returns the body of the answer.
+        """Compacts the input of a request body. Returns the body of the answer.
 
         Raises:
             RequestRefusedError: 400, the body holds no input that could be compacted; 413 or 415, the body
@@ -443,7 +456,7 @@ class ResponsesCompactEndpoint:
 
 
 async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
-    """Returns whether the answer shows that the upstream has no such path."""
+    """Returns whether an answer shows that the upstream does not have the path of the request."""
     if answer.response.status not in _ABSENT:
         return False
     payload = decode_small(
@@ -467,7 +480,7 @@ def decompress_body(body: bytes, encoding: str, limit_bytes: int = PEEK_BYTES) -
 
 
 def _encode_compaction(result: ShortenResult, created_at: int) -> bytes:
-    """Returns the body of the answer. Its usage states estimated sizes of the input before and after."""
+    """Returns the body of the answer. Its `usage` gives the estimated tokens before and after compaction."""
     head = {"id": f"resp_{token_hex(_ID_BYTES)}", "object": "response.compaction", "created_at": created_at}
     output = b",".join(map(_expand_item, read_items(result.fit.raw)))
     return b'%b,"output":[%b],"usage":%b}' % (
@@ -478,7 +491,10 @@ def _encode_compaction(result: ShortenResult, created_at: int) -> bytes:
 
 
 def build_compaction_usage(result: ShortenResult) -> dict[str, Any]:
-    """Returns the `usage` of a compaction: the estimated tokens of the input before and after it."""
+    """Returns the `usage` of a compaction.
+
+    Its input tokens are the estimated tokens before the compaction, and its output tokens those after it.
+    """
     before, after = result.first.report.tokens_before or 0, result.fit.report.tokens_after or 0
     return {
         "input_tokens": before,
@@ -490,7 +506,10 @@ def build_compaction_usage(result: ShortenResult) -> dict[str, Any]:
 
 
 def _expand_item(raw: bytes) -> bytes:
-    """Returns an item as answers hold it: the short form of a message, valid in requests, is expanded."""
+    """Returns an item in the form that answers require.
+
+    Requests may hold messages in a short form; such a message is expanded. Other items stay as they are.
+    """
     item: dict[str, Any] = json.loads(raw)
     if item.get("type", "message") != "message":
         return raw

@@ -1,7 +1,8 @@
 """Encrypts the content of our compaction items with AES-256-GCM, with the tenant as associated data.
 
-The encrypted bytes consist of four bytes that name the key, a nonce of twelve bytes, and the ciphertext. Keys
-are derived from the installation's secrets, so that no secret serves two purposes.
+The encrypted bytes consist of four bytes that identify the key, a nonce of twelve bytes, and the ciphertext.
+The keys are not the installation's secrets themselves but are derived from them. So no key serves two
+purposes.
 """
 
 import hashlib

@@ -1,4 +1,8 @@
-"""Encodes and decodes our compaction items: encrypts their content, and restores it in request bodies."""
+"""Encodes and decodes our compaction items, which hold the result of a compaction in encrypted form.
+
+On the Responses wire, the proxy answers a request for a compaction with such an item. The client sends the
+item back in later requests. There it is replaced with its decrypted content.
+"""
 
 import base64
 import binascii
@@ -24,12 +28,13 @@ from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expan
 from compaction_proxy.wires.responses.items import read_kind
 from compaction_proxy.wires.responses.messages import encode_message, parse_message
 
-# The beginnings of the replacements of all strategies, up to the number of the round.
+# The texts with which the replacements of all strategies begin, up to the place of the round's number.
 _OPENINGS = tuple(
     {opening for each in STRATEGIES.values() if (opening := each.frame.opening.partition("{round}")[0])}
 )
-# Bullets, and ids of messages that are not stored. Each compaction would quote them again, and they would
-# pile up.
+# Bullets, and ids of messages. They are removed from a text before it is compacted again: each compaction
+# would quote them once more, and they would accumulate. The ids are of no use, because the messages are not
+# stored.
 _MARKS = re.compile(r"^(?:- )+| [\[(]m_[0-9a-f]+[\])]", re.MULTILINE)
 
 
@@ -37,24 +42,27 @@ class ItemCipher(Protocol):
     """Encrypts and decrypts items, bound to a tenant (`gateway.compaction_cipher`)."""
 
     def encrypt_item(self, secret: bytes, tenant: str, plain: bytes) -> bytes:
-        """Returns the encrypted bytes."""
+        """Returns the encrypted bytes of `plain`."""
         ...
 
     def decrypt_item(self, secret: bytes, tenant: str, ciphertext: bytes) -> bytes | None:
-        """Returns the plain bytes, or None if the ciphertext cannot be decrypted."""
+        """Returns the decrypted bytes, or None if the ciphertext cannot be decrypted."""
         ...
 
 
 class CompactionItemCodec:
     """Encrypts and decrypts compaction items.
 
-    An item is bound to the client's credential (`session.tenant`) and not to the upstream. So a conversation
-    can go on after `upstream.base_url` has changed.
+    Only the tenant for which an item was encrypted can use it. Here the tenant depends on the client's
+    credential (`session.tenant`) and not on the upstream. So a conversation can go on after
+    `upstream.base_url` has changed.
 
     Args:
         config: The configuration.
-        secrets: Returns the installation's secrets. The first one encrypts, and each of them decrypts.
-        cipher: Returns the cipher. It is called at the first item, because its library takes 8 MB.
+        secrets: Returns the installation's secrets. The first one is used to encrypt. To decrypt, each of
+            them is tried.
+        cipher: Returns the cipher. It is called only when there is an item, because the cipher's library
+            takes 8 MB of memory.
     """
 
     def __init__(
@@ -67,22 +75,28 @@ class CompactionItemCodec:
         self._cipher = cipher
 
     def encode_token(self, items: bytes, scope: Scope) -> str:
-        """Returns the token that holds a JSON array of items, for the client of this request (ASGI scope)."""
+        """Returns a token that holds items in encrypted form.
+
+        Args:
+            items: The items, as a JSON array.
+            scope: The ASGI scope of the request. Only the tenant of this request can use the token.
+        """
         secret = self._secrets()[0]
         ciphertext = self._cipher().encrypt_item(secret, self._derive_tenant(scope, secret), items)
         return TOKEN_PREFIX + base64.urlsafe_b64encode(ciphertext).decode()
 
     async def expand_body(self, raw: bytes, scope: Scope, *, for_compaction: bool = False) -> bytes:
-        """Returns a body with the content of our compaction items in their place; unchanged if it holds none.
+        """Replaces our compaction items in a body with their decrypted content.
 
-        The body grows only by restored content.
+        A body without such items is returned unchanged. Nothing else in the body changes.
 
         Args:
             raw: The request body.
             scope: The ASGI scope of the request.
-            for_compaction: Whether the body is to be compacted again. If so, the user's words that a ledger
+            for_compaction: Whether the body will be compacted again. If so, the user's words that a ledger
                 quotes become messages of the user, and all other text that the proxy wrote becomes messages
-                of the assistant. So no summary and no tool result is mistaken for the user's words.
+                of the assistant. So the next compaction does not mistake a summary or a tool result for the
+                user's words.
 
         Raises:
             RequestRefusedError: 400 `invalid_encrypted_content`, one of the proxy's items is altered or
@@ -116,7 +130,10 @@ class CompactionItemCodec:
 
 
 def _restore_item(item: bytes) -> Iterator[bytes]:
-    """Yields an item of a token in the form in which it is compacted again."""
+    """Yields the items that take the place of a decrypted item before it is compacted again.
+
+    See `for_compaction` of `expand_body`.
+    """
     kind, role = read_kind(item)
     text = parse_message(item).text if kind in {"", "message"} and role == "user" else ""
     if text.startswith(LEDGER_OPENING):

@@ -1,8 +1,9 @@
-"""Answers compaction triggers of the Responses wire in place of upstreams that do not.
+"""Answers compaction triggers on the Responses wire if the upstream cannot answer them.
 
-Codex ends the input of an ordinary request with an item of type `compaction_trigger`, and gives up unless the
-answer holds one `compaction` item. The first such request goes to the upstream. If the answer shows that the
-upstream does not know the trigger, the proxy answers that request itself, and later ones for a day.
+To ask for a compaction, Codex sends an ordinary request whose input ends in an item of type
+`compaction_trigger`. It reports a failure unless the answer holds one `compaction` item. The first
+such request goes to the upstream. If the answer shows that the upstream does not know the trigger, the proxy
+answers this request and, for a day, all later requests with a trigger for the same model.
 """
 
 import json
@@ -44,9 +45,10 @@ from compaction_proxy.wires.responses.items import COMPACTED, TRIGGER
 from compaction_proxy.wires.responses.wire import RESPONSES
 from compaction_proxy.wires.sse import EventSplitter, read_data
 
-# The most bytes of an answer that are held back until it shows whether it holds a compaction item.
+# The most bytes of an answer that are held back from the client until it is clear whether the answer holds a
+# compaction item.
 HOLD_BYTES: Final = 16 * 1024 * 1024
-# Statuses of a refusal that names the trigger in its body.
+# Statuses with which upstreams refuse an unknown trigger. The body of the refusal then names the trigger.
 _REFUSED: Final = frozenset({400, 422, 501})
 # The text with which llama.cpp refuses an item of an unknown type, without naming the type.
 _UNKNOWN_ITEM: Final = b"Cannot determine type of 'item'"
@@ -80,11 +82,11 @@ class TriggerResponder:
         upstream: The upstream of this wire.
         compactor: Compacts the input.
         items: Encrypts the content of the answer's compaction item.
-        model_limits: Remembers that the upstream does not answer triggers.
+        model_limits: Remembers for which models the upstream does not answer triggers.
         clock: Returns seconds since the epoch.
 
     Attributes:
-        items: Decodes the compaction items in later requests.
+        items: Encodes compaction items, and decodes them in later requests.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class TriggerResponder:
         """Returns the request if its body ends in a trigger and the proxy may answer it, else None.
 
         Args:
-            raw: The body as the client sent it, with its compaction items.
+            raw: The body as the client sent it. Its compaction items are still encrypted.
             identity: The identity of the client.
             scope: The ASGI scope of the request.
 
@@ -129,11 +131,14 @@ class TriggerResponder:
         )
 
     async def should_replace_answer(self, request: TriggerRequest, answer: UpstreamResponse) -> bool:
-        """Returns whether the proxy has to answer in place of the upstream, and remembers this for the model.
+        """Returns whether the proxy has to answer a trigger, because the upstream's answer is of no use.
 
-        The answer is held back until it shows a compaction item or ends. If the upstream refuses the request
-        for its length, the answer says nothing about the trigger: the proxy answers, and the next trigger
-        goes to the upstream again.
+        If the answer shows that the upstream does not know the trigger, this is remembered for the model. To
+        find out, the answer is held back until a compaction item appears or the answer ends.
+
+        If the upstream refuses the request as too long, the answer says nothing about the trigger. Then the
+        proxy has to answer as well, but nothing is remembered, so the next trigger goes to the upstream
+        again.
         """
         status = answer.response.status
         if status >= httpx.codes.BAD_REQUEST:
@@ -203,7 +208,7 @@ def _parse_trigger_request(raw: bytes) -> tuple[RequestBody, bool] | None:
 async def _ends_without_item(answer: UpstreamResponse) -> bool:
     """Returns whether a stream ends without a compaction item, or has none in its first `HOLD_BYTES`.
 
-    The stream can still be relayed from its start.
+    What was read is kept, so the stream can still be relayed from its start.
     """
     encoding = answer.get_field(b"content-encoding")
     inflater = None if encoding.strip().lower() in IDENTITY else Inflater(encoding, HOLD_BYTES)
@@ -220,7 +225,10 @@ async def _ends_without_item(answer: UpstreamResponse) -> bool:
 
 
 def _judge_event(data: bytes) -> bool | None:
-    """Returns whether an event shows that the stream has no compaction item; None if it does not decide."""
+    """Returns True if an event shows that the stream has no compaction item, False if it shows one.
+
+    Returns None if the event shows neither.
+    """
     payload = decode_small(data) if data.startswith(b"{") else None
     if not isinstance(payload, dict):
         return None

@@ -1,8 +1,8 @@
-"""Limits the requests under way at once, so that memory and waiting times stay bounded under any load.
+"""Limits the number of concurrent requests, so that memory and waiting times stay limited under any load.
 
-A request that finds no free place waits for a moment, in order. If no place becomes free, the client is told
-when to come back. Without this limit, each of many requests would be served so slowly that none would be of
-use.
+A request that finds no free place waits in a queue for a short time. If no place becomes free, the request is
+refused and the client is told after how many seconds to retry. Without this limit, many concurrent requests
+would all be served so slowly that no client would get its answer in time.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ RETRY_AFTER_S = 1
 
 
 class ConcurrencyLimiter:
-    """Limits the number of concurrent requests, on one event loop.
+    """Limits the number of concurrent requests. For use on one event loop.
 
     Args:
-        places: The most requests that may be under way at once. As many more may wait.
+        places: The most requests that may be served at once. The same number of further requests may wait.
         queue_s: The longest wait for a place, in seconds.
         bodies: The budget that the bodies of these requests share. None creates a budget without a limit.
 
@@ -40,7 +40,7 @@ class ConcurrencyLimiter:
 
     @property
     def active_requests(self) -> int:
-        """The number of requests under way."""
+        """The number of requests that are being served."""
         return self._places - self._free
 
     def try_acquire(self) -> bool:
@@ -72,13 +72,13 @@ class ConcurrencyLimiter:
                 self._abandon_wait(turn)
 
     def _abandon_wait(self, turn: asyncio.Future[None]) -> None:
-        if turn.done() and not turn.cancelled():  # a place was granted at the very moment of giving up
+        if turn.done() and not turn.cancelled():  # it got a place just as it gave up
             self.release_slot()
         elif turn in self._waiting:
             self._waiting.remove(turn)
 
     def release_slot(self) -> None:
-        """Gives a place back, or hands it to the request that has waited longest."""
+        """Frees the place of a request that has ended, or gives it to the request that has waited longest."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

@@ -1,4 +1,4 @@
-"""Parses the `x-compaction*` headers of requests, pins included, and builds those of responses."""
+"""Parses the `x-compaction*` headers of requests, and builds the `x-compaction*` headers of responses."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -16,11 +16,13 @@ PIN_HEADER = b"x-compaction-pin"
 
 
 def parse_pins(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str, ...]:
-    """Returns the pins of a request in their order, each once. Header names are in lower case.
+    """Returns the pins of a request in their order, without duplicates.
+
+    `headers` are the header fields of the request, with names in lower case.
 
     Raises:
         RequestRefusedError: 400, a pin is empty, too long, holds a control character or is not UTF-8; or
-            there are more pins than a conversation may have.
+            there are more pins than one conversation may have.
     """
     pins = tuple(dict.fromkeys(_parse_pin(held) for name, held in headers if name == PIN_HEADER))
     if len(pins) > MAX_PINS:
@@ -66,9 +68,9 @@ class ControlHeaders:
 
     Attributes:
         mode: How to treat the request; None selects the configured mode.
-        trigger_tokens: A lower trigger, in tokens.
+        trigger_tokens: A lower trigger than the configured one, in tokens; None selects the configured one.
         strategy: The strategy to use; None selects the configured one.
-        patience_s: Seconds after which the client gives up.
+        patience_s: Seconds after which the client stops waiting for the answer; None if it is unknown.
         pins: Texts to keep word for word.
     """
 
@@ -110,7 +112,10 @@ def _parse_control_fields(
     asked_tokens: bytes | None,
     *patience: bytes | None,
 ) -> ControlHeaders:
-    """Parses the control headers except pins. Cached, as most requests of a client send the same values."""
+    """Parses the control headers except pins.
+
+    The result is cached, because most requests of a client send the same values.
+    """
     mode = _decode_word(asked_mode)
     if mode is not None and mode not in _REQUESTED:
         raise _build_header_error("x-compaction", "force, bypass or shadow")
@@ -175,7 +180,10 @@ def build_report_headers(report: CompactionReport, overhead_s: float | None = No
 
 
 def _compute_percent_left(report: CompactionReport) -> int | None:
-    """Returns how many percent of T are left until T is reached; 0 once it is, None if T is unknown."""
+    """Returns how far the request is below the trigger T, in percent of T.
+
+    The result is 0 if T is reached, and None if T or the size of the request is unknown.
+    """
     if not report.trigger or report.tokens_after is None:
         return None
     return max(0, 100 * (report.trigger - report.tokens_after) // report.trigger)

@@ -1,7 +1,7 @@
-"""The endpoint that asks the provider to count a request. It relays byte for byte and learns the count.
+"""The endpoint for requests that ask the provider to count the tokens of a conversation.
 
-The provider's count is exact and costs nothing. So it calibrates our own estimates, after the client has its
-answer.
+The endpoint relays request and answer unchanged. The provider's count is exact and costs nothing, so the
+proxy also uses it to calibrate its own estimates. It does so after the client has its answer.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,10 @@ from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.messages.wire import MESSAGES
 
 ENDING: Final = b"/v1/messages/count_tokens"
-# A larger request is relayed unread, as is a request that does not declare its size.
+# A request with a body of more bytes is relayed unread. So is a request that does not declare its size.
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
-# The most bytes of an answer that are read. The answer is a number, so a larger one is not a count.
+# The most bytes of an answer that are read. A count is a short JSON object, so a longer answer holds no
+# count.
 _MAX_ANSWER_BYTES: Final = 65_536
 
 _log = structlog.get_logger()
@@ -42,7 +43,7 @@ _log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _CountReader:
-    """Collects the beginning of an answer, as far as it could be a count."""
+    """Collects the first `_MAX_ANSWER_BYTES` of an answer, and parses the count in them."""
 
     body: bytearray = field(default_factory=bytearray)
 
@@ -65,10 +66,10 @@ class CountTokensEndpoint:
         config: The configuration.
         upstream: The upstream of the Messages wire.
         passthrough: Relays requests that are not read.
-        message_reader: Counts tokens in the same way as for requests of conversations.
+        message_reader: Makes our own estimate, in the same way as for other requests.
         model_limits: Learns from the provider's count.
         secret: Returns the key of the digests that tell tenants apart.
-        admission: Limits the requests under way.
+        admission: Limits the number of concurrent requests.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class CountTokensEndpoint:
         """Relays one request.
 
         Raises:
-            OverloadedError: Too many requests, or too many bytes of them, are under way.
+            OverloadedError: The proxy is serving too many requests, or too many bytes of them, at once.
             UpstreamError: The upstream gave no answer.
             ClientDisconnect: The client left, and the connection to the upstream was closed.
         """

@@ -16,20 +16,21 @@ from compaction_proxy.wires.content_coding import decode_body, parse_codings
 
 CONTENT_ENCODING: Final = b"content-encoding"
 UNDECODABLE: Final = "The body cannot be decoded: its encoding is unknown, or it is damaged."
-# The most bodies that one process decodes at once. Each decoder may hold 8 MiB that no budget counts.
+# The most bodies that one process decodes at once in threads. Each decoder may use 8 MiB of memory that the
+# body budget does not count.
 WORKERS: Final = 2
 # An encoded body of at most this many bytes is first decoded on the event loop, up to `_SMALL_DECODED_BYTES`
 # of output.
 _SMALL_BYTES: Final = 16_384
 _SMALL_DECODED_BYTES: Final = 131_072
-# The decoded size is unknown in advance. The first attempt in a thread has room for this many bytes, or for
-# `_USUAL_RATIO` times the encoded size if that is more. A larger body is decoded again, with room for the
-# largest one that is allowed.
+# The decoded size is unknown in advance. The first attempt in a thread reserves room for this many bytes, or
+# for `_USUAL_RATIO` times the encoded size if that is more. If the decoded body is larger, it is decoded
+# again, with room for the largest body that is allowed.
 _USUAL_BYTES: Final = 2 * 1024 * 1024
 _USUAL_RATIO: Final = 32
 
-# Decoding has a pool of its own: work for a request that has ended continues here, and delays only other
-# decoding.
+# Decoding has its own thread pool. A thread cannot be stopped, so decoding continues even if the request has
+# already ended. With its own pool, it then delays no other kind of work.
 _POOL: Final = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="decode")
 
 
@@ -85,7 +86,7 @@ class BodyDecoder:
     async def _decode_with_limit(
         self, raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
     ) -> bytes | None:
-        """Decodes a body on the event loop or in a thread, and reserves no more room than it takes.
+        """Decodes a body on the event loop or in a thread, first with little room and then with more.
 
         Returns None if the decoded body is longer than the limit; see `decode_body`.
         """
@@ -106,7 +107,7 @@ class BodyDecoder:
     ) -> bytes | None:
         work = partial(decode_body, raw, codings, limit_bytes)
         while True:
-            async with self._turns:  # a request without a turn reserves no room and has no decoder
+            async with self._turns:  # a request that waits for its turn reserves no room
                 if hold.try_reserve_rest(limit_bytes):
                     return await asyncio.get_running_loop().run_in_executor(_POOL, work)
             await hold.wait_for_room(limit_bytes)

@@ -1,4 +1,4 @@
-"""The front door: a pure ASGI application that routes each request and turns errors into answers."""
+"""The outermost ASGI application: it routes each request to its handler, and turns errors into answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ from compaction_proxy.gateway.sse_keepalive import send_keepalives
 from compaction_proxy.gateway.upstream import find_error_encoder, send_error
 from compaction_proxy.wires.registry import find_wire
 
-# Sent with status 426 (RFC 9110 §15.5.22): the protocol to use instead. On this status, clients of the
-# Responses API change to HTTP at once. On others they retry.
+# Header fields that are sent with status 426 (RFC 9110 §15.5.22) and name the protocol to use instead. On
+# this status, clients of the Responses API change from WebSockets to HTTP at once. On other statuses they
+# retry with WebSockets.
 _ASK_IN_HTTP: Final = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade"))
 _WEBSOCKET: Final = RequestRefusedError(
     426, "WebSockets are not relayed; use HTTP.", "websocket_not_supported"
@@ -30,11 +31,11 @@ def _has_websocket_upgrade(upgrade: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RelayHandler:
-    """Wraps an endpoint in what applies to every relayed request. Pure ASGI.
+    """Wraps an endpoint in the checks and the error handling that every relayed request needs (ASGI).
 
-    It checks the client's key, refuses loops and WebSockets, keeps silent event streams alive, and turns our
-    errors into JSON. Errors are expected before the response starts. After that, no error can be sent to the
-    client.
+    The handler checks the client's key, refuses loops and WebSockets, sends comments in silent event streams,
+    and answers our own errors as JSON. The endpoint may raise these errors only before the response starts,
+    because after that no error can be sent to the client.
 
     Attributes:
         endpoint: The endpoint that answers the request.
@@ -78,12 +79,12 @@ class Dispatcher:
 
     Attributes:
         admin: Answers the proxy's own paths, which include `base_path`.
-        wires: The endpoints of the compacted paths, by the wire's name.
+        wires: Answer requests that carry a conversation. The key is the name of the wire.
         passthrough: Answers all other requests.
         compact: Answers `/v1/compact` below `base_path`.
-        posts: The endpoints for other POST requests that are read, by the ending of the path.
+        posts: Answer other POST requests whose bodies the proxy reads. The key is the ending of the path.
         mcp: Answers `/mcp` below `base_path`.
-        base_path: The path below which the proxy's own paths stand; empty for the root.
+        base_path: The path under which the proxy's own paths are; empty for the root.
         lifespan: Receives the server's lifespan events.
     """
 
@@ -97,7 +98,7 @@ class Dispatcher:
     lifespan: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request, or runs the server's life cycle."""
+        """Answers one request, or passes on the server's lifespan events."""
         if scope["type"] == "lifespan":
             await self.lifespan(scope, receive, send)
         elif scope["type"] == "websocket":

@@ -1,4 +1,4 @@
-"""The endpoint of the compacted paths: takes a request from its bytes to the end of its answer."""
+"""The endpoint for requests that carry a conversation: compacts them if needed, and relays them."""
 
 import time
 from collections.abc import Callable
@@ -67,7 +67,8 @@ from compaction_proxy.wires.project_instructions import find_client
 from compaction_proxy.wires.wire import Tap, Wire
 
 NO_OVERRIDES = ControlHeaders()
-# No context window is so small that a body below this size is refused inside an answer of status 200.
+# A request with fewer bytes fits every context window. So its answer is not searched for a refusal if the
+# status is 200.
 LEAST_REFUSED_BYTES = 8_192
 
 
@@ -79,14 +80,14 @@ class RelayEndpoint:
         upstream: The upstream to which requests are forwarded.
         wire: The wire of these requests.
         compactor: Makes requests fit.
-        after_response: Learns from answers.
+        after_response: Learns from the answer, and prepares a compaction, after the client has the answer.
         gate: Lets small requests pass unread.
         secret: Returns the key of the digests that tell tenants apart.
-        admission: Limits the requests under way.
+        admission: Limits the number of concurrent requests.
         tracer: Records a span per request. None disables tracing.
         memory: Searches removed messages for models. None offers the search tool to no model.
-        triggers: Answers requests for compaction items, and decodes our own items. None if the wire has no
-            such items.
+        triggers: Answers compaction triggers, and decodes our compaction items. None if the wire has no such
+            items.
         conversation_finder: Finds the conversations of small requests that carry no id. Without it, such
             requests belong to no conversation.
     """
@@ -128,7 +129,7 @@ class RelayEndpoint:
         Raises:
             RequestRefusedError: The body is too large, a control header is invalid, or one of the proxy's
                 compaction items cannot be decrypted.
-            OverloadedError: Too many requests, or too many bytes of them, are under way.
+            OverloadedError: The proxy is serving too many requests, or too many bytes of them, at once.
             ClientDisconnect: The client left, and the connection to the upstream was closed.
         """
         header_map = build_header_map(scope["headers"])
@@ -191,8 +192,8 @@ class RelayEndpoint:
     ) -> tuple[Scope, bytes, OriginalRequest | None, bool]:
         """Decodes the body of a request.
 
-        Returns scope and body as if the request had come unencoded, the original request if its body was
-        decoded, and whether decoding failed.
+        Returns four values: the scope and the body as if the client had sent the body unencoded; the original
+        request, or None if its body was not decoded; and whether decoding failed.
         """
         decoder, limit = self._admission.decoder, self._config.server.max_body_bytes
         async with while_connected(scope, receive):
@@ -205,9 +206,9 @@ class RelayEndpoint:
     async def _relay_while_connected(
         self, state: RequestState, receive: Receive, send: Send
     ) -> CompletedRequest | None:
-        """Relays the request while the client is connected, and records its end.
+        """Relays the request while the client is connected, and then records its figures.
 
-        Returns the completed request, or None if nothing can be learned from it.
+        Returns the completed request, or None if nothing can be learned from its answer.
         """
         usage = None
         try:
@@ -221,7 +222,7 @@ class RelayEndpoint:
         return None if tap is None else state.to_completed_request(usage)
 
     async def _relay_request(self, state: RequestState, send: Send) -> Tap | None:
-        """Fits and forwards the request, and streams the answer back.
+        """Makes the request fit, forwards it, and streams the answer to the client.
 
         Returns the tap that watched the answer, or None if nothing can be learned from it.
         """
@@ -253,7 +254,7 @@ class RelayEndpoint:
         return tap if whole else None
 
     def _start_conversation_search(self, state: RequestState) -> None:
-        """Starts to search for the conversation of a request that was forwarded unread and names none."""
+        """Starts to search for the conversation of a request that was forwarded unread and has no id."""
         needs_no_search = (
             state.fit is not None or state.conversation is not None or state.side_kind is not None
         )
@@ -263,7 +264,10 @@ class RelayEndpoint:
             )
 
     async def _answer_trigger(self, trigger: TriggerRequest, send: Send) -> bool:
-        """Answers a trigger if the upstream is known not to answer triggers. Returns whether it did."""
+        """Answers a compaction trigger without asking the upstream, if the proxy is to answer it.
+
+        Returns whether the client got an answer.
+        """
         triggers = self._triggers
         return (
             triggers is not None
@@ -272,7 +276,10 @@ class RelayEndpoint:
         )
 
     async def _replace_answer(self, trigger: TriggerRequest, answer: UpstreamResponse, send: Send) -> bool:
-        """Answers a trigger in place of an upstream that does not. Returns whether it did."""
+        """Answers a compaction trigger if the upstream's answer shows that the upstream cannot.
+
+        Returns whether the client got an answer from us. If not, the caller relays the upstream's answer.
+        """
         triggers, keep = self._triggers, False
         if triggers is None:
             return False
@@ -289,7 +296,10 @@ class RelayEndpoint:
     async def _relay_with_recall(
         self, state: RequestState, tool_offer: ToolOffer, answer: UpstreamResponse, send: Send
     ) -> Tap | None:
-        """Relays an answer that may call the offered tool. Returns the tap, as `_relay_request` does."""
+        """Relays an answer that may call the offered search tool.
+
+        Returns the tap that watched the answer, or None if nothing can be learned from it.
+        """
         send_body = partial(self._send_upstream, state)
         recall_loop = state.recall_loop = RecallLoop(tool_offer, send_body, answer.get_field(b"content-type"))
         whole = await relay_with_recall(recall_loop, answer, send, state.build_headers())
@@ -297,7 +307,10 @@ class RelayEndpoint:
         return recall_loop.tap if whole else None
 
     async def _fit_request(self, state: RequestState) -> None:
-        """Decides what to forward, and stores the decision in the state. A small request passes unread."""
+        """Decides which body to forward, and stores the decision in the state.
+
+        A small request stays unread and is forwarded as it is.
+        """
         if not state.opaque and not state.control.has_overrides and self._can_pass_unread(state):
             return
         try:
@@ -312,7 +325,7 @@ class RelayEndpoint:
             state.offer = await offer_tool(self._memory, state.ask, state.fit)
 
     async def _remember_compacted(self, state: RequestState, fit: FitResult) -> None:
-        """Makes every replica read the later requests of a compacted conversation, however small they are."""
+        """Makes every replica read all later requests of a compacted conversation, even small ones."""
         if fit.is_compacted and state.side_kind is None:
             await self._gate.remember_compacted(
                 state.identity.tenant, state.identity.conversation, state.size
@@ -329,8 +342,8 @@ class RelayEndpoint:
         """Builds the request in the form that the compactor takes.
 
         Raises:
-            UnreadableBodyError: The body is not a request that we can rewrite, or it cannot be decoded
-                (`encoded`).
+            UnreadableBodyError: The body is not a request that the proxy can change. The reason `encoded`
+                means that the body cannot be decoded.
         """
         if state.opaque:
             raise UnreadableBodyError("encoded")
@@ -376,7 +389,11 @@ class RelayEndpoint:
         return continued_ask or ask
 
     async def _send_with_recovery(self, state: RequestState) -> UpstreamResponse:
-        """Returns the upstream's answer. Retries if the upstream refuses something that we can leave out."""
+        """Forwards the request and returns the upstream's answer.
+
+        If the upstream refuses the request as too long, or refuses something that can be left out, the proxy
+        changes the request and sends it again.
+        """
         answer = await self._send_upstream(state, state.fit.raw if state.fit else state.raw)
         if _cannot_be_refusal(state, answer):
             return answer
@@ -412,9 +429,9 @@ class RelayEndpoint:
     async def _retry_without_refused(
         self, state: RequestState, refused: UpstreamResponse
     ) -> UpstreamResponse | None:
-        """Retries a refused request without the offered tool, or without what else the upstream refused.
+        """Retries a refused request without the offered tool, or without the part that the upstream refused.
 
-        Returns None if neither is the cause, or if there is no answer.
+        Returns None if neither can be the cause of the refusal, or if the retry gets no answer.
         """
         raw: bytes | None = state.to_fit_result().raw
         if state.offer is not None and await is_tool_refusal(refused):
@@ -433,7 +450,11 @@ class RelayEndpoint:
     async def _retry_shorter(
         self, state: RequestState, overflow: Overflow, fit: FitResult, refusals: int = 1
     ) -> UpstreamResponse | None:
-        """Retries a request refused for its length with a shorter one. Returns None if none is accepted."""
+        """Sends a request that was refused as too long again, in a shorter form.
+
+        If that is refused as well, tries even shorter forms. Returns None if the upstream accepts none of
+        them, or after `MAX_REFITS` refusals. `refusals` counts the refusals so far.
+        """
         try:
             ask = state.ask or await self._build_fit_request(state)
             shorter = await self._compactor.refit_after_refusal(ask, fit, overflow, refusals)
@@ -462,9 +483,11 @@ class RelayEndpoint:
 
 
 def _cannot_be_refusal(state: RequestState, answer: UpstreamResponse) -> bool:
-    """Returns whether an answer of status 200 is certainly no refusal of the request for its length.
+    """Returns whether an answer has status 200 and certainly does not refuse the request as too long.
 
-    A body that cannot be read cannot be shortened, and a small body that passed the gate fits.
+    The beginning of such an answer need not be searched for an error. This concerns two kinds of requests: a
+    body that cannot be read, which the proxy could not shorten anyway, and a small body that passed the gate,
+    which certainly fits.
     """
     if state.ask is not None or answer.response.status != httpx.codes.OK:
         return False

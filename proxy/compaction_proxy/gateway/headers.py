@@ -1,14 +1,14 @@
 """Decides which header fields are forwarded and which are dropped. All functions are pure.
 
-Fields are (name, value) pairs in their order. Names from the server are in lower case, as ASGI has them.
-Names from an upstream may be in any case.
+Header fields are lists of (name, value) pairs in the order in which they were sent. The names of a client's
+fields are in lower case, as ASGI requires. The names of an upstream's fields may be in any case.
 """
 
 from collections.abc import Iterable, Sequence
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# The control characters that no field may hold: all except the tab (RFC 9110 §5.5).
+# The control characters that no header field may contain: all except the tab (RFC 9110 §5.5).
 _UNSENDABLE = bytes(code for code in range(128) if (code < 32 and code != 9) or code == 127)
 
 Headers = list[tuple[bytes, bytes]]
@@ -34,9 +34,9 @@ HOP_BY_HOP = frozenset(
 _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _NOT_SENT_ON_WITH_KEY = _NOT_SENT_ON | CREDENTIALS
 _NOT_SENT_BACK = HOP_BY_HOP | {b"server", b"date"}
-# Asks a reverse proxy in front of us to pass on the chunks of a stream at once.
+# A header field that asks a reverse proxy in front of us to pass on each chunk of a stream at once.
 _UNBUFFERED = (b"x-accel-buffering", b"no")
-# Values that `connection` has in nearly every request. None of them names a field.
+# The values of the field `connection` in nearly all requests. None of them is the name of another field.
 _NAMES_NOTHING = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
 
 
@@ -60,7 +60,7 @@ def drop_field(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> Headers:
 
 
 def build_header_map(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Returns the first value of every field by its name, for several look-ups. Names are in lower case."""
+    """Returns a mapping from the name of each field to its first value. Names are in lower case."""
     first = dict(headers)
     return first if len(first) == len(headers) else dict(reversed(headers))
 
@@ -76,7 +76,10 @@ def parse_content_length(declared: bytes | None) -> int | None:
 
 
 def _parse_connection_options(values: Iterable[bytes]) -> frozenset[bytes]:
-    """Returns the fields that the sender declared to concern this connection only (RFC 9110 §7.6.1)."""
+    """Returns the names of the fields that concern this connection only (RFC 9110 §7.6.1).
+
+    `values` are the values of the `connection` fields, in which the sender lists these names.
+    """
     return frozenset(token.strip().lower() for held in values for token in held.split(b","))
 
 
@@ -91,8 +94,9 @@ def to_upstream_headers(
 ) -> Headers:
     """Returns the client's header fields as they are forwarded, with our hop mark appended.
 
-    Host and content-length are left out, because they follow from the URL and the body that are really sent.
-    Hop marks of other installations stay, so that a loop through several of them is noticed, too.
+    `host` and `content-length` are left out, because the engine derives them from the URL and the body that
+    are really sent. The hop marks of other installations stay, so that a loop through several installations
+    is noticed, too.
 
     Args:
         headers: The client's header fields.
@@ -122,8 +126,8 @@ def build_credential(
 ) -> tuple[bytes, bytes]:
     """Returns the header field that carries our own key.
 
-    The field is `key_field`, or the one in which the client shows its own key. Azure, Anthropic and Google
-    take a key in a field of their own; all others take a bearer token.
+    This is `key_field`, or else the field in which the client shows its own key. Azure, Anthropic and Google
+    each expect a key in a special field. All other providers expect it as a bearer token.
     """
     field_names = [key_field] if key_field else [key for key, _ in headers if key in CREDENTIALS]
     if not field_names or b"authorization" in field_names:
@@ -132,11 +136,12 @@ def build_credential(
 
 
 def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-    """Returns the upstream's header fields as they go back to the client, every duplicate in its order.
+    """Returns the upstream's header fields as they go back to the client, duplicates included.
 
-    Our own server writes its own server and date. Content-length stays, because the bytes of the body stay.
-    On a 304 it is left out, because it describes a body that is not sent, and the server would wait for that
-    body. If the upstream does not say how an event stream may be buffered, the stream is marked not to be.
+    - `server` and `date` are left out, because our own server writes them.
+    - `content-length` stays, because the body is relayed unchanged. With status 304 it is left out: it then
+      describes a body that is not sent, and our server would wait for that body.
+    - If the upstream does not say whether an event stream may be buffered, a field is added that forbids it.
     """
     names = [field[0].lower() for field in headers]
     dropped = _NOT_SENT_BACK
@@ -149,7 +154,7 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
     if status == 304:
         dropped |= {b"content-length"}
     relayed = [field for name, field in zip(names, headers, strict=True) if name not in dropped]
-    if not _is_sendable([field[1] for field in relayed]):  # the server would refuse all fields
+    if not _is_sendable([field[1] for field in relayed]):  # otherwise our server would refuse all fields
         relayed = [field for field in relayed if _is_sendable([field[1]])]
     if b"content-type" in names and _UNBUFFERED[0] not in names:
         kind = headers[names.index(b"content-type")][1]

@@ -1,8 +1,9 @@
-"""Identifies the tenant and the conversation of a request: the ids that every store key is made of.
+"""Identifies the tenant and the conversation of a request. Every store key contains these two ids.
 
-An identity only locates. What is stored under an id is applied only to messages whose digests match, so a
-wrong or shared id costs no more than a miss. No id reveals the credential or the client's own id from which
-it was derived. The rules are in DESIGN.md §5.2. A change here orphans everything that is stored.
+An id only serves to find stored data. The data is applied only to messages whose digests match. So with a
+wrong id, or with an id that two conversations share, at worst no compaction is found. No id reveals the
+credential or the client's own id from which it was derived. The rules are in DESIGN.md §5.2. If the
+derivation of the ids changes, no data that is already stored can be found any more.
 """
 
 import hmac
@@ -20,18 +21,19 @@ from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.wires.incremental_reader import LITTLE_BYTES
 from compaction_proxy.wires.prescan import BodyOutline, decode_member, scan_outline
 
-# Agents that run under one session id have a conversation each. This field names the agent: its lane of the
-# session.
+# Several agents may use the same session id, and each of them has a conversation of its own. This header
+# field names the agent. Its value is called the lane of the session.
 _LANE: Final = "x-claude-code-agent-id"
-# W3C Baggage: a list of members, one of which may be the session (OpenTelemetry's `session.id`).
+# The header field of W3C Baggage: a list of members, one of which may be the id of the session (`session.id`
+# of OpenTelemetry).
 _BAGGAGE: Final = "baggage"
 _BAGGAGE_SESSION: Final = b"session.id"
 _MAX_ID_CHARACTERS: Final = 256
 _DIGEST_CHARACTERS: Final = 24
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _VERSION: Final = b"\x01"
-# The most clients whose identities are cached, and the most bytes of header fields that are kept for one
-# client.
+# The largest number of cached identities. An identity is cached only if the header fields that it is derived
+# from have at most `_MAX_REMEMBERED_BYTES` bytes.
 _REMEMBERED: Final = 4_096
 _MAX_REMEMBERED_BYTES: Final = 1_024
 
@@ -68,16 +70,17 @@ def derive_tenant(
 
     Args:
         headers: The header fields of the request, as sent.
-        secret: The value of `server.secret`. Replicas that share a store share it.
-        origin: The origin of the upstream, so that equal keys of two providers stay apart.
-        mode: `credential`, `header:NAME` or `none` (`session.tenant`). All requests that send nothing that
-            tells tenants apart belong to one anonymous tenant.
-        is_client_key: Whether the credential is one of `server.client_keys`. Such a key names the same tenant
-            in whichever field it is shown.
+        secret: The secret key of the digests (`server.secret`). Replicas that share a store also share the
+            secret.
+        origin: The origin of the upstream. Because of it, the same key at two providers gives two tenants.
+        mode: `credential`, `header:NAME` or `none` (`session.tenant`): the header fields that identify the
+            tenant. All requests without such a field belong to one anonymous tenant.
+        is_client_key: Whether the credential is one of `server.client_keys`. Such a key gives the same
+            tenant, no matter in which header field the client sends it.
     """
     kind, _, name = mode.partition(":")
     identifying_names = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
-    # Sorted, because the order of different headers means nothing (RFC 9110 §5.3).
+    # Sorted, because the order of header fields with different names has no meaning (RFC 9110 §5.3).
     identifying = sorted(
         (key.lower(), value) for key, value in headers if key.lower() in identifying_names and value.strip()
     )
@@ -89,7 +92,10 @@ def derive_tenant(
 
 
 def parse_id(value: bytes) -> bytes | None:
-    """Returns an id of 1 to 256 printable characters, stripped, or None if the value is no such id."""
+    """Returns an id in UTF-8 without white space around it, or None if the value is not a valid id.
+
+    A valid id has 1 to 256 printable characters.
+    """
     try:
         text = value.decode("utf-8").strip()
     except UnicodeDecodeError:
@@ -122,9 +128,10 @@ def _find_ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> d
 
 
 def derive_conversation_id(secret: bytes, tenant: str, kind: str, *values: bytes) -> str:
-    """Derives the id of a conversation, `c_` and 24 hex digits, from the values that a source of ids gives.
+    """Derives the id of a conversation, `c_` and 24 hex digits, from the client's own id and its source.
 
-    `kind` is the source, such as a header's name. Equal values of two sources are two conversations.
+    `kind` is the source, such as the name of a header. `values` are the client's id and the lane, if there is
+    one. Equal values from two sources give two conversations.
     """
     digest = _compute_hmac(secret, b"conversation", tenant.encode(), kind.encode(), *values)
     return "c_" + digest[:_DIGEST_CHARACTERS]
@@ -135,8 +142,8 @@ def find_conversation_id(
 ) -> str | None:
     """Returns the id of the conversation that the headers name, or None if they name none.
 
-    The first of `names` that holds a valid id decides. A valid id has 1 to 256 printable characters, white
-    space around it aside.
+    The first header of `names` that holds a valid id decides. A valid id has 1 to 256 printable characters,
+    not counting white space around it.
     """
     return _find_conversation_and_lane(headers, names, secret, tenant)[0]
 
@@ -144,7 +151,10 @@ def find_conversation_id(
 def _find_conversation_and_lane(
     headers: Sequence[tuple[bytes, bytes]], names: Sequence[str], secret: bytes, tenant: str
 ) -> tuple[str | None, bytes]:
-    """Returns the conversation that the headers name, and the lane of its session; empty for the main one."""
+    """Returns the id of the conversation that the headers name, and the lane.
+
+    The id is None if the headers name no conversation. The lane is empty for the main agent of a session.
+    """
     ordered = [name.lower() for name in names]
     ids = _find_ids(headers, [*ordered, _LANE])
     lane = ids.get(_LANE, b"")
@@ -155,10 +165,11 @@ def _find_conversation_and_lane(
 
 
 class ConversationHint(NamedTuple):
-    """A conversation id that a request body holds.
+    """The client's own conversation id, found in a request body.
 
     Attributes:
-        kind: The source of the id. If clients also send the id as a header, the kind is that header's name.
+        kind: The source of the id. If clients also send the id as a header, `kind` is the name of that
+            header, so that header and body give the same conversation.
         value: The id, 1 to 256 printable characters in UTF-8.
     """
 
@@ -171,9 +182,9 @@ class Identity:
     """The tenant and the conversation of a request.
 
     Attributes:
-        tenant: Digest of the credential.
-        conversation: The id of the conversation, if a header or the body names one.
-        lane: The name that an agent of the session gives itself; empty for the main agent.
+        tenant: The digest of the credential.
+        conversation: The id of the conversation; None if neither a header nor the body names one.
+        lane: The name of the agent within the session, as its client sends it; empty for the main agent.
     """
 
     tenant: str
@@ -182,12 +193,12 @@ class Identity:
 
 
 class IdentityCache:
-    """Identifies clients by the header fields that matter, and caches the identities of returning clients.
+    """Derives the identity of a client from its header fields, and caches the identities.
 
     Args:
         origin: The origin of the upstream.
         mode: The value of `session.tenant`.
-        names: The value of `session.headers`.
+        names: The headers that may name the conversation (`session.headers`).
         has_client_keys: Whether `server.client_keys` is set.
     """
 
@@ -212,7 +223,7 @@ class IdentityCache:
         Args:
             headers: The header fields of the request, as sent, with names in lower case.
             header_map: The first value of each field (`headers.build_header_map`).
-            secret: The value of `server.secret`.
+            secret: The secret key of the digests (`server.secret`).
         """
         present_names = self._identifying_fields.intersection(header_map)
         if len(header_map) == len(headers):
@@ -223,7 +234,7 @@ class IdentityCache:
         return self._cached_identity(secret, fields) if short else self._compute_identity(secret, fields)
 
     def apply_hint(self, identity: Identity, hint: ConversationHint, secret: bytes) -> Identity:
-        """Returns the identity of a request whose body names its conversation."""
+        """Returns the identity with the conversation that the request body names."""
         lane = (identity.lane,) if identity.lane else ()
         return replace(
             identity,
@@ -236,26 +247,33 @@ class IdentityCache:
 
 
 def mint_conversation_id(secret: bytes, tenant: str, prefix_digest: bytes) -> str:
-    """Derives the id of a conversation that has none, from the prefix with which it was first stored."""
+    """Derives an id for a conversation to which its client gives none.
+
+    The id is derived from the prefix digest under which the conversation was first stored.
+    """
     digest = _compute_hmac(secret, b"minted", tenant.encode(), prefix_digest)
     return "c_" + digest[:_DIGEST_CHARACTERS]
 
 
-# Members of `metadata` that name a conversation. The first valid one decides.
+# Members of `metadata` that may name a conversation. The first one with a valid id decides.
 _NAMES: Final = ("session_id", "conversation_id", "thread_id", "chat_id")
-# A thread of Codex belongs to one agent, and a session to all agents together.
+# Members of `client_metadata` that Codex sends. A thread belongs to one agent, but all agents share a
+# session. So the thread is looked for first.
 _CODEX: Final = ("thread_id", "session_id")
 _CLAUDE_CODE: Final = "x-claude-code-session-id"
 _LEGACY: Final = re.compile(r"user_.+_session_([0-9a-fA-F-]{36})")
-# A UUID, or 20 to 64 letters and digits with a digit among them. A word for the kind of id may stand before
-# it.
+# The form of a randomly generated id: a UUID, or 20 to 64 letters and digits with at least one digit. A short
+# word may come before it, as in `conv_…`. Only such a `prompt_cache_key` names a conversation.
 _DRAWN: Final = re.compile(
     r"(?:[A-Za-z]{1,16}[_:-])?(?:[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|(?=\D*\d)[0-9A-Za-z]{20,64})"
 )
 
 
 def find_hint(raw: bytes) -> ConversationHint | None:
-    """Returns the conversation that a body names, or None. Takes half a millisecond a megabyte."""
+    """Returns the client's own conversation id in a request body, or None if the body holds none.
+
+    Takes half a millisecond for each megabyte of the body.
+    """
     members = scan_outline(raw)
     if members is None:
         return None
@@ -267,7 +285,7 @@ def find_hint(raw: bytes) -> ConversationHint | None:
 
 
 def _iterate_candidates(members: BodyOutline) -> Iterator[tuple[str, object]]:
-    """Yields the values that may name the conversation, in the order in which they decide."""
+    """Yields values that may be the conversation id, each with its source. The first valid one decides."""
     if members.litellm_session_id:
         yield "x-litellm-session-id", decode_member(members.litellm_session_id)
     if members.metadata:
@@ -290,7 +308,7 @@ def _decode_object(member: bytes) -> Mapping[str, object]:
 def _parse_user_session(user: object) -> object:
     """Returns the session id in Claude Code's `metadata.user_id`.
 
-    The value is JSON, or in older versions one word that holds three ids.
+    The value is a JSON object. Older versions send one word instead, which joins three ids.
     """
     if not isinstance(user, str):
         return None
@@ -320,15 +338,20 @@ class IdentityResolver:
         self._side_requests = SideRequestDetector()
 
     def identify_client(self, headers: Headers, header_map: Mapping[bytes, bytes]) -> Identity:
-        """Returns the identity that the header fields give. `header_map` is the first value of each field."""
+        """Returns the identity that follows from the header fields alone.
+
+        `header_map` holds the first value of each field (`headers.build_header_map`).
+        """
         return self._identities.identify_client(headers, header_map, self._secret())
 
     async def identify_with_body(
         self, identity: Identity, raw: bytes, header_map: Mapping[bytes, bytes]
     ) -> tuple[Identity, SideRequestKind | None]:
-        """Returns the identity as the request body completes it, and the kind of side call, if it is one.
+        """Completes an identity with the conversation that the request body names.
 
-        The identity of a side call that holds nothing of its conversation has no conversation.
+        Returns the identity, and the kind of side call that the request is, or None if it is no side call. If
+        a side call holds nothing of its conversation (`SideRequestKind.ALONE`), its identity has no
+        conversation.
         """
         if identity.conversation is None and self._body_hints:
             hint = (

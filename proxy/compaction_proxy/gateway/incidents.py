@@ -1,4 +1,4 @@
-"""Reports requests that went wrong, without a report for each of thousands of them."""
+"""Reports requests that went wrong. Repeated incidents of one kind are reported only once a minute."""
 
 import time
 from collections import OrderedDict
@@ -9,7 +9,8 @@ from compaction_proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Even
 from compaction_proxy.telemetry.event_bus import EventBus, generate_event_id
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# The same trouble of the same conversation is reported again after this many seconds.
+# An incident of the same kind, with the same reason and in the same conversation, is reported again only
+# after this many seconds. At most `MAX_KNOWN` incidents are remembered for this.
 QUIET_S = 60.0
 MAX_KNOWN = 2_000
 
@@ -17,7 +18,7 @@ _KINDS = {CompactionStatus.FAILED_OPEN: FAILED_OPEN, CompactionStatus.OVER_LIMIT
 
 
 class IncidentReporter:
-    """Announces incidents of requests as events, and stores these with their conversations.
+    """Publishes incidents of requests as events, and adds the events to the history of the conversation.
 
     Args:
         announce: Publishes events.

@@ -1,4 +1,4 @@
-"""Detects an answer that refuses the request for its length, before a byte of the answer is relayed."""
+"""Detects answers that refuse a request as too long, before any byte of them is relayed to the client."""
 
 import time
 from itertools import dropwhile
@@ -12,20 +12,19 @@ from compaction_proxy.wires.context_errors import Overflow, condense_error_event
 from compaction_proxy.wires.sse import EventSplitter
 from compaction_proxy.wires.wire import Wire
 
-# The longest time, in seconds, for which the beginning of a stream is held back, and the most bytes of it.
-# Some beginnings repeat the request's instructions and tools, twice.
+# The limits, in seconds and in bytes, up to which the beginning of a stream is held back. The number of bytes
+# is large, because some streams begin with two copies of the request's instructions and tools.
 HOLD_S: Final = 3.0
 HOLD_BYTES: Final = 512 * 1024
 _STREAM: Final = "text/event-stream"
 
 
 async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | None:
-    """Returns what an answer says about a request that is too long, or None if it is about anything else.
+    """Returns what an answer says about the request's length, or None if it is no refusal for length.
 
-    Some servers refuse inside a stream that has already begun. For a request large enough to be read, the
-    beginning of the stream is therefore awaited before the status is relayed, and is relayed with it. While
-    the beginning says nothing of the answer yet (`Wire.may_hold_back`), it is held back, for a few seconds at
-    most.
+    Some servers send status 200 and refuse the request only inside the stream. So the beginning of a stream
+    is read before anything is relayed to the client. The stream is held back while it contains no part of the
+    model's answer (`Wire.may_hold_back`), but for at most `HOLD_S` seconds. What was read is relayed later.
     """
     status = answer.response.status
     if status == httpx.codes.OK:
@@ -38,7 +37,10 @@ async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | No
 
 
 async def _peek_beginning(answer: UpstreamResponse, wire: Wire) -> bytes:
-    """Returns the first bytes of an answer, without leading stream events that say nothing of it yet."""
+    """Returns the first bytes of an answer.
+
+    In a stream, the leading events that contain no part of the model's answer are left out.
+    """
     beginning = await answer.peek(1)
     if not answer.get_field(b"content-type").startswith(_STREAM) or not _is_plain(answer):
         return beginning

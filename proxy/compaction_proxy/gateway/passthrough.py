@@ -1,4 +1,4 @@
-"""The endpoint for requests that are not compacted: streamed both ways, unread and without a size limit."""
+"""The endpoint for requests that carry no conversation: it relays request and answer of any size unread."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,7 +18,9 @@ from compaction_proxy.gateway.upstream import (
     send_request,
 )
 
-REPLAYABLE_BYTES = 262_144  # a body up to this size is read whole, so that it can be sent twice
+# A body of at most this many bytes is read as a whole, so that it can be sent again on another connection. A
+# larger body is streamed.
+REPLAYABLE_BYTES = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class PassthroughEndpoint:
 
     Attributes:
         upstreams: The upstreams by the name of the wire.
-        admission: Limits the requests under way, including those of chats.
+        admission: Limits the number of concurrent requests; requests with conversations count, too.
     """
 
     upstreams: Mapping[str, Upstream]
@@ -37,7 +39,7 @@ class PassthroughEndpoint:
         """Relays one request.
 
         Raises:
-            OverloadedError: Too many requests, or too many bytes of them, are under way.
+            OverloadedError: The proxy is serving too many requests, or too many bytes of them, at once.
             UpstreamError: The upstream gave no answer.
             ClientDisconnect: The client left, and the connection to the upstream was closed.
         """

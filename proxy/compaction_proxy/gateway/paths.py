@@ -1,4 +1,7 @@
-"""Decides which paths the proxy serves itself, and where it relays the others. Pure; DESIGN.md §5.1."""
+"""Decides which paths the proxy serves itself, and to which URL it relays requests for other paths.
+
+All functions are pure. The rules are in DESIGN.md §5.1.
+"""
 
 import re
 from functools import lru_cache
@@ -7,11 +10,11 @@ from urllib.parse import quote, unquote, urlsplit
 from compaction_proxy.core.errors import RequestRefusedError
 
 _DOTS = re.compile(rb"(?:\.|%2e){2}", re.IGNORECASE)
-# The depth that a segment adds to a path, if it is not one.
+# By how many levels these path segments change the depth of a path. Every other segment adds one level.
 _DEPTHS = {"": 0, ".": 0, "..": -1}
 _DEPLOYMENT = re.compile(rb"/deployments/([^/]+)/chat/completions\Z")
 
-# Paths that the proxy serves itself, but only for clients whose requests it relays.
+# The proxy serves these paths itself. It applies the same checks as to relayed requests, such as client keys.
 COMPACT_PATH = "/v1/compact"
 MCP_PATH = "/mcp"
 OWN_PATHS = frozenset(
@@ -31,13 +34,13 @@ OWN_TREES = frozenset({"admin", "ui", "mcp"})
 
 
 def find_deployment(raw_path: bytes) -> str | None:
-    """Returns the model that an Azure path names, or None."""
+    """Returns the model that an Azure path names (`/deployments/MODEL/…`), or None for any other path."""
     match = _DEPLOYMENT.search(raw_path)
     return unquote(match[1].decode("latin-1")) if match else None
 
 
 def replace_deployment(raw_path: bytes, model: str) -> bytes:
-    """Returns an Azure path with another model; any other path is returned unchanged."""
+    """Returns an Azure path with `model` in place of its model. Any other path is returned unchanged."""
     match = _DEPLOYMENT.search(raw_path)
     if match is None:
         return raw_path
@@ -45,7 +48,7 @@ def replace_deployment(raw_path: bytes, model: str) -> bytes:
 
 
 def _is_outside_base(path: bytes) -> bool:
-    """Returns whether a path leaves its base once dots are resolved, as the upstream may do."""
+    """Returns whether a path leads out of the base URL if the upstream resolves its `..` segments."""
     depth = 0
     for segment in unquote(path.decode("latin-1")).split("/"):
         depth += _DEPTHS.get(segment, 1)
@@ -59,7 +62,7 @@ def is_own_path(path: str, base_path: str = "") -> bool:
 
     Args:
         path: The decoded path, because our own routes are matched by it.
-        base_path: The path below which our own paths stand, such as `/compaction`; empty for the root.
+        base_path: The path under which our own paths are, such as `/compaction`; empty for the root.
     """
     if base_path:
         if not path.startswith(base_path):
@@ -75,10 +78,11 @@ def _split_base_url(base_url: str) -> tuple[str, bytes]:
 
 
 def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str, bytes]:
-    """Returns where a client's request goes: the upstream's origin, and the request target.
+    """Returns where a client's request goes: the upstream's origin, and the path with the query.
 
-    The client's path is appended to the base's. If the base ends in a segment `v1` and the path starts with
-    one, the segment is taken once. Nothing is decoded or encoded: `%2F` stays `%2F`.
+    The client's path is appended to the path of the base URL. If the base URL ends in a segment `v1` and the
+    client's path starts with `v1`, the result contains the segment only once. Nothing is decoded or encoded:
+    `%2F` stays `%2F`.
 
     Args:
         base_url: `upstream.base_url`; a trailing slash makes no difference.
@@ -86,7 +90,7 @@ def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str
         query: The query as the client wrote it, without `?`; empty for none.
 
     Raises:
-        RequestRefusedError: 400, the path would leave the base.
+        RequestRefusedError: 400, the path would lead out of the base URL.
     """
     origin, prefix = _split_base_url(base_url)
     if prefix.endswith(b"/v1") and (raw_path == b"/v1" or raw_path.startswith(b"/v1/")):

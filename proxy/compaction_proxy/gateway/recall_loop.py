@@ -1,7 +1,7 @@
 """Lets the model search removed messages in the middle of an answer: offers a tool and runs its calls.
 
-If an answer ends in calls of this tool alone, the upstream is asked to go on from their results.
-`gateway.recall_relay` joins these answers into one for the client.
+If an answer ends with calls, and all of them are calls of this tool, the proxy sends the results to the
+upstream and asks it to go on. `gateway.recall_relay` joins the answers into one for the client.
 """
 
 import asyncio
@@ -29,24 +29,24 @@ from compaction_proxy.wires.wire import SearchCall, SearchTool, Wire
 
 # The time limit for all searches of one answer together, in seconds. The client receives nothing meanwhile.
 SEARCH_S: Final = 5.0
-# The most calls of one answer that are run. A model that makes more calls is told so.
+# The most calls of one answer that are run. Each further call gets the result `TOO_MANY`.
 MAX_CALLS: Final = 8
 
 NOT_NOW: Final = "What was removed cannot be searched right now. Go on without it."
 TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
 NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
 
-# The field that lets an upstream compress its answer.
+# The request header field that says which compressions of the answer are allowed.
 _ACCEPT_ENCODING: Final = b"accept-encoding"
 
-# Statuses of errors that no tool causes, and the words in an error that a tool causes.
+# Statuses of errors that the search tool cannot cause, and words by which an error about tools is recognised.
 _ABOUT_THE_CLIENT: Final = frozenset({401, 402, 403, 429})
 _TOOLS: Final = re.compile(rb"tool|function", re.IGNORECASE)
 
 # Statuses of requests that must be forwarded as they came.
 _UNCHANGED_STATUSES: Final = frozenset({CompactionStatus.BYPASSED, CompactionStatus.SHADOW})
 
-# Sends a body to the upstream as the client's next request.
+# Sends a body to the upstream with the path and the header fields of the client's request.
 SendBody = Callable[[bytes], Awaitable[UpstreamResponse]]
 
 _T = TypeVar("_T")
@@ -55,17 +55,17 @@ _log = structlog.get_logger()
 
 
 class ToolOffer(NamedTuple):
-    """A request with which the search tool is offered.
+    """A request that offers the search tool to the model.
 
     Attributes:
         raw: The request body with the tool.
         bare: The request body without the tool.
-        has_tools: Whether the request brings tools of its own.
+        has_tools: Whether the client's request carries tools of its own.
         hops: How often the answer may be continued.
-        memory: Searches removed messages.
+        memory: Runs the calls of the tool.
         asker: The tenant and the conversation for which the tool searches.
         wire: The wire of the request.
-        tool: The tool on this wire.
+        tool: The search tool in the format of this wire.
     """
 
     raw: bytes
@@ -84,14 +84,18 @@ class ToolOffer(NamedTuple):
 
 
 def apply_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
-    """Returns a request with the offered tool, or one that continues it. Its answer comes uncompressed."""
+    """Returns a request to the upstream that offers the tool and asks for an uncompressed answer.
+
+    If `request` has the body without the tool, that body is replaced. Any other body, such as that of a
+    continuation, already has the tool if it is to have it, and stays as it is.
+    """
     fields = [each for each in request.headers if each[0] != _ACCEPT_ENCODING]
     body = tool_offer.raw if request.body is tool_offer.bare else request.body
     return request._replace(headers=[*fields, (_ACCEPT_ENCODING, b"identity")], body=body)
 
 
 async def run_in_worker_if_large(size: int, work: Callable[[], _T]) -> _T:
-    """Runs work on this many bytes: on the event loop if they are few, else in a thread."""
+    """Runs `work`, which processes `size` bytes: on the event loop if they are few, else in a thread."""
     return work() if size <= LITTLE_BYTES else await asyncio.to_thread(work)
 
 
@@ -128,9 +132,9 @@ async def offer_tool(memory: RecallTool, ask: FitRequest, fit: FitResult) -> Too
 
 
 async def is_tool_refusal(answer: UpstreamResponse) -> bool:
-    """Returns whether an error complains of tools, and so perhaps of the search tool.
+    """Returns whether an answer is an error about tools, which the search tool may have caused.
 
-    The model may take no tools, or the list of tools may be full.
+    For example, the model may support no tools, or the request may have reached the maximum number of tools.
     """
     status = answer.response.status
     if status < httpx.codes.BAD_REQUEST or status in _ABOUT_THE_CLIENT:
@@ -152,12 +156,12 @@ class RecallLoop:
 
     Attributes:
         wire: The wire of the request.
-        tool: The tool on this wire.
+        tool: The search tool in the format of this wire.
         hops: How often the answer has been continued.
-        code: The status that the client got.
-        tap: Watches what the client gets.
-        first_tap: Watches the upstream's first answer, whose token count is that of the request as it was
-            sized.
+        code: The status code that the client got.
+        tap: Watches the joined answer that the client gets.
+        first_tap: Watches only the upstream's first answer. Its token count belongs to the request whose size
+            the proxy estimated. The requests for continuations are longer.
     """
 
     def __init__(self, tool_offer: ToolOffer, send_body: SendBody, content_type: str) -> None:
@@ -172,16 +176,18 @@ class RecallLoop:
         self.first_tap = tool_offer.wire.open_tap(content_type, "")
 
     def can_continue(self, after: int = 0) -> bool:
-        """Returns whether the answer may be continued once more after this many further continuations."""
+        """Returns whether the answer may be continued once more, after `after` further continuations."""
         return self.hops + after < self._offer.hops
 
     async def continue_after_calls(
         self, message: dict[str, Any], calls: Sequence[SearchCall]
     ) -> UpstreamResponse:
-        """Runs these calls, lets the upstream go on from their results, and returns its next answer.
+        """Runs these calls, sends their results to the upstream, and returns its next answer.
+
+        If the upstream refuses the results as too long, they are replaced by `NO_ROOM` and sent again.
 
         Args:
-            message: What the answer with the calls said (`StreamJoiner.start_next_answer` or
+            message: The assistant message that makes the calls (`StreamJoiner.start_next_answer` or
                 `AnswerJoiner.get_assistant_message`).
             calls: Calls of the tool.
 
@@ -200,10 +206,12 @@ class RecallLoop:
 
     async def _send_turn(self, turn: list[dict[str, Any]]) -> UpstreamResponse:
         offer, turns = self._offer, [*self._said, *turn]
-        # In a request without any tools, a server may refuse the calls that stand in the conversation.
+        # The last continuation must not call the tool again. If the client has tools, the search tool is left
+        # out. Else it stays and its calls are forbidden: a server may refuse a request that defines no tools
+        # although its messages contain tool calls.
         last = offer.bare if offer.has_tools else self.tool.forbid_calls(offer.raw)
         if offer.has_tools and self.tool.binds_tools(turns):
-            last = offer.raw  # a further call is left out of the client's answer
+            last = offer.raw  # if the model calls the tool again, the client does not see that call
         raw = offer.raw if self.can_continue() else last
         return await self._send_body(await asyncio.to_thread(self.tool.continue_request, raw, turns))
 
@@ -221,9 +229,9 @@ class RecallLoop:
 
 
 async def _close_if_too_long(answer: UpstreamResponse) -> bool:
-    """Closes an answer that refuses the request for its length, by status or inside a stream.
+    """Closes an answer that refuses the request as too long, by its status or by an error inside a stream.
 
-    Returns whether it closed the answer. An answer is also closed if the wait for its beginning is cancelled.
+    Returns whether it closed the answer. Also closes the answer if the wait for its beginning is cancelled.
     """
     is_kept = False
     try:

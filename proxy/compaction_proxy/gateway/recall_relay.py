@@ -1,8 +1,9 @@
 """Joins one or several answers of the upstream into one answer for the client (`gateway.recall_loop`).
 
-The head is that of the upstream's first answer. If a later answer fails, a client that has received nothing
-yet gets that failure. A client that has received the beginning of a stream is told of the failure in an
-event, and the stream is then cut: an incomplete answer never looks complete.
+The client gets the status and the headers of the upstream's first answer. If a later answer fails and the
+client has received nothing yet, it gets the failure as its answer. If the client has already received the
+beginning of a stream, the proxy sends the failure as an event and then cuts the stream. So an incomplete
+answer never looks complete.
 """
 
 import asyncio
@@ -28,15 +29,15 @@ from compaction_proxy.wires.chat.continuation import encode_ascii_json
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.wire import AnswerJoiner, StreamJoiner
 
-# The most bytes of an answer, compressed or not, that are searched for calls if it is no stream. A longer
-# answer is passed on unread.
+# The most bytes of an answer that is no stream, before and after decompression, that are searched for calls.
+# A longer answer is relayed without a search.
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
-# The most bytes that are inflated of a stream that came compressed although we asked for a plain one, and the
-# compressed bytes that are inflated at once.
+# An upstream may compress a stream although the proxy asked for an uncompressed one. These are the most bytes
+# to which such a stream is decompressed, and the number of compressed bytes decompressed in one step.
 MAX_INFLATED_BYTES: Final = 256 * 1024 * 1024
 INFLATE_STEP_BYTES: Final = 4_096
-# An upstream that has marked its answer as done gets this many seconds to end it, so that the connection can
-# be used again.
+# Once an upstream has marked an answer as done, the proxy waits this many seconds for the end of the body. A
+# connection can be used again only if the body was read to its end.
 LINGER_S: Final = 1.0
 
 _FRAMING: Final = frozenset({b"content-length", b"content-encoding"})
@@ -50,16 +51,16 @@ ExtraHeaders = Sequence[tuple[bytes, bytes]]
 async def relay_with_recall(
     recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra: ExtraHeaders
 ) -> bool:
-    """Relays an answer of status 200, and continues it where it calls the tool.
+    """Relays an answer with status 200. If it calls the search tool, relays its continuations as well.
 
-    Returns whether the client got all of it. Every answer is closed. An answer that only the client can
-    decompress is relayed unchanged.
+    Returns whether the client got the complete answer. Closes every answer of the upstream. An answer whose
+    compression the proxy does not support is relayed unchanged and is not continued.
 
     Args:
         recall_loop: Continues the answer.
         answer: The upstream's first answer.
         send: The client's ASGI send channel.
-        extra: Our own header fields.
+        extra: The proxy's own header fields, appended to the upstream's.
     """
     if not _is_plain(answer) and Inflater(answer.get_field(b"content-encoding"), 0).failed:
         return await _relay_unchanged(recall_loop, answer, send, extra)
@@ -87,7 +88,10 @@ def _is_plain(answer: UpstreamResponse) -> bool:
 
 
 def _build_headers(first: HttpResponse, extra: ExtraHeaders) -> Headers:
-    """Returns the header fields of the first answer, without those that describe its bytes."""
+    """Returns the header fields for the client: those of the first answer, and `extra`.
+
+    The length and the encoding of the body are left out, because the joined answer has other bytes.
+    """
     fields = to_client_headers(first.status, first.headers)
     return [*[each for each in fields if each[0].lower() not in _FRAMING], *extra]
 
@@ -135,21 +139,21 @@ class _ClientStream:
         self._send = send
 
     async def send_data(self, data: bytes) -> None:
-        """Sends data to the client and to the tap of the client's answer. Sends nothing if it is empty."""
+        """Sends data to the client, and feeds it to the tap of the client's answer. Ignores empty data."""
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             with suppress_and_report(_log_tap_failed):
                 self.course.tap.feed(data)
 
     def observe_upstream(self, data: bytes) -> None:
-        """Feeds data from the upstream to the tap of its first answer, unless a later answer has begun."""
+        """Feeds data from the upstream to `first_tap`, unless the data belongs to a later answer."""
         if not self.course.hops:
             with suppress_and_report(_log_tap_failed):
                 self.course.first_tap.feed(data)
 
 
 async def _forward_stream(stream: StreamJoiner, answer: UpstreamResponse, client: _ClientStream) -> None:
-    """Forwards one answer of the upstream, except for what is hidden from the client.
+    """Forwards one answer of the upstream, without the calls of the search tool.
 
     Raises:
         httpx.TransportError: The answer was cut or cannot be decompressed.
@@ -172,8 +176,9 @@ async def _forward_stream(stream: StreamJoiner, answer: UpstreamResponse, client
 async def _read_until(answer: UpstreamResponse, until: float | None) -> bytes:
     """Returns the next bytes of an answer; empty at its end.
 
-    `until` is the deadline for an answer that is done and continues in another one. A cut then counts as its
-    end.
+    `until` is the deadline on the event loop's clock; None sets no limit. It is set once the upstream has
+    marked the answer as done and another answer continues it. From then on nothing more is needed from this
+    answer, so a missed deadline and a cut count as its end.
     """
     if until is None:
         return await answer.read()
@@ -194,7 +199,10 @@ def _inflate_chunks(chunk: bytes, packed: Inflater | None) -> Iterator[bytes]:
 
 
 async def _build_stream_error(answer: UpstreamResponse, recall_loop: RecallLoop) -> bytes:
-    """Returns the error that tells a client why a stream ends early, if possible in the upstream's words."""
+    """Returns the body of the error that tells a client why its stream ends early.
+
+    That is the body of the upstream's error if it is one, else a general error of the proxy.
+    """
     body = await _peek_whole_body(answer, PEEK_BYTES)
     try:
         payload = json.loads(body or b"")
@@ -217,7 +225,7 @@ async def _relay_whole(
             if answer.response.status != httpx.codes.OK:
                 break
             body = await _join_answer(joiner, answer, recall_loop)
-        if not body:  # an error, or an answer that was not searched for calls
+        if not body:  # an error, or an answer to relay as it came
             return await _relay_unchanged(recall_loop, answer, send, extra)
     except (OverloadedError, UpstreamError) as error:
         recall_loop.code = error.status
@@ -237,10 +245,11 @@ async def _join_answer(
 ) -> bytes | None:
     """Returns the body for the client, or None if the answer has to be continued.
 
-    An empty result means that the upstream's own bytes are relayed.
+    The result is empty if the upstream's bytes must be relayed unchanged: a first answer that has no calls of
+    the tool or cannot be searched.
 
     Raises:
-        UpstreamError: A later answer cannot be used.
+        UpstreamError: A later answer was cut, is too large, or cannot be joined to the first one.
     """
     body = await _peek_whole_body(answer, MAX_ANSWER_BYTES)
     if not body and not recall_loop.hops:
@@ -258,7 +267,10 @@ async def _join_answer(
 
 
 async def _peek_whole_body(answer: UpstreamResponse, limit: int) -> bytes | None:
-    """Returns the whole body, inflated, or None if it exceeds `limit`, was cut or cannot be inflated."""
+    """Returns the whole body, decompressed.
+
+    Returns None if the body exceeds `limit` bytes, was cut or cannot be decompressed.
+    """
     raw = await answer.peek(limit + 1)
     if len(raw) > limit or answer.is_cut:
         return None

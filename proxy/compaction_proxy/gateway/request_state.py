@@ -25,8 +25,8 @@ from compaction_proxy.telemetry.exchange_log import ExchangeRecorder
 from compaction_proxy.telemetry.tracing import RequestTrace
 from compaction_proxy.wires.wire import TokenUsage
 
-# Our request ids consist of an id of the process and a number. They go into logs, and to guess one is of no
-# use.
+# The proxy's own request ids consist of an id of the process and a number. They are only written to logs and
+# shown to clients. They give access to nothing, so they need not be hard to guess.
 _PROCESS = token_hex(5)
 _NUMBERS = count(1)
 _GIVEN = re.compile(rb"[!-~]{1,128}")
@@ -35,7 +35,10 @@ IDEMPOTENCY = b"idempotency-key"
 
 
 def choose_request_id(given: bytes | None) -> str:
-    """Returns the request id of the client (`x-request-id`) if it is fit to be shown, else a new one."""
+    """Returns the client's request id (`x-request-id`), or a new one.
+
+    The client's id is used if it consists of 1 to 128 visible ASCII characters.
+    """
     if given is not None and _GIVEN.fullmatch(given):
         return given.decode("ascii")
     return f"r_{_PROCESS}{next(_NUMBERS):x}"
@@ -46,28 +49,31 @@ class RequestState:
     """The state of one request on its way through the relay.
 
     Attributes:
-        identity: The tenant and the conversation that headers or body name.
+        identity: The tenant, and the conversation that the headers or the body name.
         raw: The client's body, decoded; empty once it is no longer needed.
         scope: The ASGI scope of the request, as if its body had come decoded.
         control: What the client asks for in its control headers.
         size: Size of the decoded body in bytes.
         request_id: The id of the request.
-        hold: Counts the body within the budget.
-        side_kind: The kind of side call, or None if the request is no side call. Nothing is learned from a
-            side call, and it is recorded for no conversation.
-        original: The request as it came, as long as it may be forwarded; None if its body was not encoded.
+        hold: The body's share of the memory budget for bodies in progress.
+        side_kind: The kind of side call, or None if the request is no side call. The proxy learns nothing
+            from a side call, and records its figures for no conversation.
+        original: The request with its encoded body, as the client sent it. None if the body was not encoded,
+            or if the request can no longer be forwarded in this form.
         opaque: Whether the body cannot be decoded, so that nothing in it is read.
         fit: The result of the fit, with the body to forward. None if the body is forwarded as it came,
             unread.
         ask: The parsed request, or None if the request was not read.
-        model: The requested model, where the request is not read; empty if it is unknown.
+        model: The requested model of a request that is not parsed; empty if it is unknown. Otherwise `ask`
+            has the model.
         code: The upstream's status code; 0 while there is no answer.
         at: The time when the request came, in seconds since the epoch.
         started: The time when the request came, in monotonic seconds.
-        waited_s: Seconds that the proxy waited for the upstream before its answers began.
-        first_byte_s: The part of `waited_s` that belongs to the answer that is relayed; None before the first
-            call.
-        overhead_s: Seconds from the arrival of the request until its answer is relayed, without `waited_s`.
+        waited_s: Seconds that the proxy waited for answers of the upstream to begin, retries included.
+        first_byte_s: The part of `waited_s` that belongs to the last call, whose answer is relayed. None
+            before the first call.
+        overhead_s: Seconds from the arrival of the request until the relay of its answer begins, without
+            `waited_s`.
         trace: Records the spans of the request. None disables tracing.
         recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
         offer: The request with the search tool; None if the tool is not offered.
@@ -105,7 +111,7 @@ class RequestState:
 
     @property
     def conversation(self) -> str | None:
-        """The id of the conversation, as far as it is known."""
+        """The id of the conversation; None if it is not known."""
         return (self.fit.report.conversation if self.fit else None) or self.identity.conversation
 
     @property
@@ -115,7 +121,7 @@ class RequestState:
 
     @property
     def should_learn(self) -> bool:
-        """Whether anything is learned from the answer."""
+        """Whether the proxy needs the token counts in the answer, so that the answer must be watched."""
         return self.ask is not None or self.conversation is not None or self.search is not None
 
     @property
@@ -134,13 +140,14 @@ class RequestState:
 
     @property
     def token_estimates(self) -> tuple[int, int]:
-        """Our own token counts of the client's request and of the forwarded one; zeros if it was not read."""
+        """The estimated tokens of the client's request and of the forwarded one; zeros without a fit."""
         return (self.fit.client_tokens, self.fit.estimate) if self.fit else (0, 0)
 
     def drop_reused_idempotency_key(self, request: HttpRequest) -> HttpRequest:
-        """Returns an upstream request without the client's idempotency key, unless it is the first one.
+        """Returns a request to the upstream. All but the first lose the client's idempotency key.
 
-        The key names the first request only, because later ones have other bodies.
+        Later requests have other bodies. With the same key, the upstream could take them for repetitions of
+        the first one.
         """
         if self.first_byte_s is None:
             return request
@@ -148,16 +155,22 @@ class RequestState:
 
     def record_wait(self, seconds: float) -> None:
         """Records that the upstream answered, or failed to answer, after this many seconds."""
-        if self.recall_loop is None:  # later calls continue an answer that has already begun
+        if self.recall_loop is None:  # otherwise the call continues an answer that has begun
             self.waited_s += seconds
             self.first_byte_s = seconds
 
     def record_overhead(self) -> None:
-        """Records our own share of the time so far. From here on the client waits only for the upstream."""
+        """Records how much of the time so far the proxy itself took (`overhead_s`).
+
+        From here on the client waits only for the upstream.
+        """
         self.overhead_s = time.perf_counter() - self.started - self.waited_s
 
     def build_headers(self) -> Headers:
-        """Builds our response headers. A request that passed the gate gets only its status."""
+        """Builds the proxy's own response headers.
+
+        For a request that passed the gate, they contain only the status of the compaction.
+        """
         if self.fit is None:
             return UNREAD_HEADERS
         if self.ask is None:
@@ -167,12 +180,15 @@ class RequestState:
         return headers
 
     def to_fit_result(self) -> FitResult:
-        """Returns the result of the fit, or one that holds the unchanged body if there is none."""
+        """Returns the result of the fit. Without one, returns a result that holds the unchanged body."""
         return self.fit or FitResult(self.raw, 0, _NOTHING)
 
     def release_bodies(self) -> None:
-        """Frees what is not needed while the answer streams: the original body, and one that was not read."""
-        self.original = None  # any request that is sent from here on differs from it
+        """Frees bodies that are not needed while the answer streams.
+
+        These are the encoded body, and the decoded one if the request was not parsed.
+        """
+        self.original = None  # only a continuation can be sent from here on, and it has another body
         if self.ask is None:
             self.raw = b""
             self.hold.release()
@@ -187,7 +203,7 @@ class RequestState:
             fit = replace(fit, estimate=fit.estimate + self.offer.tool_tokens)
         if (
             self.recall_loop is not None and self.recall_loop.hops
-        ):  # later answers had more input than was sized
+        ):  # only the first answer counts the input that was estimated
             usage = self.recall_loop.first_tap.result()
         side = self.side_kind is not None
         return CompletedRequest(
@@ -195,7 +211,9 @@ class RequestState:
         )
 
     def record_end(self, usage: TokenUsage | None, origin: str, notes: ExchangeRecorder) -> None:
-        """Records the figures of the request, unless the upstream was never asked, and ends its trace.
+        """Records the figures of the request and ends its trace.
+
+        If no request was sent to the upstream, no figures are recorded.
 
         Args:
             usage: The token counts that the upstream reported, if any.
@@ -222,7 +240,7 @@ class RequestState:
             self.trace.end_request(exchange, self.conversation)
 
     def _compute_upstream_s(self, first_s: float) -> float:
-        """Returns the seconds from the call of the upstream to the end of its answer, which is now."""
+        """Returns the seconds from the relayed call of the upstream until now, the end of its answer."""
         return time.perf_counter() - self.started - self.overhead_s - self.waited_s + first_s
 
     def _build_unread(self, usage: TokenUsage | None, first_s: float) -> UnreadExchange:
@@ -263,9 +281,10 @@ class RequestState:
         )
 
     def _count_recalls(self, usage: TokenUsage | None) -> tuple[int | None, int | None, int | None]:
-        """Returns how often the answer was continued, and how many prompt and cached tokens that took.
+        """Returns the number of continuations, and how many prompt and cached tokens they took together.
 
-        All are None if the answer was not continued. The tokens are None if the upstream did not report them.
+        All three are None if the answer was not continued. The tokens are None if the upstream did not report
+        them.
         """
         if self.recall_loop is None or not self.recall_loop.hops:
             return None, None, None

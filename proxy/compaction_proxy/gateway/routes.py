@@ -1,4 +1,4 @@
-"""The compacted endpoints as routes of the FastAPI application, with their descriptions for OpenAPI."""
+"""FastAPI routes for the endpoints whose requests the proxy compacts, with descriptions for OpenAPI."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -10,7 +10,8 @@ from compaction_proxy.gateway.paths import COMPACT_PATH
 
 _COMPACT: Final = "compact"
 _COMPACT_SUMMARY: Final = "Compact a list of messages"
-# By wire: the usual path, the summary for OpenAPI, and the document that defines the body.
+# For each wire: the usual path, a short description for OpenAPI, and the URL of the document that defines the
+# body.
 _WIRES: Final = {
     "chat": (
         "/v1/chat/completions",
@@ -26,7 +27,7 @@ _STREAM: Final = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
 class RelayRoute(APIRoute):
-    """A route that hands its requests to an ASGI application unchanged: FastAPI reads and checks nothing.
+    """A route that passes its requests to an ASGI application; FastAPI neither reads nor checks them.
 
     Args:
         path: The path of the requests.
@@ -56,18 +57,18 @@ class RelayRoute(APIRoute):
 
 
 def _declare_no_parameters() -> None:
-    """Has the signature that FastAPI describes: no parameters. The handler of the route gets the requests."""
+    """Never runs. FastAPI derives the documented parameters from its signature: there are none."""
 
 
 def create_relay_routes(
     wires: Mapping[str, ASGIApp], compact: ASGIApp, base_path: str = ""
 ) -> Iterator[RelayRoute]:
-    """Yields a route for each compacted endpoint.
+    """Yields a route for each endpoint whose requests the proxy compacts.
 
     Args:
         wires: The handlers by the wire's name.
         compact: The handler of `/v1/compact`.
-        base_path: The path below which our own paths stand; empty for the root.
+        base_path: The path under which our own paths are; empty for the root.
     """
     for name, (path, summary, reference) in _WIRES.items():
         description = (

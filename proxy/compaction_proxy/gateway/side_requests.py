@@ -1,9 +1,11 @@
-"""Detects side calls: requests that clients send beside a conversation, under its id.
+"""Detects side calls: requests that clients send under the id of a conversation, but that are not part of it.
 
-They ask for titles or topics, probe a quota and the like, and are no part of the conversation. They are
-relayed and counted like any request. But they do not show the present state of a conversation, and they begin
-none. The signs are chosen so that a request of the conversation itself has none of them. A side call without
-a sign only adds a line to the history of the conversation.
+A side call asks for a title or a topic, probes a quota, or the like. The proxy relays and counts it like any
+request. But it does not treat the messages of a side call as the current state of the conversation, and it
+does not start a new conversation for them. A side call is recognised by features that no request of the
+conversation itself has, such as an answer that is limited to one token. If a side call has none of these
+features, it is taken for a request of the conversation. The only effect is one more line in the
+conversation's history.
 """
 
 from collections import OrderedDict
@@ -14,8 +16,8 @@ from typing import Final
 from compaction_proxy.core.title_request import is_client_prompt, is_title_prompt, is_title_request
 from compaction_proxy.wires.prescan import decode_member, read_texts, scan_outline
 
-# The field in which Claude Code classifies a request: `main`, `subagent`, `workflow`, `compaction` or
-# `auxiliary`.
+# The header field in which Claude Code classifies a request: `main`, `subagent`, `workflow`, `compaction` or
+# `auxiliary`. An `auxiliary` request is a side call.
 CLASS_HEADER: Final = b"x-claude-code-request-class"
 _AUXILIARY: Final = b"auxiliary"
 # The most bytes of a probe and of a request for a title. A client's request for a summary may be larger,
@@ -25,13 +27,13 @@ MAX_TITLE_BYTES: Final = 16_384
 # A request for a summary has its system prompt within this many bytes of one end of its body.
 EDGE_BYTES: Final = 8_192
 _TOKENS: Final = b'tokens"'
-# Inside a string these quotes would be escaped, so a match is a key or a value.
+# Inside a JSON string these quotes would be escaped. So a match is always a whole key or a whole value.
 _TOOLS: Final = b'"tools"'
 # Texts that occur only in requests in which the model has already said something.
 _PAST: Final = (b'"assistant"', b'_call"', b'_output"')
-# A body without any of these texts does not ask for a summary as a known client does.
+# Every request for a summary from a known client contains one of these texts.
 _SUMMARIES: Final = (b"partial conversation", b"context summarization")
-# A body without any of these texts does not ask for a title, for tags or for follow-up questions.
+# Every request for a title, for tags or for follow-up questions contains one of these texts.
 _TITLES: Final = (
     b"itle",
     b"tags",
@@ -41,8 +43,8 @@ _TITLES: Final = (
     b"commit messages",
     *_SUMMARIES,
 )
-# The most conversations of which it is known whether they have tools, and the requests that are searched for
-# that.
+# The most conversations for which the proxy remembers whether their requests carry tools, and the number of
+# requests of each conversation that it searches for tools.
 MAX_CONVERSATIONS: Final = 10_000
 _MAX_INSPECTED: Final = 3
 
@@ -51,9 +53,9 @@ class SideRequestKind(Enum):
     """The ways in which a side call relates to its conversation."""
 
     ALONE = "alone"
-    """The side call holds nothing of the conversation."""
+    """The side call does not carry the conversation's messages."""
     WITHIN = "within"
-    """The side call carries the conversation along, so the conversation's checkpoint is applied to it."""
+    """The side call carries the conversation's messages, so the conversation's checkpoint applies to it."""
 
 
 def classify_side_request(raw: bytes, kind: bytes, *, has_tools: bool) -> SideRequestKind | None:
@@ -62,7 +64,7 @@ def classify_side_request(raw: bytes, kind: bytes, *, has_tools: bool) -> SideRe
     Args:
         raw: The request body.
         kind: The class that the client gives to the request (`CLASS_HEADER`); empty if it gives none.
-        has_tools: Whether other requests of the conversation have brought tools.
+        has_tools: Whether earlier requests of the conversation carried tools.
     """
     if kind == _AUXILIARY:
         return _classify_by_history(raw)
@@ -79,7 +81,7 @@ def classify_side_request(raw: bytes, kind: bytes, *, has_tools: bool) -> SideRe
 
 
 def _is_probe(raw: bytes) -> bool:
-    """Returns whether the answer may have only one token, so that no user reads it."""
+    """Returns whether the request limits its answer to one token. No user reads such an answer."""
     outline = scan_outline(raw)
     if outline is None:
         return False
@@ -88,7 +90,7 @@ def _is_probe(raw: bytes) -> bool:
 
 
 def _asks_for_title(raw: bytes) -> bool:
-    """Returns whether a client asks for the title of a conversation, which may not have begun yet."""
+    """Returns whether a client asks for a title or the like, even for a conversation that has not begun."""
     if not any(each in raw for each in _TITLES):
         return False
     system, user = read_texts(raw)
@@ -96,7 +98,7 @@ def _asks_for_title(raw: bytes) -> bool:
 
 
 def _may_ask_for_summary(raw: bytes) -> bool:
-    """Returns whether a client may ask for a summary of a conversation that it carries along as text."""
+    """Returns whether a request may ask for a summary of a conversation that it quotes in its own text."""
     edges = raw[:EDGE_BYTES] + raw[-EDGE_BYTES:]
     return any(each in edges for each in _SUMMARIES)
 
@@ -106,12 +108,15 @@ def _classify_by_history(raw: bytes) -> SideRequestKind:
 
 
 def has_history(raw: bytes) -> bool:
-    """Returns whether a body may hold something that the model has said before."""
+    """Returns whether a body may contain earlier answers or tool calls of the model."""
     return any(each in raw for each in _PAST)
 
 
 class SideRequestDetector:
-    """Detects side calls of the conversations that this process has seen. Their ids imply the tenant."""
+    """Detects side calls, and remembers for that which conversations carry tools.
+
+    The keys are the ids of conversations. Two tenants never have the same id.
+    """
 
     def __init__(self) -> None:
         self._inspected: OrderedDict[str, int] = OrderedDict()
@@ -135,7 +140,10 @@ class SideRequestDetector:
         return side_kind
 
     def _look_for_tools(self, raw: bytes, conversation: str, inspected: int) -> None:
-        """Looks for tools in the first requests of a conversation only, because it searches the body."""
+        """Looks for tools in one of the first requests of a conversation, and remembers the result.
+
+        Later requests are not searched, because the search reads the whole body.
+        """
         self._inspected[conversation] = _MAX_INSPECTED + 1 if _TOOLS in raw else inspected + 1
         self._inspected.move_to_end(conversation)
         if len(self._inspected) > MAX_CONVERSATIONS:

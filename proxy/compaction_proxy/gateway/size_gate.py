@@ -26,26 +26,27 @@ from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.wires.prescan import find_models, find_output_limits, has_media
 
-# A larger body is always read. For a known conversation, reading takes less time than a search of the body.
+# A larger body is always parsed. The gate would have to search the whole body for models and media. In a
+# known conversation that takes more time than parsing, because only the new messages are parsed.
 MAX_BYTES = 131_072
-# A body that names more models than this is read.
+# A body that names more models than this is parsed, because the gate would have to check each model.
 MAX_MODELS = 8
-# Limits that were computed for a model are used for this many seconds, and for at most this many tenants and
-# models.
+# Seconds for which the gate caches the safe size of a tenant and model, and the most pairs that it caches.
+# The time is short because a safe size depends on prices and on learned limits that expire.
 CACHE_S = 1.0
 MAX_CACHED = 4_096
-# More tokens of output than any request can ask for.
+# A number of output tokens that is larger than any request can ask for. It gives the strictest limits.
 ANY_OUTPUT = 10**18
 
 
 @dataclass(frozen=True, slots=True)
 class _SizeLimit:
-    """The limits below which a body passes the gate.
+    """The limits in tokens within which a request passes the gate.
 
     Attributes:
         calibration: How the upstream counts tokens.
-        least: The fewest tokens at which a compaction or its preparation may start.
-        limit: The most tokens that are forwarded unchanged.
+        least: The fewest tokens at which the proxy may start a compaction or prepare one.
+        limit: The most input tokens with which a request may be forwarded unchanged.
     """
 
     calibration: Calibration
@@ -53,14 +54,17 @@ class _SizeLimit:
     limit: int
 
     def can_hold(self, size: int) -> bool:
-        """Returns whether a body of this many bytes is certainly below `least` and not above `limit`."""
+        """Returns whether `size` bytes certainly make fewer tokens than `least`, and at most `limit`."""
         return (
             self.calibration.predict_tokens(size) < self.least
             and self.calibration.predict_upper_bound(size) <= self.limit
         )
 
     def compute_safe_size(self) -> float:
-        """Returns a size in bytes that certainly passes, at most one byte less than the largest such size."""
+        """Returns a size in bytes that certainly passes.
+
+        It is at most one byte smaller than the largest size that passes.
+        """
         factor = self.calibration.ratio * math.exp(self.calibration.margin)
         return min(self.least - 1, self.limit) / factor - 1
 
@@ -69,17 +73,18 @@ _PASSES_NOTHING = _SizeLimit(Calibration(0.0, 0.0), 0, 0)
 
 
 class SizeGate:
-    """Decides by size alone whether a body may pass unread.
+    """Decides by size alone whether the proxy forwards a request without parsing its body.
 
-    Text never has more tokens than bytes, so a body with fewer bytes than the trigger also has fewer tokens.
+    Text never has more tokens than bytes. So if a body has fewer bytes than the trigger has tokens, the
+    request is below the trigger.
 
     Args:
         config: Gives context windows and triggers by model.
         model_limits: Gives the context windows and calibrations that were learned from the upstream.
-        directives: Knows which conversations are to be compacted, however small they are.
-        compacted: Knows which conversations have been compacted, so that they no longer pass.
+        directives: Knows for which conversations somebody has requested a compaction, whatever their size.
+        compacted: Knows which conversations have been compacted. Their requests do not pass.
         origin: The origin of the upstream.
-        pricing: Gives the prices of models. Without it, no price is known.
+        pricing: Gives the prices of models. If it is None, the gate knows no prices.
         clock: Returns monotonic seconds.
     """
 
@@ -101,16 +106,19 @@ class SizeGate:
         self._origin = origin
         self._pricing = pricing
         self._clock = clock
-        self._safe_sizes: dict[tuple[str, str], tuple[float, float]] = {}  # bytes, and when they expire
+        self._safe_sizes: dict[tuple[str, str], tuple[float, float]] = {}  # size in bytes, expiry
         self._changes = 0
 
     async def remember_compacted(self, tenant: str, conversation: str | None, size_bytes: int) -> None:
-        """Makes requests of a compacted conversation be read, so that its replacements are always applied.
+        """Keeps all later requests of a compacted conversation from passing the gate.
+
+        The proxy must parse these requests to apply the conversation's replacements to them.
 
         Args:
             tenant: The tenant that owns the conversation.
             conversation: The id of the conversation; None if it has none.
-            size_bytes: Size of the request that was compacted. A large one never passes, on any replica.
+            size_bytes: Size of the request that was compacted. Above `MAX_BYTES`, other processes are not
+                told, because such a request passes no gate anyway.
         """
         await self._compacted.add(tenant, conversation, is_listed=size_bytes <= MAX_BYTES)
 
@@ -118,7 +126,7 @@ class SizeGate:
     def find_candidate_models(raw: bytes, deployment: str | None) -> AbstractSet[str]:
         """Returns every model that a request could mean; `deployment` is the model that its path names.
 
-        The result is empty if the body is too large to pass, whatever it means. Such a body is not searched.
+        If the body is too large to pass, it is not searched, and the result is empty.
         """
         if len(raw) > MAX_BYTES:
             return frozenset()
@@ -128,7 +136,10 @@ class SizeGate:
         return models
 
     def can_pass(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
-        """Returns whether a body is certainly below every mark.
+        """Returns whether a request may be forwarded without being parsed.
+
+        It may if nothing has to be done about its conversation, and if it is certainly too small for a
+        compaction and for the preparation of one, whichever of the models it means.
 
         Args:
             raw: The request body.
@@ -148,21 +159,27 @@ class SizeGate:
         return all(limit is None or limit.can_hold(size) for limit in limits)
 
     def note_accepted(self, tenant: str, model: str, size_bytes: int) -> None:
-        """Remembers that a body that passed was answered, in case a larger one is refused later."""
+        """Records that the upstream accepted a body of this size, which had passed the gate.
+
+        If the upstream later refuses a larger request, this size is a lower bound of its limit.
+        """
         self._model_limits.record_accepted_bytes(tenant, self._origin, model, size_bytes)
 
     def clear_cache(self) -> None:
-        """Forgets all computed limits, because something was learned about a model."""
+        """Clears the cached safe sizes, because the proxy may have learned something about a model."""
         self._safe_sizes.clear()
 
     def _has_pending_action(self, tenant: str, conversation: str | None, raw: bytes) -> bool:
-        """Returns whether something has to be done about a conversation, whatever its size."""
+        """Returns whether a request must be parsed whatever its size.
+
+        That is so if its conversation has been compacted, or if somebody has requested a compaction of it.
+        """
         if self._compacted.has_rounds(tenant, conversation):
             return conversation is not None or has_history(raw)
         return conversation is not None and self._directives.is_compaction_requested(tenant, conversation)
 
     def _get_safe_size(self, tenant: str, model: str) -> float:
-        """Returns the size in bytes up to which a body passes, whatever output it asks for."""
+        """Returns the size in bytes up to which a body passes, however many output tokens it asks for."""
         if self._changes != self._model_limits.changes:
             self._changes = self._model_limits.changes
             self._safe_sizes.clear()
@@ -177,9 +194,12 @@ class SizeGate:
         return size
 
     def _compute_size_limit(self, tenant: str, model: str, output: int | None) -> _SizeLimit | None:
-        """Returns the limits for requests to a model, or None if nothing ever happens to them."""
+        """Returns the limits for requests to a model, or None if the proxy never compacts them.
+
+        `output` is the number of output tokens that the request asks for; None if it names none.
+        """
         settings = get_model_settings(self._config, model)
-        if settings.recall.tool == "always":  # every request is read, because each one is offered the tool
+        if settings.recall.tool == "always":  # each request is parsed, to offer the tool with it
             return _PASSES_NOTHING
         policy = resolve_policy(settings)
         window = self._model_limits.peek_effective_window(tenant, self._origin, model, settings.window)
@@ -190,14 +210,16 @@ class SizeGate:
         if least is None:
             return None
         if output is not None and not self._model_limits.is_known(tenant, self._origin, model):
-            return _PASSES_NOTHING  # only once: another process may have learned that the upstream adds it
+            # Another process may have learned that the upstream counts the output against the context window.
+            # So this request is parsed. That loads the learned limits, and the next request may pass.
+            return _PASSES_NOTHING
         marks = compute_trigger_marks(rows, budget, policy.soft_share, policy.hard_percent)
         least = min(least, marks.soft or least)
         limit = budget.limit if budget.sum_limit is None else min(budget.limit, budget.sum_limit)
         return _SizeLimit(self._model_limits.peek_calibration(tenant, self._origin, model), least, limit)
 
     def _compute_least_aims(self, model: str, rows: Sequence[TriggerRule]) -> PriceThresholds:
-        """Returns the least values that the price fields of a trigger may have, whatever the conversation."""
+        """Returns the smallest thresholds that the trigger's price fields can give in any conversation."""
         price = None
         if self._pricing is not None and any(row.price_tier for row in rows):
             price = self._pricing.get_price(model, self._origin)

@@ -1,8 +1,8 @@
-"""Sends comments in the long silences of an event stream, so that no hop ends the connection.
+"""Sends comments in the long silences of an event stream, so that nobody closes the connection.
 
-Load balancers, tunnels and some clients end a connection on which nothing has come for a minute, and models
-think for longer. A comment (a line that begins with a colon) is no event, and readers skip it. A comment may
-stand only between two events, and only where the bytes are the text itself: nothing can be inserted into a
+Load balancers, tunnels and some clients close a connection on which nothing has come for a minute, but a
+model may think for longer. A comment (a line that begins with a colon) is no event, and clients skip it. A
+comment may be sent only at the beginning of the stream or between two events. It cannot be inserted into a
 compressed body, or into a body whose length was declared.
 """
 
@@ -16,8 +16,8 @@ from starlette.types import Message, Send
 from compaction_proxy.gateway.headers import EVENT_STREAM, build_header_map
 
 COMMENT: Final = b": keep-alive\n\n"
-# The last bytes of a stream that stands between two events: the end of a line, and the end of a blank line.
-# CR LF CR is not among them, because an LF that belongs to it may follow.
+# A stream that ends with one of these byte sequences is between two events. Each one consists of the end of a
+# line and the end of an empty line. CR LF CR is missing, because an LF that belongs to it may still follow.
 BORDERS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 BORDER_BYTES: Final = 3
 
@@ -38,7 +38,7 @@ def send_keepalives(send: Send, silence_s: float) -> Iterator[Send]:
 
 
 def can_take_comments(head: Message) -> bool:
-    """Returns whether comments may stand in the body that follows this `http.response.start`."""
+    """Returns whether comments may be inserted into the body that follows this `http.response.start`."""
     fields = build_header_map([(name.lower(), held) for name, held in head.get("headers", ())])
     plain = fields.get(b"content-encoding", b"").strip().lower() in {b"", b"identity"}
     kind = fields.get(b"content-type", b"").strip().lower()
@@ -48,7 +48,8 @@ def can_take_comments(head: Message) -> bool:
 class _KeepaliveChannel:
     """Passes messages on, and sends a comment when the stream is silent for too long.
 
-    A stream has one timer, which is postponed if it fires too early.
+    A stream has one timer, which messages do not reset. If the timer fires before the silence has lasted long
+    enough, it is set again for the rest of the time.
     """
 
     __slots__ = ("_busy", "_comment", "_heard_at", "_loop", "_send", "_silence_s", "_tail", "_timer")
@@ -60,11 +61,11 @@ class _KeepaliveChannel:
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
         self._heard_at = 0.0
-        self._tail = BORDERS[0]  # a comment may also stand at the beginning
+        self._tail = BORDERS[0]  # a comment may also be sent at the beginning
         self._busy = False
 
     async def __call__(self, message: Message) -> None:
-        """Passes a message on (ASGI)."""
+        """Passes an ASGI message on to the client."""
         if self._timer is None:
             await self._send(message)
             if message["type"] != _BODY and can_take_comments(message):

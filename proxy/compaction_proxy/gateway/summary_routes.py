@@ -1,4 +1,4 @@
-"""Chooses the models to ask for a summary, and the credentials for that (DESIGN.md §5.11)."""
+"""Chooses which models are asked for a summary, at which URLs, with which credentials (DESIGN.md §5.11)."""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -19,8 +19,8 @@ from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import Wire
 
-# A cheap model for summaries, by the provider's host. If a provider does not know the model (any more), the
-# request's own model is asked instead. Names as of 2026-11.
+# A cheap model for summaries, by the provider's host. If a provider does not offer the model (any more), the
+# model of the client's request is asked instead. Names as of 2026-11.
 CHEAP_MODELS = MappingProxyType(
     {
         "api.openai.com": "gpt-5.4-mini",
@@ -45,11 +45,13 @@ def _choose_credentials(
     headers: Sequence[tuple[bytes, bytes]],
     wire: Wire,
 ) -> dict[str, str]:
-    """Returns the summary model's own key, else ours for the upstream, else the client's, as header fields.
+    """Returns the header fields with the credential for summary calls.
 
-    The last two never go to another origin than the upstream's: the configuration rules this out. Neither
-    does the first: without a URL of its own it is meant for `upstream.base_url`, and not for the other
-    provider of a wire.
+    The credential is `summary.api_key` if that is set, else the proxy's key for the upstream, else the
+    client's own. The proxy's key and the client's go only to the origin of the upstream: for any other origin
+    the configuration requires `summary.api_key`. If `summary.base_url` is not set, `summary.api_key` is meant
+    for `config.upstream.base_url`. It is then not sent to another provider that the configuration sets for a
+    wire.
     """
     own = summary.api_key.get_secret_value()
     if not own or _is_other_provider(config, summary, upstream):
@@ -58,12 +60,18 @@ def _choose_credentials(
 
 
 def _is_other_provider(config: Config, summary: SummarySection, upstream: Upstream) -> bool:
-    """Returns whether a summary comes from a wire's own provider, which `summary` does not configure."""
+    """Returns whether summaries come from a provider for which the settings in `summary` are not meant.
+
+    That is so if `summary` names no URL and the wire has a provider of its own.
+    """
     return not summary.base_url and parse_origin(upstream.base_url) != parse_origin(config.upstream.base_url)
 
 
 def build_credentials(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Returns our key for the upstream, else the client's own, as header fields for our own calls."""
+    """Returns the header fields with the credential for the proxy's own calls of the upstream.
+
+    The credential is the proxy's key for the upstream if there is one, else the client's own.
+    """
     forwarded_names = CREDENTIALS | _ACCOUNT_HEADERS | _READING_HEADERS
     fields = [(key, held) for key, held in headers if key in forwarded_names]
     if upstream.api_key:
@@ -75,10 +83,15 @@ def build_credentials(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]
 def _choose_models(
     asked: str | None, policy: Policy, base_url: str, own: str, *, other_provider: bool
 ) -> tuple[str, ...]:
-    """Returns the models to ask, in order: those that the configuration names, else those of the strategy.
+    """Returns the models to ask, in order: the one that the configuration names, else those of the strategy.
 
-    With `other_provider`, a model that the configuration names is ignored, because the provider does not know
-    it.
+    Args:
+        asked: The model that the configuration names, "none" or "same"; None if it names none.
+        policy: The strategy's policy.
+        base_url: The URL of the provider, which decides the cheap model.
+        own: The model of the client's request.
+        other_provider: Whether to ignore a model that the configuration names, because the provider does not
+            offer it.
     """
     if other_provider and asked not in {"none", "same"}:
         asked = None
@@ -93,7 +106,7 @@ def _choose_models(
 
 
 def _build_url(base_url: str | None, upstream: Upstream, scope: Scope, model: str, wire: Wire) -> str:
-    """Returns the URL for a model: at the summary's own provider, else where the client's request goes."""
+    """Returns the URL for a summary call: at `base_url` if set, else where the client's request goes."""
     if base_url:
         return base_url.rstrip("/") + wire.call_format.path
     path = replace_deployment(scope["raw_path"], model)
@@ -114,7 +127,7 @@ def build_summary_routes(
     summary = settings.summary
     base_url = summary.base_url or upstream.base_url
     if not summary.api_key.get_secret_value() and parse_origin(base_url) != parse_origin(upstream.base_url):
-        return ()  # a credential never goes to a second origin
+        return ()  # the upstream's or client's credential never goes to another origin
     wire = WIRES[summary.wire] if summary.base_url else request_wire
     credentials = _choose_credentials(config, summary, upstream, scope["headers"], wire)
     headers = {**wire.call_format.headers, **credentials, HOP_HEADER.decode(): upstream.hop}

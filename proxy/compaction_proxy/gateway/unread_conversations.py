@@ -1,8 +1,9 @@
 """Finds the conversations of small requests that are forwarded unread and whose clients send no id.
 
-Such a request is read once the upstream answers, so that nobody waits for it. Reading it takes more processor
-time than relaying it. So a busy process reads only some of these requests. The others are in no
-conversation's figures, and the next one that is read continues the conversation all the same.
+The proxy parses such a request after the upstream begins to answer, so that the client does not wait.
+Parsing takes more processor time than relaying. So a busy process parses only some of these requests. The
+figures of the others are recorded for no conversation. But the next request of the same conversation that is
+parsed is still recognised.
 """
 
 import asyncio
@@ -25,14 +26,15 @@ from compaction_proxy.wires.project_instructions import (
 )
 from compaction_proxy.wires.wire import Wire
 
-# Larger requests are not searched: they will soon be read anyway.
+# Larger requests are not searched. Such a conversation soon grows too large for the gate, so that the proxy
+# parses its requests anyway.
 MAX_BYTES = 786_432
-# The bytes that may be read in a second, and at once after a rest. Each request counts as this many bytes
-# more.
+# Bytes of request bodies that may be parsed per second in the long run, and bytes that may be parsed at once
+# after a pause. `REQUEST_BYTES` is added to the size of each request, for the fixed cost of parsing one.
 BYTES_PER_S = 524_288
 BURST_BYTES = 1_048_576
 REQUEST_BYTES = 4_096
-# The messages that are parsed before other requests get their turn.
+# Number of messages that are parsed before the event loop may turn to other requests.
 MESSAGES_AT_ONCE = 64
 TOOLS = b'"tools"'
 
@@ -63,14 +65,16 @@ class UnreadConversationFinder:
         self._searches: set[asyncio.Task[str | None]] = set()
 
     def start_search(self, tenant: str, raw: bytes, client: str) -> asyncio.Task[str | None] | None:
-        """Starts to search for the conversation of a request; None if it is too large or too many came.
+        """Starts to search for the conversation of a request, and returns the task that does so.
 
-        The task returns the id of the conversation, or None if the request belongs to none.
+        Returns None, and searches nothing, if the request is larger than `MAX_BYTES` or exceeds what may be
+        parsed at present. The task's result is the id of the conversation. It is None if the request
+        belongs to no conversation or the search fails.
 
         Args:
             tenant: The tenant that sent the request.
             raw: The request body.
-            client: The name of the client, as far as its header fields tell.
+            client: The name of the client that its header fields show; empty if they show none.
         """
         now, size = self._clock(), len(raw) + REQUEST_BYTES
         self._left_bytes = min(BURST_BYTES, self._left_bytes + (now - self._at) * BYTES_PER_S)

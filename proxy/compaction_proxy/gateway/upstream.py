@@ -1,6 +1,6 @@
 """One exchange with the upstream: sends a request, inspects the answer if needed and relays it unchanged.
 
-The engine is called directly, without an `httpx.AsyncClient` on the hot path.
+It calls the HTTP engine directly, without an `httpx.AsyncClient`, to save time on every request.
 """
 
 import asyncio
@@ -53,9 +53,10 @@ class Upstream:
         base_url: The absolute base URL, to which the client's path is appended
             (`gateway.paths.join_upstream_url`).
         api_key: The proxy's own key, which replaces the client's credentials; empty to pass those on.
-        hop: The mark of this installation, 16 hex digits, by which a loop is noticed.
+        hop: The mark of this installation, 16 hex digits. It is sent with each request. If a request arrives
+            with this mark, there is a loop.
         engine: Sends the requests.
-        connect_timeout_s: Seconds until a connection must be established.
+        connect_timeout_s: Seconds within which a connection must be established.
         read_timeout_s: Seconds that the upstream may be silent, before the first byte or later.
         key_field: The header field that carries the key; empty for the field in which the client shows its
             own.
@@ -108,7 +109,8 @@ class UpstreamResponse:
 
     Args:
         response: The response of the engine.
-        upstream: The upstream that answered, for the report of a cut; None reports nothing.
+        upstream: The upstream that answered. If it cuts the answer, its monitor reports that. None reports
+            nothing.
 
     Attributes:
         response: The response of the engine, for status and headers. Only this object reads its body.
@@ -122,12 +124,13 @@ class UpstreamResponse:
         self._seen: deque[bytes] = deque()
         self._fields: dict[bytes, bytes] | None = None
         self._cut: httpx.TransportError | None = None
-        self._coming: asyncio.Task[bytes] | None = None  # a read that a caller no longer waits for
+        self._coming: asyncio.Task[bytes] | None = None  # a read that `peek_within` has begun
 
     async def peek(self, limit: int) -> bytes:
-        """Returns the beginning of the body: at least `limit` bytes if it has as many, else all of it.
+        """Returns the beginning of the body: at least `limit` bytes, or the whole body if it is shorter.
 
-        What was read is still relayed. A cut is not raised here, but where the body is relayed.
+        Later calls of `read` still return these bytes. If the answer is cut, `read` raises the error, but
+        this method does not.
         """
         size = sum(map(len, self._seen))
         try:
@@ -139,7 +142,10 @@ class UpstreamResponse:
         return b"".join(self._seen)
 
     async def peek_next(self) -> bytes:
-        """Returns the next chunk that was not seen yet, and still relays it; empty at the end or at a cut."""
+        """Returns the next chunk that was not seen yet; empty at the end or at a cut.
+
+        Later calls of `read` still return this chunk.
+        """
         try:
             chunk = b"" if self._cut is not None else await self._read_next()
         except httpx.TransportError as error:
@@ -150,14 +156,17 @@ class UpstreamResponse:
         return chunk
 
     async def peek_within(self, limit: int, seconds: float) -> bytes:
-        """Returns what `peek` returns, or what came within `seconds`. Later bytes are still relayed."""
+        """Returns what `peek` returns, or only the bytes seen so far if nothing new comes within `seconds`.
+
+        Later calls of `read` still return all bytes.
+        """
         if self._coming is None:
             self._coming = asyncio.create_task(self.response.read())
         done, _ = await asyncio.wait([self._coming], timeout=seconds)
         return await self.peek(limit) if done else b"".join(self._seen)
 
     async def _read_next(self) -> bytes:
-        """Returns the next chunk from the upstream, or that of a read that has already begun."""
+        """Reads the next chunk from the upstream. If `peek_within` has begun a read, waits for that read."""
         coming, self._coming = self._coming, None
         try:
             return await (coming or self.response.read())
@@ -172,7 +181,7 @@ class UpstreamResponse:
         return self._cut is not None
 
     async def read(self) -> bytes:
-        """Returns the next chunk of the body, as it came; empty at the end.
+        """Returns the next chunk of the body, unchanged; empty at the end. Chunks seen before come first.
 
         Raises:
             httpx.TransportError: The answer was cut.
@@ -201,7 +210,7 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
     """Sends a request, and waits for status and headers of the answer. Reports a failure of the upstream.
 
     Raises:
-        OverloadedError: There is no room for another connection; the upstream has seen nothing.
+        OverloadedError: The system has no resources for another connection. Nothing was sent.
         UpstreamError: 502 `upstream_unreachable` or `upstream_protocol_error`, 504 `upstream_timeout`.
     """
     try:
@@ -219,7 +228,7 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
 
 
 def _build_error(upstream: Upstream, error: httpx.TransportError) -> OverloadedError | UpstreamError:
-    """Reports that there is no answer, and builds the error for the client."""
+    """Reports to the monitor that no answer came, and builds the error for the client."""
     cause = upstream.monitor.record_error(upstream.target, error)
     if cause == OUT_OF_SOCKETS:
         return OverloadedError(RETRY_AFTER_S)
@@ -244,8 +253,8 @@ async def relay_response(
 ) -> bool:
     """Relays an answer to the client as it comes, and closes it.
 
-    Returns whether the answer was complete. If the upstream cuts it, the client is cut, too: the response is
-    left without its end, and the server closes the connection.
+    Returns whether the answer was complete. If the upstream cuts the answer, the response to the client is
+    left without its end, and the server closes the client's connection.
 
     Args:
         answer: The answer that `send_request` returned.
@@ -273,10 +282,10 @@ async def relay_response(
 async def _relay_chunks(
     answer: UpstreamResponse, send: Send, tap: Callable[[bytes], None] | None, length: int | None
 ) -> bytes:
-    """Relays a body without its last chunk, and returns that chunk, so that it is sent with the end.
+    """Relays a body without its last chunk, and returns that chunk.
 
-    The last chunk is recognised by the length. Without a length, the whole body is relayed and nothing is
-    returned.
+    The caller sends the last chunk together with the end of the response. The last chunk is recognised by
+    `length`, the declared length in bytes. If it is None, the whole body is relayed and the result is empty.
     """
     while chunk := await answer.read():
         if length is not None:
@@ -300,7 +309,7 @@ async def send_error(
     extra: Sequence[tuple[bytes, bytes]] = (),
     shape: Callable[[ClientFacingError], bytes] = format_openai_error,
 ) -> None:
-    """Answers the client with an error of our own, in the shape of its wire."""
+    """Answers the client with an error of the proxy, which `shape` encodes in the format of its wire."""
     body = shape(error)
     headers: Headers = [
         (b"content-type", b"application/json"),

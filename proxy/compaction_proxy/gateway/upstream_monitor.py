@@ -23,7 +23,7 @@ Count = Callable[[str, str], None]
 
 _log = structlog.get_logger()
 
-# The first row that matches decides.
+# Causes of errors that occurred before an answer came. The first row whose type matches the error decides.
 _BEFORE_AN_ANSWER: tuple[tuple[type[httpx.TransportError], str], ...] = (
     (httpx.ConnectTimeout, causes.CONNECT_TIMEOUT),
     (httpx.TimeoutException, causes.ANSWER_TIMEOUT),
@@ -77,17 +77,18 @@ def _ignore_failure(_target: str, _cause: str) -> None:
 class UpstreamMonitor:
     """Reports failures of all upstreams of a process.
 
-    Each pair of target and cause is logged at most once a minute. A target fails if its last answer was
-    missing or had status 5xx. Once it gives another answer, one line reports the recovery. A successful
-    request costs a look at `failing`.
+    Each pair of target and cause is logged at most once a minute. A target is failing if its last answer was
+    missing or had status 5xx. When it gives another answer, one log line reports the recovery. After a
+    successful request, callers need to call the monitor only if `failing` is not empty.
 
     Args:
-        count: Receives every failure, and every other answer with an error status.
-        keep: Receives failures only.
+        count: Receives every failure, and every other answer with an error status. Feeds the metrics.
+        keep: Receives failures only. Feeds the statistics.
         clock: Returns monotonic seconds.
 
     Attributes:
-        failing: The targets that fail, and how many answers in a row were missing or had status 5xx.
+        failing: The failing targets, each with the number of its last answers in a row that were missing or
+            had status 5xx.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class UpstreamMonitor:
             self._count(target, format_status_cause(status))
 
     def keep_targets(self, targets: Collection[str]) -> None:
-        """Forgets failing targets that are no longer used, because another configuration is in force."""
+        """Forgets failing targets that are not among `targets`, because a new configuration was applied."""
         for target in self.failing.keys() - targets:
             del self.failing[target]
             self._logged.discard(target)
@@ -156,6 +157,6 @@ class UpstreamMonitor:
 
     def _record_recovery(self, target: str) -> None:
         failures = self.failing.pop(target)
-        if target in self._logged:  # otherwise every second request could log such a line
+        if target in self._logged:  # else alternating failures and successes would log many recoveries
             self._logged.discard(target)
             _log.info(UPSTREAM_RECOVERED, target=target, failures=failures)

@@ -1,9 +1,10 @@
 """Calibrates token estimates with the `usage` that an upstream reports.
 
-An estimate alone can be wrong by up to half, because of other makers' vocabularies, hidden templates and
-hidden prompts. `Calibration` learns one ratio per upstream origin and model, as a robust moving average of
-its logarithm. That lowers the median error from between 6 and 15 % to between 1 and 4 % (simulated on 40
-conversations with the vocabularies of five makers). The caller keeps one record per (origin, model).
+An estimate alone can be wrong by up to half, because the upstream may use another vocabulary than ours, and
+may add templates and prompts that we do not see. `Calibration` learns the ratio of the upstream's count to
+our estimate, as a robust moving average of the ratio's logarithm. This lowers the median error from between 6
+and 15 % to between 1 and 4 % (simulated on 40 conversations with the vocabularies of five makers). The caller
+keeps one record per upstream origin and model.
 """
 
 import math
@@ -15,26 +16,27 @@ from typing import Self
 
 from compaction_proxy.core.model_names import is_new_claude, normalize_model_name
 
-MIN_USAGE_TOKENS = 200  # in smaller requests, hidden prompts outweigh what can be learned
+MIN_USAGE_TOKENS = 200  # smaller requests are ignored: a hidden prompt would distort the ratio too much
 MIN_RATIO, MAX_RATIO = 0.3, 4.0  # a ratio outside this range has another cause (truncation, a failed call)
 _SLOWEST = 0.05  # smallest weight of a new observation
 _TRUSTED_AFTER = 3  # after so many observations, an outlier counts only in part
-_FAR = 4.0  # deviations from the mean beyond which an observation is an outlier
-_LEAST_DEVIATION = 0.01  # identical observations would otherwise freeze the ratio
+_FAR = 4.0  # distance from the mean, in deviations, from which an observation is an outlier
+_LEAST_DEVIATION = 0.01  # without a minimum, every change after identical observations would be an outlier
 _WIDEST = 2.6  # log(4 / 0.3): no learned mean or deviation is larger
-_SIGMA = 1.25  # mean absolute deviations in a standard deviation (normal distribution)
+_SIGMA = 1.25  # a standard deviation is this many mean absolute deviations (normal distribution)
 
-# Pattern, ratio to our count and its mean absolute deviation of each family. The first pattern that matches
-# the model name counts. Measured on 150 KB samples of English, Markdown, code, JSON and Chinese with each
-# maker's vocabulary.
+# For each family of models: the pattern of its names, the ratio of its token counts to ours, and the mean
+# absolute deviation of the ratio's logarithm. The first pattern that matches the model name counts. Measured
+# on 150 KB samples of English, Markdown, code, JSON and Chinese with each maker's vocabulary.
 _FAMILIES: tuple[tuple[str, float, float], ...] = (
     (r"qwen|qwq|deepseek", 1.07, 0.06),
     (r"mistral|mixtral|ministral|codestral|devstral|magistral", 1.12, 0.07),
     (r"gemini|gemma", 1.2, 0.1),
     (r"gpt|^o\d|llama|kimi|glm", 1.0, 0.02),
 )
-# An unknown name is mostly an alias of a model above. 1.07 is the middle of their ratios. One sigma above it
-# is 1.2, the highest of them except the newest Claude, so the first request is sized for that upper end.
+# Ratio and deviation for a model that matches no pattern. Most such names are aliases of models above, and
+# 1.07 is in the middle of their ratios. The first estimate adds one sigma, which makes 1.2: the highest of
+# the ratios, apart from the newest Claude.
 _UNKNOWN = (1.07, 0.092)
 _CLAUDE_OLD = (1.15, 0.05)
 _CLAUDE_NEW = (1.45, 0.05)  # Claude has a new vocabulary from version 4.7 on
@@ -75,14 +77,14 @@ class Calibration:
         return math.exp(self.mean)
 
     def add_observation(self, estimate: int, actual: int) -> Self:
-        """Learns from one answered request.
+        """Returns a record that has learned from one answered request.
 
         Args:
             estimate: Our uncalibrated count of the forwarded request, in tokens.
             actual: `usage.prompt_tokens` of the answer, cached tokens included.
 
         Returns:
-            The updated record, or this record if there is nothing to learn.
+            The updated record, or this record if the counts are too small or too far apart to learn from.
         """
         if estimate <= 0 or actual < MIN_USAGE_TOKENS or not MIN_RATIO <= actual / estimate <= MAX_RATIO:
             return self
@@ -97,7 +99,7 @@ class Calibration:
         return type(self)(self.mean + weight * gap, deviation, self.observations + 1)
 
     def predict_tokens(self, estimate: int) -> int:
-        """Predicts the upstream's count, rounded up. Adds one sigma until the upstream has reported once."""
+        """Predicts the upstream's count, rounded up. Adds one sigma before the first observation."""
         margin = 0.0 if self.observations else self.margin
         return math.ceil(estimate * math.exp(self.mean + margin))
 
@@ -110,7 +112,7 @@ class Calibration:
 
     @property
     def margin(self) -> float:
-        """Returns one standard deviation of the logarithm."""
+        """Returns one standard deviation (sigma) of the logarithm of the ratio."""
         return _SIGMA * self.deviation
 
     def to_dict(self) -> dict[str, float]:

@@ -1,4 +1,7 @@
-"""Asks an upstream for a model's context window over HTTP: best effort, bounded in time and bytes."""
+"""Asks an upstream for a model's context window over HTTP, within limits of time and bytes.
+
+An upstream that does not answer in a known format leaves the window unknown; that is no error.
+"""
 
 import asyncio
 import ipaddress
@@ -13,7 +16,7 @@ import httpx
 _LEAST_TOKENS: Final = 256
 _MOST_TOKENS: Final = 100_000_000
 _MAX_MODELS: Final = 10_000
-# Providers whose model lists name no context windows. The shipped table has their windows.
+# Providers whose model lists name no context windows. `window_table` has the windows of their models.
 _SILENT: Final = frozenset(
     {"api.openai.com", "api.anthropic.com", "api.deepseek.com", "api.x.ai", "api.perplexity.ai"}
     | {"generativelanguage.googleapis.com", "api.moonshot.ai", "api.z.ai", "api.minimax.io"}
@@ -23,21 +26,24 @@ _LOCAL_DOMAINS: Final = (".local", ".internal", ".lan", ".home.arpa", ".localhos
 
 
 def build_model_urls(base_url: str, model: str) -> tuple[str, ...]:
-    """Returns the URLs that may name a model's context window, in order: the list, then the model alone.
+    """Returns the URLs to ask for a model's context window: the list of all models, then the model's page.
 
-    Returns an empty tuple for providers that name no windows.
+    Returns an empty tuple for providers that name no context windows.
     """
     host = (urlsplit(base_url).hostname or "").lower()
     if not host or host in _SILENT or host.endswith(_SILENT_DOMAINS):
         return ()
     start = f"{base_url.rstrip('/')}/models"
-    if not model or ".." in model:  # clients choose the name: it must not lead to another page
+    if not model or ".." in model:  # clients choose the name, and `..` would lead to another page
         return (start,)
     return (start, f"{start}/{quote(model, safe='/:@', errors='replace')}")
 
 
 def build_local_urls(base_url: str) -> tuple[str, ...]:
-    """Returns the pages of llama.cpp, LM Studio and Ollama, or none if the upstream is on the internet."""
+    """Returns the URLs at which llama.cpp, LM Studio and Ollama name their context windows.
+
+    Returns an empty tuple if the upstream is on the internet, because these servers run locally.
+    """
     parts = urlsplit(base_url)
     if not _is_local((parts.hostname or "").lower()):
         return ()
@@ -56,9 +62,9 @@ def _is_local(host: str) -> bool:
 
 
 def parse_window(body: bytes, model: str) -> int | None:
-    """Parses the context window, in tokens, from the response of a URL; the smallest if it names several.
+    """Parses the context window, in tokens, from a response. Returns the smallest if there are several.
 
-    Returns None if the response names no possible window.
+    Returns None if the response names no window between 256 and 100 million tokens.
     """
     try:
         payload = json.loads(body)
@@ -70,7 +76,7 @@ def parse_window(body: bytes, model: str) -> int | None:
 
 def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
     page = _as_mapping(payload)
-    yield _as_mapping(page.get("default_generation_settings")).get("n_ctx")  # llama.cpp, one slot
+    yield _as_mapping(page.get("default_generation_settings")).get("n_ctx")  # llama.cpp, of one slot
     for entry in _find_entries(page, model):
         yield _as_mapping(entry.get("meta")).get("n_ctx")  # llama.cpp
         yield entry.get("max_model_len")  # vLLM, SGLang
@@ -107,7 +113,8 @@ def _is_possible(window: Any) -> bool:
     return type(window) is int and _LEAST_TOKENS <= window <= _MOST_TOKENS
 
 
-# Largest response to read, in bytes. A longer model list is dropped and the model's own page is read instead.
+# Largest response that is read, in bytes. If the model list is longer, it is dropped, and the model's own
+# page is read instead.
 MAX_BODY_BYTES = 1_048_576
 # Time limit for all requests about a model together, in seconds.
 DEADLINE_S = 3.0
@@ -116,7 +123,7 @@ DEADLINE_S = 3.0
 class HttpWindowDiscovery:
     """Implements `providers.types.WindowDiscovery` over HTTP.
 
-    Follows no redirects, so the credential in the headers reaches the upstream's origin only.
+    Follows no redirects, so that only the upstream's origin gets the credential in the headers.
 
     Args:
         transport: Transport to the upstream.
@@ -129,7 +136,7 @@ class HttpWindowDiscovery:
         self._deadline_s = deadline_s
 
     async def discover_window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
-        """Returns the context window that the upstream names, in tokens, or None if it names none in time."""
+        """Returns the context window that the upstream names, in tokens; None if it names none in time."""
         urls = build_model_urls(base_url, model)
         if not urls:
             return None
@@ -137,7 +144,8 @@ class HttpWindowDiscovery:
         try:
             async with asyncio.timeout(self._deadline_s):
                 windows += await self._find_first_window(urls, headers, model)
-                # A list may name a window that several slots share. A request gets the window of one slot.
+                # A model list may give the sum of the windows of several slots. A request runs in one slot,
+                # so the smaller window on the server's own page counts.
                 windows += await self._find_first_window(build_local_urls(base_url), headers, model)
         except TimeoutError:
             pass
@@ -146,7 +154,7 @@ class HttpWindowDiscovery:
     async def _find_first_window(
         self, urls: Sequence[str], headers: Mapping[str, str], model: str
     ) -> list[int]:
-        """Returns the window of the first page that names one, or an empty list."""
+        """Returns the window on the first page that names one, as a list; an empty list if no page does."""
         for url in urls:
             window = await asyncio.to_thread(parse_window, await self._fetch_page(url, headers), model)
             if window is not None:

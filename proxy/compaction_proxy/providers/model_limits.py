@@ -1,15 +1,15 @@
-"""Learns the limits of models: the context window from errors, and the token count from reported usage.
+"""Learns the limits of models: the context window from errors, and the calibration from reported usage.
 
-An upstream that names its context window on request is believed as well. Where an upstream truncates requests
-silently, the window is inferred from its token counts.
+The context window is also learned from an upstream that names it when asked. If an upstream truncates
+requests silently, the window is inferred from its token counts.
 
-There is one record per tenant, upstream origin and model. The process holds it, and the store keeps it for a
-day, so that a restart does not cause the same error again. Records are per tenant because errors echo
-requests and counts depend on them: the requests of one tenant must not influence another tenant.
+There is one record per tenant, upstream origin and model. Processes keep it in memory, and the store keeps it
+for a day, so that a restart does not cause the same error again. Errors and token counts depend on what a
+tenant sends, so each tenant has its own records: one tenant must not influence the limits of another.
 
-Replicas learn from each other. From time to time a background task reads the record again; no request waits
-for it. The merged record takes the calibration with the most observations, the smallest window that an error
-named, and the window that was discovered last.
+Replicas learn from each other. From time to time, a background task reads the record from the store and
+merges it with the one in memory; no request waits for this. The merged record has the calibration with the
+most observations, the smallest window that an error named, and the window that was discovered last.
 """
 
 import asyncio
@@ -34,7 +34,8 @@ from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import NOT_OBSERVED, UPSTREAM_TRUNCATES
 
-# Limit that is derived from refusals that name no limit, as a share of the smallest refused size.
+# If an upstream refuses requests as too long without naming a limit, this share of the smallest refused size
+# is taken as the limit.
 REFUSED_SHARE = 0.9
 
 
@@ -49,12 +50,13 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
             there was none.
         until: When `window` expires.
         discovered: Context window that the upstream named when asked, in tokens; None if it named none.
-        asked_until: When the upstream may be asked again.
-        accepted: Largest input that the upstream answered, in tokens, if larger than the known window; else
-            0. accepted_until: When `accepted` expires. adds_output_until: Until when the upstream is believed
-            to count the requested output against the context window; 0 if it is not.
-        lacks_compaction_until: Until when the upstream is believed not to answer a compaction trigger; 0 if
-            it is not.
+        asked_until: When `discovered` expires. Until then, the upstream is not asked again.
+        accepted: Largest input that the upstream answered, in tokens, if it exceeds the known window; else 0.
+        accepted_until: When `accepted` expires.
+        adds_output_until: Until this time, the upstream is assumed to count the requested output tokens
+            against the context window; 0 if it is not known to do so.
+        lacks_compaction_until: Until this time, the upstream is assumed not to answer a compaction trigger
+            with a compaction item; 0 if it is not known to lack this.
         refused_estimate: Smallest request that was refused as too long by an error that names no limit, in
             uncalibrated tokens; 0 if there was none.
         refused_until: When `refused_estimate` expires.
@@ -84,8 +86,8 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
     def get_effective_window(self, model: str, configured: int | None) -> int:
         """Returns the context window to calculate with, in tokens (DESIGN.md §5.5).
 
-        An error may lower a configured window (ADR 0009). An accepted request raises a discovered or shipped
-        window, but never a configured one.
+        An error may lower a configured window (ADR 0009). A larger request that the upstream accepted raises
+        a window that was discovered or comes from the shipped table, but never a configured one.
         """
         window = self.window or (self.get_base_window(model) if configured is None else configured)
         if configured is not None:
@@ -95,9 +97,9 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
 
     @property
     def limit_estimate(self) -> int:
-        """Returns the limit derived from refusals that name none, in uncalibrated tokens; 0 without refusals.
+        """Returns the limit that refusals without a named limit suggest, in uncalibrated tokens; 0 if none.
 
-        The limit is a share of the smallest refused size, and never below the largest accepted size.
+        The limit is `REFUSED_SHARE` of the smallest refused size, and never below the largest accepted size.
         """
         if not self.refused_estimate:
             return 0
@@ -111,8 +113,8 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
     def add_refused(self, estimate: int, until: float) -> Self:
         """Returns the record after a refusal that names no limit.
 
-        If an equally large request was accepted before, the upstream now takes less, and the newer fact
-        counts.
+        If a request at least as large was accepted before, the upstream's limit has become lower. The
+        accepted size is then dropped, because the newer fact counts.
         """
         if self.accepted_estimate >= estimate:
             cleared = self._replace(accepted_estimate=0, accepted_estimate_until=0.0)
@@ -122,7 +124,7 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
         return cleared._replace(refused_estimate=smallest, refused_until=until)
 
     def add_accepted(self, estimate: int, until: float) -> Self:
-        """Returns the record after an answer. Drops the refusal of a request that was not larger."""
+        """Returns the record after an answer. Drops the refused size if the answered request is as large."""
         if estimate < self.accepted_estimate:
             return self
         known = self._replace(accepted_estimate=estimate, accepted_estimate_until=until)
@@ -131,7 +133,7 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
         return known._replace(refused_estimate=0, refused_until=0.0)
 
     def get_base_window(self, model: str) -> int:
-        """Returns the context window without errors and configuration, in tokens."""
+        """Returns the context window before errors and the configuration are considered, in tokens."""
         return max(self.discovered or get_known_window(model), self.accepted)
 
 
@@ -171,7 +173,7 @@ def _add_sizes(together: LearnedLimits, parts: Sequence[LearnedLimits], now: flo
 
 
 def to_fields(learned: LearnedLimits) -> dict[str, object]:
-    """Returns the record as JSON values, for an envelope."""
+    """Returns the record as JSON values, for the store."""
     return {
         "window": learned.window,
         "until": learned.until,
@@ -216,26 +218,27 @@ def _as_tokens(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-# Lifetime of learned limits, in seconds: providers change the model behind a name.
+# Lifetime of learned limits, in seconds. They expire because providers change the model behind a name.
 BELIEVED_S = 86_400.0
 MAX_MODELS = 4_096
-# The calibration is stored again when its mean (a logarithm) has moved by this much.
+# A calibration is stored again when its mean (a logarithm) differs from the stored one by this much.
 KEPT_STEP = 0.02
-# Shortest time between two writes of a calibration, in seconds: at first it changes with every answer.
+# Shortest time between two writes of a calibration, in seconds. At first, every answer changes it.
 KEPT_EVERY_S = 5.0
-# Weight of one compaction in the learned drift, and the largest drift that is believed, as a logarithm.
+# The drift is the logarithm of a factor: the upstream's count of the first request after a compaction,
+# divided by our prediction (`record_drift`). Weight of one compaction in the drift, and the largest drift.
 DRIFT_WEIGHT = 0.5
 MOST_DRIFT = 0.15
-# Interval at which the record of other replicas is read again, in seconds.
+# Interval at which the stored record, to which other replicas write, is read again, in seconds.
 LOOK_EVERY_S = 10.0
 # Number of window discoveries that may run at the same time.
 ASKED_AT_ONCE = 4
 # Number of conversations whose last answer is remembered.
 MAX_THREADS = 4_096
-# Lifetime of an inferred window and of a refused or accepted size, in seconds. Afterwards a full request
-# shows whether the limit still holds.
+# Lifetime of an inferred window and of a refused or accepted size, in seconds. When it has expired, a request
+# of full size is sent again, and shows whether the limit still holds.
 INFERRED_S = 3_600.0
-# Number of low token counts that are remembered for each model.
+# Number of answers with low token counts that are remembered for each model.
 MAX_LOW = 8
 
 _log = structlog.get_logger()
@@ -292,9 +295,9 @@ class ModelLimits:
         return self._drop_expired(key).window if key in self._known else None
 
     def peek_effective_window(self, tenant: str, origin: str, model: str, configured: int | None) -> int:
-        """Returns the effective window, in tokens (`LearnedLimits.get_effective_window`), without a wait.
+        """Returns the effective window, in tokens (`LearnedLimits.get_effective_window`); never waits.
 
-        Uses only what this process knows already.
+        Uses only the limits that this process has in memory.
         """
         key = model_limits_key(tenant, origin, model)
         self._refresh_in_background(key, model)
@@ -308,20 +311,21 @@ class ModelLimits:
         return model_limits_key(tenant, origin, model) in self._known
 
     def peek_calibration(self, tenant: str, origin: str, model: str) -> Calibration:
-        """Returns the calibration that this process knows, or the model's prior."""
+        """Returns the calibration that this process knows, or `Calibration.build_prior` without one."""
         known = self._known.get(model_limits_key(tenant, origin, model))
         return known.calibration if known else Calibration.build_prior(model)
 
     def get_drift(self, tenant: str, origin: str, model: str) -> float:
-        """Returns the factor by which requests after a compaction differ from their estimate.
+        """Returns the factor by which the token counts of requests after a compaction exceed their estimates.
 
-        The removed messages and their replacements need not cost the same per estimated token.
+        There is a difference because removed messages and their replacements are different kinds of text:
+        their ratios of counted to estimated tokens differ.
         """
         drift = self._drifts.get(model_limits_key(tenant, origin, model))
         return math.exp(drift) if drift else 1.0
 
     def record_drift(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
-        """Records the token count of the first answer after a compaction against its estimate."""
+        """Learns the drift from the first request after a compaction: its estimate and its real count."""
         key = model_limits_key(tenant, origin, model)
         drift = self._drifts.pop(key, 0.0) + DRIFT_WEIGHT * math.log(max(1, actual) / max(1, estimate))
         self._drifts[key] = max(-MOST_DRIFT, min(MOST_DRIFT, drift))
@@ -331,19 +335,19 @@ class ModelLimits:
     async def learn_window(
         self, tenant: str, origin: str, model: str, window: int, believed_s: float = BELIEVED_S
     ) -> None:
-        """Learns the context window that an error named. Keeps the smaller window until that expires."""
+        """Learns the context window that an error named. Of several such windows, the smallest counts."""
         known = await self.get(tenant, origin, model)
         smaller = min(window, known.window or window)
         until = self._now() + believed_s
         key = model_limits_key(tenant, origin, model)
         known = known._replace(window=smaller, until=until)
-        if known.accepted > smaller:  # the upstream now takes less than it did: the newer fact counts
+        if known.accepted > smaller:  # the upstream now accepts less than before, and the newer fact counts
             known = known._replace(accepted=smaller, accepted_until=self._now() + BELIEVED_S)
         self._remember_limits(key, known)
         await self._save_to_store(key, model)
 
     def record_accepted_bytes(self, tenant: str, origin: str, model: str, size_bytes: int) -> None:
-        """Records that a body of this size was answered without being counted; in this process only."""
+        """Records the size of an answered body whose tokens we did not count; in this process only."""
         key = model_limits_key(tenant, origin, model)
         if size_bytes > self._accepted_bytes.get(key, 0):
             self._accepted_bytes[key] = size_bytes
@@ -355,14 +359,15 @@ class ModelLimits:
     ) -> None:
         """Learns that a request of this size was refused as too long by an error that names no limit.
 
-        Answered bodies that were not counted are assumed to have as many tokens per byte as this request.
+        The largest answered body whose tokens were not counted also counts as an accepted size
+        (`record_accepted_bytes`). It is assumed to have as many tokens per byte as this request.
 
         Args:
             tenant: Tenant of the request.
             origin: Origin of the upstream.
             model: Requested model.
-            estimate: Our uncalibrated count of the forwarded request, in tokens. A small request is ignored
-                because no model's window is so small.
+            estimate: Our uncalibrated count of the forwarded request, in tokens. If it is below
+                `LEAST_SIZE_TOKENS` when calibrated, the refusal is ignored: no model's window is so small.
             size_bytes: Size of the forwarded body.
         """
         known = await self.get(tenant, origin, model)
@@ -392,14 +397,17 @@ class ModelLimits:
         return (await self.get(tenant, origin, model)).is_limited
 
     async def learn_adds_output(self, tenant: str, origin: str, model: str) -> None:
-        """Learns that the upstream refused a prompt together with the requested output."""
+        """Learns that the upstream counts the requested output tokens against the context window.
+
+        An upstream shows this by an error that adds them to the input tokens.
+        """
         known = await self.get(tenant, origin, model)
         key = model_limits_key(tenant, origin, model)
         self._remember_limits(key, known._replace(adds_output_until=self._now() + BELIEVED_S))
         await self._save_to_store(key, model)
 
     def adds_output(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether the upstream adds the requested output, as far as this process knows."""
+        """Returns whether the upstream counts the requested output against the window; never waits."""
         key = model_limits_key(tenant, origin, model)
         return key in self._known and self._drop_expired(key).adds_output
 
@@ -411,7 +419,7 @@ class ModelLimits:
         await self._save_to_store(key, model)
 
     async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether the upstream is believed not to answer a compaction trigger."""
+        """Returns whether the upstream is assumed not to answer a compaction trigger with an item."""
         return (await self.get(tenant, origin, model)).lacks_compaction_until > self._now()
 
     async def learn_token_count(
@@ -450,11 +458,12 @@ class ModelLimits:
             origin: Origin of the upstream.
             model: Model that answered.
             answer: Token counts of the request and its answer.
-            thread: Root or id of the conversation; None if it has none, or if it branches without order.
-            find_mentioned_numbers: Returns the numbers that the request's text contains. None of them is
-                taken for a window. Called only if needed.
-            is_window_configured: Whether the window is configured. Only an error overrides a configured
-                window.
+            thread: Root or id of the conversation, to find its previous answer. None if there is neither, or
+                if its requests do not continue each other.
+            find_mentioned_numbers: Returns the numbers in the request's text. A count or window that is one
+                of them is ignored. Called only if a count is low.
+            is_window_configured: Whether the window is configured. If so, no window is learned here, because
+                only an error may lower a configured window.
         """
         key = model_limits_key(tenant, origin, model)
         known = await self._get_by_key(key, model)
@@ -505,8 +514,8 @@ class ModelLimits:
     ) -> AnsweredRequest | None:
         """Stores an answer as the last one of its conversation and returns the previous one.
 
-        If both have the same count, the previous answer stays in place, so that growth adds up over several
-        requests with equal counts.
+        If both have the same token count, the older answer stays stored. A request is then compared with the
+        first one that had this count, so that small steps of growth add up.
         """
         if thread is None:
             return None
@@ -549,7 +558,7 @@ class ModelLimits:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key, model))
 
     async def _load_from_store(self, key: str, model: str) -> None:
-        """Merges the stored record into this process's record. A failed read leaves the latter unchanged."""
+        """Merges the stored record into this process's record, which stays as it is if the read fails."""
         [fields] = await self._records.get_many([key], bypass_cache=True)
         theirs = self._parse_stored(fields, model)
         ours = self._known.get(key)  # read after the wait: the process may have learned more meanwhile

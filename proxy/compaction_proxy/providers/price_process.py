@@ -1,4 +1,7 @@
-"""Looks up prices in a process of its own: the table takes 80 MB, and lookups are few and not urgent."""
+"""Looks up prices in a separate process, because the price table takes 80 MB of memory.
+
+The process ends after each lookup, which is slow. That is acceptable, because lookups are few and not urgent.
+"""
 
 import json
 import subprocess
@@ -8,20 +11,20 @@ from typing import Any
 
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 
-# Time limit of the process, in seconds. On an idle machine it takes one second.
+# Time limit of the process, in seconds. On an idle machine, the process takes one second.
 LIMIT_S = 20.0
-# The child process imports from this process's own `sys.path` only.
+# The child process gets this process's `sys.path`, so that it imports modules only from there.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from compaction_proxy.providers.price_table import main; main()"
 )
 
 
 class PriceProcess:
-    """Looks up prices through a process that ends after its answer.
+    """Looks up prices through a child process that ends after its answer.
 
-    The process reads one line `["model", "origin", at]` per name until the end of its input. If its parent
-    dies, it therefore only finishes the work at hand. It writes one line per name: null, or the fields of a
-    `ModelPrice`.
+    The child reads one line `["model", "origin", at]` per name until the end of its input. Its input also
+    ends if the parent dies, so the child does not outlive its parent for long. The child writes one line per
+    name, as JSON: null, or the fields of a `ModelPrice`.
 
     Args:
         command: Command line of the process.
@@ -45,7 +48,7 @@ class PriceProcess:
             encoding="ascii",
             timeout=self._limit_s,
             check=True,
-            start_new_session=True,  # an interrupt of the server from a terminal lets the process finish
+            start_new_session=True,  # Ctrl-C in the server's terminal does not reach the child process
         )
         prices = [_parse_price(json.loads(line)) for line in answer.stdout.splitlines()]
         if len(prices) != len(names):

@@ -21,9 +21,9 @@ from compaction_proxy.core.model_names import normalize_model_name
 
 LIBRARY = "genai-prices"
 SOURCE = f"{LIBRARY} {version(LIBRARY)}"
-# The program ends after this many seconds, even if it has not finished.
+# The program is ended after this many seconds, even if it has not finished.
 LIMIT_S = 30
-# Niceness of the program: all other work on the machine goes first.
+# The program's niceness, so that other work on the machine has priority.
 NICENESS = 10
 _NAME_CHARACTERS = 200  # longest name that is looked up: clients choose the names
 _DEFAULT_PORTS = {"https": ":443", "http": ":80"}
@@ -52,10 +52,10 @@ def main() -> None:
 
 
 def _find_model(model: str, origin: str) -> types.ModelInfo | None:
-    """Finds a model's entry, by the provider at this origin or else by the provider that the name implies.
+    """Finds a model's entry in the list of the provider at this origin.
 
-    Returns None if the provider at this origin is known but does not list the model: another provider's price
-    would be wrong.
+    If the table has no provider for this origin, the model name determines the provider. Returns None if the
+    provider does not list the model, because another provider's price would be wrong.
     """
     bare = normalize_model_name(model)
     address = f"{origin.removesuffix(_DEFAULT_PORTS.get(origin.partition(':')[0], ''))}/"
@@ -68,13 +68,13 @@ def _find_model(model: str, origin: str) -> types.ModelInfo | None:
 
 
 def _find_named_provider(model: str) -> types.Provider | None:
-    """Finds the provider that stands before a model's name, as in `openai/gpt-4o`."""
+    """Finds the provider that a model name begins with, as in `openai/gpt-4o`."""
     named = model.rpartition("/")[0].rpartition("/")[2]
     return next((each for each in providers if each.id == named), None)
 
 
 def _find_maker(bare: str) -> types.Provider | None:
-    """Finds the provider that makes models with such names."""
+    """Finds the provider that makes the model, by the pattern of its model names."""
     return next((each for each in providers if each.model_match and each.model_match.is_match(bare)), None)
 
 
@@ -99,7 +99,10 @@ def _convert_price(prices: types.ModelPrice, since: str) -> ModelPrice | None:
 
 
 def _build_tier(prices: dict[str, Decimal | types.TieredPrices | None], above: int) -> PriceTier:
-    """Builds the tier of requests with more than `above` tokens. Cache prices default to the input price."""
+    """Builds the price tier for requests with more than `above` tokens.
+
+    If the table has no price for reading or writing the prompt cache, the input price is used.
+    """
     uncached = _read_dollars(prices["input_mtok"], above) or 0.0
     cached, written = (_read_dollars(prices[f"cache_{name}_mtok"], above) for name in ("read", "write"))
     return PriceTier(
@@ -112,7 +115,7 @@ def _build_tier(prices: dict[str, Decimal | types.TieredPrices | None], above: i
 
 
 def _read_dollars(price: Decimal | types.TieredPrices | None, above: int) -> float | None:
-    """Reads the price of requests with more than `above` tokens, in dollars per million tokens."""
+    """Returns the price for requests with more than `above` tokens, in dollars per million tokens."""
     if price is None or isinstance(price, Decimal):
         return None if price is None else float(price)
     reached = [tier.price for tier in price.tiers if tier.start <= above]

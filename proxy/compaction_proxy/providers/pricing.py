@@ -20,19 +20,21 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import PRICES_FAILED
 from compaction_proxy.support.lru import LruCache
 
-# Number of cached prices, and their lifetime in seconds. Some prices change by the hour.
+# Number of cached prices, and their lifetime in seconds. It is an hour, because some prices change hourly.
 MAX_HELD = 4_096
 HELD_S = 3_600.0
-# Lifetime of an unknown price after a failed lookup, in seconds.
+# Time after a failed lookup until it is repeated, in seconds. Until then, the price is unknown.
 FAILED_S = 60.0
-# Number of names that may wait for a lookup. Clients choose the names, so further names have no price.
+# Number of names that may wait for a lookup. Clients choose the names, so the number must have a limit.
+# Further names have no price.
 MAX_ASKED = 1_024
-# Number of lookups without a pause, and the pause before each further lookup in seconds. A lookup costs half
-# a second of processor time, and clients may name any number of models.
+# Number of lookups that follow each other without a pause, and the pause after each further lookup, in
+# seconds. The pause limits the load: a lookup costs half a second of processor time, and clients may name any
+# number of models.
 AT_ONCE = 8
 REST_S = 2.0
 
-# Domains that do not exist on the internet.
+# Endings of host names that do not exist on the internet.
 PRIVATE_DOMAINS = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".test")
 
 # Model name and origin of the upstream.
@@ -53,7 +55,7 @@ class PriceTable(Protocol):
             names: Model names as clients give them, each with the origin of its upstream, such as
                 `https://api.openai.com:443`. If the origin belongs to a known provider, only its prices
                 count. Otherwise the model name determines the provider.
-            at: Time of the request, in seconds since the epoch: prices change, some of them by the hour.
+            at: Time of the request, in seconds since the epoch. Prices change with time, some of them hourly.
         """
         ...
 
@@ -85,7 +87,7 @@ class PriceBook:
         config: Configuration. Its prices override the table and need no lookup.
         table: Table of public prices.
         now: Returns the seconds since the epoch.
-        rest_s: Pause between two lookups after the first `AT_ONCE`, in seconds.
+        rest_s: Pause between two lookups, in seconds. There is none between the first `AT_ONCE` lookups.
     """
 
     def __init__(
@@ -109,9 +111,9 @@ class PriceBook:
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
         """Returns the price of a model, or None if it is unknown; never waits.
 
-        A model without a configured or cached price is queued for a lookup in a thread. Until that has
-        finished, the result is the previous price or None. No table has prices of self-hosted servers, so for
-        them only the configuration counts.
+        A model without a configured or cached price is queued for a lookup in a thread. Until the lookup has
+        finished, the result is the price that was cached before, or None. Self-hosted servers have only
+        configured prices, because the table has none for them.
 
         Args:
             model: Model name as clients give it.
@@ -124,7 +126,7 @@ class PriceBook:
             return self._get_or_queue((model, origin))
 
     def is_resolved(self, model: str, origin: str) -> bool:
-        """Returns whether the result of `get_price` is final for now; starts no lookup."""
+        """Returns whether `get_price` can give its result without a lookup. Starts no lookup itself."""
         if is_local(origin) or get_model_settings(self._config, model).prices is not None:
             return True
         with self._lock:
@@ -136,7 +138,7 @@ class PriceBook:
         self._config = config
 
     def compute_cost(self, model: str, url: str, prompt: int, cached: int, completion: int) -> float | None:
-        """Returns the dollars for a request to a URL, or None if no price is known; never waits."""
+        """Returns the cost of a request to a URL, in dollars; None if no price is known. Never waits."""
         price = self.get_price(model, str(parse_origin(url)))
         return None if price is None else price.compute_cost(prompt, cached, completion)
 
@@ -188,7 +190,7 @@ class PriceBook:
                 time.sleep(self._rest_s)
 
     def _get_queued_names(self) -> list[PriceKey]:
-        """Returns all queued models. An empty list ends the thread."""
+        """Returns all queued models. If there are none, the thread ends; the next lookup starts a new one."""
         with self._lock:
             self._asking = bool(self._asked)
             return list(self._asked)

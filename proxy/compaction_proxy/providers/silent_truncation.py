@@ -1,8 +1,9 @@
 """Detects that an upstream silently read only a part of a request.
 
-Ollama, for example, cuts from the front and answers with status 200. Only its token count shows this. Counts
-that stay the same while requests grow reveal the context window. A single low count proves nothing: a text of
-one repeated letter has far fewer tokens than estimated. A cached answer carries the count of another request.
+Ollama, for example, removes the beginning of a request that is too long, and answers with status 200. Only
+the token count in its usage shows this. If the counts stay the same while the requests grow, they show the
+context window. A single low count proves nothing: a text of one repeated letter has far fewer tokens than
+estimated, and an answer from a cache reports the count of another request.
 """
 
 from collections.abc import Sequence
@@ -10,20 +11,21 @@ from typing import Literal, NamedTuple
 
 from compaction_proxy.providers.calibration import MIN_USAGE_TOKENS, Calibration
 
-# A count below this share of our estimate shows that the upstream has not read everything.
+# A count below this share of our calibrated estimate is low: the upstream may not have read everything.
 READ_SHARE = 0.6
-# Growth of the estimate, as a factor, that must change the count.
+# If the estimate grows by more than this factor and the count stays the same, the count is low or doubtful.
 GROWN = 1.1
-# Share of the added tokens that the count must grow by to be believed.
+# If the count grows by at least this share of the tokens that were added, a low count is believed.
 FOLLOWED_SHARE = 0.5
-# Number of low counts that are needed to infer a window. The counts differ by at most COUNT_SPREAD, while the
-# sizes of their requests differ by at least SIZE_SPREAD.
+# Number of requests of different sizes, all with low counts, that are needed to infer a window. Their counts
+# may differ from the newest one by at most the factor COUNT_SPREAD. Their sizes, from the smallest to the
+# largest, must differ by at least the factor SIZE_SPREAD.
 LEAST_LOW = 3
 COUNT_SPREAD = 1.15
 SIZE_SPREAD = 1.3
-# Requests with fewer tokens are never truncated: no model runs with so small a window.
+# Requests with fewer tokens are taken as not truncated, because no model has so small a context window.
 LEAST_SIZE_TOKENS = 2_000
-TRUSTED_AFTER = 3  # observations after which the calibration is trusted
+TRUSTED_AFTER = 3  # number of observations after which the calibration is trusted
 
 Verdict = Literal["whole", "doubtful", "low"]
 
@@ -36,7 +38,7 @@ class AnsweredRequest(NamedTuple):
         prompt: `usage.prompt_tokens`.
         completion: `usage.completion_tokens`; 0 if unknown.
         cached: Number of cached prompt tokens. Some gateways leave them out of `prompt`.
-        guessed: Whether the request contains images or the like, whose tokens we may overestimate.
+        guessed: Whether the request contains parts, such as images, whose tokens we may overestimate.
     """
 
     estimate: int
@@ -47,9 +49,10 @@ class AnsweredRequest(NamedTuple):
 
 
 def judge_answer(now: AnsweredRequest, last: AnsweredRequest | None, calibration: Calibration) -> Verdict:
-    """Judges whether the upstream read all of a request.
+    """Judges by the token count of an answer whether the upstream read the whole request.
 
-    Learn nothing from a doubtful answer, and only the result of `infer_window` from low answers.
+    The caller must not learn anything from a `doubtful` answer. From `low` answers it may learn only the
+    window that `infer_window` returns.
 
     Args:
         now: The answered request.

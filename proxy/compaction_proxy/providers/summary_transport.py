@@ -1,4 +1,4 @@
-"""Calls the summary model over HTTP: one answer on any wire, small and never streamed."""
+"""Calls the summary model over HTTP, on any wire. The answer is small and never streamed."""
 
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
@@ -12,11 +12,13 @@ from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import CallFormat
 
-# A summary has a few thousand tokens. A longer answer is no summary.
+# Largest answer that is read, in bytes. A summary has a few thousand tokens, so a longer answer is none.
 MAX_ANSWER_BYTES = 1_048_576
-# Number of attempts: a provider may refuse several members and efforts, one in each answer.
+# Number of attempts for a summary. A provider may refuse several members of the request (or values of the
+# reasoning effort), and name only one in each answer. Each attempt leaves out one more.
 MAX_ATTEMPTS = 6
-# Number of models whose refused members are remembered. Clients choose the models and the queries of URLs.
+# Number of pairs of URL and model whose refused members are remembered. Clients can choose models and the
+# query parts of URLs, so the number must have a limit.
 MAX_MODELS = 256
 _REFUSALS = frozenset({httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY})
 
@@ -30,7 +32,7 @@ class HttpSummaryModel:
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """Requests one summary. Leaves out members that the provider refuses, from then on.
+        """Requests one summary. From the first refusal of a member on, no request contains this member.
 
         Raises:
             SummaryError: The provider cannot be reached or gives no usable answer.
@@ -76,8 +78,8 @@ async def _read_body(response: httpx.Response) -> bytes:
     """Reads and decompresses the body.
 
     Raises:
-        SummaryError: The body is too large, or compressed in a way that cannot be decoded. The reason is
-            `garbage`, or `http-` and the status of an error.
+        SummaryError: The body is too large, or its compression cannot be decoded. The reason is `garbage` for
+            a successful response, and `http-` with the status for an error response.
     """
     encoding = response.headers.get("content-encoding", "")
     plain = encoding.strip().lower() in IDENTITY
@@ -112,5 +114,8 @@ def _build_failure(response: httpx.Response, body: bytes) -> SummaryError:
 
 
 def _parse_retry_after(retry_after: str) -> float:
-    """Returns the seconds in `retry-after`; 0 if it is missing or a date, which asks for a long wait."""
+    """Returns the seconds in the header `retry-after`; 0 if it is missing.
+
+    Also returns 0 for a date: it asks for a wait that is too long for a retry.
+    """
     return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0

@@ -1,8 +1,11 @@
 """Counts the tokens of a request without delaying other requests.
 
-A short text is counted at once on the event loop. Longer texts go to a small pool of threads in turns of
-bounded length, so that requests alternate and the event loop keeps running (a tokenizer releases the
-interpreter lock).
+Short texts are counted at once on the event loop. Longer texts are counted in a small pool of threads. Each
+request gets a thread for a short turn only, so that several requests alternate. The event loop keeps running
+meanwhile, because a tokenizer releases the interpreter lock.
+
+A text longer than `SLICE_CHARACTERS` is cut into slices, which are counted separately. Of very long requests,
+only a sample of the slices is counted, and the other slices are estimated from it.
 """
 
 import asyncio
@@ -15,15 +18,20 @@ from compaction_proxy.core.message import Span
 from compaction_proxy.providers.types import TokenCounter
 
 SLICE_CHARACTERS = 64 * 1024
-BUDGET_CHARACTERS = 8 * 1024 * 1024  # at worst five seconds of counting; the rest is extrapolated
-_SEEK_CHARACTERS = 1024  # how far before the limit a space is looked for
-_GRID = 4  # cuts are multiples of 4 characters, so that ⌈characters/4⌉ of the slices adds up to the whole
+# Number of characters of a request that are counted, which takes five seconds at worst. For the rest, the
+# tokens are extrapolated.
+BUDGET_CHARACTERS = 8 * 1024 * 1024
+_SEEK_CHARACTERS = 1024  # a slice ends at a space if there is one this close to the limit
+# Cuts are at multiples of 4 characters from the start of a slice. `CharacterCounter`, which counts
+# ⌈characters / 4⌉, therefore counts as many tokens in all slices together as in the whole text.
+_GRID = 4
 
 
 def _find_cut(text: str, start: int, limit: int) -> int:
     """Returns the end of the slice that begins at `start`: before a single space, or else at the limit.
 
-    A word and the space before it are one token, so such a cut costs nothing. Any other costs a token or two.
+    A word and the space before it are one token, so a cut before a space does not change the count. Any other
+    cut adds a token or two.
     """
     stop = start + limit
     for index in range(stop, max(start, stop - _SEEK_CHARACTERS), -_GRID):
@@ -44,11 +52,11 @@ def iter_slices(text: str, limit: int = SLICE_CHARACTERS) -> Iterator[Span]:
 
 
 def sample_slices(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iterator[int]:
-    """Yields the indices of slices to count, with at most `budget` characters together; all if all fit.
+    """Yields the indices of the slices to count. They have at most `budget` characters together.
 
-    Beyond the budget, each slice is drawn with a probability in proportion to its size (systematic sampling:
-    one mark every `step` characters), so that short and long slices do not bias the result. No slice may be
-    larger than the budget.
+    If not all slices fit the budget, each is chosen with a probability in proportion to its size, so that
+    neither short nor long slices bias the result. (Systematic sampling: there is a mark every `step`
+    characters, and slices with a mark are chosen.) No slice may be larger than the budget.
     """
     total, largest = sum(sizes), max(sizes, default=0)
     if total <= budget:
@@ -64,11 +72,11 @@ def sample_slices(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iter
 
 
 def spread_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]:
-    """Returns the tokens of every slice: its count, or an estimate from the counted slices.
+    """Returns the tokens of every slice. Estimates slices that were not counted from the counted ones.
 
     Args:
-        sizes: Characters of each slice.
-        counted: Tokens by index, for the slices that `sample_slices` chose.
+        sizes: Number of characters of each slice.
+        counted: Number of tokens of each slice that `sample_slices` chose, by the index of the slice.
     """
     characters = sum(sizes[index] for index in counted) or 1
     tokens = sum(counted.values())
@@ -78,22 +86,24 @@ def spread_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]
     ]
 
 
-# The worst known texts take a tokenizer 0.6 µs a character (a run of hyphens with toktok; Chinese function
-# words in random order or □□□… with tiktoken). Prose and code take 0.004 µs with toktok and 0.05 µs with
-# tiktoken. Counting on the loop therefore takes at most AT_ONCE_S plus 3.7 ms for one last text, 5 ms
-# together.
-AT_ONCE_CHARACTERS = 6 * 1024  # largest single text
-AT_ONCE_S = 0.001  # no further text is begun after this time
-# Largest total that is counted on the loop. More text would need a thread anyway.
+# Limits of the counting on the event loop, which delays all other requests. The worst known texts take a
+# tokenizer 0.6 µs per character (with toktok a run of hyphens; with tiktoken Chinese function words in random
+# order, or □□□…). Prose and code take 0.004 µs with toktok and 0.05 µs with tiktoken. The delay is therefore
+# at most AT_ONCE_S plus 3.7 ms for the text that is begun last: 5 ms together.
+AT_ONCE_CHARACTERS = 6 * 1024  # size of the longest text that is counted on the loop, in characters
+AT_ONCE_S = 0.001  # time after which no further text is begun on the loop
+# If the texts together are longer than this, none is counted on the loop. They would not all be counted
+# within AT_ONCE_S, so the request would need a thread anyway.
 LITTLE_CHARACTERS = 64 * 1024
-# How long a request keeps a thread, plus one more step of at most SLICE_CHARACTERS (at worst 40 ms). Shorter
-# turns would lose more time by waiting for the loop than they gain.
+# Length of a turn: a request gives its thread back at the end of the first step after this time. A step
+# counts at most SLICE_CHARACTERS, and takes 40 ms at worst. With shorter turns, the time that each turn waits
+# for the event loop would be too large a part.
 TURN_S = 0.01
 _KNOWN_MODELS = 256
 
 
 class _TextSlice(NamedTuple):
-    """Position of a slice: the index of its piece, and its range of characters."""
+    """Position of a slice: the index of its text in the request, and its range of characters there."""
 
     piece: int
     start: int
@@ -107,7 +117,7 @@ def _slice_pieces(pieces: Sequence[str]) -> Iterator[_TextSlice]:
 
 
 def _group_steps(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Yields the indices of the slices to count, in steps of at most one full slice's characters."""
+    """Yields the indices of the slices to count, in groups of at most `SLICE_CHARACTERS` together."""
     step: list[int] = []
     characters = 0
     for index in sample_slices(sizes):
@@ -124,7 +134,7 @@ class _CountingTask:
     """Counts one request in a worker thread, one turn at a time.
 
     Attributes:
-        dropped: Set when the result is no longer needed. The current step is then the last.
+        dropped: Whether the result is no longer needed. If it is set, the turn ends after the current step.
     """
 
     def __init__(self, counter: TokenCounter, pieces: Sequence[str], model: str) -> None:
@@ -138,7 +148,10 @@ class _CountingTask:
         self._left: Iterator[list[int]] | None = None
 
     def run_turn(self, seconds: float) -> list[int] | None:
-        """Counts for `seconds`, at least one step. Returns the tokens of each piece once all are counted."""
+        """Counts for `seconds`, but at least one step.
+
+        Returns the tokens of each text if everything is counted, else None; then another turn is needed.
+        """
         end = perf_counter() + seconds
         for step in self._get_steps():
             texts = [self._get_text(self._slices[index]) for index in step]
@@ -149,7 +162,7 @@ class _CountingTask:
         return self._sum_pieces()
 
     def _get_steps(self) -> Iterator[list[int]]:
-        """Returns the steps that remain."""
+        """Returns an iterator over the remaining steps. The first call cuts the texts into slices."""
         if self._left is None:
             self._slices = list(_slice_pieces(self._pieces))
             self._sizes = [stop - start for _, start, stop in self._slices]
@@ -182,18 +195,19 @@ class TokenScheduler:
         self._known: dict[str, None] = {}
 
     async def run_in_worker(self, work: Callable[[], None]) -> None:
-        """Runs work on the counter in one of the counting threads.
+        """Runs work that uses the counter, such as loading a vocabulary, in one of the counting threads.
 
-        Tokenizers keep memory for each thread that uses them (toktok 16 MB), so another thread would cost
-        more.
+        A tokenizer keeps memory for each thread that uses it (toktok 16 MB), so work in any other thread
+        would take more memory.
         """
         await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def count(self, pieces: Sequence[str], model: str) -> list[int]:
-        """Counts the tokens of each piece for `model`, in order, before calibration.
+        """Counts the tokens of each text in `pieces` for `model`, uncalibrated, in the same order.
 
-        Beyond `BUDGET_CHARACTERS` in all, the rest is extrapolated. If the caller is cancelled, the current
-        step (some 64 thousand characters) finishes, its result is dropped, and no other step begins.
+        If the texts together are longer than `BUDGET_CHARACTERS`, a part is counted and the rest
+        extrapolated. If the caller is cancelled, the current step (about 64 thousand characters) finishes,
+        its result is dropped, and no other step begins.
 
         Raises:
             RuntimeError: The scheduler is closed.
@@ -204,11 +218,15 @@ class TokenScheduler:
         return counts
 
     def close(self) -> None:
-        """Drops the work that has not begun and lets the threads end; does not wait for them."""
+        """Drops the work that has not begun, and ends the threads after their current work. Does not wait."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _count_inline(self, pieces: Sequence[str], model: str) -> list[int]:
-        """Counts the first pieces: as many as can be counted without delaying other requests."""
+        """Counts texts on the event loop, from the first on, until the limits above are reached.
+
+        Returns the counts so far. The list is empty if the total is too long, or if the model's vocabulary
+        may not be loaded yet.
+        """
         counts: list[int] = []
         if model not in self._known or sum(map(len, pieces)) > LITTLE_CHARACTERS:
             return counts
@@ -232,9 +250,9 @@ class TokenScheduler:
         return counts
 
     def _remember_model(self, model: str) -> None:
-        """Remembers that a model's vocabulary is loaded. Only such models are counted on the loop.
+        """Remembers that a model's vocabulary is loaded, so that texts for it may be counted on the loop.
 
-        The first count for a model may load its vocabulary, which would block the loop.
+        The first count for a model happens in a thread, because loading its vocabulary would block the loop.
         """
         if len(self._known) >= _KNOWN_MODELS:
             self._known.clear()

@@ -1,7 +1,8 @@
-"""Counts tokens with tiktoken, on vocabularies that come with the package, or by characters.
+"""Counts tokens with tiktoken (`TiktokenCounter`) or by the number of characters (`CharacterCounter`).
 
-tiktoken's own loader uses the network at run time and deletes a cached file whose hash it does not know. This
-module therefore reads, checks and parses the vocabularies itself and never calls `tiktoken.get_encoding`.
+The vocabularies for tiktoken come with this package. tiktoken's own loader is never used
+(`tiktoken.get_encoding`): it uses the network at run time, and deletes a cached file whose hash it does not
+know. This module reads, checks and parses the vocabularies itself.
 """
 
 import base64
@@ -28,9 +29,10 @@ from compaction_proxy.support.fail_open import suppress_and_report
 
 
 class CharacterCounter:
-    """Counts ⌈characters / 4⌉ for any model. `core.token_rules.CHARACTERS` holds its framing.
+    """Counts ⌈characters / 4⌉ tokens for any model.
 
-    Fast but inaccurate: dense text (Chinese, digits, JSON) is counted up to 2.5 times too low.
+    This is fast but inaccurate: dense text (Chinese, digits, JSON) has up to 2.5 times as many tokens.
+    `core.token_rules.CHARACTERS` has the tokens that messages add to their text with this counter.
     """
 
     def count(self, text: str, model: str) -> int:  # noqa: ARG002 - the port's signature
@@ -43,9 +45,10 @@ class CharacterCounter:
 
 
 DATA = Path(__file__).parent.parent / "data"
-_BYTES_PER_TOKEN = 3  # for estimates: all measured kinds of prose and code have 2.1 to 4.6
-# A special token of our own that separates texts in a joint call. It consists of private-use characters. It
-# holds its first character only once, so it is found only where it was inserted.
+_BYTES_PER_TOKEN = 3  # used for estimates; all measured kinds of prose and code have 2.1 to 4.6
+# Our own special token, which separates texts that are counted in one call. It consists of private-use
+# characters, which texts hardly ever contain. Its first character occurs in it only once, so the end of a
+# text and the separator after it cannot form another separator.
 _BETWEEN = "\uf8f0\uf8f1\uf8f2"
 _KNOWN_MODELS = 256
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -57,9 +60,10 @@ class Vocabulary:
     """Definition of an encoding.
 
     Attributes:
-        name: Name in tiktoken.
-        sha256: Digest of the vocabulary's text, hexadecimal, as tiktoken expects it.
-        pattern: Pattern that splits the text before merging, in the syntax of Rust's fancy-regex.
+        name: Name of the encoding in tiktoken.
+        sha256: Digest of the decompressed vocabulary file, hexadecimal, as in tiktoken's source.
+        pattern: Pattern that splits a text into parts, which are encoded separately. It has the syntax of
+            Rust's fancy-regex.
     """
 
     name: str
@@ -80,7 +84,8 @@ CL100K = Vocabulary(
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
     r"|\s*[\r\n]|\s+(?!\S)|\s",
 )
-# The longest matching prefix counts. All other names use O200K, the nearest to current models of all makers.
+# Vocabularies by the beginning of the model name. The longest matching prefix counts. Names without a match
+# use O200K, which is nearest to the vocabularies of current models of all makers.
 _PREFIXES = {
     "gpt-4": CL100K,
     "gpt-4o": O200K,
@@ -105,9 +110,10 @@ def _join_surrogates(pair: re.Match[str]) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replaces each lone surrogate by a replacement character, which is what tiktoken counts.
+    """Replaces each lone surrogate by the replacement character U+FFFD, as tiktoken itself does.
 
-    tiktoken's own replacement goes through UTF-16: it is five times as slow and blocks for 35 ms a slice.
+    tiktoken does so through UTF-16. That takes five times as long, and blocks the interpreter for 35 ms per
+    slice.
     """
     if text.isascii() or not _SURROGATE.search(text):
         return text
@@ -121,7 +127,7 @@ def estimate_tokens(text: str) -> int:
 
 @lru_cache(maxsize=4)
 def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
-    """Reads, checks and builds an encoding: about 0.4 s and 50 MB, once per process.
+    """Reads and checks a vocabulary, and builds its encoding. Takes about 0.4 s and 50 MB, once per process.
 
     OpenAI's special tokens count as plain text. The only special token is our separator.
 
@@ -138,12 +144,15 @@ def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
     encoding = tiktoken.Encoding(
         vocabulary.name, pat_str=vocabulary.pattern, mergeable_ranks=ranks, special_tokens=special
     )
-    ranks.clear()  # tiktoken counts with its own copy and keeps these 30 MB only for pickling
+    ranks.clear()  # tiktoken counts with its own copy; it keeps this dict of 30 MB only for pickling
     return encoding
 
 
 def count_sliced(text: str, count: Callable[[str], int]) -> int:
-    """Sums `count` over the slices of a long text. Extrapolates from samples beyond `BUDGET_CHARACTERS`."""
+    """Counts a long text slice by slice with `count`.
+
+    If the text is longer than `BUDGET_CHARACTERS`, counts a sample of the slices and extrapolates.
+    """
     spans = list(iter_slices(text))
     sizes = [stop - start for start, stop in spans]
     counted = {index: count(text[slice(*spans[index])]) for index in sample_slices(sizes)}
@@ -151,7 +160,7 @@ def count_sliced(text: str, count: Callable[[str], int]) -> int:
 
 
 def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
-    """Returns the numbers of ids before, between and after the marks."""
+    """Returns the number of ids in each of the runs into which the id `mark` divides `ids`."""
     lengths, start = [], 0
     for _ in range(runs - 1):
         stop = ids.index(mark, start)
@@ -161,7 +170,7 @@ def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
 
 
 def _count_together(texts: Sequence[str], encoding: tiktoken.Encoding) -> list[int] | None:
-    """Counts each text in one joint call. Returns None if a text contains the separator."""
+    """Counts several texts in one call of tiktoken. Returns None if a text contains the separator."""
     joined = replace_surrogates(_BETWEEN.join(texts))
     if joined.count(_BETWEEN) != len(texts) - 1:
         return None
@@ -175,8 +184,8 @@ class TiktokenCounter:
     Thread-safe. An encoding is loaded once, at its first use or by `warm_up`.
 
     Args:
-        report: Receives one line for each cause, once, when counts are estimated. The line never contains any
-            of the text.
+        report: Receives a line that explains why a count is estimated, once for each cause. The line contains
+            no part of the text.
         data: Folder of the vocabularies.
     """
 
@@ -188,7 +197,7 @@ class TiktokenCounter:
         self._reported: set[str] = set()
 
     def count(self, text: str, model: str) -> int:
-        """Counts the tokens of `text` for `model`. Extrapolates from samples beyond `BUDGET_CHARACTERS`."""
+        """Counts the tokens of `text` for `model`. Extrapolates if it is longer than `BUDGET_CHARACTERS`."""
         encoding = self._get_encoding(find_vocabulary(model))
         if encoding is None:
             return estimate_tokens(text)
@@ -199,8 +208,8 @@ class TiktokenCounter:
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
         """Counts the tokens of every text.
 
-        Texts that together are no longer than a slice are counted in one call. That takes as long as separate
-        calls, but releases and acquires the interpreter lock once instead of once per text.
+        Texts that together are no longer than `SLICE_CHARACTERS` are counted in one call of tiktoken. This
+        takes as long as one call per text, but releases and acquires the interpreter lock only once.
         """
         encoding = self._get_encoding(find_vocabulary(model))
         counts = None

@@ -1,9 +1,9 @@
 """Counts tokens with toktok (the extra `fast`), about fifteen times as fast as tiktoken.
 
-toktok is a young package, and a tokenizer must count correctly. So it is used only after it has given
-tiktoken's count for each text in `data/golden_counts.json` (written by `.ci/golden_counts.py`). It is used
-only for o200k_base: of 30,000 adversarial strings it miscounted one with cl100k_base and none with
-o200k_base.
+toktok is a young package, and a tokenizer must count correctly. toktok is therefore used only after it has
+given the same count as tiktoken for each text in `data/golden_counts.json` (written by
+`.ci/golden_counts.py`). It is used only for the vocabulary o200k_base: of 30,000 adversarial strings, it
+miscounted one with cl100k_base and none with o200k_base.
 """
 
 import json
@@ -29,14 +29,14 @@ from compaction_proxy.support.fail_open import suppress_and_report
 
 GOLDEN = DATA / "golden_counts.json"
 PACKAGE = "toktok-rs"
-_THREADS = 1  # threads within a call; the caller decides how many calls run at a time
+_THREADS = 1  # number of threads that toktok uses in a call; the caller runs calls in several threads itself
 
 
 class Tokenizer(Protocol):
-    """The used part of toktok. Both methods release the interpreter lock and fail on a lone surrogate.
+    """The part of toktok that we use. Both methods release the interpreter lock.
 
-    `count_batch` is the package's `batch_count`. A call of `count` costs 0.2 µs on top of its work, a call of
-    `count_batch` 12 µs.
+    Both raise `UnicodeEncodeError` for a text with a lone surrogate. The fixed cost of a call is 0.2 µs for
+    `count` and 12 µs for `count_batch`.
     """
 
     def count(self, text: str) -> int:
@@ -68,10 +68,10 @@ def read_golden_texts(path: Path = GOLDEN) -> list[GoldenText]:
 
 
 def load_tokenizer() -> Tokenizer:
-    """Loads toktok's tokenizer for o200k_base: about 0.4 s and 50 MB, once per process.
+    """Loads toktok's tokenizer for o200k_base. Takes about 0.4 s and 50 MB, once per process.
 
     Raises:
-        Exception: The package is missing, broken or of another version.
+        Exception: The package is missing or broken, or is a version that does not work here.
     """
     tokenizer: Tokenizer = import_module("toktok")._encoding(O200K.name)  # noqa: SLF001 - meant for this use
     return tokenizer
@@ -92,10 +92,10 @@ def _count_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
 
 
 def check_counts(tokenizer: Tokenizer, known: Sequence[GoldenText]) -> None:
-    """Compares the counts of single and joint calls with the known counts.
+    """Compares toktok's counts, of single texts and of all texts in one call, with the known counts.
 
     Raises:
-        ValueError: A count differs, or no counts are known.
+        ValueError: A count differs, or `known` is empty.
     """
     together = _count_batch(tokenizer, [each.text for each in known])
     for number, (each, counted) in enumerate(zip(known, together, strict=True)):
@@ -112,15 +112,15 @@ def _explain_failure(error: BaseException) -> str:
 
 
 class ToktokCounter:
-    """Counts with toktok where it has proved correct, and otherwise with tiktoken.
+    """Counts with toktok for models whose vocabulary is o200k_base, and otherwise with tiktoken.
 
-    Thread-safe. Uses only tiktoken before `warm_up`, and if toktok failed its check there.
+    Thread-safe. Uses only tiktoken before `warm_up` is called, and if toktok fails the check in `warm_up`.
 
     Args:
-        fallback: Counter for everything that toktok does not count.
-        report: Receives one line for each cause, once, when a text is estimated. The line never contains any
-            of the text.
-        known: File of stored counts.
+        fallback: Counter that uses tiktoken.
+        report: Receives a line that explains why a count is estimated, once for each cause. The line contains
+            no part of the text.
+        known: File with tiktoken's counts, for the check.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ToktokCounter:
     def warm_up(self, model: str = "") -> None:
         """Checks toktok and loads the vocabulary that the first count for `model` would load.
 
-        Afterwards `chosen` names the counter in one line and, if that is not toktok, the reason.
+        Afterwards, `chosen` is a line that names the package in use and, if that is not toktok, the reason.
         """
         with self._lock:
             if self._tokenizer is None:
@@ -146,7 +146,7 @@ class ToktokCounter:
             self._otherwise.warm_up(model)
 
     def count(self, text: str, model: str) -> int:
-        """Counts the tokens of `text` for `model`. Extrapolates from samples beyond `BUDGET_CHARACTERS`."""
+        """Counts the tokens of `text` for `model`. Extrapolates if it is longer than `BUDGET_CHARACTERS`."""
         tokenizer = self._get_tokenizer(model)
         if tokenizer is None:
             return self._otherwise.count(text, model)
@@ -155,7 +155,7 @@ class ToktokCounter:
         return self._count_or_estimate(tokenizer, text)
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        """Counts the tokens of every text, in one call if no text is longer than a slice."""
+        """Counts the tokens of every text, in one call if none is longer than `SLICE_CHARACTERS`."""
         tokenizer = self._get_tokenizer(model)
         if tokenizer is None:
             return self._otherwise.count_each(texts, model)
@@ -179,7 +179,10 @@ class ToktokCounter:
             self._tokenizer, self.chosen = tokenizer, name
 
     def _count_or_estimate(self, tokenizer: Tokenizer, text: str) -> int:
-        """Counts with toktok. Estimates if that fails: loading tiktoken's vocabulary would block the loop."""
+        """Counts with toktok. If toktok fails, estimates by the length of the text.
+
+        tiktoken is no alternative here, because its vocabulary may have to be loaded, which blocks the loop.
+        """
 
         def report_failure(error: BaseException) -> None:
             line = f"text was estimated, not counted: {type(error).__name__}"

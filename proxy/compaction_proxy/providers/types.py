@@ -1,4 +1,4 @@
-"""Protocols for questions to and about models: token counts, summaries, context windows and prices."""
+"""Protocols for facts about models (token counts, context windows and prices) and for summary calls."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -15,7 +15,10 @@ class TokenCounter(Protocol):
         ...
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        """Counts the tokens of each text exactly as `count` does. Cheaper while other threads are busy."""
+        """Counts the tokens of each text, with the same results as `count`.
+
+        Takes the interpreter lock less often than calls of `count`, so other threads delay it less.
+        """
         ...
 
 
@@ -23,7 +26,9 @@ class SummaryModel(Protocol):
     """A model that writes summaries."""
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """Requests one summary. Retries only without refused parameters. The caller enforces the deadline.
+        """Requests one summary. Retries only to leave out parameters that the model refused.
+
+        The caller enforces the deadline.
 
         Raises:
             SummaryError: The model cannot be reached or gives no usable answer. The `reason` is one of
@@ -49,7 +54,7 @@ class PriceSource(Protocol):
         ...
 
     def is_resolved(self, model: str, origin: str) -> bool:
-        """Returns whether the result of `get_price` is final for now."""
+        """Returns whether `get_price` can give its result without a lookup."""
         ...
 
     async def wait_for_prices(self, names: Iterable[tuple[str, str]]) -> None:

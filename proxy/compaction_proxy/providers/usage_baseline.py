@@ -1,8 +1,9 @@
 """Keeps anchors: providers' token counts of earlier requests, shared between replicas.
 
-Anchors live in the process. A conversation that is new to the process is looked up in the store once.
-Afterwards reads and writes of the store run in the background, so that no request waits for them. Branches
-share a root, so several anchors are kept for each root.
+Each process keeps anchors in memory. At the first request of a conversation, the process reads its anchors
+from the store, and the request waits. All later reads and writes of the store run in the background. Anchors
+are kept by root (the prefix digest of a conversation's first messages, see `storage.keys`). Branches of a
+conversation share a root, so there are several anchors for each root.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import NOT_OBSERVED
 
-# The predicted difference in tokens between two requests may be wrong by this factor.
+# Factor by which the estimated difference in tokens between two requests may be wrong.
 MARGIN = 1.15
 _PLACE_BYTES = 16
 
@@ -35,7 +36,7 @@ class UsageBaseline:
     Attributes:
         prefix: Prefix digest of the client's messages that are not privileged.
         length: Number of these messages.
-        key: Identity of the counter and the checkpoint in force (`build_baseline_key`).
+        key: Digest of the upstream's origin, the model and the checkpoint in force (`build_baseline_key`).
         estimate: Our uncalibrated count of the forwarded request, in tokens.
         actual: `usage.prompt_tokens` of the answer, cached tokens included.
     """
@@ -49,9 +50,9 @@ class UsageBaseline:
 
 @lru_cache(maxsize=4_096)
 def build_baseline_key(origin: str, model: str, checkpoint: bytes = b"") -> bytes:
-    """Builds the key, 16 bytes, under which two requests of a conversation are comparable.
+    """Builds the key of an anchor, 16 bytes. Token counts of two requests are comparable if their keys match.
 
-    The key combines the counter (origin and model) with the id of the checkpoint in force
+    The key is a digest of the upstream's origin, the model, and the id of the checkpoint in force
     (`core.checkpoint_ids.compute_checkpoint_id`; empty without one).
     """
     parts = (origin, model, checkpoint.hex())
@@ -59,7 +60,7 @@ def build_baseline_key(origin: str, model: str, checkpoint: bytes = b"") -> byte
 
 
 def build_baseline(prefixes: Sequence[bytes], key: bytes, estimate: int, actual: int) -> UsageBaseline | None:
-    """Builds an anchor from an answered request; None if its count cannot be used for the next request."""
+    """Builds an anchor from an answered request; None if its token count is too small or implausible."""
     if not prefixes or estimate <= 0 or actual < MIN_USAGE_TOKENS:
         return None
     if not MIN_RATIO <= actual / estimate <= MAX_RATIO:
@@ -68,7 +69,7 @@ def build_baseline(prefixes: Sequence[bytes], key: bytes, estimate: int, actual:
 
 
 def matches_request(baseline: UsageBaseline, prefixes: Sequence[bytes], key: bytes) -> bool:
-    """Returns whether a request with these prefix digests and this key continues the counted request."""
+    """Returns whether a request with these prefix digests and this key continues the anchor's request."""
     reached = 0 < baseline.length <= len(prefixes)
     return reached and baseline.key == key and prefixes[baseline.length - 1] == baseline.prefix
 
@@ -76,7 +77,7 @@ def matches_request(baseline: UsageBaseline, prefixes: Sequence[bytes], key: byt
 def select_deepest(
     baselines: Sequence[UsageBaseline], prefixes: Sequence[bytes], key: bytes
 ) -> UsageBaseline | None:
-    """Returns the matching anchor that covers the most messages; of equal ones the last in `baselines`."""
+    """Returns the matching anchor with the most messages, or None. Of equal ones, the last one counts."""
     deepest: UsageBaseline | None = None
     for anchor in reversed(baselines):
         if (deepest is None or anchor.length > deepest.length) and matches_request(anchor, prefixes, key):
@@ -87,7 +88,8 @@ def select_deepest(
 def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
     """Predicts the provider's count of a request, in tokens, rounded up.
 
-    Converts the difference to the anchor at the geometric mean of this conversation's and the model's ratio.
+    The result is the anchor's count plus the difference of the estimates. The difference is multiplied by a
+    ratio of actual to estimated tokens: the geometric mean of the anchor's ratio and the model's.
 
     Args:
         baseline: Anchor that matches the request.
@@ -98,7 +100,10 @@ def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibrat
 
 
 def predict_upper_bound(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
-    """Predicts the count with `MARGIN`: additions count for more, and removals for less."""
+    """Predicts an upper bound of the provider's count: added tokens count for more, removed ones for less.
+
+    `MARGIN` is the factor.
+    """
     return _predict_with_margin(baseline, estimate, calibration, MARGIN)
 
 
@@ -136,7 +141,7 @@ def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - any 
 
 MAX_ROOTS = 4_000
 ANCHORS_PER_ROOT = 6
-# Lifetime of anchors, in seconds: a provider may change its way of counting.
+# Lifetime of anchors, in seconds. They expire because a provider may change its way of counting.
 KEPT_S = 86_400.0
 # Interval at which the anchors of other replicas are read again, in seconds.
 LOOK_EVERY_S = 10.0
@@ -149,7 +154,7 @@ _log = structlog.get_logger()
 def _merge_baselines(
     older: Iterable[UsageBaseline], newer: Iterable[UsageBaseline]
 ) -> tuple[UsageBaseline, ...]:
-    """Merges anchors, the newest last, one per prefix and key, at most `ANCHORS_PER_ROOT`."""
+    """Merges anchors. Returns the newest `ANCHORS_PER_ROOT`, the newest last, one per prefix and key."""
     merged: dict[tuple[bytes, bytes], UsageBaseline] = {}
     for anchor in (*older, *newer):
         merged.pop((anchor.prefix, anchor.key), None)
@@ -178,9 +183,9 @@ class UsageBaselineStore:
     async def find_deepest(
         self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
     ) -> UsageBaseline | None:
-        """Returns the deepest anchor that matches a request (`matches_request`), or None.
+        """Returns the anchor with the most messages that matches a request (`matches_request`), or None.
 
-        Waits for the store only if this process does not know the root.
+        Waits for the store only if this process has not loaded the anchors of the root.
         """
         await self.load_root(tenant, root)
         return self.peek_deepest(tenant, root, prefixes, baseline_key)
@@ -198,7 +203,7 @@ class UsageBaselineStore:
     def peek_deepest(
         self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
     ) -> UsageBaseline | None:
-        """Returns the deepest matching anchor that this process knows; never waits."""
+        """Returns the matching anchor with the most messages that this process knows; never waits."""
         key = usage_baselines_key(tenant, root)
         if self._clock() - self._looked.get(key, math.inf) >= LOOK_EVERY_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key))
@@ -213,7 +218,7 @@ class UsageBaselineStore:
         self._unwritten.add(key)
 
     def start(self) -> None:
-        """Starts to write in the background."""
+        """Starts the background task that writes anchors."""
         self._task = asyncio.create_task(self._flush_periodically())
 
     async def close(self) -> None:
@@ -225,7 +230,7 @@ class UsageBaselineStore:
         await self.flush()
 
     async def flush(self) -> None:
-        """Writes pending anchors and merges what other replicas have written for the same conversations."""
+        """Writes pending anchors, merged with those that other replicas have written for the same roots."""
         async with self._writing:
             for key in list(self._unwritten):
                 if not self._records.is_in_use:

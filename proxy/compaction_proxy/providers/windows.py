@@ -15,26 +15,29 @@ TABLE = json.loads(files("compaction_proxy").joinpath("data", "windows.json").re
 # longer key matches.
 WINDOWS: Mapping[str, int] = MappingProxyType(TABLE["windows"])
 
-# Nearly every current model takes at least this many tokens. An upstream that takes less returns an error.
+# Context window of an unknown model, in tokens. Nearly every current model takes at least this many; an
+# upstream that takes fewer returns an error, from which `model_limits` learns.
 FALLBACK_WINDOW = 128_000
 _EDGES = "-:@"
-# Spellings that hosts use: `us.openai.gpt-5.4`, `llama-v3p1`, `Meta-Llama-3.1`, `llama3.1`, `claude-opus-4.5`
+# Patterns for the spellings of different providers: `us.openai.gpt-5.4`, `llama-v3p1`, `Meta-Llama-3.1`,
+# `llama3.1`, `claude-opus-4.5`.
 _VENDOR = re.compile(r"^(?:[a-z-]+\.)+(?=[a-z])")
 _POINT = re.compile(r"(?<=\d)p(?=\d)")
 _LLAMA = re.compile(r"^(?:meta-)?llama-?v?(?=\d)")
 
 
 def normalize_name(model: str) -> str:
-    """Returns a model's bare name in the spelling of the table."""
+    """Returns a model's name without provider prefixes, in the spelling of the table `WINDOWS`."""
     name = _VENDOR.sub("", normalize_model_name(model))
     name = _LLAMA.sub("llama-", _POINT.sub(".", name))
     return name.replace(".", "-") if name.startswith("claude") else name
 
 
 def find_by_prefix(name: str, table: Mapping[str, int]) -> int | None:
-    """Returns the value of the longest key that equals the name or a part of it before an edge such as `-`.
+    """Returns the value of the longest key that equals the name, or its beginning before `-`, `:` or `@`.
 
-    Returns None if there is no such key. `gpt-4` matches `gpt-4-0613`, but not `gpt-4.1` or `gpt-4o`.
+    For example, the key `gpt-4` matches `gpt-4-0613`, but not `gpt-4.1` or `gpt-4o`. Returns None if no key
+    matches.
     """
     stop = len(name)
     while stop > 0:
@@ -52,5 +55,5 @@ def find_shipped_window(model: str) -> int | None:
 
 
 def get_known_window(model: str) -> int:
-    """Returns a model's context window by its name, in tokens, with `FALLBACK_WINDOW` as default."""
+    """Returns a model's context window from the shipped table, in tokens, or else `FALLBACK_WINDOW`."""
     return find_shipped_window(model) or FALLBACK_WINDOW

@@ -1,8 +1,8 @@
 """Builds and reads archives: the messages that compactions have replaced, as text for people and for recall.
 
 The archive of a compaction is a record that names its pieces. One commit writes the record, the pieces, the
-compaction's checkpoint, and a line in the list of the root that says where the archive is. Earlier versions
-of the proxy wrote the messages into the record itself. Such records are still read.
+compaction's checkpoint, and a line in the list of archives of the conversation's root (`storage.keys`).
+Earlier versions of the proxy wrote the messages into the record itself. Such records are still read.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class RemovedMessage:
         index: Its index among the non-privileged messages.
         role: Its role.
         text: Its text, then its other parts and its tool calls as text.
-        turn: The turn it belongs to, from 1; 0 before the first; None if unknown.
+        turn: The number of its turn, from 1; 0 if it precedes the first turn; None if unknown.
     """
 
     id: str
@@ -56,8 +56,8 @@ class ArchiveContents:
     """The pieces of an archive.
 
     Attributes:
-        stretches: Pieces that hold messages, in the order of the messages.
-        texts: Pieces that hold one long text each, to which a stretch refers.
+        stretches: Pieces that contain messages, in the order of the messages.
+        texts: Pieces that contain the text of one long message each. The stretch of the message names them.
         size_bytes: Bytes of text in the record itself, if an earlier version of the proxy wrote it there.
     """
 
@@ -159,13 +159,14 @@ def _parse_message(row: object, texts: Mapping[str, str]) -> RemovedMessage | No
     return None
 
 
-# Maximum characters of text in one record, and of one message in it.
+# Maximum characters of text in one archive, and of one message in it.
 MAX_RECORD_CHARACTERS = 2 * 1024 * 1024
 MAX_MESSAGE_CHARACTERS = 256 * 1024
-# Maximum number of messages in one record. The newest are kept.
+# Maximum number of messages in one archive. If there are more, the newest are kept.
 MAX_MESSAGES = 10_000
 MAX_ROLE_CHARACTERS = 64
-# Messages in one stretch. More messages compress better, but a branch then writes more of them again.
+# Messages in one stretch. A longer stretch compresses better. But a branch of a conversation shares only
+# whole stretches with it, so it would then store more messages a second time.
 STRETCH_MESSAGES = 32
 # A text of at least this many characters becomes a piece of its own.
 PIECE_CHARACTERS = 8 * 1024
@@ -179,7 +180,7 @@ class OriginalMessage:
     Attributes:
         index: Its index among the non-privileged messages.
         id: The message's id, `m_…`.
-        turn: The turn it belongs to, from 1; 0 before the first.
+        turn: The number of its turn, from 1; 0 if it precedes the first turn.
         message: The message.
     """
 
@@ -207,7 +208,7 @@ def shorten_text(text: str, limit: int) -> str:
 
 
 def compute_fair_limit(sizes: Sequence[int], limit: int) -> int:
-    """Returns the largest size per item at which all items together, each cut to it, stay within `limit`."""
+    """Returns the largest limit per item with which the items together, when cut, stay within `limit`."""
     room = limit
     ordered = sorted(sizes)
     for index, size in enumerate(ordered):
@@ -232,7 +233,7 @@ class Archive(NamedTuple):
 
     Attributes:
         items: The archive's record and its pieces.
-        line: The line of the root's list by which the archive is found.
+        line: The line in the root's list of archives. It is needed to find the archive.
         pieces: The names and sizes of the pieces.
     """
 
@@ -313,7 +314,8 @@ def _build_row(message: RemovedMessage, texts: dict[ArchivePiece, Fields]) -> li
 # Maximum number of records, and of bytes of text in them, that one call reads from a store.
 RECORDS_AT_ONCE = 32
 BYTES_AT_ONCE = 1_000_000
-# Archives read in one call. Those that earlier versions wrote hold all their text, so the number is small.
+# Maximum number of archive records that one call reads. The number is small, because archive records that
+# earlier versions wrote contain the text of all their messages.
 ARCHIVES_AT_ONCE = 8
 
 

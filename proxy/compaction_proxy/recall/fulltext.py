@@ -1,8 +1,8 @@
 """Full-text search in memory: SQLite FTS5 finds the terms, and `recall.ranking` ranks the results.
 
 The FTS5 index is small and quick to build. It gets the terms of `recall.tokenize` and returns where they
-occur. Its own ranking is not used, because it scores single rows without their neighbours. A long message is
-cut into rows, so that its words count as much as those of a short message.
+occur. The ranking of FTS5 is not used, because it scores each row without its neighbours. A long message is
+cut into several rows, so that its words count as much as the words of a short message.
 """
 
 import re
@@ -62,8 +62,9 @@ class TextIndex(Protocol):
     def search(self, query: str, limit: int) -> list[TextMatch]:
         """Returns the best `limit` documents, best first; an empty list if none matches, or after `close`.
 
-        Any text is a query. Plain words rank the documents, and one of them is enough. A document must
-        contain every phrase in double quotes. `word*` stands for all words with that beginning. Never raises.
+        Any text is a query. Plain words rank the documents, and a document that matches one word is found. A
+        document must contain every phrase in double quotes. `word*` matches all words that begin with `word`.
+        Never raises.
         """
         ...
 
@@ -86,12 +87,13 @@ class TextIndexBuilder(Protocol):
         ...
 
 
-# Maximum characters of a row. The next row begins after white space, after a separator, or within a word.
+# Maximum characters of a row. A longer text is cut after white space, else after a separator, else in a word.
 ROW_CHARACTERS = 2_000
-# Maximum number of terms read for a word or a prefix, and maximum number of letters in an English ending.
+# Maximum number of indexed terms that are read for a word or a prefix, and maximum number of letters that a
+# form of a word may have beyond its root.
 MAX_FORMS = 1_024
 MAX_ENDING_CHARACTERS = 9
-# Bytes that SQLite needs for a database in memory beside its pages, measured over 2,000 databases.
+# Bytes that SQLite needs for a database in memory in addition to its pages, measured over 2,000 databases.
 _DATABASE_BYTES = 64 * 1024
 
 _WORD = re.compile(r"\S+")
@@ -106,7 +108,7 @@ _LISTS = """
 _COUNTS = "SELECT doc, count(*) FROM places WHERE term = ? GROUP BY doc"
 _BEGINNING = "SELECT term FROM known WHERE term >= ? AND term < ? LIMIT ?"
 _FOLLOWING = "SELECT rowid FROM rows WHERE rows MATCH ?"
-# Sorts behind every term with the same beginning.
+# With this character appended, a beginning sorts after every term that has it.
 _LAST = "\U0010ffff"
 FTS5_MISSING = "The SQLite of this Python has no FTS5: what was removed cannot be searched."
 
@@ -221,7 +223,7 @@ class SqliteTextIndex:
         ]
 
     def _score_words(self, parsed_query: ParsedQuery, scores: RowScorer) -> dict[str, tuple[str, float]]:
-        """Adds the scores of words and prefixes. Returns each form's word and the weight of that word."""
+        """Adds the scores of words and prefixes. Returns the root or prefix, and the weight, of each term."""
         words_by_root = {self._ranking.root(word): word for word in reversed(parsed_query.words)}
         groups = [(of, self._find_word_forms(word, of)) for of, word in words_by_root.items()]
         groups += [(f"{start}*", set(self._find_terms_by_prefix(start))) for start in parsed_query.prefixes]
@@ -237,8 +239,9 @@ class SqliteTextIndex:
 
     def _find_word_forms(self, word: str, word_root: str) -> set[str]:
         """Returns the terms that are forms of a word, including the word itself."""
-        # The forms of a word begin with its stem, except for a final e that the stemmer added, an i that was
-        # a y, and an l of -ility.
+        # All forms of a word begin with its stem, except for a last letter e (which the stemmer may have
+        # added), i (which may have been a y) or l (as in -ility). Such a last letter is left out of the
+        # search.
         shared = word_root[:-1] if len(word_root) > 2 and word_root[-1] in "eil" else word_root
         longest = len(word_root) + MAX_ENDING_CHARACTERS
         candidates = [term for term in self._find_terms_by_prefix(shared) if len(term) <= longest]

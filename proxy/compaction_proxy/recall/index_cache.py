@@ -1,10 +1,10 @@
-"""Caches search indexes: reads the archives, indexes them in threads and keeps the indexes in use.
+"""Caches search indexes: reads archives, indexes them in threads and keeps the indexes used last.
 
 The key of an index is the list of the archives in it. An archive never changes, and the list of a tenant's
 archives is read for each search, so a cached index with the same key is complete.
 
-Indexing has threads of its own. Work that requests wait for, such as that of the store, runs in the shared
-threads.
+Indexing runs in threads of its own. So it does not delay work that requests wait for, such as decoding
+records of the store, which runs in asyncio's shared threads.
 """
 
 import asyncio
@@ -20,26 +20,28 @@ from compaction_proxy.storage.records import RecordStore
 
 # Maximum bytes of all cached texts and indexes.
 MAX_HELD_BYTES = 64 * 1024 * 1024
-# Estimated bytes for each character of a message, and for the rest of the message. Most texts need one byte
-# for a character, some up to four.
+# Estimated memory in bytes: for each character of a message, and for each message in addition. In most texts
+# a character takes one byte, in some up to four.
 _CHARACTER_BYTES = 2
 _MESSAGE_BYTES = 400
-# The store drops expired archives. The cache therefore drops an index after this many seconds.
+# After this many seconds an index is loaded again, because some of its archives may have expired in the
+# store.
 MAX_AGE_S = 3_600.0
-# More threads would only compete with the event loop: each makes it wait for up to 5 ms at a time.
+# More threads would slow down the event loop: for each of them it may have to wait up to 5 ms at a time.
 THREADS = 2
 # Maximum number of conversations or tenants whose archives are read at the same time. Each may have 16 MB of
 # text, which a thread unpacks.
 READ_AT_ONCE = 2
-# Stands between two conversations, so that the last message of one is no neighbour of the next one's first.
+# Separates two conversations in an index, so that the last message of one is no neighbour of the first
+# message of the other.
 _NOTHING = SearchDocument("", "", "")
 
 
 class MessageIndex:
-    """Searchable messages on one event loop. The first search builds the index.
+    """Messages that can be searched. For use on one event loop. The first search builds the index.
 
     Args:
-        messages: The messages in an order in which neighbours belong together; None between conversations.
+        messages: The messages, each next to its neighbours in the conversation; None between conversations.
         index_builder: Builds the index.
         threads: The threads that build and search the index.
         created_at: Time of creation, in monotonic seconds.
@@ -78,12 +80,13 @@ class MessageIndex:
 
     async def search(self, query: str, limit: int) -> list[tuple[RecalledMessage, TextMatch]]:
         """Returns the best matches, best first."""
-        # The search may also find empty documents between conversations, because of their neighbours.
+        # Because of their neighbours, the search also finds the empty documents between conversations. So it
+        # requests as many additional results as there are empty documents, and removes these documents below.
         padded_limit = limit + len(self._messages) - len(self._by_id)
         task = asyncio.create_task(self._search_in_thread(query, padded_limit))
         self._search_tasks.add(task)
         task.add_done_callback(self._on_search_done)
-        # A thread goes on if the caller stops waiting, and the next search uses the index that it builds.
+        # If the caller stops waiting, the thread goes on, and the next search uses the index that it builds.
         hits = await asyncio.shield(task)
         return [(each, hit) for hit in hits if (each := self._messages[hit.document_index]) is not None][
             :limit
@@ -120,9 +123,9 @@ class MessageIndex:
 
 
 def _order_messages(read: Iterable[RecalledMessage]) -> list[RecalledMessage | None]:
-    """Returns each message once, grouped by conversation in its order, with None between conversations.
+    """Returns each message once, in order, grouped by conversation, with None between conversations.
 
-    Of several copies of a message, the first one counts.
+    If several archives contain a message, the first copy is used.
     """
     first: dict[str, RecalledMessage] = {}
     for each in read:
@@ -141,7 +144,7 @@ IndexKey = tuple[str, tuple[ArchiveRef, ...]]
 
 
 class SearchIndexCache:
-    """Builds and caches message indexes on one event loop.
+    """Builds and caches message indexes. For use on one event loop.
 
     Args:
         records: The store of the archives.
@@ -170,7 +173,7 @@ class SearchIndexCache:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def get_or_load(self, tenant: str, places: Iterable[ArchiveRef]) -> MessageIndex:
-        """Returns the index of these archives. If several hold the same message, the first archive counts."""
+        """Returns the index of these archives. If several contain a message, the first is used."""
         key = (tenant, tuple(places))
         index = self._indexes.get(key)
         if index is not None and index.created_at + MAX_AGE_S > self._clock():
@@ -179,9 +182,9 @@ class SearchIndexCache:
         return await self._load_once(key)
 
     def evict_excess(self) -> None:
-        """Evicts indexes over the byte limit, least recently used first.
+        """Evicts the least recently used indexes until the rest is within the byte limit.
 
-        Call it after a search, which may build an index.
+        Call it after each search, because a search may build an index.
         """
         sizes = {name: each.size_bytes for name, each in self._indexes.items()}
         total = sum(sizes.values())

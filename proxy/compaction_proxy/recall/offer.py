@@ -1,8 +1,9 @@
 """Decides whether a request is offered the tool with which its model searches the removed messages.
 
-If a model or a server takes no tools, an offered tool causes an error that the client would not have got. A
-model therefore counts as taking tools only if the configuration says so, if the request brings tools itself,
-or if the model's name stands for a service that takes them.
+If a model or a server does not accept tools, an offered tool causes an error that the client would not have
+got otherwise. So the tool is offered only if the configuration says that the model accepts tools, if the
+request has tools of its own, or if the model is known by its name to be served only by services that accept
+tools.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,10 @@ from compaction_proxy.providers.windows import normalize_name
 
 RecallToolMode = Literal["none", "inject", "always"]
 
-# Prefixes of model names that only their makers, and clouds on their behalf, serve. The longest prefix
-# decides. Source: PyPI litellm 1.109.1 (`supports_function_calling`) and the makers' pages of models. Models
-# with open weights are not listed: whether they take tools depends on how their server was started.
+# Whether a model accepts tools, by the prefix of its name. The longest prefix decides. Listed are only models
+# that are served by their makers, or by clouds on their behalf. Source: PyPI litellm 1.109.1
+# (`supports_function_calling`) and the makers' pages of models. Models with open weights are not listed:
+# whether they accept tools depends on how their server was started.
 _TAKING_TOOLS: Mapping[str, bool] = MappingProxyType(
     {
         "claude": True,
@@ -81,11 +83,11 @@ class ToolOfferSettings(Protocol):
 
     @property
     def tools(self) -> bool | None:
-        """Whether the model takes tools. None means that the model's name decides."""
+        """Whether the model accepts tools. None means that the request or the model's name decides."""
 
 
 def supports_tools(model: str) -> bool:
-    """Returns whether a model is known by its name to take tools, wherever it is served."""
+    """Returns whether a model is known by its name to accept tools, wherever it is served."""
     return find_by_prefix(normalize_name(model), _TAKING_TOOLS) or False
 
 
@@ -95,7 +97,7 @@ def should_offer_tool(settings: ToolOfferSettings, *, compacted: bool, has_tools
     Args:
         settings: The settings of its model.
         compacted: Whether something of the conversation has been removed.
-        has_tools: Whether the request brings tools of its own.
+        has_tools: Whether the request has tools of its own.
         model: The model that will answer.
     """
     tool = settings.recall.tool

@@ -1,8 +1,9 @@
 """Ranks rows of text for a query with BM25 over the words of a row and of its neighbours.
 
-A conversation names its subject once and goes on from there. An answer therefore seldom holds the words of a
-question: they stand in the messages before it. A row's word counts include those of its neighbours, half as
-much for each step away, and are saturated only after that.
+A conversation often names its subject only once. So an answer seldom contains the words of the question: the
+words are in the messages before it. For this reason the counts of its neighbours are added to a row's word
+counts: half of the count at distance 1, a quarter at distance 2, and so on. Saturation, which makes further
+repetitions of a word count less, is applied to the sum.
 
 Sources: S. Robertson, H. Zaragoza, M. Taylor, "Simple BM25 extension to multiple weighted fields", CIKM 2004;
 Lucene, for word weights that are never negative.
@@ -17,7 +18,8 @@ from math import log
 from compaction_proxy.recall.stems import find_word_root
 from compaction_proxy.recall.tokenize import STOP_WORDS
 
-# Characters of a passage in which matches add up: about the length of a snippet.
+# Length of a passage in characters, about that of a snippet. The weights of all matches in a passage are
+# added.
 PASSAGE_CHARACTERS = 300
 
 
@@ -26,11 +28,11 @@ class RankingParameters:
     """The parameters of the ranking.
 
     Attributes:
-        saturation: BM25's k1: how slowly repetitions of a word stop to count.
-        length: BM25's b: how much more occurrences of a word a long row needs than a short one, 0 to 1.
-        near: Weights of the neighbouring rows at distance 1, 2 and so on.
-        root: Function that returns the root that all forms of a word have in common.
-        stop_words: Words that do not rank if the query has others.
+        saturation: BM25's k1. The higher it is, the more further repetitions of a word count.
+        length: BM25's b: how much a row's length reduces its word counts, from 0 (not at all) to 1.
+        near: Factors for the word counts of the neighbouring rows at distance 1, 2 and so on.
+        root: Returns the root of a word, which is the same for all forms of the word.
+        stop_words: Words that are ignored if the query has others.
     """
 
     saturation: float = 1.2
@@ -69,7 +71,7 @@ class RowScorer:
     def add_name(self, rows: Sequence[int], terms: int) -> None:
         """Adds the score of a name of `terms` terms to the rows that contain it.
 
-        A row with the whole name outweighs rows that contain only its single terms.
+        So a row with the whole name ranks before rows that contain only its single terms.
         """
         max_score = self.compute_weight(len(rows)) * (self._ranking.saturation + 1) * terms
         self._max_score += max_score
@@ -98,8 +100,10 @@ class RowScorer:
 def find_densest_match(matches: Sequence[tuple[int, str, float]]) -> int:
     """Returns the index of the first match in the passage with the most weight; 0 if there are no matches.
 
+    A word that occurs several times in a passage counts once.
+
     Args:
-        matches: Place in characters, word and weight of each match, in the order of places.
+        matches: Offset in characters, word and weight of each match, in the order of offsets.
     """
     best, first, weight = 0, 0, 0.0
     inside: defaultdict[str, int] = defaultdict(int)

@@ -1,13 +1,13 @@
-"""Lists the archives of a tenant over all its conversations, and keeps them within bounds.
+"""Lists the archives of all conversations of a tenant, and deletes old archives that exceed the size limits.
 
 The tenant's list has a line for each archive and for each deletion. After a compaction is committed, the
-oldest archives of its conversation are deleted until the rest is within the bound of a conversation. Then the
-oldest archives of the tenant follow, whatever their conversation. A piece is deleted with the last archive
-that names it, and the newest archive always stays. Sizes are bytes of text before compression, with each
-piece counted once.
+oldest archives of its conversation are deleted until the rest is within the limit for a conversation. Then
+the tenant's oldest archives, of any conversation, are deleted until the rest is within the limit for a
+tenant. A piece is deleted with the last archive that names it. The newest archive always stays. Sizes are
+bytes of text before compression, with each piece counted once.
 
-Conversations that begin alike share archives, so they count as one here. The other records of a compaction,
-such as its checkpoint and its events, are not affected.
+Conversations with the same beginning share archives, so they count as one here. The other records of a
+compaction, such as its checkpoint and its events, are not affected.
 """
 
 import time
@@ -31,24 +31,28 @@ from compaction_proxy.recall.archive import (
 from compaction_proxy.storage.keys import archive_piece_key, lease_key, root_archives_key, tenant_archives_key
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 
-# Maximum archives of a tenant that are listed and counted, and maximum lines of its list with deletions.
+# Maximum number of a tenant's archives that are listed and counted, and maximum number of lines in the
+# tenant's list, which has lines for deletions, too.
 KEPT_OF_TENANT = 2_000
 _KEPT_LINES = 2 * KEPT_OF_TENANT
-# Seconds until the empty record expires that overwrites a deleted one. No store can delete a single record.
+# A store cannot delete a single record. So a record is overwritten with an empty one that expires after this
+# many seconds.
 _GONE_S = 1.0
-# Seconds between two checks of all archives of a tenant by one process, and tenants whose check it remembers.
+# Seconds between two checks of a tenant's archives by one process, and maximum number of tenants whose next
+# check the process remembers.
 TENANT_EVERY_S = 60.0
 _TENANTS = 1_000
-# Seconds that one process may take to delete the archives over the bounds of a tenant.
+# Seconds for which one process has the right to delete archives of a tenant. After that another process may
+# begin.
 _LEASE_S = 10.0
 
 
 class ArchiveBounds(NamedTuple):
-    """Bounds of the archives, in bytes of text. 0 means no bound.
+    """Limits for archives, in bytes of text. 0 means no limit.
 
     Attributes:
-        conversation_bytes: Bound for one conversation and its branches.
-        tenant_bytes: Bound for all archives of a tenant.
+        conversation_bytes: Limit for one conversation and its branches.
+        tenant_bytes: Limit for all archives of a tenant.
     """
 
     conversation_bytes: int = 0
@@ -60,8 +64,9 @@ class ListedArchive(NamedTuple):
 
     Attributes:
         ref: The place of the archive in the store.
-        size_bytes: Bytes of its text. In the list of a tenant, pieces that another archive of its
-            conversation already had are not counted. 0 if an earlier version of the proxy wrote the archive.
+        size_bytes: Bytes of its text. In a tenant's list, pieces that the archive shares with earlier
+            archives of the conversation are not counted. 0 if an earlier version of the proxy wrote the
+            archive.
     """
 
     ref: ArchiveRef
@@ -101,7 +106,7 @@ def _list_present(lines: Iterable[Fields]) -> list[ListedArchive]:
 
 
 def _count_excess(sizes: Sequence[int], bound: int) -> int:
-    """Returns how many of the first items must go so that the rest is within the bound. The last stays."""
+    """Returns how many of the first items must be deleted to respect the limit. The last always stays."""
     total, gone = sum(sizes), 0
     while total > bound and gone < len(sizes) - 1:
         total -= sizes[gone]
@@ -127,14 +132,14 @@ def _build_gone_lines(places: Iterable[ArchiveRef]) -> Iterator[Fields]:
 
 
 class ArchiveRetention:
-    """Lists the archives of tenants and deletes those over the bounds, on one event loop.
+    """Lists tenants' archives and deletes old ones that exceed the limits. For use on one event loop.
 
     No method raises because of the store.
 
     Args:
         records: The store of the archives.
         ttl_s: Seconds for which archives are kept.
-        bounds: The bounds of the archives.
+        bounds: The limits for archives.
         clock: Returns monotonic seconds.
         now: Returns seconds since the epoch.
     """
@@ -158,7 +163,7 @@ class ArchiveRetention:
         self._check_due_at: OrderedDict[str, float] = OrderedDict()
 
     async def add_archive(self, tenant: str, ref: ArchiveRef, archive: Archive) -> None:
-        """Lists a committed archive, and starts to delete archives over the bounds in the background."""
+        """Adds a committed archive to its tenant's list, and starts `enforce_bounds` in the background."""
         size = await self._count_new_bytes(tenant, ref, archive.pieces)
         await self._append_lines(tenant, [{**archive.line.fields, "root": ref.root.hex(), "bytes": size}])
         work = ("archives", tenant, ref.root)
@@ -169,7 +174,7 @@ class ArchiveRetention:
         await self._append_lines(tenant, [{"gone": "root", "root": root.hex()} for root in roots])
 
     async def list_archives(self, tenant: str) -> list[ListedArchive]:
-        """Returns the archives of a tenant, oldest first; of too many, only the newest."""
+        """Returns the archives of a tenant, oldest first, at most the newest 2,000."""
         lines = await self._records.read_tail(tenant_archives_key(tenant), _KEPT_LINES)
         oldest = self._now() - self._ttl_s
         return [held for held in _list_present(lines) if held.ref.round.at > oldest][-KEPT_OF_TENANT:]
@@ -180,7 +185,7 @@ class ArchiveRetention:
         return [held for line in lines if (held := _parse_line(line, root.hex())) is not None]
 
     async def enforce_bounds(self, tenant: str, root: bytes) -> None:
-        """Deletes archives over the bounds, unless another process is doing so for this tenant."""
+        """Deletes archives that exceed the limits, unless another process does so for this tenant."""
         try:
             lease = await self._records.acquire_lease(lease_key(tenant_archives_key(tenant)), _LEASE_S)
         except StoreUnavailableError:
@@ -212,7 +217,7 @@ class ArchiveRetention:
         archives = await self.list_root_archives(tenant, root) if bound else []
         if (
             sum(each.size_bytes for each in archives) <= bound
-        ):  # an upper bound: shared pieces count several times
+        ):  # the sum counts shared pieces several times, so the true size is no larger
             return
         places = [each.ref for each in archives]
         contents = zip(places, await self._archive_reader.read_contents(tenant, places), strict=True)

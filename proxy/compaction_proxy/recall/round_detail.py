@@ -1,7 +1,8 @@
 """Builds and reads the details of a compaction for people: removed messages, prompts and what the model saw.
 
-The removed messages are in the archive of the compaction. The rest is one more record. It is committed with
-the compaction's checkpoint and bounded like the archive. Neither holds privileged messages.
+The removed messages are in the archive of the compaction. The prompts and the messages that the model saw are
+in one more record, the detail record. It is committed with the compaction's checkpoint, and its size is
+limited like that of the archive. Neither of them contains privileged messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,12 +25,13 @@ from compaction_proxy.storage.keys import round_detail_key
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# Maximum number of prompts kept of one compaction (the last), and characters of each with its instructions.
+# Maximum number of prompts that are kept of a compaction (the last ones), and maximum characters of each
+# prompt together with its instructions.
 MAX_PROMPTS = 8
 MAX_PROMPT_CHARACTERS = 64 * 1024
-# The origin of a visible message: a compaction wrote it, or the client sent it like this.
+# The origin of a visible message: a compaction wrote it, or it is as the client sent it.
 STAND_IN, KEPT = "stand-in", "kept"
-# Stands in place of the instructions if the prompt followed the conversation itself.
+# Stored in place of the instructions if the prompt was appended to the conversation itself (an aligned call).
 CONTINUED = "[The conversation itself, as it would have been forwarded, with this behind it:]"
 
 
@@ -56,7 +58,7 @@ class VisibleMessage:
         role: The message's role.
         text: The message as text, as in `RemovedMessage`.
         origin: `stand-in` or `kept`.
-        id: The message's id, `m_…`; empty for a replacement, unless it is the original message, shortened.
+        id: The message's id, `m_…`. Empty for a replacement, except for a shortened original message.
     """
 
     role: str
@@ -72,7 +74,7 @@ class RoundDetail:
     Attributes:
         event: The event that reports the compaction.
         removed: The messages that it removed or shortened, in the conversation's order.
-        prompts: The prompts of its summary calls, the last at the end; empty if no model was asked.
+        prompts: The prompts of its summary calls, in order; empty if no model was called.
         seen: The messages that the conversation's model saw afterwards, without privileged messages.
     """
 
@@ -83,7 +85,7 @@ class RoundDetail:
 
 
 def build_bounded_prompt(model: str, system: str, text: str) -> SummaryPrompt:
-    """Builds a prompt whose instructions and text are cut to 64 Ki characters in all."""
+    """Builds a prompt whose instructions and text are cut to 65,536 characters together."""
     instructions = shorten_text(system, MAX_PROMPT_CHARACTERS // 2)
     return SummaryPrompt(model, instructions, shorten_text(text, MAX_PROMPT_CHARACTERS - len(instructions)))
 
@@ -103,8 +105,8 @@ def build_detail_item(
         root: The root under which the checkpoint is stored.
         archived_round: The compaction.
         prompts: Bounded prompts (`build_bounded_prompt`), in the order in which they were sent.
-        seen: The messages that the model saw afterwards. If they are too large, the longest messages keep
-            only their two ends.
+        seen: The messages that the model saw afterwards. If they are too large, only the beginning and the
+            end of the longest messages are kept.
         ttl_s: Seconds for which the record is kept.
     """
     kept_prompts = prompts[-MAX_PROMPTS:]
@@ -127,7 +129,7 @@ def _shorten_messages(seen: Sequence[VisibleMessage], room: int) -> Iterator[Vis
 
 
 def parse_prompts(fields: Fields) -> Iterator[SummaryPrompt]:
-    """Yields the prompts in a record that can be read."""
+    """Yields the prompts in a record. Skips prompts that cannot be read."""
     for row in _get_rows(fields, "prompts"):
         match row:
             case [str(model), str(system), str(text)]:
@@ -135,7 +137,7 @@ def parse_prompts(fields: Fields) -> Iterator[SummaryPrompt]:
 
 
 def parse_visible_messages(fields: Fields) -> Iterator[VisibleMessage]:
-    """Yields the visible messages in a record that can be read."""
+    """Yields the visible messages in a record. Skips messages that cannot be read."""
     for row in _get_rows(fields, "seen"):
         match row:
             case [str(role), str(text), str(origin), str(name)]:

@@ -1,7 +1,8 @@
-"""Searches the messages that compactions have removed from a conversation or from all of a tenant's.
+"""Searches messages that compactions have removed from one conversation or all conversations of a tenant.
 
-Conversations that begin alike share archives. A search therefore returns only messages that compactions of
-the given conversation removed, or messages whose id the caller knows, because they are in its own request.
+Conversations with the same beginning share archives. So the search of a conversation returns only messages
+that its own compactions removed, and messages whose ids the caller knows, because they are in the caller's
+request.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,9 +20,9 @@ __all__ = ["ArchiveSearch", "Hit", "RecalledMessage"]
 
 MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
-# A snippet may cut runs without white space that are longer than this.
+# A snippet may cut a word (a run without white space) only if the word has more characters than this.
 _WORD_CHARACTERS = 24
-# One part in `_LEAD_SHARE` of a snippet stands before the match.
+# The part of a snippet before the match is the whole length divided by this number.
 _LEAD_SHARE = 3
 # Maximum bytes of text, and maximum number of archives, that one search of a tenant reads, newest first.
 SEARCHED_BYTES = 16_000_000
@@ -43,7 +44,7 @@ class Hit:
         score: Share of the query that the message matches, above 0 and at most 1 (`fulltext.TextMatch`).
         snippet: The text around the best match, at most 300 characters unless the caller asks for more.
         conversation: The conversation of that compaction, `c_…`.
-        turn: The turn it belongs to, from 1; 0 before the first; None if unknown.
+        turn: The number of its turn, from 1; 0 if it precedes the first turn; None if unknown.
     """
 
     message_id: str
@@ -71,7 +72,7 @@ def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -
 
 
 def _is_cut_word(text: str, at: int, word: Sequence[str]) -> bool:
-    """Returns whether the cut at `at` goes through this word. Overlong words may be cut and do not count."""
+    """Returns whether the cut at `at` goes through this word. An overlong word may be cut: returns False."""
     inside = not (text[at - 1].isspace() or text[at].isspace())
     return inside and all(len(each) <= _WORD_CHARACTERS for each in word)
 
@@ -93,7 +94,7 @@ def _build_hit(recalled: RecalledMessage, found: TextMatch, characters: int) -> 
 
 
 def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
-    """Returns the newest archives, as many as one search may read."""
+    """Returns the newest archives, within the limits of what one search may read."""
     remaining_bytes = SEARCHED_BYTES
     places: list[ArchiveRef] = []
     for each in sorted(archives, key=lambda each: each.ref.round.at, reverse=True)[:SEARCHED_ARCHIVES]:
@@ -145,8 +146,8 @@ class ArchiveSearch:
         Args:
             tenant: The tenant that owns the archives.
             conversation: The conversation's id. None searches the newest 16 MB of all the tenant's archives.
-            query: Any text: words, any of which is enough, `beginnings*` and "quoted phrases". Of a long
-                query only both ends are used (`recall.tokenize.parse_query`).
+            query: Any text: words, of which one match is enough, `beginnings*` and "quoted phrases". Only the
+                beginning and the end of a long query are used (`recall.tokenize.parse_query`).
             limit: Maximum number of hits, up to 100.
             known: Ids of messages that may be found in any archive, such as those of the caller's request.
             snippet_characters: Maximum characters of a snippet.
@@ -160,7 +161,7 @@ class ArchiveSearch:
         places = await self._find_archives(tenant, conversation, known)
         index = await self._index_cache.get_or_load(tenant, places)
         is_allowed = _build_access_filter(conversation, known)
-        # Any number of messages that the caller must not see may rank before those that it may see.
+        # Messages that the caller must not see may rank before messages that it may see. So all are ranked.
         search_limit = (
             len(index) if conversation and any(map(_build_foreign_filter(conversation), places)) else most
         )
@@ -203,7 +204,11 @@ class ArchiveSearch:
     async def _find_archives(
         self, tenant: str, conversation: str | None, known: AbstractSet[str]
     ) -> Sequence[ArchiveRef]:
-        """Returns the archives to search: the conversation's own first, then others, each newest first."""
+        """Returns the archives to search, newest first.
+
+        For a conversation, its own archives come first. If `known` is not empty, the archives follow that
+        other conversations have under the same roots.
+        """
         if conversation is None:
             return _select_newest(await self._retention.list_archives(tenant))
         found: list[ArchiveRef] = []

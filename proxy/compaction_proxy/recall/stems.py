@@ -1,7 +1,7 @@
 """Stems English words with M. F. Porter's stemmer and a table of irregular forms.
 
-Two words belong together if their stems are equal. A stem need not be a word. The stemmer is for English,
-whose endings follow rules. A word with other letters than a to z is its own stem.
+Two words count as forms of one word if their stems are equal. A stem need not be a word. The stemmer knows
+only English endings. A word with other letters than a to z is its own stem.
 Source: M. F. Porter, "An algorithm for suffix stripping", Program 14 (1980) 130-137.
 """
 
@@ -28,8 +28,8 @@ _STEP_4 = tuple(
         "ous", "ive", "ize", "al", "er", "ic", "ou",
     )
 )  # fmt: skip
-# Rows of the forms of one word. The first form names the word. A form of two words (left, found, saw) stands
-# with the word that is meant most often.
+# Each entry lists the forms of one word. The first form names the word. A form that two words share (left,
+# found, saw) is listed with the word that is meant most often.
 _IRREGULAR = (
     "be am is are was were been being", "go went gone goes", "have has had", "do does did done", "say said",
     "get got gotten", "make made", "know knew known", "think thought", "take took taken", "see saw seen",
@@ -59,12 +59,12 @@ _NAMES = {form: forms.split()[0] for forms in _IRREGULAR for form in forms.split
 
 
 def stem_word(word: str) -> str:
-    """Returns a folded word without its endings."""
+    """Returns a word without its endings. The word must be in lower case."""
     return _strip_final_letter(_strip_suffixes(_strip_inflection(word))) if _LETTERS.fullmatch(word) else word
 
 
 def find_word_root(word: str) -> str:
-    """Returns the stem of a folded word. Irregular forms have the stem of their word."""
+    """Returns the stem of a word in lower case. For an irregular form, returns the stem of its basic form."""
     return stem_word(_NAMES.get(word, word))
 
 
@@ -98,12 +98,12 @@ def _ends_in_double_consonant(word: str) -> bool:
 
 
 def _is_short(word: str) -> bool:
-    """Returns whether a word ends in consonant, vowel, consonant, as words do that have lost an e."""
+    """Returns whether a word ends in consonant, vowel, consonant, so that it may have lost a final e."""
     return _classify_letters(word).endswith("cvc") and word[-1] not in "wxy"
 
 
 def _strip_inflection(word: str) -> str:
-    """Step 1: removes plural endings, -ed and -ing, and repairs the rest."""
+    """Step 1: removes plural endings, -ed and -ing, then corrects the end of what remains."""
     if word.endswith(("sses", "ies")):
         word = word[:-2]
     elif word.endswith("s") and not word.endswith("ss"):

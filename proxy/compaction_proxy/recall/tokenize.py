@@ -1,9 +1,10 @@
 """Splits texts into the terms of an index, and parses queries.
 
-A term is a run between separators, in lower case and without accents. Terms are not stemmed, so that a text
-is found as it was written; a search decides which forms of a word belong together (`recall.stems`). A name in
-camel case also gives its pieces. A number with thousands separators gives a term without them. A script
-without spaces between words gives pairs of characters. Terms consist of letters, digits and marks only.
+A term is the text between two separators, in lower case and without accents. Terms are not stemmed, so that a
+text is found as it was written. The search decides which terms are forms of one word (`recall.stems`). A name
+in camel case gives a term for the whole name and for each of its pieces. A number with thousands separators
+gives a term without them. Text in a script without spaces between words gives pairs of characters. Terms
+consist of letters, digits and marks only.
 """
 
 import re
@@ -13,10 +14,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Of a longer run of letters and digits, only the beginning is a term.
+# Maximum characters of a term. Only the beginning of a longer run of letters and digits becomes a term.
 MAX_TERM_CHARACTERS = 128
-# Limits of a query. Of a query that is too long, both ends are read, because a question stands before or
-# after its material.
+# Limits of a query. If a query is too long, only its beginning and end are used, because a question usually
+# comes before or after the text that it is about.
 MAX_QUERY_CHARACTERS = 8_192
 MAX_QUERY_WORDS = 64
 MAX_QUERY_PHRASES = 16
@@ -25,15 +26,17 @@ MAX_QUERY_PREFIXES = 8
 MAX_QUERY_CODES = 16
 MAX_CODE_TERMS = 32
 MAX_CAMEL_PIECES = 8
-# Minimum characters of a code with digits. Shorter numbers are too common to identify anything.
+# Minimum characters of a code that contains digits (`ParsedQuery.codes`). Shorter numbers are too common to
+# identify anything.
 LEAST_CODE_CHARACTERS = 5
 
-# Thai and Lao; Myanmar; Khmer; Chinese, Japanese and Korean with their extensions.
+# Scripts without spaces between words: Thai and Lao; Myanmar; Khmer; Chinese, Japanese and Korean with their
+# extensions.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
 )
-# Marks that stand inside words but are no letters: accents, points of Hebrew and Arabic, vowels of Indian
+# Marks that occur inside words but are no letters: accents, points of Hebrew and Arabic, vowels of Indian
 # scripts, and marks above and below the letters of the scripts in `_UNSPACED`.
 _MARKS = (
     "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0903\u093a-\u0963\u0981-\u0983\u09bc-\u0a03"
@@ -99,7 +102,7 @@ class ParsedQuery:
 
 
 def split_terms(text: str) -> Iterator[Term]:
-    """Yields the terms of a text in their order. The pieces of a name come before the whole name."""
+    """Yields the terms of a text in their order. The pieces of a camel-case name come before the name."""
     known: dict[str, tuple[str, ...]] = {}
     for match in _RUN.finditer(text):
         run, start = match[0], match.start()
@@ -142,7 +145,7 @@ def _split_run(run: str) -> tuple[str, ...]:
 
 
 def _split_unspaced(run: str, start: int) -> Iterator[Term]:
-    """Yields pairs of neighbouring characters and the last one alone: each character begins a term."""
+    """Yields each character with the one after it, and the last one alone. Other parts are split as usual."""
     for match in _UNSPACED_RUN.finditer(run):
         part, at = match[0], start + match.start()
         if _IS_UNSPACED.match(part):
@@ -177,7 +180,7 @@ def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Parsed
 
 
 def _drop_lone_characters(found: Iterable[Term]) -> tuple[str, ...]:
-    """Returns the terms of a chunk, without single characters that end the pair before them."""
+    """Returns the terms, without each single character that repeats the end of the pair before it."""
     terms: list[str] = []
     for term in found:
         if not (_is_lone_character(term.text) and terms and terms[-1].endswith(term.text)):
@@ -203,7 +206,7 @@ def _select_ranking_words(
 
 
 def _is_code(chunk: str, found: tuple[str, ...]) -> bool:
-    """Returns whether a chunk of a query names one thing, such as a path. `found` holds the chunk's terms."""
+    """Returns whether a chunk of a query names one thing, such as a path. `found` are its terms."""
     core = _CORE.search(chunk)
     if not core or not found or len(found) > MAX_CODE_TERMS or STOP_WORDS.issuperset(found):
         return False

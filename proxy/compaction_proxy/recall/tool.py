@@ -1,7 +1,7 @@
 """Answers calls of the search tool, with which a model or an agent searches the removed messages.
 
-Every answer is text for a model. No method raises because of the store or because of a model's faulty
-arguments. The answer then says what is wrong and what to do.
+Every answer is text for a model. No method raises an error if the store fails or if the model's arguments are
+wrong. In these cases the answer says what is wrong and what to do.
 """
 
 import json
@@ -25,7 +25,7 @@ Scope = Literal["conversation", "tenant"]
 
 MOST_HITS: Final = 20
 MAX_QUERY_CHARACTERS: Final = 1_000
-# Characters of all snippets in one answer: about as many as the answer's tokens have room for.
+# Maximum characters of all snippets in one answer together: about as many as fit into 2,000 tokens.
 _SNIPPETS_CHARACTERS: Final = 5_000
 # Maximum characters of a call's arguments. Longer arguments are not read.
 _MAX_ARGUMENTS_CHARACTERS: Final = 64_000
@@ -45,7 +45,7 @@ class RecallContext(NamedTuple):
 
     Attributes:
         tenant: The tenant whose conversations the caller may search.
-        conversation: The conversation to search, `c_…`. None means no particular one.
+        conversation: The conversation to search, `c_…`. None if the caller has no conversation.
         known_ids: Ids of messages that may be found in any archive, such as those of the caller's request.
         source: `model` or another kind of caller. It is a label of metrics.
     """
@@ -57,11 +57,11 @@ class RecallContext(NamedTuple):
 
 
 class RecallTool:
-    """Answers queries about removed messages on one event loop.
+    """Answers queries about removed messages. For use on one event loop.
 
     Args:
         archive_search: Searches the archives.
-        count: Returns the tokens of a text of at most some thousand characters.
+        count: Returns the number of tokens of a text. The text has at most a few thousand characters.
         is_store_reachable: Returns whether the store answers. It must not wait.
         on_search: Called for each search with the source of the call, and `found` or `nothing`.
     """

@@ -1,1 +1,1 @@
-"""Replay: plays recorded conversations to strategies, without a provider and without a model."""
+"""Replay: tests strategies on recorded conversations, without a provider and without a model."""

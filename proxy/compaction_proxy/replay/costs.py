@@ -9,9 +9,10 @@ from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.replay.result import ReplayBill, ReplayResult, RequestPoint, RequestSpending, build_bill
 from compaction_proxy.replay.writer import SummaryCallUsage
 
-# Without known prices, costs are given in uncached input tokens of the conversation's model. The assumptions
-# are what most providers charge: a cached token costs a tenth of an uncached one, a token of a cheap summary
-# model also a tenth, and an output token as much as five input tokens.
+# Costs are also computed in a unit for which no prices must be known: uncached input tokens of the
+# conversation's model. For this, a cached token is assumed to cost a tenth of an uncached one, a token of a
+# summary model a tenth of a token of the conversation's model, and an output token as much as five input
+# tokens. Most providers charge about this.
 CACHED_SHARE = 0.1
 SUMMARY_SHARE = 0.1
 OUTPUT_SHARE = 5.0
@@ -33,11 +34,12 @@ class PlayedRequest:
     Attributes:
         point: Sizes of the request.
         completion: Tokens of the recorded answer.
-        calls: Summary calls for the request, including those that ran after its answer.
+        calls: Summary calls that were made for the request, or in the background after its answer.
         trigger: T, in tokens; None if no compaction starts automatically.
         over: Whether the compacted request still exceeded the context window and had to be shortened.
         failed: Whether the request could not be made to fit, or the proxy had a fault.
-        has_stable_prefix: Whether the request began with everything that was forwarded before.
+        has_stable_prefix: Whether the forwarded request began with all messages of the previous forwarded
+            request, so that the provider could read them from its cache.
         failed_open: Whether a compaction was due, but the request was forwarded without it.
     """
 
@@ -54,7 +56,7 @@ class PlayedRequest:
 def build_result(
     subject: ReplaySubject, requests: Sequence[PlayedRequest], prices: Mapping[str, ModelPrice | None]
 ) -> ReplayResult:
-    """Sums up replayed requests.
+    """Builds the result of a replay from the replayed requests.
 
     Args:
         subject: Subject of the replay.
@@ -95,7 +97,7 @@ def build_result(
 
 
 def _compute_token_spendings(model: str, requests: Sequence[PlayedRequest]) -> Iterator[RequestSpending]:
-    """Computes the cost of each request in uncached input tokens of the conversation's model."""
+    """Yields the cost of each request in uncached input tokens of the conversation's model."""
     for each in requests:
         point = each.point
         written = OUTPUT_SHARE * each.completion

@@ -1,4 +1,7 @@
-"""Runs rehearsals for users of the admin pages, each in a separate process, so that no request waits."""
+"""Runs rehearsals for users of the admin pages.
+
+Each rehearsal runs in a separate process, so that it does not delay the requests that the proxy serves.
+"""
 
 import asyncio
 import json
@@ -16,14 +19,16 @@ from compaction_proxy.replay.recordings import SHAPING, dump_json
 from compaction_proxy.replay.runner import ReplayOptions
 from compaction_proxy.wires.json.slices import find_members
 
+# At most this many rehearsals run at the same time.
 AT_ONCE = 2
-# Sections of the configuration that a rehearsal does not need, because it keeps everything in memory.
+# Sections of the configuration that are not sent to the subprocess. A rehearsal does not need them, because
+# it keeps everything in memory.
 UNNEEDED = {"server", "store", "observability"}
 LIMIT_S = 30.0
 MAX_TOKENS = 1_000_000_000
-# Longest error message that is reported.
+# A longer error message of the subprocess is cut to this many characters.
 MAX_LINE_CHARACTERS = 300
-# The process imports modules from where this process found them, and not from its working directory.
+# The subprocess searches for modules in the same places as this process, and not in its working directory.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from compaction_proxy.cli.replay_worker import main; main()"
 )
@@ -38,8 +43,9 @@ class ReplayJob:
 
     Attributes:
         conversation: Id of a stored conversation; empty if `members` holds the conversation.
-        members: Conversation as the members of a request body, each value as JSON.
-        strategies: Names of strategies; empty for the configured one.
+        members: Members of a request body, such as `messages` and `tools`, each value as JSON. If
+            `conversation` is set, they replace the members of the stored conversation.
+        strategies: Names of the strategies to replay; empty for the configured strategy.
         options: Settings that differ from the configuration.
     """
 
@@ -50,11 +56,13 @@ class ReplayJob:
 
 
 def parse_job(raw: bytes) -> ReplayJob:
-    """Parses a request for a rehearsal without decoding its conversation. Takes milliseconds per megabyte.
+    """Parses a request for a rehearsal.
+
+    The messages and tools are not decoded, so this takes only milliseconds per megabyte.
 
     Args:
-        raw: `{"messages": […], "tools": […]}` or `{"conversation": "c_…"}`, both optionally with `model`,
-            `strategies`, `trigger_tokens`, `target_tokens` and `window`.
+        raw: The request body: `{"messages": […], "tools": […]}` or `{"conversation": "c_…"}`. Both may also
+            have `model`, `strategies`, `trigger_tokens`, `target_tokens` and `window`.
 
     Raises:
         RequestRefusedError: The body is invalid (400).
@@ -102,9 +110,11 @@ class ReplayJobRunner:
     """Replays conversations in subprocesses, two at a time.
 
     Args:
-        config: Configuration in force. None of its secrets leaves the process.
-        load_conversation: Returns the stored part of a conversation as a request body.
-        command: Command line of the subprocess. It reads its standard input and answers with a JSON object.
+        config: Configuration in force. Its secrets are not sent to the subprocess.
+        load_conversation: Returns the stored part of a conversation as a request body, given the conversation
+            id.
+        command: Command line of the subprocess. The subprocess reads the job from its standard input, and
+            writes a JSON object to its standard output.
         limit_s: Time limit of the subprocess, in seconds.
     """
 
@@ -127,7 +137,7 @@ class ReplayJobRunner:
 
         Raises:
             RequestRefusedError: The conversation is invalid (400) or unknown (404), too little of it is
-                stored (409), the replay takes too long (413), or others are running (429).
+                stored (409), the rehearsal takes too long (413), or too many others are running (429).
             ReplayFailedError: The subprocess ended without an answer.
         """
         if self._slots.locked():
@@ -145,10 +155,10 @@ class ReplayJobRunner:
         return results
 
     def _encode_input(self, job: ReplayJob, body_members: Mapping[str, bytes]) -> bytes:
-        """Encodes the input of the subprocess: a line of JSON, then the conversation.
+        """Encodes the input of the subprocess: a line of JSON with the options, then a request body in JSON.
 
-        The configuration masks its secrets when it is written as JSON. The section `store` is left out
-        because its URL may contain a secret.
+        Secrets in the configuration are masked when it is written as JSON. The URL in the section `store` may
+        contain a secret that is not masked, so that section is left out.
         """
         header = {
             "config": self._config.model_dump(mode="json", exclude_unset=True, exclude=UNNEEDED),

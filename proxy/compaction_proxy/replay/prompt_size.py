@@ -1,14 +1,14 @@
-"""Counts the tokens of a prompt, and the cached part of it, as OpenAI does."""
+"""Counts the tokens of messages, and the tokens that the prompt cache serves, by the rules of OpenAI."""
 
 from collections.abc import Callable
 from typing import Any
 
 JsonObject = dict[str, Any]
 
-FRAME_TOKENS = 3  # for every message, and once more for the answer that follows
-PART_TOKENS = 85  # for a content part that is not text: OpenAI's price of a small image
-CACHE_MINIMUM_TOKENS = 1024  # OpenAI caches prompts of at least this length …
-CACHE_BLOCK_TOKENS = 128  # … in steps of this size
+FRAME_TOKENS = 3  # added for every message, and once more for the answer
+PART_TOKENS = 85  # counted for a content part that is not text: what OpenAI counts for a small image
+CACHE_MINIMUM_TOKENS = 1024  # OpenAI caches the beginning of a prompt if it has at least this many tokens
+CACHE_BLOCK_TOKENS = 128  # the number of cached tokens is rounded down to a multiple of this
 
 
 def extract_text(message: JsonObject) -> str:
@@ -21,7 +21,7 @@ def extract_text(message: JsonObject) -> str:
 
 
 def count_message_tokens(message: JsonObject, count: Callable[[str], int]) -> int:
-    """Counts the tokens of a message with its frame; `count` counts the tokens of a text."""
+    """Counts the tokens of a message, including `FRAME_TOKENS`. `count` counts the tokens of a text."""
     return (
         sum(count(text) for text in _list_texts(message) if text)
         + PART_TOKENS * _count_other_parts(message)
@@ -30,7 +30,10 @@ def count_message_tokens(message: JsonObject, count: Callable[[str], int]) -> in
 
 
 def count_cached_tokens(tokens: int) -> int:
-    """Returns how many of `tokens` known tokens the provider serves from its cache: whole blocks."""
+    """Returns how many tokens the cache serves if it knows the first `tokens` tokens of a prompt.
+
+    The cache serves only whole blocks, and nothing below `CACHE_MINIMUM_TOKENS`.
+    """
     blocks = tokens - tokens % CACHE_BLOCK_TOKENS
     return blocks if blocks >= CACHE_MINIMUM_TOKENS else 0
 

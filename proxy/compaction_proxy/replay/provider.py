@@ -1,7 +1,8 @@
-"""Simulates a provider that counts prompts and keeps a prompt cache, but writes no answers.
+"""Simulates a provider that counts the tokens of prompts and keeps a prompt cache, but writes no answers.
 
-It counts as OpenAI does: the texts of a message plus a frame. Its cache recognises the beginnings of prompts
-in whole messages, and serves them in blocks of 128 tokens, from 1,024 tokens on.
+It counts tokens as OpenAI does: the texts of each message plus a fixed number of tokens for each message. Its
+cache recognises a prompt's beginning if an earlier prompt had the same tools and the same first messages. It
+serves this beginning in blocks of 128 tokens if it has at least 1,024 tokens.
 """
 
 import json
@@ -19,11 +20,11 @@ from compaction_proxy.replay.prompt_size import (
 
 
 class ProviderPrompt(NamedTuple):
-    """A prompt as the provider reads it.
+    """A prompt as the provider receives it.
 
     Attributes:
         model: Requested model.
-        definitions: JSON of the tools and similar members.
+        definitions: JSON of each member beside the messages that belongs to the prompt, such as the tools.
         messages: JSON of each message.
     """
 
@@ -33,9 +34,10 @@ class ProviderPrompt(NamedTuple):
 
 
 class SimulatedProvider:
-    """Counts prompts and remembers every counted message and every beginning of a prompt.
+    """Counts the tokens of prompts, and simulates a prompt cache.
 
-    Its memory grows with the prompts, so use one instance per conversation.
+    It remembers the size of every message, and every beginning of a prompt. Nothing is ever dropped, so use
+    one instance for each conversation.
 
     Args:
         counter: Token counter for texts.
@@ -51,7 +53,7 @@ class SimulatedProvider:
         return self._counter.count(text, model) if text else 0
 
     def count_answer_tokens(self, raw: bytes, model: str) -> int:
-        """Counts the tokens of an answer; `raw` is the message, or empty without an answer."""
+        """Counts the tokens of an answer; `raw` is its message as JSON, or empty if there is no answer."""
         return self._count_message(raw, model) - FRAME_TOKENS if raw else 0
 
     def count_prompt_tokens(self, prompt: ProviderPrompt) -> int:

@@ -1,4 +1,4 @@
-"""Recorded conversations: reads them from a file or a request, and splits them into their requests."""
+"""Reads recorded conversations from a file or a request, and splits them into the requests of the client."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,29 +9,32 @@ from typing import Any
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# Largest file, and largest request in a file, in bytes. The latter is also the proxy's limit for requests.
+# Limits in bytes for a file and for one request in a file. The limit for one request is also the one that the
+# proxy has for its clients' requests.
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# Members of a request that shape the forwarded request or limit its size.
+# Members of a request, besides model and messages, that are part of the prompt or affect the limit of its
+# size.
 SHAPING = ("tools", "functions", "response_format", "max_tokens", "max_completion_tokens")
 # Roles that a client sends. An assistant message after one of them is the answer to a request.
 _ASKING = frozenset({"user", "tool", "function"})
-# Block types of Anthropic's format only. Read as Chat Completions, they would count as empty.
+# Types of content blocks that only Anthropic's Messages wire has. A recording with such a block is refused,
+# because its blocks would count as empty if they were read as Chat Completions.
 _MESSAGES_BLOCKS = frozenset({"thinking", "redacted_thinking", "tool_use", "tool_result"})
-# Model of recordings that name none.
+# This model is used for recordings that do not name a model.
 DEFAULT_MODEL = "gpt-4o"
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A conversation as its client has it.
+    """A conversation as the client keeps it, from the first message to the last.
 
     Attributes:
-        name: Name for reports.
+        name: Name of the conversation in reports.
         model: Requested model; empty if the recording names none.
         messages: Messages as compact JSON.
-        lengths: Number of messages in each request, in order.
-        members: Members of the requests besides model and messages, each value as JSON.
+        lengths: For each request, in order: the number of messages with which the client sent it.
+        members: Members that every request has besides model and messages, each value as JSON.
     """
 
     name: str
@@ -41,7 +44,7 @@ class Recording:
     members: Mapping[str, bytes] = field(repr=False)
 
     def get_answer(self, length: int) -> bytes:
-        """Returns the assistant message after the first `length` messages; empty if it is unknown."""
+        """Returns the answer to the request with `length` messages; empty if the recording ends before it."""
         return self.messages[length] if length < len(self.messages) else b""
 
     def build_body(self, length: int, model: str) -> bytes:
@@ -52,7 +55,11 @@ class Recording:
 
 
 def dump_json(value: object) -> bytes:
-    """Encodes a value as compact JSON in UTF-8. An escaped lone surrogate of a client stays escaped."""
+    """Encodes a value as compact JSON in UTF-8.
+
+    A lone surrogate cannot be encoded in UTF-8. If the value contains one, all characters outside ASCII are
+    escaped.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         return text.encode()
@@ -95,7 +102,7 @@ def read_recordings(path: Path) -> Iterator[Recording]:
     """
     try:
         status = path.stat()
-        if not S_ISREG(status.st_mode):  # the file is read more than once, and a pipe or device may never end
+        if not S_ISREG(status.st_mode):  # a pipe or device cannot be read twice, and may never end
             raise _build_refusal(f"{path}: no regular file")
         if status.st_size > MAX_FILE_BYTES:
             raise _build_refusal(f"{path}: larger than {MAX_FILE_BYTES // 1024**2} MiB")
@@ -112,12 +119,15 @@ def read_recordings(path: Path) -> Iterator[Recording]:
 
 
 def select_lengths(recording: Recording, every: int) -> tuple[int, ...]:
-    """Returns the length of every `every`-th request, including the last one."""
+    """Returns the lengths of every `every`-th request, counted back from the last one, in order."""
     return tuple(reversed(recording.lengths[::-1][::every]))
 
 
 def _read_single_value(path: Path) -> object | None:
-    """Reads a file that is a single JSON text, on one or several lines. Returns None for a file of lines."""
+    """Reads a file that holds a single JSON value, on one or several lines.
+
+    Returns None if each line of the file holds a JSON value of its own.
+    """
     with path.open("rb") as file:
         first = file.readline(MAX_BODY_BYTES + 1)
         rest = file.readline(MAX_BODY_BYTES + 1)
@@ -149,7 +159,7 @@ def _parse_json(raw: bytes, where: str) -> object:
 
 
 def _choose_name(value: object, default: str) -> str:
-    """Returns the `id` of a recording as its name, if it is usable, or the default."""
+    """Returns the member `id` of a recording if it can be used as a name, else the default."""
     name = value.get("id") if isinstance(value, dict) else None
     return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 80 else default
 
@@ -171,7 +181,11 @@ def _is_message(value: object) -> bool:
 
 
 def _is_request(roles: list[str], length: int) -> bool:
-    """Returns whether a request may end here: the next message is an answer, or there is none yet."""
+    """Returns whether the first `length` messages may have been a request.
+
+    The last of them must be a message that a client sends. It must be the end of the recording, or an
+    assistant message must follow.
+    """
     follows = length == len(roles) or roles[length] == "assistant"
     return follows and roles[length - 1] in _ASKING
 

@@ -1,4 +1,4 @@
-"""Results of rehearsals: figures of each request, and their sums."""
+"""Defines the results of replays: the figures of each request, and their sums."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 
 class RequestPoint(NamedTuple):
-    """One request, in tokens as the provider counts them.
+    """The sizes of one replayed request, in tokens as the simulated provider counts them.
 
     Attributes:
         before: Size as the client sent it.
         after: Size as it was forwarded.
-        cached: Part of the forwarded request that the provider had cached.
-        cached_before: Part of the client's request that the provider would have had cached.
-        round: Whether another checkpoint came into force.
+        cached: Tokens of the forwarded request that the provider reads from its cache.
+        cached_before: Tokens that the provider would read from its cache if all requests were forwarded as
+            the client sent them.
+        round: Whether this request uses another checkpoint than the previous request.
     """
 
     before: int
@@ -25,14 +26,14 @@ class RequestPoint(NamedTuple):
 
 
 class ReplayBill(NamedTuple):
-    """Cost of a conversation, in one unit.
+    """Cost of a conversation. All costs have the same unit: dollars, or uncached input tokens.
 
     Attributes:
-        without: Cost of the requests as they came, without compaction.
+        without: Cost of the requests as the client sent them, without compaction.
         compacted: Cost of the requests as they were forwarded.
         summaries: Cost of the summary calls.
-        pays_back_after: Number of requests from the first compaction until its costs are recovered for good;
-            None if they never are, or without a compaction.
+        pays_back_after: Number of requests after the first compaction until the total saving is positive and
+            stays so. None if that is never so, or if there was no compaction.
     """
 
     without: float
@@ -47,7 +48,14 @@ class ReplayBill(NamedTuple):
 
 
 class RequestSpending(NamedTuple):
-    """Cost of one request, and of the summary calls for it or since the previous request."""
+    """Cost of one request and of its summary calls.
+
+    Attributes:
+        without: Cost of the request as the client sent it.
+        compacted: Cost of the request as it was forwarded.
+        summaries: Cost of the summary calls that were made for the request, or in the background after it.
+        round: Whether this request uses another checkpoint than the previous request.
+    """
 
     without: float
     compacted: float
@@ -66,26 +74,28 @@ class ReplayResult:
         window: Context window of the model, in tokens.
         trigger: T at the last request, in tokens; None if no compaction starts automatically.
         requests: Number of requests.
-        rounds: Number of times that another checkpoint came into force.
+        rounds: Number of requests that use another checkpoint than the request before them.
         summary_calls: Number of summary calls.
         summary_prompt_tokens: Input tokens of summary calls.
         summary_completion_tokens: Output tokens of summary calls.
         sent_tokens: Tokens that the client sent, in all requests together.
         forwarded_tokens: Tokens that were forwarded, in all requests together.
         largest_tokens: Size of the largest forwarded request, in tokens.
-        cached_tokens: Forwarded tokens that the provider had cached.
-        cached_without_tokens: Tokens of the client's requests that the provider would have had cached.
-        comparable_requests: Number of requests after the first in which no other checkpoint came into force.
-        steady_requests: Number of comparable requests that began with everything that was forwarded before.
+        cached_tokens: Forwarded tokens that the provider reads from its cache.
+        cached_without_tokens: Tokens that the provider would read from its cache without compaction.
+        comparable_requests: Number of requests after the first that use the same checkpoint as the request
+            before them.
+        steady_requests: Number of comparable requests that begin with all messages of the previous forwarded
+            request, so that the provider can read them from its cache.
         over_without: Number of requests that exceed the context window as the client sent them.
         over_with: Number of compacted requests that exceeded the context window and had to be shortened.
-        failed_open: Number of requests that were forwarded without a due compaction, because there was no
-            summary, or because it would not have shortened the request.
-        failed: Number of requests that could not be made to fit, or met a fault of the proxy.
-        tokens: Bill in uncached input tokens, at assumed prices.
-        dollars: Bill in dollars; None if a price is unknown.
+        failed_open: Number of requests for which a compaction was due but failed: no summary was written, or
+            the compaction would not have shortened the request. These requests were forwarded without it.
+        failed: Number of requests that could not be made to fit, or during which the proxy had a fault.
+        tokens: Costs in uncached input tokens, at assumed prices.
+        dollars: Costs in dollars; None if a price is unknown.
         price_source: Source of the prices.
-        points: The requests; empty for several conversations.
+        points: The sizes of each request; empty for the sum of several conversations.
     """
 
     strategy: str
@@ -116,22 +126,22 @@ class ReplayResult:
 
     @property
     def cached_share(self) -> float:
-        """Share of the forwarded tokens that the provider had cached, 0..1."""
+        """Share of the forwarded tokens that the provider reads from its cache, 0..1."""
         return self.cached_tokens / max(1, self.forwarded_tokens)
 
     @property
     def cached_share_without(self) -> float:
-        """Share of the client's tokens that the provider would have had cached, 0..1."""
+        """Share of the client's tokens that the cache would serve without compaction, 0..1."""
         return self.cached_without_tokens / max(1, self.sent_tokens)
 
     @property
     def prefix_stability(self) -> float:
-        """Share of comparable requests that began with everything that was forwarded before, 0..1."""
+        """Share of `steady_requests` in `comparable_requests`, 0..1; 1 if no requests are comparable."""
         return self.steady_requests / self.comparable_requests if self.comparable_requests else 1.0
 
 
 def build_bill(spendings: Sequence[RequestSpending]) -> ReplayBill:
-    """Sums up the cost of requests."""
+    """Adds up the costs of a conversation's requests, and finds out when compaction pays back its costs."""
     first = next((index for index, each in enumerate(spendings) if each.round or each.summaries), None)
     saved = list(accumulate(each.without - each.compacted - each.summaries for each in spendings))
     losing = [index for index, sum_ in enumerate(saved) if sum_ <= 0]
@@ -145,8 +155,8 @@ def build_bill(spendings: Sequence[RequestSpending]) -> ReplayBill:
 def sum_results(results: Sequence[ReplayResult], name: str) -> ReplayResult:
     """Sums up the results of several conversations under one strategy.
 
-    The dollars are summed only if all results have them. Pay-back applies to single conversations, so the sum
-    has none.
+    The costs in dollars are added up only if they are known for all conversations. The sum has no
+    `pays_back_after`, because this figure is useful only for a single conversation.
     """
     dollars = [each.dollars for each in results if each.dollars is not None]
     added: dict[str, Any] = {field: sum(getattr(each, field) for each in results) for field in _ADDED}
@@ -165,7 +175,7 @@ def sum_results(results: Sequence[ReplayResult], name: str) -> ReplayResult:
 
 
 def to_fields(result: ReplayResult) -> dict[str, Any]:
-    """Returns the result as JSON values, including derived figures."""
+    """Returns the result as JSON values, including the figures that are computed from other figures."""
     values = {each.name: getattr(result, each.name) for each in fields(result)}
     return values | {
         "cached_share": round(result.cached_share, 4),
@@ -205,6 +215,6 @@ def _sum_bills(bills: Sequence[ReplayBill]) -> ReplayBill:
 
 
 def _get_common_value(values: Iterable[Any]) -> Any:  # noqa: ANN401 - the type of the compared values
-    """Returns the value that all have in common; None if they differ."""
+    """Returns the value if all values are equal; None if they differ."""
     different = set(values)
     return different.pop() if len(different) == 1 else None

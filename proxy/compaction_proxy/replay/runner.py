@@ -1,8 +1,9 @@
-"""Replays a conversation: asks the real compactor for each request as the conversation grew.
+"""Replays a conversation: gives each of its requests to the compactor, in the order in which they were sent.
 
-Everything works as in the proxy, except that no model answers: the provider only counts, and summaries are
-written by rules. Work that the proxy does after an answer is finished before the next request, so that the
-same recording always gives the same result.
+The compactor is the same as in the proxy, but no model is asked. A simulated provider only counts tokens, and
+code writes the summaries by fixed rules. The proxy does some work in the background after an answer. A replay
+waits until this work is finished before it replays the next request, so that the same recording always gives
+the same result.
 """
 
 import asyncio
@@ -33,10 +34,11 @@ from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.wire import TokenUsage
 
-# Time limit for the work after an answer, in seconds. It ends soon, because it waits only for the processor.
+# Time limit for the background work after an answer, in seconds. The work normally ends soon, because it does
+# not wait for any network.
 LONGEST_PAUSE_S = 30.0
 
-# Receives the number of replayed requests and the number of all requests.
+# Called with two numbers: of the requests replayed so far, and of all requests to replay.
 ProgressCallback = Callable[[int, int], None]
 
 
@@ -61,15 +63,18 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplayComponents:
-    """The parts of the proxy that a replay needs. They work as in a server, but on memory of their own.
+    """The parts of the proxy that a replay needs.
+
+    They work as in a server, but store everything in memory, apart from the data of the server.
 
     Attributes:
-        compactor: Makes requests fit. Uses `summary_model` for its summaries.
-        usage_feedback: Learns from answers.
-        summary_model: Writes summaries.
-        counter: Counts tokens as the provider does.
-        get_settings: Returns the settings of a model.
-        resolve_summary_routes: Returns the summary models for a model's settings, a strategy and a model.
+        compactor: Makes requests fit. It uses `summary_model` for its summaries.
+        usage_feedback: Records the token counts of answers, from which later sizes are estimated.
+        summary_model: Writes summaries by rules, without a model.
+        counter: Counts the tokens of texts for the simulated provider.
+        get_settings: Returns the settings for a model name.
+        resolve_summary_routes: Returns the routes to the summary models, given the settings of the
+            conversation's model, the strategy and the name of that model.
         get_price: Returns the price of a model, or None if it is unknown.
         wait_for_prices: Waits until the prices of models have been looked up.
         origin: Origin of the upstream.
@@ -88,7 +93,22 @@ class ReplayComponents:
 
 @dataclass(slots=True)
 class _ReplayRun:
-    """State of the replay of one conversation under one strategy."""
+    """The state of the replay of one conversation under one strategy.
+
+    Attributes:
+        recording: The conversation.
+        model: Requested model.
+        strategy: Name of the strategy.
+        settings: The settings for the model, with the options of the replay applied.
+        tenant: A tenant that only this replay uses, so that replays do not share stored data.
+        provider: Receives the forwarded requests and the summary calls.
+        unchanged: Receives the requests as the client sent them, to find their costs without compaction.
+        calls: Usage of the summary calls so far.
+        reader: Parses the requests.
+        earlier_tasks: The tasks that ran before the replay. The replay does not wait for them.
+        forwarded: Messages of the previous forwarded request.
+        place: Id of the checkpoint that the previous request used, as hex digits; empty if it used none.
+    """
 
     recording: Recording
     model: str
@@ -121,7 +141,7 @@ async def replay_recording(
     """Replays a conversation under a strategy.
 
     Args:
-        stage: Parts of the proxy.
+        stage: The parts of the proxy that the replay uses.
         recording: The conversation.
         strategy: Name of a strategy.
         options: Settings that differ from the configuration.
@@ -145,7 +165,7 @@ async def replay_recording(
 
 
 async def _replay_request(stage: ReplayComponents, run: _ReplayRun, length: int) -> PlayedRequest:
-    """Replays one request and the work after its answer."""
+    """Replays one request, and finishes the work that the proxy does after an answer."""
     since = len(run.calls)
     raw = run.recording.build_body(length, run.model)
     body = run.reader.read(raw, run.tenant)
@@ -206,12 +226,12 @@ def _build_fit_request(stage: ReplayComponents, run: _ReplayRun, body: RequestBo
 
 
 def _build_prompt(sent: ProviderPrompt, ask: FitRequest, fit: FitResult) -> ProviderPrompt:
-    """Returns the prompt that the proxy forwards for a fit."""
+    """Returns the prompt that the proxy forwards; `sent` if the compactor changed nothing."""
     return sent if fit.raw is ask.body.raw else sent._replace(messages=parse_body(fit.raw, CHAT).messages)
 
 
 def _find_overflow(run: _ReplayRun, body: RequestBody, size: int) -> Overflow | None:
-    """Returns the provider's error for a prompt that does not fit, or None if it fits."""
+    """Returns the error with which the provider would refuse a prompt of `size` tokens; None if it fits."""
     output = body.max_output or 0
     if size + output <= run.window:
         return None
@@ -221,7 +241,7 @@ def _find_overflow(run: _ReplayRun, body: RequestBody, size: int) -> Overflow | 
 async def _refit_until_accepted(
     stage: ReplayComponents, run: _ReplayRun, ask: FitRequest, refused: FitResult, over: Overflow
 ) -> FitResult:
-    """Shortens a refused request until the provider accepts it or the proxy gives up. Returns the result."""
+    """Shortens a refused request until it is accepted or the proxy gives up; returns the last result."""
     fit, overflow = refused, over
     for refusals in range(1, MAX_REFITS + 1):
         shorter = await stage.compactor.refit_after_refusal(ask, fit, overflow, refusals)
@@ -247,7 +267,10 @@ async def _wait_for_background_tasks(earlier_tasks: frozenset[asyncio.Task[Any]]
 
 
 def _override_settings(settings: ModelSettings, options: ReplayOptions) -> ModelSettings:
-    """Applies the options. Lifts the hourly limit on summary calls: requests of days come in seconds."""
+    """Returns the settings with the options applied, and without the hourly limit on summary calls.
+
+    The limit would stop summaries wrongly, because a replay makes the calls of several days within seconds.
+    """
     over: dict[str, object] = {}
     if options.trigger_tokens is not None:
         over["trigger"] = [{"tokens": options.trigger_tokens}]

@@ -1,7 +1,7 @@
-"""A rule-based summary model: extracts sentences, invents nothing, and works on any transcript.
+"""Writes summaries by rules, without a model: copies sentences from any transcript, and adds no statements.
 
-User demands and statements come first, because nothing else can restore them. Then come names and numbers,
-findings, finished work and errors, newest first. Each kind has its share of the size.
+The largest share of the size goes to demands and statements of users, because they cannot be found out again
+if they are lost. Names and numbers, findings, finished work and errors have shares of their own.
 """
 
 import re
@@ -20,18 +20,19 @@ from compaction_proxy.replay.transcript import (
 )
 
 TARGET_TOKENS = 700
-FRAME_TOKENS = 90  # headings, table head and labels
+FRAME_TOKENS = 90  # tokens that headings, table head and labels are assumed to have
 CLIP_CHARACTERS = 240
 CELL_CHARACTERS = 110
 CALL_CHARACTERS = 60
-PENDING_ENTRIES = 12  # number of last entries in which announced work counts as pending
+PENDING_ENTRIES = 12  # only the last entries, up to this number, are searched for pending work
 
 RULE = "Rule: "
 STATED = "Stated by the user: "
 NAMES = "Identifiers: "
 TABLE_HEAD = "| File/Component | Action | Description |\n|----------------|--------|-------------|"
 
-# Headings for a prompt that asks for the seven sections of the format `full`, by our own headings.
+# A prompt may ask for the seven sections of the format `full`. This maps the headings that are used here to
+# the headings of that format.
 FULL_HEADINGS = {
     "### Completed Work": "2. Conversation Timeline and Progress",
     "### Key Technical Decisions": "3. Technical Context and Decisions",
@@ -77,7 +78,7 @@ def _clip_text(text: str, characters: int = CLIP_CHARACTERS) -> str:
 
 
 def _select_fitting(items: Iterable[str], tokens: float, count: Count) -> list[str]:
-    """Returns the items that fit, in order. Skips an item that is too large for the remaining tokens."""
+    """Returns the items that fit into `tokens` tokens, in order. Skips items that no longer fit."""
     selected = []
     for item in items:
         cost = count(item) + 2
@@ -88,7 +89,7 @@ def _select_fitting(items: Iterable[str], tokens: float, count: Count) -> list[s
 
 
 def _select_both_ends(items: Iterable[str], tokens: float, count: Count) -> list[str]:
-    """Fills half of the tokens with the oldest items and the rest with the newest."""
+    """Selects the oldest items for half of the tokens and the newest for the rest. Drops repeated items."""
     unique = list(dict.fromkeys(items))
     first = _select_fitting(unique, tokens / 2, count)
     left = tokens - sum(count(item) + 2 for item in first)
@@ -111,7 +112,7 @@ def _list_sentences(entries: Iterable[TranscriptEntry], *roles: str) -> list[str
 
 
 def _extract_statements(entries: Iterable[TranscriptEntry]) -> tuple[list[str], list[str]]:
-    """Returns the users' demands, and their statements that contain a name or number."""
+    """Returns the users' demands, and their other statements that contain a name or number."""
     statements = [
         _clip_text(sentence) for sentence in _list_sentences(entries, "user") if not sentence.endswith("?")
     ]
@@ -120,7 +121,7 @@ def _extract_statements(entries: Iterable[TranscriptEntry]) -> tuple[list[str], 
 
 
 def _extract_names(entries: Iterable[TranscriptEntry]) -> list[str]:
-    """Returns paths, ids and amounts in prose: first those of users, then those of the assistant."""
+    """Returns the addresses, paths, ids and amounts in messages of users, then those of the assistant."""
     prose = [*_list_sentences(entries, "user"), *_list_sentences(entries, "assistant")]
     return [mark.rstrip(".,:") for sentence in prose for mark in MARK.findall(sentence)]
 
@@ -134,7 +135,10 @@ def _format_cell(text: str, characters: int = CELL_CHARACTERS) -> str:
 
 
 def _build_rows(entries: Sequence[TranscriptEntry]) -> list[str]:
-    """Builds table rows: files that the assistant mentioned, and tool calls with the next comment."""
+    """Builds table rows for files that the assistant mentions, and for tool calls.
+
+    The description of a tool call is the first sentence that the assistant writes after the call.
+    """
     rows, call = [], ""
     for entry in entries:
         sentences = entry.list_sentences() if entry.role == "assistant" else []
@@ -152,7 +156,7 @@ def _build_rows(entries: Sequence[TranscriptEntry]) -> list[str]:
 
 
 def _extract_errors(entries: Sequence[TranscriptEntry]) -> list[str]:
-    """Returns the lines that report an error, each with the assistant's next comment."""
+    """Returns the first error line of each tool result, with the assistant's first sentence after it."""
     errors = []
     for index, entry in enumerate(entries):
         line = next((line for line in entry.text.splitlines() if _ERROR.search(line)), None)
@@ -171,7 +175,10 @@ def _describe_current_state(entries: Sequence[TranscriptEntry]) -> list[str]:
 
 
 def _collect_constraints(material: SummaryMaterial, tokens: float, count: Count) -> list[str]:
-    """Collects the decisions that survive every compaction: rules, statements and names."""
+    """Collects rules, statements and names, from an earlier summary and from the messages.
+
+    They are labelled, so that the next summary can take them over from this one.
+    """
     earlier = material.get_section("key technical decisions")
     rules, statements = _extract_statements(material.entries)
     names = [name for line in _strip_labels(earlier, NAMES) for name in line.split(", ")]
@@ -206,12 +213,15 @@ def _collect_completed(material: SummaryMaterial, tokens: float, count: Count) -
 
 
 def summarize_messages(messages: Sequence[JsonObject], tokens: int, count: Count) -> str:
-    """Summarises the user messages, in at most about `tokens` tokens.
+    """Writes the summary that a summary call asks for, in at most about `tokens` tokens.
 
-    The summary has the sections Completed Work, Key Technical Decisions, Current State, Pending Work and, if
-    there were errors, Errors & Resolutions. If the prompt asks for the format `full`, the first four use its
-    headings. If the prompt holds several runs, each gets its own text after a mark. If the last message asks
-    for a summary of the conversation above it, that conversation is summarised.
+    If the last message asks for a summary of the conversation above it, that conversation is summarised. Else
+    the user messages are the prompt, and the transcript in it is summarised. If the prompt contains the
+    transcripts of several runs, each gets its own text after a line with its number.
+
+    A text has the sections Completed Work, Key Technical Decisions, Current State, Pending Work and, if there
+    were errors, Errors & Resolutions. If the prompt asks for the format `full`, the first four sections have
+    the headings of that format.
     """
     for_full = any(all(each in extract_text(told) for each in FULL_HEADINGS.values()) for told in messages)
     if is_summary_request(messages):
@@ -229,7 +239,7 @@ def summarize_messages(messages: Sequence[JsonObject], tokens: int, count: Count
 
 
 def _replace_headings(text: str, headings: Mapping[str, str]) -> str:
-    """Replaces the lines of a text that are headings."""
+    """Replaces each line that is a key of `headings` by its value."""
     return "\n".join(headings.get(line, line) for line in text.split("\n"))
 
 

@@ -1,7 +1,7 @@
-"""Parses the input of a summary model: the sections of an earlier summary, and a numbered transcript.
+"""Parses the prompt of a summary call: the sections of an earlier summary, and a numbered transcript.
 
-The parser works for any conversation. Each message of a transcript begins with a line such as
-`[3] ASSISTANT:`, numbered without gaps. All text before the first such line is the preamble.
+Each message of a transcript begins with a line such as `[3] ASSISTANT:`. The numbers have no gaps. The text
+before the first such line may hold the earlier summary.
 """
 
 import re
@@ -20,7 +20,8 @@ _ITEM = re.compile(r"^\s*(?:[-*] (?:\[.\] )?(?P<bullet>.+)|(?P<row>\|.+\|))\s*$"
 _RULER = re.compile(r"^\|[\s|:-]+\|$")
 _BULLET = re.compile(r"^- (?:\[.\] )?")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[A-Z\"'(`€$£])|\n+")
-# A run that gets a summary of its own, and the prompt behind a conversation that is to be summarised.
+# `_RUN` matches the transcript of a run that gets its own summary. `_ALIGNED` recognises the prompt that
+# follows the conversation in the aligned form.
 _RUN = re.compile(
     r"^<run-(?P<number>\d+)-(?P<mark>\w+)>\n(?P<text>.*?)\n</run-(?P=number)-(?P=mark)>$",
     re.MULTILINE | re.DOTALL,
@@ -38,7 +39,7 @@ PATH = re.compile(_PATH)
 
 @dataclass(frozen=True, slots=True)
 class TranscriptEntry:
-    """One message of a transcript. `role` is in lower case."""
+    """One message of a transcript: its role in lower case, and its text."""
 
     role: str
     text: str
@@ -54,7 +55,12 @@ class TranscriptEntry:
 
 @dataclass(frozen=True, slots=True)
 class SummaryMaterial:
-    """Input for a summary: items of an earlier summary by section title in lower case, and messages."""
+    """The material for a summary.
+
+    Attributes:
+        earlier: The items of an earlier summary, by the title of their section in lower case.
+        entries: The messages to summarise.
+    """
 
     earlier: dict[str, list[str]]
     entries: list[TranscriptEntry]
@@ -65,13 +71,13 @@ class SummaryMaterial:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Splits a text into sentences with single spaces. Strips bullets, and skips headings and tables."""
+    """Splits a text into sentences with single spaces. Leaves out bullets, headings and tables."""
     pieces = (_BULLET.sub("", " ".join(piece.split())) for piece in _SENTENCE.split(text))
     return [piece for piece in pieces if piece and not piece.startswith(("#", "|"))]
 
 
 def _find_entry_starts(text: str) -> Iterator[re.Match[str]]:
-    """Yields the lines that open a message. A number out of sequence is part of a message's text."""
+    """Yields the lines with which messages begin. A line with an unexpected number is text of a message."""
     expected: int | None = None
     for match in _ENTRY.finditer(text):
         number = int(match["number"])
@@ -93,7 +99,7 @@ def _parse_sections(text: str) -> dict[str, list[str]]:
 
 
 def extract_runs(text: str) -> list[str]:
-    """Returns the transcripts of runs that need separate summaries; empty if there is one transcript."""
+    """Returns the transcripts of the runs that get separate summaries; empty if no runs are marked."""
     return [found["text"] for found in _RUN.finditer(text)]
 
 
@@ -109,7 +115,7 @@ def build_material(messages: Sequence[JsonObject]) -> SummaryMaterial:
 
 
 def parse_transcript(text: str) -> SummaryMaterial:
-    """Parses the input of a summary model. Text without a numbered message counts as one user message."""
+    """Parses the prompt of a summary call. A text without numbered messages counts as one user message."""
     starts = list(_find_entry_starts(text))
     if not starts:
         return SummaryMaterial({}, [TranscriptEntry("user", text)])

@@ -1,4 +1,4 @@
-"""A simulated summary model: writes extracts of realistic size at once, always the same."""
+"""A simulated summary model: writes extracts of realistic size. The same input always gives the same text."""
 
 import json
 from typing import NamedTuple
@@ -22,10 +22,11 @@ class SummaryCallUsage(NamedTuple):
 
 
 class ExtractiveSummaryModel:
-    """Implements `providers.types.SummaryModel` without a model. Serves one conversation at a time.
+    """Implements the protocol `providers.types.SummaryModel` by rules. Serves one conversation at a time.
 
     Attributes:
-        provider: Simulated provider of the conversation. Its cache may hold what the conversation has sent.
+        provider: The simulated provider that also receives the requests of the conversation. Its cache may
+            therefore already hold the beginning of an aligned call.
         calls: Usage of the calls since `start_conversation`.
     """
 

@@ -19,7 +19,7 @@ class BackgroundTasks:
         return bool(self._tasks)
 
     def start_once(self, key: Hashable, create_work: Callable[[], Coroutine[object, object, object]]) -> bool:
-        """Starts a task unless its key or too many others are running. Returns whether it was started."""
+        """Starts a task, unless one with its key or too many others run. Returns whether it was started."""
         if key in self._tasks or len(self._tasks) >= MAX_BACKGROUND_TASKS:
             return False
         self._tasks[key] = task = asyncio.create_task(create_work())

@@ -1,7 +1,8 @@
 """Prevents work that began before a deletion from writing deleted records again.
 
-Each request remembers the number of deletions at its start. A context variable passes this number on to all
-that the request starts, tasks included. So a compaction that is still in progress is recognised as too old.
+Each request remembers, as its start mark, how many deletions this process had made when the request began. A
+context variable passes the start mark on to all tasks that the request starts. So a compaction that began
+before a deletion is recognised, and does not write the deleted keys.
 """
 
 from collections import deque
@@ -10,18 +11,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 
-# The most deletions that are remembered. Work that began before more deletions than this writes nothing.
+# The most deletions that are remembered. If more deletions than this follow the start of some work, that work
+# writes nothing.
 MAX_DELETIONS = 10_000
 
 _start_mark: ContextVar[int | None] = ContextVar("begun", default=None)
 
 
 class DeletionFence:
-    """The deletions in this process, in order. For use on one event loop.
+    """Remembers the key prefixes that this process has deleted. For use on one event loop.
 
     Attributes:
-        get_start_mark: Returns the start mark of the running context, for a later `is_deleted_since`. A plain
-            alias, because every request calls it.
+        get_start_mark: Returns the start mark of the running context, for a later `is_deleted_since`. It is
+            the context variable's own `get`, because every request calls it and a method would cost more.
     """
 
     get_start_mark = staticmethod(_start_mark.get)
@@ -31,7 +33,7 @@ class DeletionFence:
         self._count = 0
 
     def set_start_mark(self) -> None:
-        """Marks the start of the work in this context. Work without a start mark never counts as too old."""
+        """Marks the start of the work in this context. Work without a start mark may write any key."""
         _start_mark.set(self._count)
 
     @contextmanager

@@ -29,7 +29,7 @@ KEY_BYTES = 32
 _KEY_ID_BYTES = 4
 _NONCE_BYTES = 12
 _START = bytes((VERSION, SEALED))
-# Replaces a value that does not decrypt. An empty value is no envelope, so the reader finds no record.
+# Returned for a value that does not decrypt. It is not a valid envelope, so the reader finds no record.
 _UNREADABLE = b""
 
 

@@ -6,8 +6,8 @@ module sees it. The JSON is UTF-8 with sorted keys, so the same fields give the 
 which clients do send, are encoded as UTF-8 would encode any other code point. JSON has no type for bytes, so
 a record that has bytes carries them as base64 in a field whose name says so.
 
-Replicas of different versions share a store. So an envelope that cannot be read counts as another version's,
-and is never an error.
+Replicas of different versions share a store. So an envelope that cannot be read counts as one of another
+version, and reading it raises no error.
 """
 
 import json

@@ -2,8 +2,8 @@
 
 The secret is kept in a shared store or beside the file of an embedded one. It is the key of the digests that
 identify tenants, so replicas that share a store must share it. In a shared store it has no time to live, for
-three reasons: it says nothing about any user, a new secret would orphan everything stored, and the `volatile`
-eviction policies spare keys that do not expire.
+three reasons. It says nothing about any user. With a new secret, nothing that is stored could be found again.
+And the `volatile-…` eviction policies of Redis do not evict keys without a time to live.
 """
 
 import math
@@ -21,11 +21,11 @@ from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Record, Store
 
 SECRET_BYTES = 32
-_REDIS = "compaction_proxy.storage.redis.store:RedisStore"  # imported by name: its library takes 6 MB
+_REDIS = "compaction_proxy.storage.redis.store:RedisStore"  # imported if used: it takes 6 MB of memory
 SECRET_KEY = "v1:secret"  # noqa: S105 - the name of the record, not the secret
-"""The key of the secret in a shared store. It is the only key outside any scope."""
+"""The key of the secret in a shared store. It is the only key that belongs to no scope (`storage.keys`)."""
 NO_SECRET = "secret-unavailable"  # noqa: S105 - a reason
-"""The error reason if a secret, or a place for one, exists but cannot be used."""
+"""The error reason if the secret can be neither read nor created."""
 
 
 def is_shared_store(url: str) -> bool:
@@ -80,9 +80,9 @@ def get_secret_path(url: str) -> Path | None:
 def load_installation_secret(url: str, report: Callable[[StoreUnavailableError], None]) -> bytes:
     """Loads the installation's secret of 32 bytes. The first process that asks creates it.
 
-    If the secret can be neither read nor created, it is random, lives as long as the process, and `report`
-    gets the error. For a store in memory the secret is always random. For a shared store it is random until
-    `load_shared_secret` answers. Does blocking I/O; meant for start-up.
+    If the secret can be neither read nor created, `report` receives the error, and this process uses a random
+    secret until it ends. For a store in memory the secret is always random. For a shared store it is random
+    until `load_shared_secret` returns. This function does blocking I/O; call it at start-up.
     """
     path = get_secret_path(url)
     if path is None:
@@ -101,8 +101,8 @@ def load_installation_secret(url: str, report: Callable[[StoreUnavailableError],
 async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
     """Returns the secret of all processes that share `store`: the first one that any of them offered.
 
-    `offered_secret` is this process's offer. A repeated offer does no harm, and restores the secret if the
-    store has lost it.
+    `offered_secret` is this process's offer. The offer may be repeated: the store keeps the secret that it
+    has, and stores the offered secret if it has lost its own.
 
     Raises:
         StoreUnavailableError: The store does not answer, or the record of the secret contains something else.
@@ -116,7 +116,7 @@ async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
 def _read_secret(path: Path) -> bytes:
     """Reads the secret from a file; raises ValueError if the file does not contain one.
 
-    Only a regular file is opened: a pipe would wait for a writer.
+    Only a regular file is opened, because opening a pipe would wait for a writer.
     """
     secret = bytes.fromhex(path.read_text(encoding="ascii")) if path.is_file() else b""
     if len(secret) != SECRET_BYTES:
@@ -127,7 +127,8 @@ def _read_secret(path: Path) -> bytes:
 def _create_secret(path: Path) -> None:
     """Writes a secret unless there is one.
 
-    A hard link to the finished file makes the secret appear completely or not at all.
+    The secret is written to a temporary file, which is then linked to `path`. So no process can read an
+    incomplete secret.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # created with mode 0600

@@ -1,4 +1,4 @@
-"""The names of everything in a store: `v1:{<scope>}:<kind>[:<rest>]`.
+"""Builds the keys of everything in a store: `v1:{<scope>}:<kind>[:<rest>]`.
 
 The part in braces is the hash tag. Keys with the same tag live on one node of a cluster, where they can be
 read in one round trip and committed together. A key contains hex digests and fixed words, never an id, a
@@ -39,13 +39,13 @@ def _short_digest(value: str | bytes) -> str:
 _NOBODY = _short_digest("")
 
 
-# Every request needs the keys of its own records several times.
+# Keys are cached because every request needs the keys of its own records several times.
 _cached_key = lru_cache(maxsize=1_024)
 
 
 @lru_cache(maxsize=4_096)
 def _build_key_start(first: str, second: str | bytes) -> str:
-    """Builds the start of a key. `first` has its own digest, so all keys of a tenant share a prefix."""
+    """Builds the start of a key. `first` is digested by itself, so all keys of a tenant share a prefix."""
     return f"v1:{{{_short_digest(first)}.{_short_digest(second)}}}"
 
 
@@ -60,7 +60,7 @@ def scope_prefix(tenant: str, scope: str | bytes) -> str:
 
 
 def conversation_root(prefixes: Sequence[bytes]) -> bytes | None:
-    """Returns the root of a conversation with these prefix digests, or None if it is too short."""
+    """Returns the root of a conversation with these prefix digests, or None if it has fewer than four."""
     return prefixes[_ROOT_MESSAGES - 1] if len(prefixes) >= _ROOT_MESSAGES else None
 
 
@@ -119,7 +119,7 @@ def round_detail_key(tenant: str, root: bytes, strategy: str, checkpoint_id: byt
 
 
 def round_events_key(tenant: str, root: bytes) -> str:
-    """Returns the key of the list of events of finished compactions, committed with their checkpoints."""
+    """Returns the key of the list of a root's compaction events, each committed with its checkpoint."""
     return f"{_build_key_start(tenant, root)}:rounds"
 
 
@@ -149,13 +149,13 @@ def events_key(tenant: str, conversation: str) -> str:
 def conversation_heads_key(tenant: str, beginning: bytes) -> str:
     """Returns the key of the list of heads of the conversations that begin with `beginning`, a digest.
 
-    The list serves conversations whose clients send no id.
+    By its head, the next request of a conversation is recognised if the client sends no id.
     """
     return f"{_build_key_start(tenant, beginning)}:heads"
 
 
 def exchanges_key(tenant: str, conversation: str) -> str:
-    """Returns the key of the list of a conversation's exchanges, as figures."""
+    """Returns the key of the list of figures of a conversation's exchanges."""
     return f"{_build_key_start(tenant, conversation)}:exchanges"
 
 
@@ -168,16 +168,16 @@ def directives_key(tenant: str, conversation: str) -> str:
 def conversation_tenant_key(conversation: str) -> str:
     """Returns the key of the record that names a conversation's tenant.
 
-    Its scope belongs to no tenant, so a reader needs only the conversation's id.
+    The key belongs to no tenant's scope, so a reader that knows only the conversation's id can build it.
     """
     return f"{_build_key_start('', conversation)}:tenant"
 
 
 def derive_tenant_key(key: str) -> str | None:
-    """Returns the `conversation_tenant_key` that belongs to a tenant's key or to the start of one.
+    """Returns the `conversation_tenant_key` of the conversation in whose scope `key` is.
 
-    For a root or a model, whose scopes look the same, the result is a key that does not exist. For other keys
-    the result is None.
+    `key` may end after the closing brace. The key of a root or of a model looks like that of a conversation.
+    For it, the result is a key under which nothing is stored. For a key without a tenant the result is None.
     """
     first, dot, second = parse_hash_tag(key).partition(".")
     return f"v1:{{{_NOBODY}.{second}}}:tenant" if dot and first != _NOBODY else None
@@ -191,7 +191,7 @@ def day_prefix(day: str) -> str:
 def hours_key(day: str, hour: int, writer: str) -> str:
     """Returns the key of the record with one process's counts for one hour of a day, 0 to 23.
 
-    Only the process `writer` writes this record.
+    `writer` names the process. No other process writes this record.
     """
     return f"{day_prefix(day)}hours:{hashlib.sha256(f'{hour} {writer}'.encode()).hexdigest()}"
 
@@ -218,7 +218,7 @@ def feed_key(kind: str) -> str:
 def compacted_conversations_key(tenant: str) -> str:
     """Returns the key of the list of a tenant's compacted conversations.
 
-    The proxy reads the requests of these conversations even if they are small.
+    The proxy parses the requests of these conversations even if they are small enough to pass unparsed.
     """
     return f"{_build_key_start(tenant, 'compacted')}:compacted"
 
@@ -241,9 +241,9 @@ def client_key_name(tenant: str) -> str:
 
 @_cached_key
 def model_limits_key(tenant: str, origin: str, model: str) -> str:
-    """Returns the key of the record of what a tenant's requests taught about a model at an upstream.
+    """Returns the key of the record of facts about a model at an upstream, such as its context window.
 
-    One such fact is the model's context window.
+    The proxy learns these facts from a tenant's requests.
     """
     return f"{_build_key_start(tenant, origin + ' ' + model)}:model"
 

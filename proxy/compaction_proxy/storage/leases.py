@@ -1,8 +1,9 @@
 """Lets one process at a time create a record, across all replicas.
 
 A lease marks the process that creates the record. Other processes wait for the record, and one of them takes
-over if the lease expires because its holder died or was stopped. The fence in the lease prevents a holder
-that resumes too late from overwriting its successor's record.
+over if the lease expires because its holder died or was stopped. Each lease has a number, its fence. The
+store checks the number before it writes. So a holder that resumes too late cannot overwrite its successor's
+record.
 """
 
 import asyncio
@@ -15,8 +16,8 @@ from compaction_proxy.storage.keys import lease_key
 from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.storage.store import Lease
 
-# A lease lasts this many seconds, so a dead holder is succeeded after them. A live holder renews its lease
-# `RENEWALS` times in that span.
+# A lease lasts this many seconds. If its holder dies, another process can get the lease after that time. A
+# live holder renews its lease `RENEWALS` times in that time.
 LEASE_S = 10.0
 RENEWALS = 3
 POLL_S = 0.05
@@ -24,12 +25,12 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LeaseOrRecord:
-    """The result of waiting for a record that has to be created.
+    """The result of `wait_for_lease_or_record`: the record, or the right to create it.
 
     Attributes:
-        record: The record's fields, if another process has created it meanwhile.
-        lease: The right to create the record. If both are None, the store cannot lend a lease, and any
-            process may create the record.
+        record: The record's fields, if another process has created the record.
+        lease: The right to create the record. If `record` and `lease` are both None, the store is unavailable
+            and cannot grant a lease. Then any process may create the record.
     """
 
     record: Fields | None = None
@@ -65,7 +66,7 @@ async def wait_for_lease_or_record(
 async def _acquire_or_give_back(records: RecordStore, key: str, lease_s: float) -> Lease | None:
     """Acquires a lease, or returns None if another process holds it.
 
-    If the caller is cancelled meanwhile, a lease that is still granted is released.
+    If the caller is cancelled before the store answers, a lease that the store then grants is released.
     """
     request = asyncio.ensure_future(records.acquire_lease(key, lease_s))
     try:

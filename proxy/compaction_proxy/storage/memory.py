@@ -1,4 +1,4 @@
-"""A store in the memory of this process. It is lost on a restart and not shared with replicas."""
+"""A store in the memory of this process. Its content is lost on a restart and not shared with replicas."""
 
 import time
 from collections import OrderedDict
@@ -26,7 +26,7 @@ class _StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class _HeldLease:
-    """A lease that has been lent."""
+    """A lease that a process holds. `expires` is in monotonic seconds."""
 
     fence: int
     expires: float
@@ -56,7 +56,7 @@ class MemoryStore:
         self._fences = count(1)
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Returns the live values under `keys`."""
+        """Returns the values under `keys`; None for a key that is absent or expired."""
         return [self._get_value(key) for key in keys]
 
     async def commit(
@@ -110,7 +110,7 @@ class MemoryStore:
             del self._leases[lease.key]
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Deletes keys by prefix, leases included. Returns the number of live records and lists."""
+        """Deletes keys by prefix, leases included. Returns the number of unexpired records and lists."""
         for key in [key for key in self._leases if key.startswith(prefix)]:
             del self._leases[key]
         keys = [key for key in self._items if key.startswith(prefix)]

@@ -1,12 +1,12 @@
 """Reads and writes records in a store that may be slow, broken or unreachable.
 
-A store that fails is left alone until it answers again (`storage.resilient`). Each process caches the records
-that it has lately read or made, and reads its cache first. A record that could not be saved is used from the
-cache.
+A store that fails gets no more calls, except probes, until a probe succeeds. This module then says that the
+store is left alone (`storage.resilient`). Each process caches the records that it has lately read or written,
+and looks in its cache first. A record that could not be saved stays in the cache and is used from there.
 
-A store's first opening may take longer than the deadline (a log to recover, a migration). `open` allows more
-time at start-up. If the opening takes even longer, or nobody calls `open`, it continues in the store until a
-probe succeeds.
+A store may need longer than a call's deadline to open its file or connections for the first time, for example
+to recover a log or to migrate. `open` allows more time at start-up. If the opening takes even longer, or
+nobody calls `open`, the opening continues in the background. The store is used as soon as a probe succeeds.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from compaction_proxy.storage.store import Lease, ListEntry, Record, Store
 from compaction_proxy.support.lru import ExpiringLruCache
 
 Fields = Mapping[str, Any]
-"""The content of a record: JSON values by name. Records that are read are shared; do not change them."""
+"""The content of a record: JSON values by name. All readers share one cached object; do not change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,9 @@ _UNREADABLE = "store-unreadable"
 class RecordStore:
     """Reads and writes records by key, with a cache in the process.
 
-    No method raises because of the store, except `listen`, `acquire_lease` and `renew_lease`. Failures go to
-    `report`, once for each attempt, except those of `publish` and `listen`. While the store is left alone, no
-    call is attempted, and failed reads are not reported.
+    No method raises because of the store, except `listen`, `acquire_lease` and `renew_lease`. `report` gets
+    each failure once, except those of `publish` and `listen`. While the store is left alone, every call fails
+    at once. Then only `open`, `save_if_absent` and `delete_prefix` report their failures.
 
     Args:
         store: The store that keeps the records.
@@ -125,13 +125,14 @@ class RecordStore:
         cache_bytes: The most JSON bytes of records in the cache.
 
     Attributes:
-        deletion_fence: Knows which keys were deleted after the work in progress began. Such keys are not
-            written.
-        background_tasks: Reads records for which no request waits. `close` ends these tasks.
-        failed_reads: Number of reads that failed. A caller that reads in parts compares it to see if a part
-            is missing.
-        on_delete_callbacks: Called with the prefix of deleted keys, so that no cached data of these keys is
-            written.
+        deletion_fence: Remembers deletions, so that work that began before the deletion of a key does not
+            write the key again.
+        background_tasks: Runs work for which no request waits, such as reading a record again. `close` ends
+            it.
+        failed_reads: Number of reads that failed so far. A caller that needs several reads compares the
+            number before and after them. If it has changed, data may be missing.
+        on_delete_callbacks: Each is called with the prefix of deleted keys. It must drop its cached data of
+            these keys, so that the data is not written again.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class RecordStore:
     ) -> list[Fields | None]:
         """Returns the records under `keys`, in order; None for each that is absent, expired or unreadable.
 
-        Cached records are used first, and one read of the store brings the rest. With `bypass_cache` the
+        Cached records are used first, and one read of the store returns the rest. With `bypass_cache` the
         store is asked for all records, because other replicas may overwrite them. The cache then supplies
         only the records that the store does not return. Without `keep_in_cache` the records that are read are
         not cached, and they are decoded in a thread: use it for large amounts of data that are seldom read.
@@ -203,8 +204,8 @@ class RecordStore:
 
         The record in use is the new one, or the one that was stored first, in which case nothing is written.
         If the store fails, this process uses the new record: `get_many` returns it and the records in `also`
-        from the cache. If the key was deleted meanwhile, the new record is returned to the caller only.
-        Returns None if `lease` is lost and nothing was written.
+        from the cache. If the key was deleted after the caller's work began, the new record is returned, but
+        neither stored nor cached. Returns None if `lease` is lost and nothing was written.
 
         Raises:
             ValueError: The keys do not share a hash tag, so a cluster could not commit them together.
@@ -223,7 +224,7 @@ class RecordStore:
     async def overwrite(self, key: str, fields: Fields, *, ttl_s: float) -> bool:
         """Overwrites a record. Returns whether it was saved; this process uses it in any case.
 
-        A record that cannot be read, such as one of a newer version, is left alone.
+        A stored record that cannot be read, such as one of a newer version, is not overwritten.
         """
         if self.deletion_fence.is_deleted(key):
             return False
@@ -269,9 +270,9 @@ class RecordStore:
         return [fields for line in lines if (fields := envelope.unpack(line)) is not None]
 
     async def publish(self, channel: str, fields: Fields) -> bool:
-        """Sends a message to every process that listens on a channel. Returns whether the store took it.
+        """Sends a message to every process that listens on a channel. Returns whether the store accepted it.
 
-        A store that refuses only this call stays in use.
+        A failure is not reported, and the store stays in use.
         """
         if not self.is_in_use:
             return False
@@ -317,9 +318,9 @@ class RecordStore:
     async def delete_prefix(self, prefix: str) -> int | None:
         """Deletes everything whose key begins with `prefix`. Returns the number, or None if the store failed.
 
-        This process deletes its cached records in any case. Another process may use its cached records for an
-        hour. Work that began before the deletion writes none of these keys, once a call already in progress
-        has ended.
+        This process deletes its cached records in any case. Another process may use its cached records for up
+        to an hour. Work of this process that began before the deletion does not write these keys again. Only
+        a store call that is already in progress may still write them.
         """
         self.deletion_fence.add_deletion(prefix)
         self.evict_cached_prefix(prefix)
@@ -347,7 +348,7 @@ class RecordStore:
         (stored,) = await self._store.read([record.key])
         if stored is not None and envelope.unpack(stored) is None:
             return False
-        if self.deletion_fence.is_deleted(record.key):  # deleted since the store was asked
+        if self.deletion_fence.is_deleted(record.key):  # deleted during the read
             return False
         await self._store.write([record])
         return True
@@ -378,7 +379,7 @@ class RecordStore:
     async def _commit_record(
         self, claim: RecordItem, also: Sequence[RecordItem | ListItem], lease: Lease | None
     ) -> Fields | None:
-        # Encodes in a thread: the original messages of a compaction take a while to compress.
+        # Encodes in a thread, because the original messages of a compaction take a while to compress.
         value, entries = await asyncio.to_thread(
             lambda: (pack_fields(claim.fields), list(map(to_entry, also)))
         )
@@ -394,7 +395,7 @@ class RecordStore:
         return winner
 
     def _cache_unsaved(self, claim: RecordItem, also: Sequence[RecordItem | ListItem]) -> Fields:
-        """Caches records that could not be saved, and returns the one in use: the first one wins here too."""
+        """Caches records that could not be saved, unless one is cached. Returns the one in use."""
         cached = self._cache.get(claim.key)
         if cached is not None:
             return cached

@@ -1,8 +1,10 @@
 """Calls a store behind a deadline and a circuit breaker.
 
-A store that fails is left alone until a probe succeeds. A dead or stuck store costs a fraction of a second
-once. After that only a background task probes the store, twice a second. So no request pays to find out that
-the store is still unreachable, and all requests use the store again within a second of its return.
+A store is left alone after three failures within a second, one timeout or one failed probe: it gets no more
+calls, except probes, until a probe succeeds. If the store is dead or does not answer, the calls in progress
+wait a fraction of a second for it, once. After that only a background task probes the store, twice a second.
+So no later request waits for an unreachable store, and all requests use the store again within a second of
+its return.
 """
 
 import asyncio
@@ -36,9 +38,9 @@ class Throttle(Generic[_Key]):
         self._known: OrderedDict[_Key, tuple[float, int]] = OrderedDict()
 
     def count_suppressed(self, key: _Key) -> int | None:
-        """Returns how many reports of this key were suppressed since the last one.
+        """Counts a report of this key. Returns None if the report must be suppressed.
 
-        None means that this report must be suppressed, too.
+        Else returns how many reports of this key were suppressed since the last one that was let through.
         """
         quiet_until, suppressed = self._known.get(key, (0.0, 0))
         now = self._clock()
@@ -56,8 +58,8 @@ class RateLimitedLog:
     """Reports the first failure of each reason, and then at most one failure of that reason each minute.
 
     Args:
-        report: Called with the failure and the number of failures of its reason that were suppressed before
-            it.
+        report: Called with the failure, and the number of earlier failures of the same reason that were
+            suppressed since the last report.
         clock: Returns monotonic seconds.
     """
 
@@ -77,7 +79,8 @@ class RateLimitedLog:
             self._report(error, suppressed)
 
 
-# A deadline is spent in this many parts, so that time in which the event loop is blocked counts as one part.
+# A deadline is divided into this many waits, one after the other. If the event loop is blocked during one of
+# them, for however long, only this part of the deadline is used up.
 DEADLINE_PARTS = 25
 
 _T = TypeVar("_T")
@@ -87,9 +90,9 @@ async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyn
     """Returns the result of `call`, or raises its error, or TimeoutError after the deadline.
 
     It differs from `asyncio.timeout` in three ways. An answer that came while the event loop was busy is
-    used, however late the loop sees it. A call that does not end when it is cancelled is left behind. A call
-    of several steps gets its turns: while the loop is busy, the deadline lasts as many iterations of the loop
-    as it has parts.
+    used, however late the loop sees it. If the call does not end when it is cancelled, this function does not
+    wait for it. A call of several steps can make progress while the loop is busy: the deadline then lasts at
+    least `DEADLINE_PARTS` iterations of the loop.
     """
     task = asyncio.ensure_future(call)
     try:
@@ -105,10 +108,10 @@ async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyn
 DEADLINE_S = 0.25
 PROBE_EVERY_S = 0.5
 PROBE_LIMIT_S = 1.0
-"""Longer than a call's deadline: a probe may first have to try sentinels that do not answer."""
+"""Longer than a call's deadline, because a probe may first have to try sentinels that do not answer."""
 CALLS_AT_ONCE = 8
 TURN_LIMIT_S = 2.0
-"""The longest that a call waits behind other calls of this process, while the store answers."""
+"""The longest that a call waits for its slot. If the store fails meanwhile, the wait ends at once."""
 
 RESTING = "store-resting"
 """The error reason while the store is left alone."""
@@ -166,10 +169,10 @@ class CallSlots:
 
 
 class ResilientStore:
-    """Runs calls of a store, of which only a few are in progress at once.
+    """Runs calls of a store, a few at once, and leaves the store alone while it fails.
 
-    The deadline of a call begins when the call gets its slot. How long a call waits behind others shows how
-    busy this process is, and says nothing about the store.
+    The deadline of a call begins when the call gets its slot. The time before that is not counted: it shows
+    how busy this process is, and says nothing about the store.
 
     Args:
         store: The store, used for probes.
@@ -207,7 +210,7 @@ class ResilientStore:
     async def run_call(self, call: Callable[[], Awaitable[_T]], limit_s: float | None = None) -> _T:
         """Runs a call of the store and returns its result.
 
-        `limit_s` limits its time in seconds; None sets the store's usual deadline.
+        `limit_s` is the call's deadline in seconds; None sets the store's usual deadline.
 
         Raises:
             StoreUnavailableError: The call failed or took too long. With the reason `RESTING`, it was not
@@ -228,7 +231,7 @@ class ResilientStore:
             if error.reason not in _REFUSAL_REASONS | {RESTING}:
                 self._record_failure()
             raise
-        if self._breaker.is_closed:  # an answer from before a failure says nothing about the store now
+        if self._breaker.is_closed:  # else another call has failed since, and this answer may be older
             self._record_success()
         return answer
 
@@ -239,7 +242,7 @@ class ResilientStore:
             await asyncio.wait((self._probe,))
 
     async def _begin(self, call: Callable[[], Awaitable[_T]]) -> asyncio.Task[_T]:
-        """Starts a call once it has a slot. The slot is free again when the call itself has ended.
+        """Starts a call once it has a slot. The slot is free again once the store has finished the call.
 
         Raises:
             StoreUnavailableError: The store failed while this call waited for its slot.
@@ -270,7 +273,7 @@ class ResilientStore:
             self._probe = asyncio.create_task(self._probe_until_reachable())
 
     async def _probe_until_reachable(self) -> None:
-        """Probes the store until it answers. One failed probe is enough to leave the store alone."""
+        """Probes the store until it answers. If a probe fails, the store is left alone."""
         while not self._reachable:
             await asyncio.sleep(self._probe_every_s)
             if self._reachable:  # a call has reached the store meanwhile

@@ -11,8 +11,8 @@ class Record:
 
     Attributes:
         key: The store key. Records that are read or committed together share the part of their key in `{}`.
-        value: An envelope (`compaction_proxy.storage.records`), opaque to a store.
-        ttl_s: Seconds until the record expires, infinite for never. Reading does not prolong it.
+        value: An envelope (`compaction_proxy.storage.envelope`). A store does not interpret it.
+        ttl_s: Seconds until the record expires, infinite for never. Reading it does not prolong this time.
     """
 
     key: str
@@ -22,11 +22,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """One line to add to a bounded list.
+    """One line to add to a list of limited length.
 
     Attributes:
         key: The store key of the list.
-        value: The line, opaque to a store.
+        value: The line. A store does not interpret it.
         ttl_s: Seconds until the whole list expires, counted from its newest line.
         max_lines: Number of newest lines that the list keeps.
     """
@@ -43,7 +43,8 @@ class Lease:
 
     Attributes:
         key: The store key of the work.
-        fence: A number that rises with every holder of this key, so that a former holder can be recognised.
+        fence: A number. Each new lease on the same key gets a higher one, so that the store recognises a
+            former holder and refuses its writes.
     """
 
     key: str
@@ -51,11 +52,11 @@ class Lease:
 
 
 class Store(Protocol):
-    """Keeps derived data. The loss of a store costs a summary, never an answer.
+    """Keeps data that can be made again. Its loss may cost new summaries, but no request fails.
 
-    Every method raises `StoreUnavailableError` if the store cannot do its work. A method may take as long as
-    the store takes: the caller sets the deadlines. Keys that are written together share one hash tag. Keys
-    that are read together may have several, at the cost of a round trip to each node of a cluster.
+    Every method raises `StoreUnavailableError` if the store cannot do its work. A method has no deadline of
+    its own: the caller sets one. Keys that are written together share one hash tag. Keys that are read
+    together may have several, at the cost of a round trip to each node of a cluster.
     """
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -87,8 +88,8 @@ class Store(Protocol):
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
         """Returns a lease on `key`, or None if another process holds one that has not expired.
 
-        The lease is independent of a record with the same key, but is stored with it. A commit names a lease
-        whose key shares its hash tag.
+        A record may have the same key as the lease; they do not affect each other. A lease that is passed to
+        `commit` must have a key with the same hash tag as the committed records.
         """
         ...
 
@@ -112,15 +113,16 @@ class Store(Protocol):
     async def publish(self, channel: str, message: bytes) -> None:
         """Sends a message to all processes that listen on a channel.
 
-        The message is not stored, and may reach no process.
+        The message is not stored. It may be lost before it reaches a process.
         """
         ...
 
     def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
         """Yields messages as any process publishes them on a channel.
 
-        The first item is None, once all later messages will be received. None comes again when messages may
-        have been missed. Ends at once if the store cannot send messages between processes.
+        The first item is None. It means that the process now receives all messages. None comes again when
+        messages may have been missed. The generator ends at once if the store cannot send messages between
+        processes.
         """
         ...
 

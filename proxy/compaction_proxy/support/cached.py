@@ -8,10 +8,10 @@ Value = TypeVar("Value")
 
 
 class cached_attribute(Generic[Instance, Value]):  # noqa: N801 - used as a decorator
-    """Works as `functools.cached_property`, without the lock that it takes up to Python 3.11.
+    """Works like `functools.cached_property`, but without the lock that Python up to 3.11 takes there.
 
     The lock costs more than computing most of the cached values. Without it, two threads may both compute a
-    value. This class goes when Python 3.11 is no longer supported.
+    value. This class can be removed when Python 3.11 is no longer supported.
 
     Args:
         work: Computes the value.

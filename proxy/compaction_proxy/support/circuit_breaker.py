@@ -10,8 +10,8 @@ WITHIN_S = 1.0
 class CircuitBreaker:
     """Opens after three failures within a second, or after one timeout, and closes with the next success.
 
-    While it is open, its user makes no calls except probes. `clock` gives monotonic seconds. It is for use on
-    one event loop.
+    While the breaker is open, callers make no calls except a trial call from time to time. `clock` returns
+    monotonic seconds. The breaker must be used on one event loop only.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -1,22 +1,23 @@
 """The only place that may catch every exception.
 
-It is used wherever a fault of the proxy must not become the client's: around the compaction stage, background
-jobs (the store's thread among them), the tokenizer, and the tap that watches an answer pass.
+It is used wherever a fault of the proxy must not fail a client's request: around the compaction stage,
+background jobs (the store's thread among them), the tokenizer, and the code that reads an answer while it is
+relayed.
 """
 
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-# These exceptions pass, because somebody wants the block or the process to end.
+# These exceptions are not caught, because they are raised to end the block or the process.
 _PASS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class suppress_and_report:  # noqa: N801 - used as a statement; a class, because a generator costs five times as much
     """Runs a block, and reports and suppresses its exceptions.
 
-    Cancellation and the end of the process pass. Every other exception is suppressed, even the tokenizer's
-    `PanicException`, which derives from BaseException (pyo3).
+    Exceptions that cancel the block or end the process are not suppressed. Every other exception is, even the
+    tokenizer's `PanicException`, which derives from BaseException (pyo3).
 
     Args:
         report: Receives the exception.

@@ -1,4 +1,4 @@
-"""Formats figures and short words for people. An unknown value is "n/a", never 0."""
+"""Formats numbers and codes as text for people. An unknown value reads "n/a", never 0."""
 
 import time
 from urllib.parse import quote
@@ -51,7 +51,7 @@ _STATUSES = {
     "http-403": "the summary model refused the credential",
     "http-429": "the summary model's provider asked to slow down",
 }
-# Texts by the beginning of a reason, if there is no text for the whole reason.
+# Texts for reasons that have no text of their own, by the beginning of the reason.
 _FAMILIES = {
     "http-": "the summary model answered with an error",
     "store-": "the store could not be read or written",
@@ -184,7 +184,7 @@ def _to_utc(at: float) -> time.struct_time:
 
 
 def format_age(at: float | None, now: float) -> str:
-    """Formats how long ago a time is."""
+    """Formats how long before `now` the time `at` was."""
     if not at:
         return UNKNOWN
     age_s = max(0.0, now - at)
@@ -201,7 +201,7 @@ def describe_reason(code: str) -> str:
 
 
 def describe_causes(codes: str) -> str:
-    """Describes in words why a compaction was due, and what went wrong; `codes` are separated by commas."""
+    """Describes in words why a compaction was due or why it failed; `codes` are separated by commas."""
     return ", ".join(CAUSES.get(word) or word.replace("-", " ") for word in codes.split(",")) or UNKNOWN
 
 

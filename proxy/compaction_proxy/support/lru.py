@@ -1,11 +1,12 @@
-"""Caches that drop the least recently used entries, bounded by the bytes that they hold."""
+"""Caches with a limit in bytes. A full cache drops its least recently used entries."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-# Bytes that an entry takes beside its key and its fields. Fields in memory take twice their packed size.
+# An entry counts as this many bytes, plus its key, plus twice the packed size of its fields, which take more
+# memory unpacked.
 ENTRY_BYTES = 600
 
 
@@ -17,9 +18,9 @@ class _CachedFields:
 
 
 class ExpiringLruCache:
-    """Caches fields by key until they expire, and drops the least recently used first.
+    """Caches fields of records by key until they expire. A full cache drops the least recently used first.
 
-    `clock` gives monotonic seconds.
+    `clock` returns monotonic seconds.
     """
 
     def __init__(self, max_bytes: int, clock: Callable[[], float]) -> None:
@@ -40,7 +41,10 @@ class ExpiringLruCache:
         return entry.fields
 
     def put(self, key: str, fields: Mapping[str, Any], size: int, ttl_s: float) -> None:
-        """Stores `fields`, of `size` packed bytes, for at most `ttl_s` seconds, unless they are too large."""
+        """Stores `fields` for at most `ttl_s` seconds, unless they are too large for the cache.
+
+        `size` is the number of bytes that the fields take when packed.
+        """
         self._evict_key(key)
         size = 2 * size + len(key) + ENTRY_BYTES
         if size > self._max_bytes:
@@ -69,7 +73,7 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """Caches values by key, and drops the least recently used first.
+    """Caches values by key. A full cache drops the least recently used first.
 
     Args:
         max_bytes: Bytes that the cache holds at most. A larger value is not stored.
@@ -81,7 +85,7 @@ class LruCache(Generic[Key, Value]):
         self._bytes = 0
 
     def get(self, key: Key) -> Value | None:
-        """Returns the value under `key`, or None."""
+        """Returns the value under `key`, or None if there is none."""
         entry = self._held.get(key)
         if entry is None:
             return None

@@ -41,7 +41,8 @@ def read_memory_limits(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimi
 def _read_cgroup_limits(proc: Path, cgroups: Path) -> Iterator[int | None]:
     """Yields the limit of each control group of the process, and of all groups above it.
 
-    Inside a container the named path may not exist. The container's own limit then stands at the top.
+    Inside a container, the path that `/proc/self/cgroup` names may not exist. The container's own limit is
+    then in the root folder of the control groups, which is read as well.
     """
     for line in _read_text(proc / "cgroup").splitlines():
         _, controllers, path = f"{line}::".split(":")[:3]
@@ -57,14 +58,14 @@ def _read_cgroup_limits(proc: Path, cgroups: Path) -> Iterator[int | None]:
 
 
 def _read_physical_bytes() -> int | None:
-    """Returns the memory of the machine, or None if the system does not tell it."""
+    """Returns the memory of the machine in bytes, or None if the system does not report it."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return None
     return max(os.sysconf("SC_PHYS_PAGES"), 0) * os.sysconf("SC_PAGE_SIZE") or None
 
 
 def _read_free_address_bytes(proc: Path) -> int | None:
-    """Returns the address space that RLIMIT_AS leaves, or None if there is no limit."""
+    """Returns the address space that RLIMIT_AS leaves, in bytes, or None if there is no limit."""
     if resource is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,10 +1,10 @@
-"""Parses hosts as requests name them: in `Host`, and in the origins of web pages."""
+"""Parses the host and port that a request names in its header `Host` or as the origin of a web page."""
 
 from urllib.parse import urlsplit
 
 
 def parse_authority(value: str, default_port: int | None = None) -> tuple[str, int | None] | None:
-    """Returns host in lower case and port of `host[:port]`, or None if the text has another form."""
+    """Returns the host, in lower case, and the port of `host[:port]`; None if the text has another form."""
     try:
         parts = urlsplit("//" + value)
         host, port = parts.hostname, parts.port

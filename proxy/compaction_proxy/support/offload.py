@@ -1,7 +1,7 @@
 """Runs pure work of milliseconds or more off the event loop, one piece at a time.
 
-Pure computing in several threads is no faster than in one, but the event loop waits for each of the threads
-in turn.
+Several threads would compute no faster than one, because they share the interpreter lock, and the event loop
+would have to wait for each of them in turn.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ _Result = TypeVar("_Result")
 
 
 async def run_in_worker(work: Callable[[], _Result]) -> _Result:
-    """Runs `work` after all work that was requested before, and returns its result.
+    """Runs `work` in the worker thread, after all work that was requested earlier, and returns its result.
 
-    If the caller is cancelled, work that has not begun is dropped. Work that has begun goes on, and later
-    work waits for it.
+    If the caller is cancelled, work that has not begun is dropped. Work that has begun continues to its end,
+    and later work waits for it.
     """
     return await asyncio.get_running_loop().run_in_executor(_EXECUTOR, work)

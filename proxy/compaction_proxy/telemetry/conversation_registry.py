@@ -1,7 +1,7 @@
 """Finds the tenant of a conversation by the conversation's id, and lists recent conversations.
 
-A conversation's id is a keyed digest that includes its tenant, so no two tenants share an id. Each day has a
-list of its conversations, with one line for each hour in which a process has seen the conversation.
+A conversation's id is a keyed digest that includes its tenant, so no two tenants share an id. The store has
+one list for each day. Each process adds at most one line an hour to it for each conversation in use.
 """
 
 import math
@@ -25,9 +25,9 @@ NOTED_FOR_S = 60.0
 # Time until a failed write is tried again, in seconds.
 RETRY_S = 1.0
 MAX_CONVERSATIONS = 10_000
-# Shortest time between two lines of a conversation in the list of a day, in seconds.
+# Shortest time between two lines for the same conversation in the list of a day, in seconds.
 LISTED_FOR_S = 3_600.0
-# Number of lines that are kept for a day, and number of days that are read.
+# Number of lines that the list of a day keeps, and number of days that `list_recent` reads.
 KEPT_LINES = 10_000
 MAX_DAYS = 31
 DAY_S = 86_400
@@ -59,7 +59,7 @@ def _parse_line(line: Fields) -> RegisteredConversation | None:
 
 
 class ConversationRegistry:
-    """Records the tenants of conversations, on one event loop. No method raises because of the store.
+    """Records the tenants of conversations, on one event loop. No method raises if the store fails.
 
     Args:
         records: Store for the tenants.
@@ -80,18 +80,18 @@ class ConversationRegistry:
         self._ttl_s = ttl_s
         self._clock = clock
         self._now = now
-        # By conversation key: the time at which a new line of the day's list is due.
+        # By conversation key: the time from which a new line may be added to the day's list.
         self._list_due_at: OrderedDict[str, float] = OrderedDict()
         self._was_unavailable = False
-        # By conversation key: the time at which the next write is due. Nothing else is held of them.
+        # By conversation key: the time from which the tenant may be written again.
         self._write_due_at: OrderedDict[str, float] = OrderedDict()
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def record_activity(self, tenant: str, conversation: str) -> None:
-        """Records that a conversation of this tenant is in use. Runs after an answer.
+        """Records that a conversation of this tenant is in use. Call it after each answer.
 
-        Writes once a minute at most, and once a second while the store fails. Does nothing for a request that
-        began before the conversation was deleted.
+        Writes at most once a minute for each conversation, or once a second while the store fails. Does
+        nothing if the conversation was deleted after the request began.
         """
         self._reset_after_outage()
         key, outdated = conversation_key(tenant, conversation), self._records.deletion_fence
@@ -109,7 +109,7 @@ class ConversationRegistry:
             await self._append_to_day_list(key, RegisteredConversation(conversation, tenant, self._now()))
 
     def _reset_after_outage(self) -> None:
-        """Marks everything as unwritten once the store is back after an outage: the store may be empty."""
+        """Makes all writes due again when the store is back after an outage, because it may be empty."""
         if not self._records.is_in_use:
             self._was_unavailable = True
         elif self._was_unavailable:
@@ -129,7 +129,7 @@ class ConversationRegistry:
         return tenant
 
     async def list_recent(self, limit: int) -> list[RegisteredConversation]:
-        """Returns at most `limit` conversations, the last used first."""
+        """Returns at most `limit` conversations, the most recently used first."""
         recent: dict[str, RegisteredConversation] = {}
         today = int(self._now() // DAY_S)
         for day in range(today, today - MAX_DAYS, -1):
@@ -147,16 +147,18 @@ class ConversationRegistry:
         line = {"id": registered.id, "tenant": registered.tenant, "at": registered.at}
         listed = recent_conversations_key(_format_day(registered.at))
         if await self._records.append_line(listed, line, ttl_s=self._ttl_s, max_lines=KEPT_LINES):
-            # A new line is due at the latest on the next day, which has a list of its own.
+            # Each day has its own list, so a new line is due when the next day begins, if not earlier.
             self._list_due_at[key] = min(registered.at + LISTED_FOR_S, (registered.at // DAY_S + 1) * DAY_S)
             self._list_due_at.move_to_end(key)
             if len(self._list_due_at) > MAX_CONVERSATIONS:
                 self._list_due_at.popitem(last=False)
 
     async def _collect_day(self, day: int, limit: int, found: dict[str, RegisteredConversation]) -> None:
-        """Adds a day's conversations to `found`. Reads far enough back for the order of last use.
+        """Adds a day's conversations to `found`, from the newest line back.
 
-        A conversation is listed once in `LISTED_FOR_S`, so the last used one may stand earlier in the list.
+        A conversation gets at most one line in `LISTED_FOR_S`, so its last request may be later than its
+        line. The method therefore reads on after `limit` conversations, until all remaining lines are older
+        by `LISTED_FOR_S`.
         """
         wanted = 2 * limit
         while True:
@@ -173,7 +175,7 @@ class ConversationRegistry:
             wanted = min(4 * wanted, KEPT_LINES)
 
     async def _filter_undeleted(self, seen: list[RegisteredConversation]) -> list[RegisteredConversation]:
-        """Returns the conversations that were not deleted, with the time of their last request."""
+        """Returns the conversations that still have stored totals, with the time of their last request."""
         keys = [conversation_key(each.tenant, each.id) for each in seen]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
         pairs = [(each, fields) for each, fields in zip(seen, stored, strict=True) if fields]

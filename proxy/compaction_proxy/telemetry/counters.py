@@ -1,4 +1,4 @@
-"""Counters that add up the figures of exchanges, so that the counts of several processes can be merged."""
+"""Counters for the figures of exchanges. The counters of several processes can be added up."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from compaction_proxy.core.exchange import NOTHING_DONE, Exchange
 from compaction_proxy.telemetry.exchange_batch import ExchangeBatch
 from compaction_proxy.telemetry.totals import DOLLARS
 
-# Upper bounds of the overhead buckets, in seconds. One more bucket takes everything above.
+# Upper bounds of the overhead buckets, in seconds. One more bucket counts everything above the last bound.
 OVERHEAD_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BUCKETS = len(OVERHEAD_BOUNDS_S) + 1
 COUNTS = (
@@ -37,24 +37,24 @@ class ExchangeCounters:
     Attributes:
         requests: Exchanges.
         statuses: Exchanges by what was done to the request (`core.exchange`).
-        failed: Exchanges that the upstream answered with an error, 400 or more.
-        tokens_before: Tokens that clients sent, where they were counted.
-        tokens_after: Tokens that were forwarded of these requests.
+        failed: Exchanges that the upstream answered with an error status (400 or more).
+        tokens_before: Tokens that clients sent, in the requests that the proxy counted.
+        tokens_after: Tokens of the same requests, as they were forwarded.
         prompt_tokens: Input tokens, as upstreams counted them.
         completion_tokens: Output tokens, as upstreams counted them.
         cached_tokens: Input tokens that upstreams had cached.
         rounds: Compactions.
-        failures: Failures of compaction: none was made, or the request was forwarded unchanged or too long.
+        failures: Failures: a compaction was not made, or a request was forwarded unchanged or too long.
         summary_calls: Calls of summary models.
         summary_prompt_tokens: Input tokens of summary calls.
         summary_completion_tokens: Output tokens of summary calls.
-        unpriced: Exchanges without a known price, without failed ones.
-        cost_usd: Price of the other exchanges, in dollars, without summaries.
-        gross_usd: Dollars that compaction took off that price.
-        cache_loss_usd: Dollars that compaction added to that price, because caches had to be filled again.
-        summary_usd: Price of summaries, in dollars.
-        overhead: Exchanges by their time besides waiting for the upstream, in buckets that include their
-            bound of `OVERHEAD_BOUNDS_S`, and one more bucket above the last bound.
+        unpriced: Exchanges without a known price. Failed exchanges do not count.
+        cost_usd: Cost of the exchanges whose price is known, in dollars. Summaries are not included.
+        gross_usd: Dollars by which compaction has lowered this cost.
+        cache_loss_usd: Dollars by which compaction has raised this cost, because it broke prompt caches.
+        summary_usd: Cost of summaries, in dollars.
+        overhead: Number of exchanges by overhead (their time without the wait for the upstream). There is one
+            bucket for each bound in `OVERHEAD_BOUNDS_S`, which includes its bound, and one for all above.
     """
 
     requests: int = 0
@@ -79,11 +79,11 @@ class ExchangeCounters:
 
     @property
     def net_usd(self) -> float:
-        """Dollars that compaction has saved, less cache loss and summaries."""
+        """Dollars that compaction has saved, less cache loss and the cost of summaries."""
         return self.gross_usd - self.cache_loss_usd - self.summary_usd
 
     def add_exchange(self, exchange: Exchange) -> None:
-        """Adds one exchange, without its price."""
+        """Adds one exchange, without its cost (`add_price` adds that)."""
         self.requests += 1
         self.failed += exchange.has_failed
         self.tokens_before += exchange.tokens_before or 0
@@ -110,13 +110,13 @@ class ExchangeCounters:
         )
 
     def add_price(self, cost: float, gross: float, cache_loss: float) -> None:
-        """Adds the price of one exchange, in dollars."""
+        """Adds the cost and the saving of one exchange, in dollars."""
         self.cost_usd += cost
         self.gross_usd += gross
         self.cache_loss_usd += cache_loss
 
     def add_event(self, event: Event) -> None:
-        """Adds one event. Ignores the upstream's count after a compaction."""
+        """Adds one event. Ignores an event that only reports an upstream's token count (`MEASURED`)."""
         if event.kind == MEASURED:
             return
         self.rounds += event.kind == COMPACTED
@@ -139,7 +139,7 @@ class ExchangeCounters:
     def overhead_quantile_s(self, share: float) -> float | None:
         """Returns the overhead that a share of exchanges (0..1) does not exceed; None without exchanges.
 
-        Interpolates within a bucket. The result is at most the last bound.
+        The result is interpolated within a bucket and never larger than the last bound.
         """
         wanted = share * sum(self.overhead)
         low, passed = 0.0, 0
@@ -151,7 +151,7 @@ class ExchangeCounters:
 
 
 def to_fields(counters: ExchangeCounters) -> dict[str, Any]:
-    """Returns the counters as JSON values, without zeros."""
+    """Returns the counters as JSON values. Leaves out counters that are zero."""
     values = {each.name: getattr(counters, each.name) for each in fields(counters)}
     if not any(counters.overhead):
         del values["overhead"]

@@ -1,7 +1,7 @@
-"""Publishes events once to all listeners that show or count them, and to the log.
+"""Passes each event once to the log and to all listeners, which show or count events.
 
-The event history stores the events. The event of a compaction is committed with its checkpoint, and published
-after the commit.
+The bus stores nothing: `event_history` stores the events. A compaction's event is stored together with its
+checkpoint, in one write, and published after that.
 """
 
 import logging
@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 
 
 def ignore_event(_tenant: str, _event: Event) -> None:
-    """Discards an event. For work whose events nobody should see."""
+    """Discards an event. Use it as the listener of work whose events nobody should see."""
 
 
 def generate_event_id() -> str:
@@ -50,7 +50,7 @@ class EventBus:
 
 
 def _log_event(event: Event) -> None:
-    """Logs an event in one line. Skips the upstream's count, which follows every compaction."""
+    """Logs an event in one line. Skips `MEASURED` events, because one follows every compaction."""
     if event.kind == MEASURED:
         return
     details = {name: value for name, value in to_log_fields(event).items() if name != "kind"}

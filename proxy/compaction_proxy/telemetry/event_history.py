@@ -1,8 +1,9 @@
 """Stores and reads the events of a conversation: its compactions and everything else that happened.
 
-The event of a compaction is committed with its checkpoint, in the scope of the conversation's root. Other
-events stand in the conversation's own list. A conversation whose beginning was edited has several roots.
-Conversations that begin alike share a root; an event belongs to the conversation that it names.
+A conversation's root is the prefix digest of its first four messages (`storage.keys`). A compaction's event
+is stored under the root, in one write with its checkpoint. Other events are stored under the conversation.
+A conversation whose beginning was edited has several roots. Conversations that begin with the same messages
+share a root; each event names the conversation to which it belongs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,9 +22,11 @@ from compaction_proxy.storage.keys import (
 )
 from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 
-# Number of events without compactions that are kept per conversation, and of compactions per root.
+# Number of events that are kept in each list: the compactions of a root, or the other events of a
+# conversation.
 KEPT_EVENTS = 200
-# Every compaction adds a line that names its root. Number of these lines that are read, and of roots.
+# Each compaction adds a line with its root to its conversation. Number of these lines that are kept, and
+# number of different roots that are used.
 KEPT_ROOT_LINES = 500
 MAX_ROOTS = 50
 # Number of checkpoints per root and strategy that are read.
@@ -32,10 +35,10 @@ KEPT_PLACES = 200
 
 @dataclass(frozen=True, slots=True)
 class InstalledRound:
-    """A compaction whose checkpoint requests may use.
+    """A compaction whose checkpoint is installed.
 
     Attributes:
-        place: Place of its checkpoint in the store, 64 bytes.
+        place: Id of its checkpoint, 64 bytes (`core.checkpoint.build_checkpoint_id`).
         event: Event of the compaction, or one built from the checkpoint.
     """
 
@@ -44,7 +47,7 @@ class InstalledRound:
 
 
 def build_round_line(tenant: str, root: bytes, event: Event, ttl_s: float) -> ListItem:
-    """Builds the line to commit with the checkpoint of an event; `event.place` is the checkpoint's place."""
+    """Builds the stored line of a compaction's event. The caller writes the line with the checkpoint."""
     return ListItem(round_events_key(tenant, root), to_fields(event), ttl_s, KEPT_EVENTS)
 
 
@@ -53,7 +56,10 @@ def _parse_events(lines: Iterable[Fields]) -> list[Event]:
 
 
 def _merge_outcomes(events: Iterable[Event]) -> list[Event]:
-    """Sorts events, oldest first. Merges installations and the upstream's counts into their compactions."""
+    """Sorts events, oldest first. Merges `INSTALLED` and `MEASURED` events into those of their compactions.
+
+    `MEASURED` events and repeated `INSTALLED` events are then removed.
+    """
     ordered = sorted(events, key=lambda event: event.at)
     rounds = {index: event for index, event in enumerate(ordered) if event.kind == COMPACTED}
     installed: set[str] = set()
@@ -69,7 +75,10 @@ def _merge_outcomes(events: Iterable[Event]) -> list[Event]:
 
 
 def _apply_outcome(round_event: Event, event: Event) -> Event:
-    """Adds a later event to the event of a compaction. The first count is kept."""
+    """Returns a compaction's event with the outcome or token count of a later event.
+
+    If the event has a count already, it keeps that.
+    """
     if event.kind == INSTALLED:
         return replace(round_event, outcome=event.outcome)
     return (
@@ -80,7 +89,11 @@ def _apply_outcome(round_event: Event, event: Event) -> Event:
 
 
 def _find_round_index(later: Event, rounds: Mapping[int, Event]) -> int | None:
-    """Finds the compaction of a later event: by place, or else the newest earlier one with its number."""
+    """Finds the compaction to which a later event belongs, by the id of its checkpoint (`place`).
+
+    If no id matches, returns the newest earlier compaction with the same strategy and number. Returns None if
+    there is none.
+    """
     placed = [index for index, event in rounds.items() if event.place and event.place == later.place]
     named = [
         index
@@ -91,11 +104,11 @@ def _find_round_index(later: Event, rounds: Mapping[int, Event]) -> int | None:
 
 
 class EventHistory:
-    """Stores and reads events, on one event loop. No method raises because of the store.
+    """Stores and reads events, on one event loop. No method raises if the store fails.
 
     Args:
         records: Store for the events.
-        ttl_s: Lifetime of events after the newest one, in seconds.
+        ttl_s: Lifetime of a list of events after its newest event, in seconds.
     """
 
     def __init__(self, records: RecordStore, ttl_s: float) -> None:
@@ -110,10 +123,10 @@ class EventHistory:
         )
 
     async def record_root(self, tenant: str, conversation: str, root: bytes) -> None:
-        """Records that a conversation has compactions under this root. Call it before each of them is saved.
+        """Records that a conversation has a compaction under this root. Call it before each one is saved.
 
-        If the conversation was deleted since the compaction began, the root is deleted as well, because
-        nothing would lead to it.
+        If the conversation was deleted since the compaction began, records the root as deleted instead. The
+        compaction is then not saved, because nothing would refer to its root.
         """
         key, fields = roots_key(tenant, conversation), {"root": root.hex()}
         if self._records.deletion_fence.is_deleted(key):
@@ -122,13 +135,13 @@ class EventHistory:
         await self._records.append_line(key, fields, ttl_s=self._ttl_s, max_lines=KEPT_ROOT_LINES)
 
     async def list_roots(self, tenant: str, conversation: str, most: int = MAX_ROOTS) -> tuple[bytes, ...]:
-        """Returns at most `most` roots of a conversation, the last used first."""
+        """Returns at most `most` roots of a conversation, the most recently used first."""
         lines = await self._records.read_tail(roots_key(tenant, conversation), KEPT_ROOT_LINES)
         roots = (_parse_hex(line.get("root")) for line in reversed(lines))
         return tuple(dict.fromkeys(root for root in roots if root))[:most]
 
     async def list_events(self, tenant: str, conversation: str) -> list[Event]:
-        """Returns the events of a conversation, oldest first. Compactions include the upstream's count."""
+        """Returns a conversation's events, oldest first. A compaction's event has the upstream's count."""
         lines = await self._records.read_tail(events_key(tenant, conversation), KEPT_EVENTS)
         events = _parse_events(lines)
         for root in await self.list_roots(tenant, conversation):
@@ -139,8 +152,8 @@ class EventHistory:
     async def list_installed_rounds(self, tenant: str, conversation: str) -> list[InstalledRound]:
         """Returns the installed compactions of a conversation, of every strategy, newest first.
 
-        A staged compaction is not included until it is installed. A compaction that was shortened further
-        since has no event of its own; its event is built from its checkpoint.
+        A staged compaction is not included until it is installed. The event of a compaction that has none is
+        built from its checkpoint.
         """
         events = await self.list_events(tenant, conversation)
         round_events = {event.place: event for event in events if event.kind == COMPACTED and event.place}
@@ -155,9 +168,9 @@ class EventHistory:
     async def _read_installed_rounds(
         self, tenant: str, root: bytes, strategy: str, round_events: Mapping[str, Event]
     ) -> list[InstalledRound]:
-        """Reads one list of checkpoints, in its order.
+        """Reads the list of checkpoints of a root and a strategy, in the order of the list.
 
-        A compaction without an event of its own gets the time of the previous one.
+        A compaction without an event of its own gets the time of the compaction before it.
         """
         lines = await self._records.read_tail(checkpoint_list_key(tenant, root, strategy), KEPT_PLACES)
         places = list(dict.fromkeys(filter(None, (_parse_hex(line.get("place")) for line in lines))))

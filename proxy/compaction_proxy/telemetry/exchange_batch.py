@@ -1,4 +1,8 @@
-"""Sums of exchanges whose requests were not read: thousands of them are alike, and only the sums matter."""
+"""Sums of exchanges whose requests were not read.
+
+There may be thousands of such exchanges with the same tenant, conversation, model and status code. They are
+counted together, because only the sums matter.
+"""
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -26,7 +30,7 @@ class ExchangeEntry(NamedTuple):
 
 
 class ExchangeColumns(NamedTuple):
-    """The fields of exchanges by column (`core.exchange.UnreadExchange`). All columns are equally long."""
+    """Exchanges as columns: one sequence of values per field of `UnreadExchange`, all of equal length."""
 
     at: Sequence[float]
     request: Sequence[str]
@@ -40,21 +44,21 @@ class ExchangeColumns(NamedTuple):
 
 
 class ExchangeBatch(NamedTuple):
-    """Unread exchanges of one tenant, conversation, model and status code, oldest first.
+    """Exchanges with one tenant, conversation, model and status code, whose requests were not read.
 
     Attributes:
         tenant: Tenant of the exchanges.
         conversation: Conversation of the exchanges; None if it is unknown.
         model: Requested model; empty if it is unknown.
         code: Status code of the upstream.
-        exchanges: The exchanges; at least one.
+        exchanges: The exchanges, oldest first; at least one.
         columns: The same exchanges, column by column.
         price: Price of the model; None if it is unknown.
         prompt_tokens: Input tokens of all exchanges, as the upstream counted them.
         completion_tokens: Output tokens of all exchanges, as the upstream counted them.
         cached_tokens: Input tokens that the upstream had cached.
         priced: Number of exchanges with a known price.
-        cost_usd: Cost of these exchanges, in dollars.
+        cost_usd: Cost of the exchanges with a known price, in dollars.
     """
 
     tenant: str
@@ -101,10 +105,10 @@ def build_batch(
     exchanges: Sequence[UnreadExchange],
     price: ModelPrice | None,
 ) -> ExchangeBatch:
-    """Builds a batch with its sums. The arguments are fields of `ExchangeBatch`."""
+    """Builds a batch with its sums. `ExchangeBatch` describes the arguments, which are its fields."""
     columns = ExchangeColumns._make(zip(*exchanges, strict=True))
     batch = ExchangeBatch(tenant, conversation, model, code, exchanges, columns, price)
-    if batch.has_failed:  # costs nothing, and its usage is not trusted
+    if batch.has_failed:  # a failed request costs nothing, and the usage in its response is not trusted
         return batch._replace(priced=len(exchanges) if price else 0)
     counted = [each for each in exchanges if each.prompt_tokens is not None]
     if not counted:
@@ -119,7 +123,7 @@ def build_batch(
 
 
 def _compute_cost(exchanges: Sequence[UnreadExchange], price: ModelPrice) -> float:
-    """Computes the cost of exchanges with known usage. Without price tiers, their sums are enough."""
+    """Computes the cost of exchanges with known usage, from their sums if the price has a single tier."""
     counts = [
         (each.prompt_tokens or 0, each.cached_tokens or 0, each.completion_tokens or 0) for each in exchanges
     ]

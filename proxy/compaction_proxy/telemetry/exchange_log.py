@@ -1,7 +1,8 @@
-"""Queues every exchange at once and processes it later in the background, so that no request waits.
+"""Queues exchanges and processes them later in the background, so that no request waits for that.
 
-Once a second the queued exchanges are priced, counted, added to the accounts of their conversations and
-passed to the listeners. Then everything is written to the store.
+To process an exchange is to price it, count it, add it to the usage of its conversation and pass it to the
+listeners. Queued exchanges are processed once a second, or as soon as `AT_ONCE` of them are queued. The
+results are written to the store once a second.
 """
 
 import asyncio
@@ -37,24 +38,28 @@ from compaction_proxy.telemetry.live_feed import EXCHANGE, EXCHANGES_PER_S, Live
 from compaction_proxy.telemetry.statistics import Statistics
 from compaction_proxy.telemetry.usage import StoredExchange, UsageStore, to_fields
 
-# Number of conversations whose provider cache is tracked.
+# Number of conversations for which we track what the provider has cached.
 MAX_TRACKED_CONVERSATIONS = 1_000
-# Number of exchanges of a conversation whose processing may be deferred.
+# Number of a conversation's newest exchanges whose effect on the cache state may be computed later.
 MAX_DEFERRED = 4
 
-# An exchange, the newest prefix digests of its messages, and our own token counts.
+# An exchange, the newest prefix digests of its messages, and our token counts (`track_exchange`).
 _DeferredExchange = tuple[Exchange, Sequence[bytes], tuple[int, int]]
 
 
 class _TrackedConversation(NamedTuple):
-    """State of a conversation: the cache state after the processed exchanges, and the deferred exchanges."""
+    """A conversation's cache state, and the later exchanges that are not yet included in this state."""
 
     cache_state: CacheState
     deferred: deque[_DeferredExchange]
 
 
 class SavingsTracker:
-    """Tracks which messages providers have cached, to compute savings. For use on one event loop."""
+    """Tracks which messages providers have cached, to compute savings. For use on one event loop.
+
+    An exchange that was forwarded unchanged needs no cache state for its saving. The tracker therefore only
+    keeps such exchanges, and adds them to the cache state when the next changed exchange needs it.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, _TrackedConversation] = OrderedDict()
@@ -68,7 +73,7 @@ class SavingsTracker:
         prefixes: Sequence[bytes] = (),
         counted: tuple[int, int] = (0, 0),
     ) -> Saving | None:
-        """Computes the saving of an exchange; None if it is unknown. Call it for exchanges in their order.
+        """Computes the saving of an exchange; None if it is unknown. Call it for the oldest exchange first.
 
         Args:
             tenant: Tenant of the exchange.
@@ -77,8 +82,8 @@ class SavingsTracker:
             price: Price of the requested model; None if it is unknown.
             prefixes: Prefix digests of the client's messages that are not privileged; empty if the request
                 was not read.
-            counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros if the request
-                was not read.
+            counted: Our uncalibrated token counts of the client's request and of the forwarded request;
+                zeros if the request was not read.
         """
         sent, forwarded = counted
         whole = sent == forwarded and exchange.tokens_before == exchange.tokens_after and not exchange.recalls
@@ -110,8 +115,8 @@ class SavingsTracker:
 _T = TypeVar("_T")
 
 
-# Receives exchanges in groups, after their requests, on the event loop; must not block.
-# Exchanges whose requests were not read come as batches.
+# Receives groups of exchanges, after their requests have ended. Runs on the event loop, so it must not block.
+# The second argument holds the exchanges whose requests were not read.
 ExchangeListener = Callable[[Sequence[ExchangeEntry], Sequence[ExchangeBatch]], None]
 
 
@@ -136,8 +141,8 @@ class ExchangeRecorder(Protocol):
             exchange: Figures of the exchange.
             prefixes: Prefix digests of the client's messages that are not privileged; empty if the request
                 was not read.
-            counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros if the request
-                was not read.
+            counted: Our uncalibrated token counts of the client's request and of the forwarded request;
+                zeros if the request was not read.
         """
         ...
 
@@ -154,13 +159,13 @@ class ExchangeRecorder(Protocol):
         ...
 
 
-# Common properties of the exchanges in a batch: tenant, conversation, origin, mark of the requests' start
+# Properties that all exchanges of a batch share: tenant, conversation, origin, start mark of the requests
 # (`storage.deletions`), model, status code.
 BatchKey = tuple[str, str | None, str, int | None, str, int]
 
 
 def group_by_key(recorded: Sequence[tuple[BatchKey, UnreadExchange]]) -> dict[BatchKey, list[UnreadExchange]]:
-    """Groups exchanges by key, in their order."""
+    """Groups exchanges by key. Each group keeps the order of its exchanges."""
     groups: dict[BatchKey, list[UnreadExchange]] = {}
     for key, unread in recorded:
         group = groups.get(key)
@@ -176,16 +181,16 @@ def split_into_chunks(items: Sequence[_T], length: int) -> Iterator[Sequence[_T]
 
 
 FLUSH_S = 1.0
-# Number of exchanges that may be queued. Further exchanges are dropped.
+# Number of exchanges that each queue (read requests, unread requests) may hold. Further ones are dropped.
 MAX_NOTED = 50_000
-# Number of exchanges that are processed before other tasks get a turn. Processing also starts at this number:
-# the exchanges of one second would take megabytes on a busy server, and memory that is soon used again is
-# faster.
+# Number of exchanges that are processed before other tasks get a turn. Processing starts as soon as so many
+# are queued, without a wait for the periodic flush (`FLUSH_S`). Otherwise the queue would grow to megabytes
+# on a busy server. A short queue is processed faster, because its memory was used a moment ago.
 AT_ONCE = 64
 
 _log = structlog.get_logger()
-# Arguments of `ExchangeRecorder` for one exchange, with the mark of the request's start
-# (`storage.deletions`). Plain tuples, because every request builds one.
+# Arguments of `ExchangeRecorder.record_exchange`, and the start mark of the request (`storage.deletions`).
+# A plain tuple, because every request builds one.
 _RecordedExchange = tuple[str, str | None, str, Exchange, tuple[bytes, ...], tuple[int, int], int | None]
 _RecordedUnread = tuple[BatchKey, UnreadExchange]
 # A model, and the origin of its upstream.
@@ -193,13 +198,13 @@ _PricedModel = tuple[str, str]
 
 
 class ExchangeLog:
-    """Queues exchanges and has them priced, counted and written, on one event loop.
+    """Queues exchanges, then prices, counts and writes them in the background, on one event loop.
 
     Args:
         usage_store: Keeps the usage of each conversation.
         statistics: Counts all exchanges.
         feed: Live feed that shows exchanges.
-        deletion_fence: Marks the start of each request, to detect later deletions.
+        deletion_fence: Gives the start mark of each request, so that a deletion after it is noticed.
         pricing: Source of prices. None leaves all exchanges without a price.
 
     Attributes:
@@ -241,7 +246,7 @@ class ExchangeLog:
         prefixes: tuple[bytes, ...] = (),
         counted: tuple[int, int] = (0, 0),
     ) -> None:
-        """Queues one exchange (`ExchangeRecorder`). Every request that is read waits for this call."""
+        """Queues one exchange (`ExchangeRecorder`). Must be fast, because the request waits for this call."""
         if len(self._read) < MAX_NOTED:
             start_mark = self._deletion_fence.get_start_mark()
             self._read.append((tenant, conversation, origin, exchange, prefixes, counted, start_mark))
@@ -259,7 +264,7 @@ class ExchangeLog:
         code: int,
         unread: UnreadExchange,
     ) -> None:
-        """Queues one unread exchange (`ExchangeRecorder`). Every unread request waits for this call."""
+        """Queues an exchange whose request was not read. Must be fast, because the request waits for it."""
         if len(self._unread) < MAX_NOTED:
             start_mark = self._deletion_fence.get_start_mark()
             self._unread.append(((tenant, conversation, origin, start_mark, model, code), unread))
@@ -308,7 +313,7 @@ class ExchangeLog:
         self._publish_newest()
 
     def _publish_newest(self) -> None:
-        """Publishes the newest exchanges on the live feed."""
+        """Publishes the newest exchanges since the last flush on the live feed."""
         newest = sorted(
             [*self._newest_entries, *select_newest(self._newest_batches, EXCHANGES_PER_S)], key=get_entry_time
         )
@@ -326,7 +331,7 @@ class ExchangeLog:
             await self._pricing.wait_for_prices([each for each in models if each is not None])
 
     def _drain_priced(self) -> None:
-        """Processes queued exchanges whose price is known. The others wait for the flush."""
+        """Processes the queued exchanges whose price has been looked up. The others wait for the flush."""
         unread, self._unread = self._split_by_price(self._unread, _get_unread_model)
         self._deliver_unread(unread)
         read, self._read = self._split_by_price(self._read, _get_read_model)
@@ -348,7 +353,7 @@ class ExchangeLog:
         return self._pricing.is_resolved(*model)
 
     def _deliver_unread(self, recorded: Sequence[_RecordedUnread]) -> None:
-        """Counts unread exchanges, adds them to their accounts and notifies the listeners."""
+        """Processes exchanges whose requests were not read, in batches, and notifies the listeners."""
         if recorded:
             with suppress_and_report(_log_write_failure):
                 self._notify_listeners(
@@ -356,7 +361,7 @@ class ExchangeLog:
                 )
 
     def _deliver_read(self, recorded: Sequence[_RecordedExchange]) -> None:
-        """Counts read exchanges one by one, adds them to their accounts and notifies the listeners."""
+        """Processes exchanges whose requests were read, one by one, and notifies the listeners."""
         if recorded:
             with suppress_and_report(_log_write_failure):
                 entries = list(map(self._add_exchange, recorded))
@@ -369,7 +374,7 @@ class ExchangeLog:
                 listener(entries, batches)
 
     def _add_batch(self, key: BatchKey, exchanges: list[UnreadExchange]) -> ExchangeBatch:
-        """Builds a batch and adds it to the statistics and to the account of its conversation."""
+        """Builds a batch and adds it to the statistics and to the usage of its conversation."""
         tenant, conversation, origin, start_mark, model, code = key
         price = self._get_price(model, origin)
         batch = build_batch(tenant, conversation, model, code, exchanges, price)
@@ -383,7 +388,7 @@ class ExchangeLog:
         return batch
 
     def _add_exchange(self, recorded: _RecordedExchange) -> ExchangeEntry:
-        """Prices an exchange and adds it to the account of its conversation."""
+        """Prices an exchange and adds it to the usage of its conversation."""
         tenant, conversation, origin, exchange, prefixes, counted, start_mark = recorded
         price = self._get_price(exchange.model, origin)
         saving = self._savings.track_exchange(tenant, conversation, exchange, price, prefixes, counted)

@@ -1,8 +1,9 @@
-"""The live feed: current events and exchanges of all workers and replicas, for everyone who watches.
+"""The live feed: current events and exchanges of all workers and replicas.
 
-The feed holds figures and ids, but no text of a conversation. Events are always published. Exchanges are
-published only while a follower listens on any replica, and only some of them if there are many. Events and
-exchanges have separate lists, so that the exchanges of a busy server do not push out events.
+The feed holds figures and ids, but no text of a conversation. A reader of the feed is called a follower.
+Events are always written. Exchanges are written only while any replica has a follower, and then at most
+`EXCHANGES_PER_S` a second. Events and exchanges have separate lists, so that the many exchanges of a busy
+server do not push out events.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import FEED_NOT_READ
 
-# Fields that are removed from an event: its text and the messages' ids.
+# Fields that are removed from an event: texts of the conversation, and the ids of messages.
 HIDDEN = CONTENT_FIELDS | {"message_ids"}
 
 COMPACTION = "compaction"
@@ -32,12 +33,12 @@ LOST = "lost"
 POLL_S = 1.0
 MAX_LINES = {COMPACTION: 2_000, EXCHANGE: 1_000}
 _LISTS = {COMPACTION: "events", EXCHANGE: "exchanges"}
-# Number of lines that a poll reads first. It reads all lines if more have come since the last poll.
+# Number of lines that a poll reads first. If more lines have come since the last poll, it reads all lines.
 LATEST = 64
 EXCHANGES_PER_S = 50
 # Number of events that may wait to be written.
 MAX_WAITING = 1_000
-# Number of items that may wait for a follower. A slower follower loses the oldest.
+# Number of items that may wait for a follower to read them. If there are more, the oldest item is dropped.
 MAX_BEHIND = 500
 LISTENING_S = 60.0
 LOOK_EVERY_S = 5.0
@@ -51,8 +52,8 @@ class FeedItem(NamedTuple):
 
     Attributes:
         id: Unique id that rises with time.
-        kind: `compaction` (an event), `exchange`, or `lost` (the follower was too slow, and its field `lost`
-            gives the number of lost items).
+        kind: `compaction` (an event), `exchange`, or `lost` (the follower was too slow; the field `lost` of
+            this item gives the number of lost items).
         fields: Fields of an event without its text and message ids, or of an exchange with its
             `conversation`.
     """
@@ -72,7 +73,7 @@ class _Follower:
         self._prepended_ids: frozenset[str] = frozenset()
 
     def prepend_items(self, items: list[FeedItem]) -> None:
-        """Puts items in front of those that have come meanwhile. Drops duplicates."""
+        """Puts older items before the waiting ones. Drops duplicates, also from items that come later."""
         newer = [item for item in self.waiting if item not in items]
         self.waiting.clear()
         for item in (*items, *newer):
@@ -87,7 +88,7 @@ class _Follower:
         self.has_items.set()
 
     def take_items(self) -> list[FeedItem]:
-        """Removes and returns the waiting items, after an item that reports losses if there were any."""
+        """Removes and returns the waiting items. If items were lost, the first one returned says how many."""
         lost = [FeedItem(self.waiting[0].id, LOST, {"lost": self.lost})] if self.lost else []
         items = [*lost, *self.waiting]
         self.waiting.clear()
@@ -108,7 +109,7 @@ def _to_public_fields(event: Event) -> dict[str, Any]:
 
 
 class LiveFeed:
-    """Publishes and follows items, on one event loop. No method raises because of the store.
+    """Publishes items and lets followers read them, on one event loop. No method raises if the store fails.
 
     Args:
         records: Store for the lists of items.
@@ -132,21 +133,24 @@ class LiveFeed:
 
     @property
     def has_followers(self) -> bool:
-        """Whether this process or, as far as it knows, another one has a follower."""
+        """Whether this process has a follower, or the last check found one in another process."""
         return bool(self._followers) or self._has_remote_followers
 
     def publish(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Publishes an item. The next flush writes it. Of waiting exchanges only the newest are kept."""
+        """Queues an item for the next flush. Only the newest `EXCHANGES_PER_S` exchanges stay queued."""
         waiting = self._exchanges if kind == EXCHANGE else self._events
         waiting.append(FeedItem(self._create_item_id(), kind, fields))
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """Publishes an event (an `event_bus.EventListener`), except for the upstream's counts."""
+        """Publishes an event (an `event_bus.EventListener`). Ignores `MEASURED` events."""
         if event.kind != MEASURED:
             self.publish(COMPACTION, _to_public_fields(event))
 
     async def flush(self) -> None:
-        """Writes the waiting items. Call it once a second, because that bounds the rate of exchanges."""
+        """Writes the queued items. Call it once a second. Drops the queued exchanges if nobody follows.
+
+        Each call writes at most `EXCHANGES_PER_S` exchanges, so the interval of the calls limits their rate.
+        """
         await self._check_remote_followers()
         if not self.has_followers:
             self._exchanges.clear()
@@ -165,7 +169,7 @@ class LiveFeed:
         return wanted[::-1][:limit]
 
     async def follow(self, after: str | None = None) -> AsyncGenerator[FeedItem, None]:
-        """Yields items as they come, after those that are newer than the item with the id `after`.
+        """Yields the stored items that are newer than the item with the id `after`, then items as they come.
 
         Ends when the feed is closed, or when the reader closes the generator (`aclose`).
         """
@@ -199,7 +203,10 @@ class LiveFeed:
         return ListItem(feed_key(_LISTS[kind]), fields, self._ttl_s, MAX_LINES[kind])
 
     async def _check_remote_followers(self) -> None:
-        """Checks the store for followers of other processes, if exchanges wait and a check is due."""
+        """Checks in the store whether other processes have followers, at most once in `LOOK_EVERY_S`.
+
+        Skips the check if this process has a follower or no exchanges are queued: the answer is not needed.
+        """
         if self._followers or not self._exchanges or self._next_check_at > self._now():
             return
         self._next_check_at = self._now() + LOOK_EVERY_S
@@ -212,7 +219,7 @@ class LiveFeed:
         return [item for line in lines if (item := _parse_item(line)) is not None]
 
     async def _read_newer(self, kind: str, after: str) -> list[FeedItem]:
-        """Reads the items after the one with this id. If that item is gone, compares the ids."""
+        """Reads the items after the one with the id `after`, or those with a higher id if it is gone."""
         items = await self._read_latest(kind, LATEST)
         if len(items) == LATEST and items[0].id > after and all(item.id != after for item in items):
             items = await self._read_latest(kind, MAX_LINES[kind])

@@ -13,7 +13,8 @@ from typing import Literal, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-# Id of the request that log lines belong to. A compaction that the request has started keeps this id.
+# Id of the request to which log lines belong. The log lines of a compaction that a request started have the
+# id of this request, even if they are written after it.
 REQUEST: ContextVar[str] = ContextVar("request")
 
 CREDENTIAL_KEYS = frozenset(
@@ -124,7 +125,7 @@ def configure_logging(style: Literal["json", "console"] = "json", level: int = l
 
 
 def quiet_libraries() -> None:
-    """Hides the info messages of libraries, such as startup and connection messages."""
+    """Hides log messages of libraries below the level `WARNING`, such as startup and connection messages."""
     for library in ("uvicorn", "httpx", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
 

@@ -1,8 +1,8 @@
 """Prometheus metrics: counted from exchanges and events, and rendered on request.
 
-Several workers keep their figures in one folder, each in its own files, named by the worker's number. The
-worker that renders the metrics adds up all files. A worker that replaces another continues that worker's
-files.
+If there are several workers, each keeps its figures in files of its own in a shared folder. The file names
+contain the worker's number. The worker that renders the metrics adds up all files. A worker that replaces
+another one gets the same number and continues its files.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class HistogramSpec(NamedTuple):
 class GaugeSpec(NamedTuple):
     """Definition of a gauge: its help text, its labels, and how the values of several workers are combined.
 
-    The values of workers that have ended do not count (`live`).
+    Modes that begin with `live` ignore the values of workers that have ended.
     """
 
     help_text: str
@@ -184,16 +184,18 @@ def register_metrics(registry: CollectorRegistry) -> MetricFamilies:
     )
 
 
-# Environment variable in which the library looks for the folder that several workers share.
+# Environment variable from which prometheus_client reads the folder that several workers share.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-# Number of label values that are taken from names that clients choose, and their length in characters.
+# Clients choose some label values, such as model names. Number of different values that are kept for a label,
+# and the largest length of a value, in characters.
 MAX_NAMES = 100
 MAX_NAME_CHARACTERS = 100
 OTHER, UNKNOWN = "other", "unknown"
-# Seconds for which a conversation is active after a request, and number of active conversations.
+# Seconds for which a conversation counts as active after a request, and largest number of conversations that
+# are remembered as active.
 ACTIVE_S = 300.0
 MAX_ACTIVE = 100_000
-# Strategy and number of a conversation's latest compaction; `_PLAIN` without one.
+# Form of a request: the strategy and number of the compaction that is applied to it; `_PLAIN` without one.
 _Form = tuple[str, int | None]
 _PLAIN: _Form = ("", None)
 # Interval at which gauges are refreshed, in seconds.
@@ -202,15 +204,17 @@ FRESH_S = 5.0
 # A single process holds its figures in memory, whatever the environment says. Several workers call
 # `use_shared_folder` instead.
 values.ValueClass = values.MutexValue
-# Nobody needs the creation time of counters, and it would double the number of series.
+# The creation times of counters would double the number of time series, and nobody needs them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def use_shared_folder(folder: str, worker: int) -> None:
-    """Keeps the figures of this process in a folder that several workers share. Call it first.
+    """Keeps the figures of this process in a folder that several workers share.
+
+    Call it before a `Metrics` is created.
 
     Args:
-        folder: Folder for all workers of a proxy.
+        folder: Folder that all workers of a proxy share.
         worker: Number of this worker. No two processes that run at the same time may share a number.
     """
     os.environ[FOLDER_VARIABLE] = folder
@@ -218,12 +222,12 @@ def use_shared_folder(folder: str, worker: int) -> None:
 
 
 def forget_worker(folder: str, worker: int) -> None:
-    """Drops the gauges of a worker that has ended. Its counters stay."""
+    """Removes the gauges of a worker that has ended. The counters of that worker stay."""
     mark_process_dead(worker, folder)  # type: ignore[no-untyped-call]
 
 
 class LabelValues:
-    """Maps names that clients choose to label values. Keeps the first 100 names; others become `other`."""
+    """Maps names that clients choose to label values. Keeps the first `MAX_NAMES`; others become `other`."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -269,9 +273,9 @@ class Metrics:
         if self._folder is None:
             ProcessCollector(
                 registry=self._registry
-            )  # with several workers, it would show only the worker that renders the metrics
+            )  # not with several workers: it shows only the one that renders the metrics
         self._models, self._reasons, self._targets = LabelValues(), LabelValues(), LabelValues()
-        # Time and form of each conversation's last request; the latest conversation is at the end.
+        # Time and form of each conversation's last request. The last used conversation is at the end.
         self._active: dict[str, tuple[float, _Form]] = {}
         self.breakers: dict[str, Callable[[], bool]] = {}
         self.figures: dict[str, Callable[[], float]] = {}
@@ -279,7 +283,7 @@ class Metrics:
         self.record_reload(succeeded=True)
 
     def count_exchanges(self, entries: Iterable[ExchangeEntry]) -> None:
-        """Counts exchanges, oldest first. Counts similar exchanges together, because there are many."""
+        """Counts exchanges, given oldest first. Counts those with the same labels together, to save time."""
         alike: defaultdict[tuple[str, str, int], list[ExchangeEntry]] = defaultdict(list)
         stable: list[float] = []
         now = self._clock()
@@ -314,7 +318,7 @@ class Metrics:
             self._observe_amounts("compaction_prefix_stable_ratio", [*stable, *[1.0] * (count - 1)])
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """Counts compactions and failures."""
+        """Counts a compaction or a failure (an `event_bus.EventListener`). Ignores other events."""
         if event.kind in FAILURES:
             self._increment_counter(
                 "compaction_failures_total", 1, self._reasons.to_label_value(event.reason)
@@ -331,11 +335,14 @@ class Metrics:
         self._increment_counter("store_errors_total", 1, self._reasons.to_label_value(reason))
 
     def count_upstream_error(self, target: str, cause: str) -> None:
-        """Counts an upstream answer that failed or has an error status. `cause` is one of our own words."""
+        """Counts an upstream answer that is incomplete or has an error status.
+
+        The proxy's own code chooses `cause`, so the number of its values is small.
+        """
         self._increment_counter("upstream_errors_total", 1, self._targets.to_label_value(target), cause)
 
     def count_search(self, source: str, outcome: str) -> None:
-        """Counts a search in the archive. Both arguments are words of our own."""
+        """Counts a search in the archive. The proxy's own code chooses both arguments, from few values."""
         self._increment_counter("compaction_recall_searches_total", 1, source, outcome)
 
     def record_reload(self, *, succeeded: bool) -> None:
@@ -356,13 +363,16 @@ class Metrics:
             self._gauges["circuit_breaker_state"].labels(target).set(int(is_open()))
 
     async def refresh_periodically(self) -> None:
-        """Refreshes gauges every few seconds until cancelled, because another worker may render them."""
+        """Refreshes the gauges every `FRESH_S` seconds until cancelled.
+
+        Another worker may render the gauges of this one, and does not refresh them.
+        """
         while True:
             self.refresh_gauges()
             await asyncio.sleep(FRESH_S)
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Renders all metrics in the format that the header `accept` prefers, and names the content type."""
+        """Renders all metrics in the format that the header `accept` prefers. Also returns its media type."""
         self.refresh_gauges()
         return await asyncio.to_thread(self._render_registry, "application/openmetrics-text" in accept)
 
@@ -392,7 +402,10 @@ class Metrics:
         self._increment_counter("compaction_summary_cost_usd_total", event.cost_usd or 0)
 
     def _track_stability(self, conversation: str, form: _Form, now: float) -> tuple[float, ...]:
-        """Returns 1 if the conversation's form is as in its last request, else 0; empty if unknown."""
+        """Returns 1 if a request has the same form as the conversation's last request, else 0.
+
+        Returns an empty tuple if the last request is unknown. Remembers the form for the next call.
+        """
         before = self._active.pop(conversation, None)
         self._active[conversation] = now, form
         if len(self._active) > MAX_ACTIVE:
@@ -457,7 +470,8 @@ class Metrics:
 def _list_first_prompt_tokens(columns: Any) -> Sequence[int | None]:  # noqa: ANN401
     """Returns the upstream's count of each request, for comparison with the estimate.
 
-    For an answer that continued after a search, this is the count of its first request.
+    If the model searched the archive, the proxy called the upstream more than once for the request. In that
+    case, this is the count of the first call.
     """
     if not any(columns.recall_prompt_tokens):
         counts: Sequence[int | None] = columns.prompt_tokens

@@ -74,7 +74,7 @@ SERVICE = "compaction-proxy"
 TRACES_PATH = "/v1/traces"
 # Time limit for sending the last spans when the process ends, in seconds.
 CLOSE_S = 1.5
-# Number of requests whose spans are remembered, so that the spans of compactions can link to them.
+# Number of requests whose spans are remembered. The span of a compaction links to the span of its request.
 MAX_REQUESTS = 10_000
 _FIELDS = (b"traceparent", b"tracestate")
 _NS = 1_000_000_000
@@ -85,7 +85,10 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def create_span_processor(endpoint: str) -> BatchSpanProcessor:
-    """Creates the exporter to a collector. An empty endpoint uses the environment (`OTEL_EXPORTER_…`)."""
+    """Creates a processor that sends spans to a collector.
+
+    If `endpoint` is empty, the variables `OTEL_EXPORTER_…` of the environment name the collector.
+    """
     whole = f"{endpoint.rstrip('/')}{TRACES_PATH}" if endpoint else None
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=whole))
 
@@ -100,7 +103,7 @@ class OtelTracer:
     """
 
     def __init__(self, upstream: str, version: str, processor: SpanProcessor) -> None:
-        name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME, SERVICE)  # e.g. OTEL_SERVICE_NAME
+        name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME, SERVICE)  # or OTEL_SERVICE_NAME
         resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: version})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
@@ -109,7 +112,7 @@ class OtelTracer:
         self._requests: OrderedDict[str, SpanContext] = OrderedDict()
 
     def start_request(self, headers: Sequence[tuple[bytes, bytes]], request: str) -> "OtelTrace":
-        """Starts the span of a client request, within the trace that its headers name."""
+        """Starts the span of a client request, as a part of the trace that the request's headers name."""
         carrier = {
             name.decode("latin-1"): text.decode("latin-1") for name, text in headers if name in _FIELDS
         }
@@ -144,14 +147,15 @@ class OtelTracer:
     async def close(self) -> None:
         """Sends the remaining spans within `CLOSE_S`. Spans that take longer are lost.
 
-        The exporter tries for 10 s and cannot be interrupted. It therefore runs in a daemon thread: the
-        process waits at its end for the threads of the event loop's executor, but not for daemon threads.
+        The exporter tries for 10 s and cannot be interrupted. It therefore runs in a daemon thread, for which
+        the process does not wait when it ends. The process would wait for a thread of the event loop's
+        executor.
         """
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
         def send() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # the loop is closed, so nothing waits any more
+            with suppress(RuntimeError):  # the loop is closed, so `close` no longer waits for `sent`
                 loop.call_soon_threadsafe(sent.set)
 
         threading.Thread(target=send, name="last-spans", daemon=True).start()
@@ -165,7 +169,7 @@ class OtelTrace:
     Args:
         spans: OpenTelemetry tracer that creates spans.
         span: Span of the request.
-        upstream_attributes: Attributes of every call of the upstream.
+        upstream_attributes: Attributes that the span of each upstream call gets.
     """
 
     __slots__ = ("_about", "_question", "_span", "_spans")
@@ -177,8 +181,8 @@ class OtelTrace:
         self._question: Span | None = None
 
     def start_upstream_call(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-        """Starts the span of an upstream call. Returns the headers with our own trace context."""
-        if self._question is not None:  # the upstream refused the previous call
+        """Starts the span of an upstream call. Returns the headers with the trace context of this span."""
+        if self._question is not None:  # a further call for the request marks the previous one as refused
             _mark_failed(self._question, "refused")
             self._question.end()
         parent = set_span_in_context(self._span)
@@ -189,7 +193,7 @@ class OtelTrace:
         return [*(field for field in headers if field[0].lower() not in _FIELDS), *ours]
 
     def end_request(self, exchange: Exchange, conversation: str | None) -> None:
-        """Ends all spans of the request, after the answer or when there will be none."""
+        """Ends all spans of the request. Call it after the answer, or when no answer will come."""
         error = str(exchange.code or "no-answer") if exchange.has_failed or not exchange.code else ""
         _set_attributes(self._span, _build_request_attributes(exchange, conversation))
         spans = [self._span] if self._question is None else [self._question, self._span]
@@ -205,7 +209,7 @@ class OtelTrace:
 
 
 def _build_upstream_attributes(base_url: str) -> SpanAttributes:
-    """Builds the attributes of every call of an upstream."""
+    """Builds the attributes that the spans of all calls to one upstream share."""
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     return {

@@ -1,9 +1,10 @@
 """Statistics: sums of all exchanges by hour, model and client key, over all processes.
 
-Every process overwrites its own records, one for each hour. Workers and replicas therefore lose nothing, and
-a repeated write does no harm. A reader sums over all processes and caches hours that are long over. The
-statistics belong to no conversation: they outlive deleted conversations, with the names of models and the
-digests of keys. Failures of upstreams are counted separately, by target and cause.
+Every process has a record of its own for each hour, and always writes the whole record. Processes therefore
+never overwrite each other's counts, and a repeated write does no harm. A reader adds up the records of all
+processes, and caches the sums of hours that ended some time ago. The statistics hold model names and digests
+of client keys, but no data of a single conversation. They therefore stay when a conversation is deleted.
+Failures of upstreams are counted separately, by target and cause.
 """
 
 import asyncio
@@ -33,19 +34,22 @@ from compaction_proxy.telemetry.exchange_batch import ExchangeBatch, ExchangeEnt
 HOUR_S = 3_600
 HOURS_OF_A_DAY = 24
 DAY_S = 86_400
-# Pairs of model and key that one process counts separately in an hour. Further pairs are counted together.
+# Number of pairs of model and client key that one process counts separately in an hour. All further pairs are
+# counted together, as `OTHERS`.
 MAX_PAIRS = 500
 OTHERS = ("other", "other")
-# An hour with more pairs than this is written less often: after a pause of so many seconds per further pair.
+# An hour with more than `SMALL_PAIRS` pairs is written less often: the pause after each write is `PAUSE_S`
+# seconds for every pair above this number.
 SMALL_PAIRS = 50
 PAUSE_S = 0.02
 # Number of unwritten hours that are kept during an outage of the store.
 MAX_WAITING_HOURS = 48
-# Number of processes that are read for a day.
+# Number of processes whose records are read for a day.
 MAX_WRITERS = 1_000
-# Seconds after its end in which an hour may still be written, by a process whose store was unavailable.
+# Number of seconds after the end of an hour in which late exchanges still count in it. After that, a process
+# drops the hour from its memory once it is written.
 SETTLED_S = 900.0
-# Time for which hours that are over are cached, in seconds.
+# Lifetime of the cached sums of an hour, in seconds. Only hours that ended some time ago are cached.
 HELD_S = 3_600.0
 MAX_READ_S = 400.0 * DAY_S
 HELD_BYTES = 8 * 1024 * 1024
@@ -55,7 +59,8 @@ DAYS_AT_ONCE = 4
 _WRITER_BYTES = 8
 
 By = Literal["hour", "day", "model", "key", "total"]
-# Pairs of target and cause that a process counts separately in an hour. Further pairs are counted together.
+# Number of pairs of target and cause that a process counts separately in an hour. All further pairs are
+# counted together, as `OTHERS`.
 MAX_FAILURES = 500
 
 
@@ -130,7 +135,7 @@ def _parse_hour(fields: Fields) -> HourCounters:
 class Statistics:
     """Counts exchanges and events, and stores and reads the sums, on one event loop.
 
-    No method raises because of the store.
+    No method raises if the store fails.
 
     Args:
         records: Store for the counters.
@@ -164,7 +169,7 @@ class Statistics:
                 counters.unpriced += 1
 
     def add_batch(self, batch: ExchangeBatch) -> None:
-        """Counts exchanges whose requests were not read, in the hour of the last one."""
+        """Counts exchanges whose requests were not read, all in the hour in which the last one began."""
         self._get_counters(batch.columns.at[-1], batch.model, batch.tenant, self._now()).add_batch(batch)
 
     def on_event(self, tenant: str, event: Event) -> None:
@@ -180,7 +185,10 @@ class Statistics:
         add_failures(failures, [UpstreamFailure(target, cause, 1, now)])
 
     async def flush(self, *, at_last: bool = False) -> None:
-        """Writes the hours that have changed. Writes large hours less often, unless `at_last` is set."""
+        """Writes the hours that have changed.
+
+        Skips hours with many pairs until their pause is over (`PAUSE_S`), unless `at_last` is set.
+        """
         async with self._flushing:
             for hour in sorted(self._unwritten):
                 if not self._records.is_in_use:
@@ -198,7 +206,7 @@ class Statistics:
         Args:
             since: Seconds since the epoch. Times more than `ttl_s` ago have no data.
             until: Seconds since the epoch.
-            by: Grouping of the rows.
+            by: What each row stands for: an hour, a day, a model, a client key, or everything (`total`).
         """
         sums: dict[str, ExchangeCounters] = {}
         async for number, hour in self._iter_hours(since, until):
@@ -209,14 +217,15 @@ class Statistics:
         return [StatisticsRow(label, sums[label]) for label in sorted(sums)]
 
     async def list_upstream_failures(self, since: float, until: float) -> list[UpstreamFailure]:
-        """Returns the failures of upstreams in the hours of `list_rows`, the latest failure first."""
+        """Returns the failures of upstreams, the latest first, in the hours that overlap `[since, until)`."""
         failures: UpstreamFailures = {}
         async for _, hour in self._iter_hours(since, until):
             add_failures(failures, hour.failures.values())
         return sorted(failures.values(), key=lambda each: each.last_at, reverse=True)
 
     def _get_counters(self, at: float, model: str, tenant: str, now: float) -> ExchangeCounters:
-        # An older exchange counts in a later hour: its own hour is dropped from memory after its last write.
+        # An exchange from more than `SETTLED_S` ago counts in a later hour, because its own hour may have
+        # been dropped from memory already.
         pairs = self._get_own_hour(int(max(at, now - SETTLED_S) // HOUR_S)).pairs
         pair = (model, client_key_name(tenant))
         counters = pairs.get(pair)
@@ -226,7 +235,7 @@ class Statistics:
         return counters
 
     def _get_own_hour(self, number: int) -> HourCounters:
-        """Returns one of this process's own hours to add to, and marks it as unwritten."""
+        """Returns this process's counters of an hour, and marks the hour as unwritten."""
         hour = self._own_hours.get(number)
         if hour is None:
             hour = self._own_hours[number] = HourCounters()
@@ -263,7 +272,7 @@ class Statistics:
                     yield hour, counted[hour]
 
     async def _load_day(self, hours: Sequence[int]) -> dict[int, HourCounters]:
-        """Loads these hours of one day, from the cache or the store."""
+        """Returns the sums of these hours, all of one day, from the cache or else from the store."""
         now = self._now()
         known = {hour: held[1] for hour in hours if (held := self._cached_hours.get(hour)) and held[0] > now}
         asked = [hour for hour in hours if hour not in known]
@@ -280,7 +289,7 @@ class Statistics:
         return known
 
     async def _read_stored_hours(self, hours: Sequence[int]) -> list[tuple[int, HourCounters]]:
-        """Reads the stored hours of one day from all processes, without own hours that are in memory."""
+        """Reads the stored hours of one day from all processes. Skips own hours that are in memory."""
         day = _format_day(hours[0])
         lines = await self._records.read_tail(writers_key(day), MAX_WRITERS)
         writers = {writer for line in lines if isinstance(writer := line.get("writer"), str)}
@@ -292,11 +301,15 @@ class Statistics:
         ]
         keys = [hours_key(day, hour % HOURS_OF_A_DAY, writer) for hour, writer in asked]
         found = await self._records.get_many(keys, bypass_cache=True) if keys else []
-        self._records.evict_cached_prefix(day_prefix(day))  # they would displace records that requests need
+        # Cached statistics would displace records that requests need.
+        self._records.evict_cached_prefix(day_prefix(day))
         return [(hour, _parse_hour(fields)) for (hour, _), fields in zip(asked, found, strict=True) if fields]
 
     def _drop_old_hours(self) -> None:
-        """Drops own hours that are written and over, and the oldest of too many unwritten hours."""
+        """Drops own hours that are written and ended more than `SETTLED_S` ago.
+
+        Also drops the oldest own hours if there are more than `MAX_WAITING_HOURS`.
+        """
         settled = int((self._now() - SETTLED_S) // HOUR_S)
         for number in [each for each in self._own_hours if each < settled and each not in self._unwritten]:
             del self._own_hours[number]

@@ -8,41 +8,41 @@ from compaction_proxy.core.event import parse_integer, parse_number
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.telemetry.exchange_batch import ExchangeBatch
 
-# Fields that are summed, as whole numbers and in dollars.
+# Fields of `Totals` that are summed: whole numbers (`COUNTS`), and amounts in dollars (`DOLLARS`).
 COUNTS = (
     "requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens", "recalls", "rounds",
     "priced",
 )  # fmt: skip
 DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
-# Fields that hold the value of the last exchange that knows it.
+# Fields of `Totals` that are not summed. Each holds the value of the latest exchange in which it is known.
 LAST_WHOLE = ("tokens_before", "tokens_after", "trigger", "window")
 LAST_TEXT = ("model", "status")
 
 
 @dataclass(slots=True)
 class Totals:
-    """What a conversation has used; added to in place, because each request adds.
+    """Usage of a conversation. Mutable, because each request adds to it.
 
     Attributes:
-        model: The model that was asked last; empty if it was not read.
-        status: What was done to the last request (`core.exchange`).
-        requests: Requests relayed.
-        request_bytes: Bytes of their bodies, as the client sent them.
-        prompt_tokens: Input tokens that the upstream reported.
-        completion_tokens: Output tokens that it reported.
-        cached_tokens: Input tokens that it had cached.
-        recalls: How often answers went on because the model searched what was removed.
-        rounds: Rounds that were made.
-        priced: Requests of which the price is known.
-        cost_usd: What these cost, in dollars, summaries not among it.
-        gross_usd: What compaction took off that price.
-        cache_loss_usd: What it added to it, because the provider's cache had to be filled again.
-        summary_usd: What summaries cost.
-        tokens_before: What the client sent last, in tokens; None if that is not known.
-        tokens_after: What was forwarded of it.
-        trigger: T of the last request that was read, in tokens.
-        window: Of its model, in tokens.
-        last_at: Seconds since the epoch of the last request.
+        model: Model of the latest request whose model is known; empty if there was none.
+        status: What the proxy did with the last request (`core.exchange`).
+        requests: Number of requests.
+        request_bytes: Total size of the request bodies, as the client sent them, in bytes.
+        prompt_tokens: Input tokens, as the upstream counted them.
+        completion_tokens: Output tokens, as the upstream counted them.
+        cached_tokens: Input tokens that the upstream had cached.
+        recalls: How often an answer continued after the model searched removed messages.
+        rounds: Number of compactions.
+        priced: Number of requests whose price is known.
+        cost_usd: Cost of the requests whose price is known, in dollars. Summaries are not included.
+        gross_usd: Dollars by which compaction has lowered this cost.
+        cache_loss_usd: Dollars by which compaction has raised this cost, because it broke prompt caches.
+        summary_usd: Cost of summaries, in dollars.
+        tokens_before: Tokens of the latest counted request, as the client sent it; None if unknown.
+        tokens_after: Tokens of the latest counted request, as it was forwarded; None if unknown.
+        trigger: T of the latest request that was read, in tokens; None if unknown.
+        window: Context window of the model of that request, in tokens; None if unknown.
+        last_at: Time of the last request, in seconds since the epoch.
     """
 
     model: str = ""
@@ -67,11 +67,11 @@ class Totals:
 
     @property
     def net_usd(self) -> float | None:
-        """Dollars that compaction has saved, less cache loss and summaries; None without known prices."""
+        """Dollars that compaction has saved, less cache loss and summaries; None if no price is known."""
         return self.gross_usd - self.cache_loss_usd - self.summary_usd if self.priced else None
 
     def add_exchange(self, exchange: Exchange) -> None:
-        """Adds one request, without its price."""
+        """Adds one request, without its cost (`add_price` adds that)."""
         self.requests += 1
         self.request_bytes += exchange.request_bytes
         self.prompt_tokens += exchange.prompt_tokens or 0
@@ -97,7 +97,7 @@ class Totals:
             self.update_latest(batch.list_newest(1)[0].exchange)
 
     def update_latest(self, source: "Exchange | Totals") -> None:
-        """Takes over the known figures of a newer exchange or of newer totals."""
+        """Sets the fields that are not summed to their known values in a newer exchange or newer totals."""
         self.model = source.model or self.model
         self.status = source.status or self.status
         if source.tokens_before is not None:
@@ -110,7 +110,7 @@ class Totals:
             self.window = source.window
 
     def add_price(self, cost: float, gross: float, cache_loss: float) -> None:
-        """Adds the price of one request, in dollars."""
+        """Adds the cost and the saving of one request, in dollars."""
         self.priced += 1
         self.cost_usd += cost
         self.gross_usd += gross
@@ -118,7 +118,7 @@ class Totals:
 
 
 def sum_totals(one: Totals, other: Totals) -> Totals:
-    """Adds up two totals. Fields that are not sums get the values of the later one."""
+    """Adds up two totals. Fields that are not summed get the values of the totals with the later request."""
     early, late = sorted((one, other), key=lambda each: each.last_at)
     sums = {name: getattr(one, name) + getattr(other, name) for name in COUNTS + DOLLARS}
     merged = replace(early, **sums, last_at=late.last_at)
@@ -127,7 +127,7 @@ def sum_totals(one: Totals, other: Totals) -> Totals:
 
 
 def to_fields(totals: Totals) -> dict[str, Any]:
-    """Returns the totals as JSON values, without unknown values."""
+    """Returns the totals as JSON values. Leaves out unknown values."""
     values = {each.name: getattr(totals, each.name) for each in fields(totals)}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -19,12 +19,12 @@ class RequestTrace(Protocol):
     def start_upstream_call(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
         """Records the start of an upstream call. Returns the headers to send, with our trace context.
 
-        Call it again when the request is sent once more, for example after it was made shorter.
+        Call it again for each repeated call, for example when a shortened request is sent after a refusal.
         """
         ...
 
     def end_request(self, exchange: Exchange, conversation: str | None) -> None:
-        """Ends the trace, after the answer or when there will be none."""
+        """Ends the trace. Call it after the answer, or when it is certain that no answer will come."""
         ...
 
 
@@ -32,7 +32,7 @@ class Tracer(Protocol):
     """Traces requests and the decisions about them. No method blocks or raises."""
 
     def start_request(self, headers: Sequence[tuple[bytes, bytes]], request: str) -> RequestTrace:
-        """Starts the trace of a request with these headers. Events name the request by its id, `request`."""
+        """Starts the trace of a request with these headers. `request` is its id, which events refer to."""
         ...
 
     def on_event(self, tenant: str, event: Event) -> None:
@@ -44,5 +44,5 @@ class Tracer(Protocol):
         ...
 
     async def close(self) -> None:
-        """Sends the remaining traces, within a few seconds."""
+        """Sends the remaining traces. Takes a few seconds at most."""
         ...

@@ -1,7 +1,8 @@
-"""Accounts of conversations: their totals and exchanges, collected in memory and written periodically.
+"""Usage of conversations: their totals and exchanges, collected in memory and written periodically.
 
-Totals are read, added to and written under a lease, so that replicas that share a conversation do not
-overwrite each other's sums. The exchanges are written in the same step as the totals that include them.
+To write, a process leases the conversation's record, reads the stored totals, adds its own and writes the
+sum. The lease ensures that replicas that share a conversation do not overwrite each other's sums. The
+exchanges are written right after the totals that include them.
 """
 
 import asyncio
@@ -29,20 +30,21 @@ from compaction_proxy.telemetry.totals import Totals
 
 # Number of conversations that may wait to be written. Exchanges of further conversations are dropped.
 MAX_WAITING = 10_000
-# Lines of one conversation that may wait, and lines that are kept in the store.
+# Number of lines (one per exchange) of a conversation that may wait, and number that the store keeps.
 MAX_LINES = 32
 KEPT_LINES = 1_000
 LEASE_S = 5.0
-# Number of attempts while closing to write an account that another process has leased, and their interval in
-# s.
+# When the process ends, another process may hold the lease of a conversation. Number of attempts to write the
+# usage then, and the pause between two attempts, in seconds.
 LAST_TRIES = 20
 TRY_EVERY_S = 0.05
-# Nothing is written under an older lease, in seconds, because another process may hold the lease by then.
+# Age of a lease, in seconds, from which nothing is written under it. It is well below `LEASE_S`, so a slow
+# write does not end after another process has got the lease.
 SAFE_S = 2.5
 
 
 class StoredExchange(NamedTuple):
-    """An exchange of a conversation and its saving, None if it is unknown."""
+    """An exchange of a conversation, and its saving. The saving is None if it is unknown."""
 
     exchange: Exchange
     saving: Saving | None
@@ -64,7 +66,7 @@ class _PendingUsage:
 
 
 def to_fields(exchange: Exchange, saving: Saving | None) -> dict[str, Any]:
-    """Returns an exchange and its saving as JSON values, without unknown values."""
+    """Returns an exchange and its saving as JSON values. Leaves out unknown values."""
     values = exchanges_of.to_fields(exchange)
     return values if saving is None else {**values, "saving": saving._asdict()}
 
@@ -85,7 +87,7 @@ def _parse_saving(stored: object) -> Saving | None:
 class UsageStore:
     """Collects and writes the usage of conversations, on one event loop.
 
-    No method raises because of the store.
+    No method raises if the store fails.
 
     Args:
         records: Store for totals and exchanges.
@@ -105,13 +107,13 @@ class UsageStore:
     def add_exchange(self, conversation: str, entry: ExchangeEntry, start_mark: int | None) -> bool:
         """Adds an exchange to its conversation. Returns False if it is dropped.
 
-        Drops the exchange if too many conversations wait, or if the conversation was deleted since the start
-        of the request.
+        An exchange is dropped if the usage of too many conversations waits to be written, or if the
+        conversation was deleted since the start of the request.
 
         Args:
             conversation: Id of the conversation.
             entry: The exchange and its saving.
-            start_mark: Mark of the request's start (`storage.deletions`).
+            start_mark: Start mark of the request (`storage.deletions`).
         """
         waiting = self._get_pending(entry.tenant, conversation, start_mark)
         if waiting is None:
@@ -144,7 +146,7 @@ class UsageStore:
             waiting.totals.rounds += made
 
     async def flush(self) -> None:
-        """Writes the pending usage. An account that another process is writing waits for the next flush."""
+        """Writes the pending usage. Usage of a conversation that another process has leased stays pending."""
         for key in list(self._pending):
             if not self._records.is_in_use:
                 return  # the rest waits until the store is back
@@ -152,7 +154,7 @@ class UsageStore:
                 await self._write_under_lease(key)
 
     async def close(self) -> None:
-        """Writes the pending usage within a second. The rest is lost."""
+        """Writes the pending usage. Usage that cannot be written within about a second is lost."""
         for _ in range(LAST_TRIES):
             await self.flush()
             if not self._pending or not self._records.is_in_use:
@@ -171,7 +173,10 @@ class UsageStore:
         return [totals_of.from_fields(fields) for fields in stored]
 
     def _get_pending(self, tenant: str, conversation: str, start_mark: int | None) -> _PendingUsage | None:
-        """Returns the pending usage to add to; None if the conversation was deleted or too many wait."""
+        """Returns the pending usage of a conversation, which the caller may add to.
+
+        Returns None if the conversation was deleted since `start_mark`, or if too many conversations wait.
+        """
         key = conversation_key(tenant, conversation)
         if self._records.deletion_fence.is_deleted_since(key, start_mark):
             return None
@@ -190,13 +195,13 @@ class UsageStore:
                 finally:
                     await self._records.release_lease(lease)
         except StoreUnavailableError:
-            return  # the error is reported already, and the usage stays pending
+            return  # the store has reported the error, and the usage stays pending
 
     async def _write_pending(self, key: str, until: float) -> None:
         [held] = await self._records.get_many([key], bypass_cache=True)
         if self._records.deletion_fence.is_deleted(
             key
-        ):  # the stored account and the usage up to the deletion are gone; newer usage stays pending
+        ):  # the deletion removed the totals and the earlier usage; newer usage waits for the next flush
             return
         waiting = self._pending.get(key)
         if waiting is None or self._clock() > until:
@@ -205,7 +210,8 @@ class UsageStore:
         totals = totals_of.sum_totals(totals_of.from_fields(held), waiting.totals)
         lines = [ListItem(waiting.lines_key, line, self._ttl_s, KEPT_LINES) for line in waiting.build_lines()]
         if await self._records.overwrite(key, totals_of.to_fields(totals), ttl_s=self._ttl_s) and lines:
-            await self._records.write(lines)  # skipped if a newer version of the proxy owns the record
+            # Not reached if the totals were not saved, such as when a newer version has written the record.
+            await self._records.write(lines)
 
     def _forget_prefix(self, prefix: str) -> None:
         for key in [key for key in self._pending if key.startswith(prefix)]:

@@ -1,7 +1,7 @@
 """Splits a request body of any wire, and writes it again with other messages.
 
-There is no schema. The proxy never decodes what it does not understand, so that survives. A forwarded body is
-the client's own with only the array of messages replaced.
+There is no schema. The proxy never decodes members that it does not understand, so they stay as they are. In
+a forwarded body, only the array of messages is new, and members that must change with the array.
 """
 
 import hashlib
@@ -17,13 +17,14 @@ from compaction_proxy.wires.json.slices import Slice, find_members
 from compaction_proxy.wires.wire import AdaptedMessages, Wire
 
 _FIRST = itemgetter(0)
-# A list with more messages is not a conversation that a model could read.
+# A list with more messages is not parsed, because no model could read such a conversation.
 MAX_MESSAGES = 100_000
-# A longer name cannot be a model's. Its beginning and digest replace it, so that neither memory nor logs hold
-# it.
+# No model has a longer name. The proxy keeps only the beginning and a digest of a longer name, so that the
+# name does not fill memory or logs.
 MAX_MODEL_CHARACTERS = 256
-# Whole numbers with at most this many digits are parsed without a decoder.
+# Whole numbers with at most this many digits are parsed by `int`, without a JSON decoder.
 _DIGITS = 18
+# The output limit of a probe, in tokens.
 PROBE_TOKENS = 16
 # The smallest thinking budget that Anthropic accepts, in tokens.
 LEAST_THINKING_TOKENS = 1_024
@@ -35,14 +36,15 @@ class RequestBody(NamedTuple):  # one is made per request, and a dataclass costs
 
     Attributes:
         raw: The client's bytes.
-        messages_slice: Where the value that holds the messages stands in `raw`.
-        new_pieces: The bytes of each message, as pieces. If `previous_mark` is set, only the messages behind
-            the earlier body's.
+        messages_slice: The position in `raw` of the value that holds the messages.
+        new_pieces: The bytes of each message. If `previous_mark` is set, only the messages that follow those
+            of the earlier body.
         model: The requested model; empty if the body names none.
         max_output: The largest output that the client asks for, in tokens; None if the body does not say.
         prompt_members: The JSON of tools and similar members, which count as prompt tokens.
-        wire: The wire.
-        mark: Identifies exactly these messages of this tenant. Empty if they need not be recognised later.
+        wire: The wire of the request.
+        mark: Identifies exactly these messages of this tenant. Empty if they need not be recognised in a
+            later request.
         previous_mark: The mark of an earlier body that holds the messages missing from `new_pieces`; empty if
             none are missing.
     """
@@ -59,7 +61,7 @@ class RequestBody(NamedTuple):  # one is made per request, and a dataclass costs
 
     @property
     def messages(self) -> tuple[bytes, ...]:
-        """The bytes of each message. They are split again if `new_pieces` holds only the new ones."""
+        """The bytes of each message. If `new_pieces` holds only the new ones, `raw` is split again."""
         if not self.previous_mark:
             return self.new_pieces
         value = memoryview(self.raw)[self.messages_slice.start : self.messages_slice.stop]
@@ -71,8 +73,8 @@ def parse_body(raw: bytes, wire: Wire) -> RequestBody:
 
     Raises:
         UnreadableBodyError: The body is not a request that the proxy can rewrite: `not-json`,
-            `duplicate-keys`, `no-messages`, `no-array`, `too-deep`, `too-many`; or its wire requires that it
-            stays unchanged.
+            `duplicate-keys`, `no-messages`, `no-array`, `too-deep`, `too-many`. Or the wire's
+            `find_skip_reason` has found a reason to forward the body unchanged.
     """
     members, elements = split_body(raw, wire)
     place = members[wire.member_names.messages]
@@ -117,7 +119,7 @@ def are_objects(values: Iterable[bytes]) -> bool:
 
 
 def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> dict[str, bytes]:
-    """Returns the JSON of the members beside the messages that matter to the proxy and are present."""
+    """Returns the JSON of the members that the proxy reads, other than the messages, if they are present."""
     names = ("model", *wire.member_names.output, *wire.member_names.prompt)
     return {
         key: raw[member_slices[key].start : member_slices[key].stop] for key in names if key in member_slices
@@ -125,7 +127,7 @@ def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wir
 
 
 class BodyOptions(NamedTuple):
-    """What the members of a body say. `RequestBody` explains the fields."""
+    """The parsed values of a body's small members. `RequestBody` explains the fields."""
 
     model: str
     max_output: int | None
@@ -166,7 +168,7 @@ def build_body(
 
 
 def shorten_model_name(model: str) -> str:
-    """Returns the name of a model. A name over the limit becomes its beginning and a digest."""
+    """Returns a model's name. A name over `MAX_MODEL_CHARACTERS` becomes its beginning and a digest."""
     if len(model) <= MAX_MODEL_CHARACTERS:
         return model
     return f"{model[:64]}…{hashlib.sha256(model.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
@@ -184,10 +186,11 @@ def build_probe_body(raw: bytes, wire: Wire) -> bytes | None:
 
 
 def set_output_limit(raw: bytes, wire: Wire, tokens: int) -> bytes:
-    """Returns a body that asks for at most this many output tokens.
+    """Returns the body with its output limits lowered to this number of tokens.
 
-    Thinking budgets are lowered so that `LEAST_OUTPUT_TOKENS` remain for the answer, but not below
-    `LEAST_THINKING_TOKENS`. If the answer would still get nothing, the body is returned unchanged.
+    Thinking budgets count towards the output limit. They are lowered so that `LEAST_OUTPUT_TOKENS` remain for
+    the answer, but not below `LEAST_THINKING_TOKENS`. If no token would remain for the answer, the body is
+    returned unchanged.
     """
     member_slices = find_members(raw)
     replacements = dict[Slice, bytes]()
@@ -206,7 +209,7 @@ def set_output_limit(raw: bytes, wire: Wire, tokens: int) -> bytes:
 
 
 def clear_output_limits(raw: bytes, wire: Wire) -> bytes:
-    """Returns a body with null in place of each output limit and each thinking budget."""
+    """Returns the body with null as the value of each output limit and each thinking budget."""
     member_slices = find_members(raw)
     places = [*_find_outputs(member_slices, wire), *_find_budgets(raw, member_slices, wire)]
     return _replace_slices(raw, dict.fromkeys(places, b"null"))
@@ -259,15 +262,15 @@ def decode_small(raw: bytes | None) -> Any:
 
 
 def rewrite_messages(body: RequestBody, messages: Sequence[Message]) -> bytes:
-    """Returns the client's body with other messages and the members that the provider needs with them."""
+    """Returns the client's body with these messages, and with the members that the wire adapts to them."""
     return splice_messages(body, body.wire.adapt_for_provider(body.raw, messages))
 
 
 def splice_messages(body: RequestBody, adapted: AdaptedMessages) -> bytes:
-    """Returns the client's body with an adapted list, and the members that must change with it."""
+    """Returns the client's body with an adapted list of messages and the members that must change with it."""
     raw, joined = body.raw, body.wire.join_messages(adapted.messages)
     if raw.startswith(b'"', body.messages_slice.start) and body.messages == (joined,) and not adapted.members:
-        return raw  # the body has a string instead of a list of one, which is shorter
+        return raw  # the body holds this only message as a string, which is shorter than a list
     replacements = {body.messages_slice: b"[" + joined + b"]"}
     if adapted.members:
         member_slices = find_members(raw)
@@ -276,7 +279,7 @@ def splice_messages(body: RequestBody, adapted: AdaptedMessages) -> bytes:
 
 
 def _replace_slices(raw: bytes, replacements: Mapping[Slice, bytes]) -> bytes:
-    """Returns the bytes with these slices replaced; the same object if there are none to replace."""
+    """Returns the bytes with these slices replaced; the same object if there are no replacements."""
     if not replacements:
         return raw
     parts, done = list[bytes](), 0

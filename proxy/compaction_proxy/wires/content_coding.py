@@ -1,9 +1,10 @@
 """Decodes bodies by their `content-encoding`: whole request bodies, and responses as they pass.
 
-A request body may be zstd, gzip, deflate or br. Every step is bounded: the size of the output, the memory of
-the decoder, and the number of consecutive streams. The time follows from these and from the input size.
-A response is decompressed for code that watches it, from gzip or deflate. Data that cannot be decompressed is
-no error there: the client gets its bytes unchanged, and the watcher sees nothing.
+A request body may be zstd, gzip, deflate or br. There are limits for the size of the output, the memory of
+the decoder, and the number of consecutive streams. With the input size, they also limit the time.
+A response may be gzip or deflate. It is decompressed only for code of the proxy that reads it; the client
+gets the bytes unchanged. If the response cannot be decompressed, this is no error: the reading code gets
+nothing.
 """
 
 import sys
@@ -23,15 +24,17 @@ else:
 
 IDENTITY: Final = frozenset({"", "identity"})
 GZIP: Final = frozenset({"gzip", "x-gzip"})
-# A body may be encoded at most twice.
+# A body may have been encoded at most this many times.
 MAX_CODINGS: Final = 2
-# A body may consist of this many gzip members or zstd frames. Each of them costs a decoder.
+# A body may consist of at most this many gzip members or zstd frames. Each of them needs a new decoder.
 MAX_MEMBERS: Final = 256
-# The largest window of a zstd frame, in bytes, as a binary logarithm: the bound of RFC 9659 for HTTP.
+# The window of a zstd frame may have at most 2 to this power bytes: the limit of RFC 9659 for HTTP.
 MAX_WINDOW_LOG: Final = 23
-# Decoders get this much input at once. What follows a member is copied, and this bounds the copies.
+# Decoders get at most this many bytes of input at once. A decoder copies the input that follows the end of
+# its member, so this limits the size of each copy.
 _STEP_BYTES: Final = 65_536
-# Brotli's output buffer grows in large blocks, so one call returns at most this much.
+# One call of brotli's decoder returns at most this many bytes, because its output buffer grows in large
+# blocks.
 _OUTPUT_BYTES: Final = 1_048_576
 _AUTO_BITS: Final = 32 + zlib.MAX_WBITS
 _RAW_BITS: Final = -zlib.MAX_WBITS
@@ -48,16 +51,16 @@ class Decoder(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """The input behind the end of the member."""
+        """The input that follows the end of the member."""
 
     def decompress(self, data: memoryview, max_length: int, /) -> bytes:
-        """Returns the output that `data` adds, at most `max_length` bytes."""
+        """Decodes more input, and returns at most `max_length` bytes of output."""
 
 
 def parse_codings(values: Iterable[bytes]) -> tuple[str, ...] | None:
     """Returns the codings of a body in the order in which they were applied; empty if there are none.
 
-    The result is None if the codings cannot be undone, because they are unknown or too many.
+    The result is None if the body cannot be decoded, because a coding is unknown or there are too many.
 
     Args:
         values: The values of all `content-encoding` fields.
@@ -75,7 +78,7 @@ def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes |
     Args:
         raw: The body as received.
         codings: The result of `parse_codings`.
-        limit_bytes: The most that any of the codings may decode to.
+        limit_bytes: The largest size of the body after any of the decodings.
 
     Raises:
         UnreadableBodyError: `encoded`: the body is damaged or incomplete, or a decoder would need too much
@@ -94,7 +97,7 @@ def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes |
 def _decode_members(
     raw: bytes, limit_bytes: int, open_decoder: Callable[[bytes], Decoder], max_members: int
 ) -> bytes | None:
-    """Decodes consecutive streams, each to its end."""
+    """Decodes consecutive streams, each to its end; None if the output is longer than the limit."""
     view, start, remaining_bytes, parts = memoryview(raw), 0, limit_bytes, []
     for _ in range(max_members):
         decoder = open_decoder(raw[start : start + _HEAD_BYTES])
@@ -104,7 +107,7 @@ def _decode_members(
                 raise UnreadableBodyError("encoded")
             part = decoder.decompress(
                 piece, remaining_bytes + 1
-            )  # room for one byte more makes the decoder consume the whole piece
+            )  # with room for one more byte, a decoder whose output fits consumes the whole piece
             remaining_bytes -= len(part)
             if remaining_bytes < 0:
                 return None
@@ -157,7 +160,7 @@ _DECODE: Final[Mapping[str, Callable[[bytes, int], bytes | None]]] = {
 def detect_window_bits(head: bytes) -> int:
     """Returns zlib's `wbits` for raw deflate data, or for data with a zlib or gzip header.
 
-    Servers that say deflate may mean any of the three (RFC 9110 §8.4.1.2).
+    Senders that declare deflate may send any of the three (RFC 9110 §8.4.1.2).
     """
     gzip = head == b"\x1f\x8b"
     zlib_header = head[0] & 0x0F == zlib.DEFLATED and int.from_bytes(head, "big") % 31 == 0
@@ -165,12 +168,12 @@ def detect_window_bits(head: bytes) -> int:
 
 
 class Inflater:
-    """Decompresses one body chunk by chunk. The result does not depend on how the body was sliced.
+    """Decompresses one body chunk by chunk. The result does not depend on the sizes of the chunks.
 
     Args:
         encoding: The `content-encoding` as sent. Only gzip and deflate are supported.
-        limit: Decompressed bytes above which the inflater gives up, so that a decompression bomb costs no
-            more.
+        limit: The largest number of decompressed bytes. At more, the inflater sets `failed` and stops, as a
+            protection against decompression bombs.
     """
 
     __slots__ = ("_engine", "_head", "_left", "failed")
@@ -182,7 +185,7 @@ class Inflater:
         self._engine: zlib._Decompress | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the decompressed bytes that `data` adds; nothing once `failed` is set."""
+        """Returns the decompressed bytes of this chunk; nothing once `failed` is set."""
         if self.failed:
             return b""
         if self._engine is None:

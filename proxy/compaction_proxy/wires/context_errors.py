@@ -1,8 +1,8 @@
 """Recognises errors that say that a request is too long, by their wording, and reads the limit.
 
-Providers agree on nothing here: status, shape of the body and wording differ, and some send the error inside
-a stream with status 200. So the wording decides. It is read only from fields that hold error texts, never
-from an echo of the request. Rules are tried in order.
+Providers report this error in different ways: the status, the shape of the body and the wording differ, and
+some send the error inside a stream with status 200. So the proxy compares the wording with rules, in order.
+It reads the wording only from fields that hold error texts, never from an echo of the request.
 """
 
 import json
@@ -22,9 +22,10 @@ _NUMBER: Final = rf"(?<!\d)(?P<%s>\d{{1,3}}(?:[,._' ]\d{{3}}){{1,2}}|\d{{1,{_MAX
 
 
 def _compile_rule(wording: str) -> re.Pattern[str]:
-    """Compiles a wording in lower case and single spaces. `{limit}`, `{used}` and `{output}` match numbers.
+    """Compiles a rule: a pattern for text in lower case with single spaces.
 
-    Gaps are bounded and no unbounded repetition is itself repeated, so matching takes linear time.
+    A word in braces matches a number, such as `{limit}`, `{used}` or `{output}`. Gaps in a rule have a
+    largest length, and no unlimited repetition is itself repeated, so matching takes linear time.
     """
     return re.compile(re.sub(r"\{([a-z]+)\}", lambda name: _NUMBER % name[1], wording))
 
@@ -92,11 +93,12 @@ RULES: Final = (
     _compile_rule(r"maximum prompt length is {limit} but the request contains {used}"),
     _compile_rule(r"prompt token count of {used} exceeds the limit of {limit}"),
     _compile_rule(r"current length is {used} while limit is {limit}"),
-    # The number in this error includes the requested output.
+    # This error also gives a number of tokens, which is not read because it includes the requested output.
     _compile_rule(r"exceeded model token limit: {limit}"),
     _compile_rule(r"input length {used} exceeds the maximum allowed input length of {limit}"),
     _compile_rule(r"input \({used} tokens\) is longer than the model'?s context length \({limit} tokens"),
-    # llama.cpp (the second rule is made of its fields), llama-cpp-python, LM Studio, TGI
+    # llama.cpp (the second rule matches the text that `_iter_words` builds from fields), llama-cpp-python,
+    # LM Studio, TGI
     _compile_rule(r"request \({used} tokens\) exceeds the available context size \({limit} tokens"),
     _compile_rule(r"n_prompt_tokens {used} n_ctx {limit}"),
     _compile_rule(r"requested tokens \({used}\) exceed context window of {limit}"),
@@ -119,7 +121,8 @@ RULES: Final = (
         r"|tokens to keep from the initial prompt is greater than the context length"
     ),
 )
-# Ollama silently drops the beginning of a prompt. A template that then finds no user message fails like this.
+# Ollama silently drops the beginning of a long prompt. If the rest has no user message, some templates fail
+# with this error.
 CUT_AWAY: Final = _compile_rule("no user query found in messages")
 
 OverflowKind = Literal["context", "context_output", "tpm", "bytes"]
@@ -153,17 +156,19 @@ class Overflow:
     """What an error says about a request that is too large.
 
     Attributes:
-        kind: `context`: the input is over the context window, or may be. `context_output`: the input alone
-            fits, but not together with the requested output. `tpm`: the request exceeds the token quota of a
-            whole minute, so waiting never helps. `bytes`: the body is too large, whatever its tokens.
-        limit: The most tokens that the model, or for `tpm` the quota, takes; None if the error does not say.
-        used: Tokens of the input, for `tpm` of the request, by the provider's count. None if the error does
-            not say, or gives only a lower bound or a sum with the output, from which calibration must not
-            learn.
+        kind: `context`: the input exceeds the context window, or may exceed it. `context_output`: the input
+            alone fits, but not together with the requested output. `tpm`: the request alone exceeds the token
+            quota of a minute, so waiting never helps. `bytes`: the body has too many bytes, whatever the
+            number of its tokens.
+        limit: The largest number of tokens that the model, or for `tpm` the quota, allows; None if the error
+            does not say.
+        used: The provider's count of the tokens of the input, or for `tpm` of the request. None if the error
+            does not say. Also None if the error gives only a lower bound, or a sum with the output, because
+            calibration must not learn from such numbers.
         output: Tokens of the requested output; None if the error does not say.
-        is_sized: Whether the size of the refused request says anything about the context window where no
-            limit is named. It does not if the status is about a rate or about bytes, or if the cause is only
-            inferred.
+        is_sized: Whether the size of the refused request tells something about the context window, if the
+            error names no limit. It does not if the status is about a rate or about bytes, or if the proxy
+            has only inferred the cause.
     """
 
     kind: OverflowKind
@@ -193,7 +198,7 @@ def _parse_json(text: str) -> object:
 
 
 def _iter_words(root: object) -> Iterator[str]:
-    """Yields the codes and messages of any error, breadth first. JSON inside a string is parsed as well."""
+    """Yields the codes and messages of an error of any shape, outermost first. Parses JSON inside strings."""
     nodes = deque([root])
     for _ in range(_MAX_NODES):
         if not nodes:
@@ -213,7 +218,7 @@ def _iter_words(root: object) -> Iterator[str]:
 
 
 def _normalize_words(words: Iterator[str]) -> str:
-    """Returns all words as one text in the form of the rules: lower case and single spaces."""
+    """Returns all texts as one text in the form that the rules expect: lower case and single spaces."""
     text = "\n".join(word[:_MAX_TEXT_CHARACTERS] for word in words)[:_MAX_TEXT_CHARACTERS]
     return " ".join(text.replace("\u2019", "'").replace("`", "").lower().split())
 
@@ -264,7 +269,11 @@ def _match_quota(text: str) -> Overflow | None:
 
 
 def _classify_words(status: int, words: Iterator[str]) -> Overflow | None:
-    """Classifies an error by its words. A code outweighs the exclusions, a quota's wording outweighs both."""
+    """Classifies an error by its texts.
+
+    If the text has the wording of a quota per minute, the error is about the quota or not recognised at all.
+    Otherwise, a known error code decides, even if the text also has one of the `EXCLUDED` wordings.
+    """
     text = _normalize_words(words)
     if status in _TEXT_STATUSES:
         return _match_wording(status, text)
@@ -285,7 +294,7 @@ def _match_wording(status: int, text: str) -> Overflow | None:
 
 
 def _has_answer(choice: object) -> bool:
-    """Returns whether a choice holds any of the model's answer."""
+    """Returns whether a choice holds a part of the model's answer."""
     if not isinstance(choice, dict):
         return False
     message = choice.get("delta") or choice.get("message")
@@ -293,7 +302,10 @@ def _has_answer(choice: object) -> bool:
 
 
 def _find_failure(payload: object) -> object:
-    """Returns the error in a payload with status 200, or None. An answer that has begun is not an error."""
+    """Returns a payload that was sent with status 200 if it is an error; otherwise None.
+
+    A payload that holds a part of an answer is not an error.
+    """
     if isinstance(payload, list):
         payload = payload[0] if payload else None
     if not isinstance(payload, dict):
@@ -307,7 +319,7 @@ def _find_failure(payload: object) -> object:
 
 
 def _read_event_payload(text: str) -> object:
-    """Returns the data of the first event of a stream that has any. Comments and other fields are skipped."""
+    """Returns the data of a stream's first event that has data. Comments and other fields are skipped."""
     data: list[str] = []
     failed = False
     for line in _LINE_ENDS.split(text):
@@ -330,7 +342,7 @@ class _FailedResponse(msgspec.Struct, gc=False):
 
 
 class _ErrorEvent(msgspec.Struct, gc=False):
-    """Any event; the decoder reads only its errors."""
+    """The fields of an event that tell about an error. The decoder skips all others."""
 
     type: str = ""
     error: msgspec.Raw = _NULL
@@ -341,7 +353,10 @@ _ERROR_EVENT: Final = msgspec.json.Decoder(_ErrorEvent)
 
 
 def condense_error_event(stream: bytes) -> bytes:
-    """Returns a stream's first event with only its errors, because some events repeat the whole request."""
+    """Returns a stream's first event with only its errors; empty if the event is not JSON.
+
+    The rest is removed because some events repeat the whole request.
+    """
     event = next(iter(EventSplitter().feed(stream)), b"")
     try:
         return b"data: %b\n\n" % msgspec.json.encode(_ERROR_EVENT.decode(read_data(event)))
@@ -353,9 +368,9 @@ def parse_overflow(status: int, body: bytes, content_encoding: str = "") -> Over
     """Returns what an error says about a request that is too large; None if it is about anything else.
 
     Args:
-        status: The upstream's status. With 200, only an error in the place of an answer counts.
-        body: The whole body as sent. A body over 64 KiB, before or after decoding, is not an error message.
-        content_encoding: As sent. A body that is not plain, gzip or deflate is ignored.
+        status: The upstream's status. With 200, the body counts as an error only if it holds no answer.
+        body: The whole body as sent. A body over 64 KiB, before or after decoding, is ignored.
+        content_encoding: The body's coding as sent. A body that is not plain, gzip or deflate is ignored.
     """
     if status not in _STATUSES:
         return None

@@ -1,8 +1,9 @@
 """Reads request bodies, and parses only the end of a body that has grown since an earlier request.
 
-Clients send their whole list with every request. The reader remembers the beginning of a body, up to the end
-of its last message, as a keyed fingerprint of the bytes. If a later body begins with exactly these bytes,
-only its tail is parsed, as strictly as ever. Any other body is read from its first byte (ADR 0018).
+Clients send their whole list of messages with every request. The reader remembers the *beginning* of a body,
+which ends with its last message, as a keyed fingerprint of the bytes. If a later body begins with exactly
+these bytes, only the rest of it, its *tail*, is parsed, as strictly as a whole body. Any other body is read
+from its first byte (ADR 0018). The bytes of a body after its last message are its *closing*.
 """
 
 import asyncio
@@ -27,11 +28,12 @@ from compaction_proxy.wires.body import (
 from compaction_proxy.wires.json.slices import Slice, find_members, skip_space, split_elements
 from compaction_proxy.wires.wire import Wire
 
-# A beginning is found by its length and this many of its last bytes.
+# A known beginning is looked up by its length and this many of its last bytes.
 ENDING_BYTES = 48
-# A body with more white space behind its last message, in bytes, is read in full each time.
+# If more bytes of white space follow the last message of a body, its beginning is not remembered.
 MAX_SPACE_BYTES = 256
-# A closing is remembered, with the parsed members of its body, only up to this size in bytes.
+# A closing is remembered only if it has, together with the parsed members of its body, at most this many
+# bytes.
 MAX_CLOSING = 512
 
 ConversationKey = tuple[str, str | None]  # tenant, conversation
@@ -39,12 +41,12 @@ BeginningKey = tuple[str, str | None, int, bytes]  # also the length and the las
 
 
 class BodyClosing(NamedTuple):
-    """The bytes behind the last message of a body. The next body mostly has the same ones there.
+    """The bytes of a body after its last message. Usually, the next body ends with the same bytes.
 
     Attributes:
         raw: The bytes.
-        array: How many of them belong to the value of `messages`.
-        options: What the members of the body say.
+        array: How many of these bytes belong to the value of `messages`.
+        options: The parsed values of the body's small members.
     """
 
     raw: bytes
@@ -53,18 +55,18 @@ class BodyClosing(NamedTuple):
 
 
 class BodyBeginning(NamedTuple):
-    """A body up to the end of its last message, which later bodies may begin with: offsets and a few bytes.
+    """Describes a body up to the end of its last message, without its bytes. Later bodies may begin with it.
 
     Attributes:
-        mark: The fingerprint.
-        key: The key under which it is stored.
-        stop: Its length in bytes.
+        mark: The fingerprint of the beginning.
+        key: The key under which the beginning is stored.
+        stop: The length of the beginning in bytes.
         start: Where the value of `messages` starts.
-        element_count: The number of elements.
-        is_ended: Whether the last element ends a piece.
-        leading_members: The members before `messages`.
-        previous_key: The key of the beginning that it has grown from.
-        closing: The bytes behind it; None if they are many.
+        element_count: The number of elements of `messages`.
+        is_ended: Whether the last element ends a piece (see `Wire`). If not, new elements may belong to it.
+        leading_members: The positions of the members before `messages`.
+        previous_key: The key of the shorter beginning from which this one has grown; None if there is none.
+        closing: The closing of the body; None if it is too large to remember.
     """
 
     mark: bytes
@@ -79,14 +81,14 @@ class BodyBeginning(NamedTuple):
 
 
 class BodyTail(NamedTuple):
-    """The part of a body behind a known beginning.
+    """The part of a body after a known beginning.
 
     Attributes:
-        messages_slice: Where the value of `messages` stands in the body.
-        new_elements: The elements behind the beginning.
-        options: What the members of the body say.
-        stop: Where the last message ends; 0 if that is not shortly before the end of the array.
-        closing: The bytes behind the last message; None if they are many.
+        messages_slice: The position of the value of `messages` in the body.
+        new_elements: The elements of `messages` after the beginning.
+        options: The parsed values of the body's small members.
+        stop: Where the last message ends; 0 if `find_last_message_end` does not find it.
+        closing: The closing of the body; None if it is too large to remember.
     """
 
     messages_slice: Slice
@@ -97,13 +99,16 @@ class BodyTail(NamedTuple):
 
 
 def build_beginning_key(raw: bytes, stop: int, owner: ConversationKey) -> BeginningKey:
-    """Builds the key of a beginning of `stop` bytes."""
+    """Builds the key of the beginning that consists of the first `stop` bytes of a body."""
     return (*owner, stop, raw[max(0, stop - ENDING_BYTES) : stop])
 
 
 def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
-    """Returns where the last message ends; 0 if that is not shortly before the end of the array."""
-    if not raw.startswith(b"[", messages_slice.start):  # a string, which stands for a list of one message
+    """Returns where the last message ends.
+
+    The result is 0 if there is no array, or if too much white space follows the message (`MAX_SPACE_BYTES`).
+    """
+    if not raw.startswith(b"[", messages_slice.start):  # a string in place of a list of one message
         return 0
     stop = messages_slice.stop - 1
     ending = raw[max(messages_slice.start, stop - MAX_SPACE_BYTES) : stop]
@@ -112,15 +117,16 @@ def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
 
 
 def build_closing(raw: bytes, stop: int, messages_slice: Slice, options: BodyOptions) -> BodyClosing | None:
-    """Builds the closing behind the last message; None if it is too large to remember."""
+    """Builds the record of a body's closing; None if it is too large to remember."""
     size = len(raw) - stop + len(options.model) + sum(map(len, options.prompt_members))
     return BodyClosing(raw[stop:], messages_slice.stop - stop, options) if size <= MAX_CLOSING else None
 
 
 def match_closing(raw: bytes, known: BodyBeginning) -> BodyTail | None:
-    """Returns the tail if it is more messages and then the same closing as in the earlier body, else None.
+    """Returns the tail if it consists of more messages and the closing of the earlier body, else None.
 
-    The earlier body was valid, and stays so with more elements at the end of its array.
+    In this case, only the new messages are parsed. The earlier body was valid, and it stays valid with more
+    elements at the end of its array.
     """
     closing = known.closing
     if closing is None or not raw.startswith(b",", known.stop) or not raw.endswith(closing.raw):
@@ -135,13 +141,13 @@ def match_closing(raw: bytes, known: BodyBeginning) -> BodyTail | None:
         return None
     if not elements or known.element_count + len(elements) > MAX_MESSAGES or not are_objects(elements):
         return None
-    if not text.endswith(b"}]"):  # something stands between the last message and the closing
+    if not text.endswith(b"}]"):  # white space precedes the closing
         return None
     return BodyTail(Slice(known.start, stop + closing.array), elements, closing.options, stop, closing)
 
 
 def parse_tail(raw: bytes, known: BodyBeginning, wire: Wire) -> BodyTail | None:
-    """Parses the tail behind a beginning; None unless all of it is valid."""
+    """Parses the tail after a known beginning. The result is None if any of it is not valid."""
     position = skip_space(raw, known.stop)
     has_more = raw.startswith(b",", position)
     if not has_more and not raw.startswith(b"]", position):
@@ -172,18 +178,19 @@ def parse_tail(raw: bytes, known: BodyBeginning, wire: Wire) -> BodyTail | None:
 
 
 KEY_BYTES = 32
-# The number of beginnings to remember, of one or two kilobytes each.
+# The number of beginnings to remember. Each takes one or two kilobytes of memory.
 MAX_BEGINNINGS = 4_096
-# How many beginnings are compared with a whole body.
+# A body is compared with at most this many known beginnings by their fingerprints.
 MAX_TRIES = 3
-# How many closing braces, from the end of a body, are tried as the end of a known beginning. Text may hold
-# many.
+# At most this many closing braces, from the end of a body, are tried as the end of a known beginning. There
+# is a limit because texts may hold many braces.
 MAX_BRACES = 256
-# A body with more members before its messages, or longer names of them, is read in full each time.
+# The beginning of a body is not remembered if more members precede its messages, or if their names have more
+# characters together. Such a body is read in full each time.
 MAX_KEYS = 32
 MAX_KEY_CHARACTERS = 1_024
-# Bodies up to the first size are read on the event loop, and up to the second if they have only grown. Larger
-# ones are read in a thread.
+# Bodies up to the first size are read on the event loop. Bodies up to the second size are read there too if
+# they begin like an earlier body. All others are read in a thread, because they would block the event loop.
 LITTLE_BYTES = 256 * 1024
 GROWN_BYTES = 1024 * 1024
 # How many bodies are read in threads at the same time.
@@ -195,7 +202,7 @@ class _ReadResult(NamedTuple):
 
     Attributes:
         body: The body.
-        beginning: The beginning to remember; None if it must not be remembered.
+        beginning: The beginning of the body, to be remembered; None if it must not be remembered.
     """
 
     body: RequestBody
@@ -206,7 +213,8 @@ class IncrementalReader:
     """Reads request bodies, and remembers how they begin.
 
     Args:
-        key: 32 random bytes, so that nobody can make two beginnings with the same fingerprint.
+        key: 32 random bytes that key the fingerprints. Nobody who does not know them can make two beginnings
+            with the same fingerprint.
         wire: The wire of the bodies.
         max_beginnings: How many beginnings to remember.
     """
@@ -237,7 +245,7 @@ class IncrementalReader:
         return self._remember_result(owner, result)
 
     def read(self, raw: bytes, tenant: str, conversation: str | None = None) -> RequestBody:
-        """Splits a request body as `body.parse_body` does, and sets its marks if it can be recognised later.
+        """Splits a request body like `body.parse_body`, and sets its marks if its beginning is remembered.
 
         Raises:
             UnreadableBodyError: See `body.parse_body`.
@@ -255,7 +263,7 @@ class IncrementalReader:
         return self._read_grown(raw, owner) or self._read_whole(raw, owner)
 
     def _read_grown(self, raw: bytes, owner: ConversationKey) -> _ReadResult | None:
-        """Returns the body if it begins like an earlier one and the rest is valid, else None."""
+        """Reads a body that begins like an earlier body; None if it does not, or if its tail is not valid."""
         for beginning in islice(self._iter_candidates(raw, owner), MAX_TRIES):
             hasher = self._start_hasher(owner).update(memoryview(raw)[: beginning.stop])
             if beginning.stop < len(raw) and hasher.digest() == beginning.mark:
@@ -263,7 +271,7 @@ class IncrementalReader:
         return None
 
     def _iter_candidates(self, raw: bytes, owner: ConversationKey) -> Iterator[BodyBeginning]:
-        """Yields beginnings that may match, by their last bytes: the latest one first, then the longest."""
+        """Yields the known beginnings whose last bytes the body has: first the latest, then the longest."""
         latest = self._latest.get(owner)
         if latest is not None and raw.endswith(latest.key[3], 0, latest.stop):
             yield latest
@@ -277,7 +285,7 @@ class IncrementalReader:
             stop = brace
 
     def _extend_beginning(self, raw: bytes, known: BodyBeginning, hasher: blake3) -> _ReadResult | None:
-        """Reads the tail behind a beginning; None if the body must be read in full."""
+        """Reads the tail after a known beginning; None if the body must be read in full."""
         wire = self._dialect
         tail = match_closing(raw, known) or parse_tail(raw, known, wire)
         if tail is None:
@@ -331,7 +339,7 @@ class IncrementalReader:
         return self._blank.copy().update(owner[0].encode() + b"\0")
 
     def _remember_beginning(self, owner: ConversationKey, beginning: BodyBeginning) -> None:
-        """Stores a beginning, and forgets the one from which its predecessor has grown."""
+        """Stores a beginning. Of the shorter beginnings from which it has grown, only the longest is kept."""
         older = self._known.get(beginning.previous_key) if beginning.previous_key else None
         if older is not None and older.previous_key is not None:
             self._known.pop(older.previous_key, None)

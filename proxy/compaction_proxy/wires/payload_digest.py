@@ -14,9 +14,10 @@ def hash_text(text: str) -> bytes:
 
 
 def hash_address(url: str) -> bytes:
-    """Returns the SHA-256 of what a URL stands for.
+    """Returns the SHA-256 that identifies the content of a URL.
 
-    Inline data is hashed as the decoded bytes, an HTTP URL without its query, and any other URL as its text.
+    It is computed from the decoded bytes of inline data, from an HTTP URL without its query, and from the
+    text of any other URL.
     """
     if url.startswith(("http://", "https://")):
         return hash_text(url.partition("?")[0])

@@ -1,7 +1,7 @@
-"""Reads single facts from a request body without parsing all of it.
+"""Reads single values from a request body of any wire without parsing the whole body.
 
-A search finds at least what the body says, and perhaps more. The size gate and the recovery from overflows
-apply it to unparsed bodies of any wire.
+The searches find every value that the body has, and perhaps others that only look alike. The gate uses them,
+and so does the code that handles a provider's error that a request is too long.
 """
 
 import re
@@ -10,8 +10,8 @@ import msgspec
 
 from compaction_proxy.wires.body import decode_small, shorten_model_name
 
-# Values that identify a session are short, in bytes; a longer member is skipped. OpenAI's `metadata` may hold
-# 16 values of 512 characters, and Codex lists the folders that it works in.
+# A member with more bytes is ignored, because values that identify a session are short. OpenAI's `metadata`
+# may hold 16 values of 512 characters, and Codex lists the folders that it works in.
 MAX_MEMBER_BYTES = 16_384
 
 
@@ -19,11 +19,12 @@ class BodyOutline(msgspec.Struct, gc=False):
     """Members of a body as undecoded JSON; empty if absent.
 
     Attributes:
-        litellm_session_id: Sent by callers of LiteLLM.
-        metadata: Sent by callers of OpenAI and Anthropic.
+        litellm_session_id: Sent by clients of LiteLLM.
+        metadata: Sent by clients of OpenAI and Anthropic.
         client_metadata: Sent by Codex.
-        prompt_cache_key: Names the requests that share a prompt cache: usually those of one conversation.
-        max_tokens: The limit of the answer, in tokens. The next two fields are its names on other wires.
+        prompt_cache_key: The same in all requests that share a prompt cache: usually those of one
+            conversation.
+        max_tokens: The limit of the answer, in tokens. The next two members are other names of this limit.
         max_completion_tokens: See `max_tokens`.
         max_output_tokens: See `max_tokens`.
     """
@@ -61,7 +62,10 @@ def decode_member(member: bytes) -> object:
 
 
 def read_texts(raw: bytes) -> tuple[list[str], list[str]]:
-    """Returns the texts of a small body's system prompts, and those of its user messages, on any wire."""
+    """Returns the texts of a body's system prompts, and the texts of its user messages, on any wire.
+
+    The whole body is parsed, so it should be small.
+    """
     try:
         body = _ANY.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -79,19 +83,21 @@ def read_texts(raw: bytes) -> tuple[list[str], list[str]]:
 
 
 def _join_text(content: object) -> str:
-    """Returns the text of a message's content: a string, or a list of parts some of which have text."""
+    """Returns the text of a message's content, which is a string or a list of parts."""
     if isinstance(content, list):
         parts = [each.get("text") for each in content if isinstance(each, dict)]
         return "\n".join(part for part in parts if isinstance(part, str))
     return content if isinstance(content, str) else ""
 
 
-# An unescaped `"model"` can only be a key: inside a string its quotes would be escaped. The lookbehind
-# follows the literal, because a pattern that began with it would have to be tried at every byte.
+# `"model"` with unescaped quotes, followed by a colon, can only be a key: inside a string, the quotes would
+# be escaped. The lookbehind follows the literal, because a pattern that begins with a lookbehind must be
+# tried at every byte.
 _MODEL = re.compile(rb'"model"(?<!\\"model")\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_|output_)?tokens"\s*:\s*(\d{1,18}+)\d*+\b')
 _MEDIA = re.compile(rb'"(?:(?:input_)?(?:image|audio|file)(?:_url)?|video_url|document|computer_screenshot)"')
-# An optional separator between groups of three digits, and a pattern for escaped digits and separators.
+# The first pattern matches an optional separator between groups of three digits, and the second matches
+# escaped digits and separators.
 _SEPARATOR = r"(?:[ ,._]|\xc2\xa0)?"
 _UNESCAPED = re.compile(rb"\\(?:(\\)|u(00(?:[23][0-9a-fA-F]|[aA]0)))")
 # Only this many bytes of a body are searched for numbers.
@@ -99,9 +105,9 @@ MAX_SEARCHED_BYTES = 8 * 1024 * 1024
 
 
 def find_models(raw: bytes) -> set[str]:
-    """Returns every model that the body could mean, without parsing it; empty if there is none.
+    """Returns every value of a key `model` in the body, without parsing the body; empty if there is none.
 
-    A nested key of the same name may add a model, so the set holds the right one and perhaps more.
+    The set holds the requested model, and perhaps others from nested keys of the same name.
     """
     return {shorten_model_name(_decode_escapes(name)) for name in _MODEL.findall(raw)}
 
@@ -112,20 +118,20 @@ def _decode_escapes(text: bytes) -> str:
 
 
 def find_output_limits(raw: bytes) -> list[int]:
-    """Returns every output limit that the body could mean, in tokens, without parsing it."""
+    """Returns every value that may be the body's output limit, in tokens, without parsing the body."""
     return [int(digits) for digits in _OUTPUT.findall(raw)]
 
 
 def has_media(raw: bytes) -> bool:
-    """Returns whether the body may hold parts whose tokens are not bounded by their bytes."""
+    """Returns whether the body may hold parts, such as images, with more tokens than they have bytes."""
     return _MEDIA.search(raw) is not None
 
 
 class MentionedNumbers:
-    """The numbers in a body, found with or without thousands separators and escapes.
+    """The numbers in a body. They are found with or without thousands separators and escapes.
 
-    A number is also found at the end of a longer one with separators. Only the beginning of a large body is
-    searched.
+    A number is also found at the end of a longer number with separators: 234 in 1,234. Only the first
+    `MAX_SEARCHED_BYTES` of a body are searched.
 
     Args:
         raw: The body.

@@ -1,10 +1,10 @@
 """Recognises the project instructions that known agents put into user messages, on every wire.
 
-A text is recognised only if three conditions hold. First, the client is known by something other than the
-form: by a header field, or by the beginning of its system prompt. Second, a whole text part of a user message
-has the exact form. Third, the user says something else in the same turn: text that stands alone was pasted.
-Text inside a tool's result is ignored, and so is a message that carries tool results as text. ADR 0031 has
-the sources.
+A text is recognised only if three conditions hold. First, a header field or the beginning of the system
+prompt identifies the client. Second, a whole text part of a user message has exactly a form that this client
+uses. Third, the same turn also has words of the user. Otherwise, the user has probably pasted the text. Text
+inside a tool's result is ignored, and so is a message that holds tool results as text. ADR 0031 has the
+sources.
 """
 
 import re
@@ -23,6 +23,7 @@ MEMORY: Final = "memory"
 ENVIRONMENT: Final = "environment"
 # How many characters of the prompt members are searched for the beginning of a system prompt.
 PROMPT_CHARACTERS: Final = 4_096
+# An instruction's path is cut to this many characters.
 MAX_PATH_CHARACTERS: Final = 512
 
 
@@ -34,11 +35,11 @@ class InstructionForm(NamedTuple):
         opening: The beginning of the text.
         closing: The end of the text, apart from white space. It occurs nowhere else in the text. Empty if any
             end is allowed.
-        path: Finds what tells two instructions of one kind apart: the first match, or all matches for
-            `ENVIRONMENT`.
-        is_first: Whether the text stands only before the first answer.
-        reply: The assistant's answer that the client itself puts behind the text. Empty if the user's words
-            follow it.
+        path: Matches the part of the text that tells two instructions of one kind apart, such as a file's
+            path. For `ENVIRONMENT`, all matches count, otherwise only the first match.
+        is_first: Whether the client sends such text only before the first answer.
+        reply: The assistant message that the client itself adds after the text. Empty if the client adds
+            none.
     """
 
     kind: str
@@ -50,13 +51,13 @@ class InstructionForm(NamedTuple):
 
 
 class ClientProfile(NamedTuple):
-    """A client that sends such text.
+    """A client that sends project instructions, and the signs by which it is recognised.
 
     Attributes:
-        agents: Beginnings of its `user-agent`, in lower case.
-        fields: Header fields that only this client sends.
-        prompts: Beginnings of its system prompt.
-        forms: The forms of its instructions.
+        agents: Beginnings of the client's `user-agent`, in lower case.
+        fields: Names of header fields that only this client sends.
+        prompts: Beginnings of the client's system prompts.
+        forms: The forms of the client's instructions.
     """
 
     agents: tuple[bytes, ...]
@@ -120,7 +121,8 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
             InstructionForm(
                 INSTRUCTIONS, "<user_instructions>", "</user_instructions>", re.compile(r"\A<(user)_")
             ),
-            # Codex sends changes alone as such a block, too. The block replaces one with the same members.
+            # Codex also sends such a block with only the members that have changed. A block replaces an
+            # earlier block with the same members.
             InstructionForm(
                 ENVIRONMENT,
                 "<environment_context>",
@@ -227,10 +229,10 @@ _TEXTS: Final = frozenset({"text", "input_text"})
 
 
 def find_client(fields: Mapping[bytes, bytes]) -> str:
-    """Returns the name of the known client that sends these header fields; empty if there is none.
+    """Returns the name of the client that sends these header fields; empty if the client is not known.
 
     Args:
-        fields: The first value of each field, with names in lower case.
+        fields: The first value of each header field, by name in lower case.
     """
     agent = fields.get(b"user-agent", b"").lower()
     for name, client in CLIENTS.items():
@@ -240,12 +242,12 @@ def find_client(fields: Mapping[bytes, bytes]) -> str:
 
 
 def find_client_by_prompt(text: str) -> str:
-    """Returns the name of the client whose system prompt begins like this text; empty if there is none."""
+    """Returns the name of the client whose system prompt begins like this text; empty if none is known."""
     return next((name for name, client in CLIENTS.items() if text.startswith(client.prompts)), "")
 
 
 def find_client_by_messages(messages: Sequence[Message]) -> str:
-    """Returns the name of the client whose system prompt opens the list; empty if none is known."""
+    """Returns the name of the client whose system prompt is in the list; empty if none is known."""
     first = next((each for each in messages if each.is_privileged), None)
     return find_client_by_prompt(first.text) if first is not None else ""
 
@@ -267,7 +269,7 @@ def find_client_by_members(prompt_members: Sequence[str]) -> str:
 
 
 def find_form(client: str, text: str) -> InstructionForm | None:
-    """Returns the form of the client's instructions that the whole text has, or None."""
+    """Returns the form of this client's instructions that the whole text has; None if it has none of them."""
     for form in CLIENTS[client].forms if client in CLIENTS else ():
         if text.startswith(form.opening) and (
             not form.closing or (text.rstrip().endswith(form.closing) and text.count(form.closing) == 1)
@@ -282,7 +284,7 @@ def starts_with_form(text: str, client: str) -> bool:
 
 
 def may_hold_form(raw: bytes, client: str) -> bool:
-    """Returns quickly whether the bytes of a message may hold one of a client's forms."""
+    """Returns whether a message may hold text in one of a client's forms. This is fast: nothing is parsed."""
     if client not in CLIENTS or b'"tool_result"' in raw or b'"user"' not in raw:
         return False
     return b"\\u003c" in raw or any(
@@ -293,14 +295,14 @@ def may_hold_form(raw: bytes, client: str) -> bool:
 def divide_message(record: Message, client: str, *, is_first: bool) -> list[tuple[bytes, Instruction | None]]:
     """Divides a user message into its instructions and the words of the user.
 
-    Returns the bytes of each new message with its instruction, or with None for the user's words. The user's
-    parts stay together, at the place of the last of them. The list is empty if the message holds no
-    instructions.
+    The result is a list of new messages: the bytes of each message with its instruction, or with None for the
+    user's words. The parts with the user's words form one message, at the place of the last of these parts.
+    The list is empty if the message holds no instructions.
 
     Args:
         record: The message.
-        client: The name of the client that sends it.
-        is_first: Whether there is no answer before it.
+        client: The name of the client that sends the message.
+        is_first: Whether no answer precedes the message.
     """
     if record.role != "user" or record.answers or not may_hold_form(record.raw, client):
         return []
@@ -322,12 +324,14 @@ def divide_message(record: Message, client: str, *, is_first: bool) -> list[tupl
 def divide_each(
     before: Sequence[Message], new: Iterable[Message], client: str
 ) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
-    """Yields each new message of a list with its `divide_message` result.
+    """Yields each new message of a list with the result of `divide_message` for it.
+
+    A message directly after a tool result is not divided.
 
     Args:
         before: The messages before the new ones.
         new: The new messages.
-        client: The name of the client that sends them.
+        client: The name of the client that sends the messages.
     """
     is_first = not any(each.role == "assistant" for each in before)
     last = before[-1] if before else None
@@ -347,7 +351,7 @@ def drop_instructions(
 
     Args:
         messages: The list.
-        client: The name of the client that sends it.
+        client: The name of the client that sends the list.
         parse_message: Parses a message of the list's wire.
     """
     divided: list[Message] = []
@@ -389,7 +393,7 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
     place = find_members(raw)["content"]
     parts = split_elements(raw[place.start : place.stop])
     fields = large.decode_value(raw)
-    if fields.pop("id", None) is not None:  # an id names only one message
+    if fields.pop("id", None) is not None:  # an id may name only one message
         raw = encode_json(fields | {"content": ""})
         place = find_members(raw)["content"]
     user_indices = [k for k, kind in enumerate(kinds) if kind is None]
@@ -401,10 +405,11 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
 
 
 def unmark_pasted(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the list with pasted text no longer marked as instructions.
+    """Returns the list without the marks of instructions on texts that the user has pasted.
 
-    A turn, here the messages between two answers, may hold instructions but no words of a user. Then its last
-    message was pasted, unless the client has answered that message itself.
+    In this function, a turn is the messages between two answers. If a turn holds instructions but no words of
+    the user, the user has probably pasted its last message, so that message loses its mark. It keeps the mark
+    if the client has added its own reply to it (`InstructionForm.reply`).
     """
     unmarked = list(messages)
     start = 0
@@ -424,7 +429,7 @@ def unmark_pasted(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _is_user_text(record: Message) -> bool:
-    """Returns whether a message appears to hold words of a user."""
+    """Returns whether a message appears to hold words of the user, not only text of the client program."""
     if record.instruction is not None:
         return False
     text = record.text.strip()
@@ -434,7 +439,7 @@ def _is_user_text(record: Message) -> bool:
 
 
 def _has_client_reply(record: Message, reply: str) -> bool:
-    """Returns whether a client has answered a message itself."""
+    """Returns whether `reply` is the reply that the client itself adds after a message with this form."""
     if record.instruction is None:
         return False
     form = find_form(record.instruction.client, record.text)
@@ -442,7 +447,7 @@ def _has_client_reply(record: Message, reply: str) -> bool:
 
 
 def join_sources(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the list in which divided messages that still have all their parts are whole again."""
+    """Returns the list with divided messages joined again. A message that lost a part stays divided."""
     if not any(each.source for each in messages):
         return messages
     joined: list[Message] = []

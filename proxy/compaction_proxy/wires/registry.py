@@ -13,7 +13,10 @@ WIRES: Final[Mapping[str, Wire]] = MappingProxyType({each.name: each for each in
 
 
 def find_wire(method: str, raw_path: bytes) -> Wire | None:
-    """Returns the wire of a request that carries a conversation, below any path prefix; None for others."""
+    """Returns the wire of a request with a conversation; None for other requests.
+
+    Only the end of the path counts, so the path may have any prefix.
+    """
     if method != "POST":
         return None
     for each in WIRES.values():

@@ -1,17 +1,18 @@
 """Splits streams of server-sent events, reads the data of an event, and replaces it.
 
-Lines may end in any of the three ways that the format allows, and the result does not depend on how the
-stream was sliced. Comments and fields other than `data` stay unchanged.
+Lines may end with any of the three line ends that the format allows. The result does not depend on the sizes
+of the chunks in which the stream arrives. Comments and fields other than `data` stay unchanged.
 """
 
 import re
 from typing import Final
 
 DONE: Final = b"[DONE]"
-# A larger event is passed on in parts, as if each were an event. Nothing can read its data then.
+# A larger event is returned in parts, as if each part were an event. Then its data cannot be read.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
-# Two line ends. A CR at the very end may be half of a line end.
+# Matches the end of an event: two line ends. A CR at the very end of the bytes does not count as the second
+# line end, because an LF that belongs to it may follow.
 _BORDER: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r(?=.))", re.DOTALL)
 _USUAL: Final = b"\n\n"
 _LONGEST_BORDER: Final = 4
@@ -21,7 +22,7 @@ _DATA: Final = b"data:"
 
 
 class EventSplitter:
-    """Splits a stream into events. Each event keeps its own bytes and the blank line behind it."""
+    """Splits a stream into events. Each event keeps its own bytes and the blank line after it."""
 
     __slots__ = ("_held", "_looked")
 
@@ -50,7 +51,7 @@ class EventSplitter:
         return whole_events
 
     def flush_rest(self) -> bytes:
-        """Returns the bytes behind the last event, once the stream has ended."""
+        """Returns the bytes after the last complete event. To be called when the stream has ended."""
         rest, self._held, self._looked = bytes(self._held), bytearray(), 0
         return rest
 
@@ -64,7 +65,7 @@ def read_data(event: bytes) -> bytes:
 
 
 def replace_data(event: bytes, data: bytes) -> bytes:
-    """Returns the event with other data, which is one line. Other lines and line ends stay unchanged."""
+    """Returns the event with other data, which must be one line. Other lines and line ends stay the same."""
     parts: list[bytes] = []
     is_written = False
     for line in _LINE.findall(event):

@@ -1,8 +1,8 @@
 """Reads the token usage of a response as it passes, without delaying or changing a byte.
 
-While bytes flow they are only copied into a bounded buffer. Parsing waits for the end. It accepts only JSON
-in the place where a provider reports usage, and never text in which the model mentions usage. That place
-differs between wires, so each has its own `UsageParser`.
+While bytes pass, they are only copied into a buffer of limited size. They are parsed when the response has
+ended. Only JSON in the place where a provider reports usage counts, never text in which the model mentions
+usage. That place differs between wires, so each wire has its own `UsageParser`.
 """
 
 import json
@@ -17,7 +17,7 @@ from compaction_proxy.wires.wire import TokenUsage
 
 _KEEP_BYTES: Final = 65_536
 _MAX_INFLATED_BYTES: Final = 32 * 1024 * 1024
-_INFLATE_STEP_BYTES: Final = 4096  # deflate expands data at most a thousand times
+_INFLATE_STEP_BYTES: Final = 4096  # few, because deflate may expand data a thousand times
 _TOO_MANY_TOKENS: Final = 10**9
 _MAX_CANDIDATES: Final = 8
 
@@ -45,7 +45,7 @@ class UsageParser(NamedTuple):
 
 
 def decode_shape(decoder: msgspec.json.Decoder[_Answer], body: bytes) -> _Answer | None:
-    """Decodes an answer of the shape that a decoder expects; None if it has another."""
+    """Decodes an answer that has the shape that a decoder expects; None if it has another shape."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -53,7 +53,7 @@ def decode_shape(decoder: msgspec.json.Decoder[_Answer], body: bytes) -> _Answer
 
 
 def parse_json(data: bytes) -> object:
-    """Parses JSON; None if it is invalid. Non-standard JSON such as NaN is parsed as Python does."""
+    """Parses JSON; None if it is invalid. Values that only Python accepts, such as NaN, count as valid."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -77,7 +77,7 @@ def as_token_count(value: object) -> int | None:
 
 
 def build_usage(prompt: object, completion: object, cached: object, reason: str = "") -> TokenUsage | None:
-    """Builds a usage. None for `completion` or `cached` counts as 0.
+    """Builds a `TokenUsage`. None as `completion` or `cached` counts as 0.
 
     The result is None if `prompt` or `completion` cannot be a number of tokens.
     """
@@ -111,7 +111,7 @@ def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator
 
 
 def cut_first_line(tail: bytes) -> tuple[bytes, bytes]:
-    """Splits off the first line. Its beginning is lost, so its rest could pass for something else."""
+    """Splits off the first line, whose beginning was not kept. Its rest could look like some other line."""
     first, *rest = _LINE_ENDS.split(tail, 1)
     return first, rest[0] if rest else b""
 
@@ -121,13 +121,13 @@ def find_usage_in_tail(
 ) -> TokenUsage | None:
     """Finds the usage among the last members of a body that is too large to keep.
 
-    The bytes from a member to the end of the body close exactly the objects around it. So a member is in the
-    right place if it can be parsed together with everything behind it.
+    The bytes from a member to the end of the body close exactly the objects around the member. So a member is
+    in the right place if `opening`, the member, and everything after it can be parsed together.
 
     Args:
         tail: The end of the body.
-        parse_body: Parses the object that the member and the bytes behind it form.
-        opening: The bytes that open the objects around the member.
+        parse_body: Parses the object that these bytes form.
+        opening: The bytes that open the objects around a member in the right place.
     """
     places = [match.start() for match in _USAGE.finditer(tail)][-_MAX_CANDIDATES:]
     return next(filter(None, (parse_body(opening + tail[place:]) for place in reversed(places))), None)
@@ -136,7 +136,10 @@ def find_usage_in_tail(
 def _find_usage_in_head(
     head: bytes, parse_counts: Callable[[object], TokenUsage | None]
 ) -> TokenUsage | None:
-    """Finds the usage among the first members. The bytes before it must be whole members of one object."""
+    """Finds the usage among the first members of a body that is too large to keep.
+
+    The bytes before the usage must be whole members of one object.
+    """
     for match in list(_USAGE.finditer(head))[:_MAX_CANDIDATES]:
         if parse_json(head[: match.start()] + b'"usage":0}') is None:
             continue
@@ -149,14 +152,16 @@ def _find_usage_in_head(
 
 
 class UsageTap:
-    """Watches one response body.
+    """Reads the usage in one response body as its bytes pass.
 
-    Memory is bounded: the last 64 KiB of a stream, and of other bodies the first 64 KiB as well.
+    It keeps only the last 64 KiB of a stream and the first bytes that the parser needs (`head_bytes`), or the
+    first and the last 64 KiB of any other body.
 
     Args:
         parser: The usage parser of the wire.
-        content_type: As sent; `text/event-stream` makes the body a stream.
-        content_encoding: As sent. A body that is not plain, gzip or deflate has no result.
+        content_type: The content type as sent. With `text/event-stream`, the body is a stream.
+        content_encoding: The coding as sent. The result for a body that is not plain, gzip or deflate is
+            None.
     """
 
     __slots__ = ("_head", "_head_bytes", "_inflater", "_seen", "_stream", "_tail", "_telling")
@@ -172,7 +177,7 @@ class UsageTap:
         self._seen = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Records the next bytes as sent. Never fails, and costs no more than a copy or the decompression."""
+        """Records the next bytes as sent. Never fails, and only copies or decompresses the bytes."""
         if self._inflater is None:
             if self._seen >= self._head_bytes:  # the usual case for streams, without another call
                 self._seen += len(chunk)
@@ -196,7 +201,10 @@ class UsageTap:
             del self._tail[:-_KEEP_BYTES]
 
     def result(self) -> TokenUsage | None:
-        """Returns the usage once the response has ended or was cut off; None if it has no credible counts."""
+        """Returns the usage; None if the response has no credible counts.
+
+        To be called when the response has ended or was cut off.
+        """
         if self._inflater is not None and self._inflater.failed:
             return None
         parser, head, tail = self._telling, bytes(self._head), bytes(self._tail)

@@ -21,7 +21,7 @@ class MemberNames(NamedTuple):
     Attributes:
         messages: The member that holds the conversation.
         output: Members that limit the output, in tokens. The first one with a limit counts.
-        prompt: Members that add prompt tokens beside the conversation.
+        prompt: Members other than the conversation that count as prompt tokens.
         skip_indicators: Members that tell whether the body must be left unchanged (`Wire.find_skip_reason`).
         thinking_budgets: Pairs of a member and the key in it that holds a thinking budget, in tokens. The
             output limit must exceed this budget.
@@ -38,9 +38,9 @@ class UncountedMessage(NamedTuple):
     """A message whose tokens are not counted yet.
 
     Attributes:
-        record: Its core record, without digest and tokens.
-        digest: Its digest.
-        part_tokens: Tokens of all its parts that are not text, before calibration.
+        record: The message's core record, without digest and tokens.
+        digest: The message's digest.
+        part_tokens: An estimate of the tokens of all parts that are not text. It is not calibrated.
     """
 
     record: Message
@@ -56,8 +56,8 @@ class TokenUsage(NamedTuple):
         completion_tokens: Tokens of the output; 0 if the response does not say.
         cached_tokens: Tokens of the input that came from the provider's cache; 0 if the response does not
             say.
-        finish_reason: The reason in the provider's words. Empty if there is none, or if finding it would be
-            costly.
+        finish_reason: Why the answer ended, in the provider's words. Empty if the response does not say, or
+            if finding the reason would be costly.
     """
 
     prompt_tokens: int
@@ -70,8 +70,8 @@ class AdaptedMessages(NamedTuple):
     """The message list to forward, in a form that the provider accepts.
 
     Attributes:
-        messages: The list.
-        members: Body members that must change together with the list, as JSON by name.
+        messages: The list of messages.
+        members: Other members of the body that must change together with the list: their new JSON by name.
     """
 
     messages: Sequence[Message]
@@ -87,14 +87,17 @@ def _keep_messages(_: bytes, messages: Sequence[Message]) -> AdaptedMessages:
 
 
 class Tap(Protocol):
-    """Watches one response body without delaying or changing a byte."""
+    """Reads the token usage in one response body as it passes, without delaying or changing a byte."""
 
     def feed(self, chunk: bytes) -> None:
-        """Records the next bytes of the body as sent. Never fails."""
+        """Records the next bytes of the body, as the upstream sent them. Never fails."""
         ...
 
     def result(self) -> TokenUsage | None:
-        """Returns the usage once the response has ended or was cut off; None if it has no credible counts."""
+        """Returns the usage; None if the response has no credible counts.
+
+        To be called when the response has ended or was cut off.
+        """
         ...
 
 
@@ -103,14 +106,16 @@ class CallFormat:
     """The format of the proxy's own summary calls on a wire.
 
     Attributes:
-        path: The path behind a provider's base URL, such as `/chat/completions`.
-        get_thinking_allowance: Returns the tokens that a model may think, on top of the limit of its answer.
-        build_own_members: Builds the members of a call that a provider may refuse, without those that it has
-            refused already.
-        build_request: Builds the body of a call from the call and its own members.
-        parse_answer: Reads a successful answer. Raises `SummaryError` (`garbage`) if there is nothing to
-            read.
-        headers: Headers that a call needs beside the credential, unless the client's own request has them.
+        path: The path to append to a provider's base URL, such as `/chat/completions`.
+        get_thinking_allowance: Returns how many tokens a model may use for thinking, in addition to the limit
+            of its answer.
+        build_own_members: Builds the members of a call's body that some providers refuse, without those that
+            this provider has already refused.
+        build_request: Builds the body of a call from the call and the result of `build_own_members`.
+        parse_answer: Parses the body of a successful response. Raises `SummaryError` (`garbage`) if the body
+            is not an answer.
+        headers: Headers that a call needs in addition to the credential. A header that the client's own
+            request has is not added.
     """
 
     path: str
@@ -122,13 +127,14 @@ class CallFormat:
 
 
 class ToolSupport(NamedTuple):
-    """What a request body says about tools.
+    """A request body, and whether the proxy can add its tool to it.
 
     Attributes:
         raw: The body.
-        places: The positions of its members.
-        has_tools: Whether the body brings tools.
-        can_add_tool: Whether the proxy can add its tool and answer its calls.
+        places: The positions of the body's members, by name.
+        has_tools: Whether the client's body already has tools.
+        can_add_tool: Whether the proxy can add its tool to the body, and answer the model's calls of the
+            tool.
     """
 
     raw: bytes
@@ -147,7 +153,7 @@ class SearchCall(Protocol):
 
 
 class StreamJoiner(Protocol):
-    """Joins one or more upstream streams into one for the client, and hides the calls of the search tool.
+    """Joins one or more upstream streams into one stream for the client. Hides calls of the search tool.
 
     Attributes:
         done: Whether the upstream has signalled the end of the current answer.
@@ -157,12 +163,12 @@ class StreamJoiner(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the current answer that `start_next_answer` reads again."""
+        """The number of bytes of the current answer that `start_next_answer` will read again."""
         ...
 
     @property
     def calls(self) -> Sequence[SearchCall]:
-        """The calls to answer before the answer continues; empty if it does not continue."""
+        """The calls that the proxy must answer before the answer continues; empty if it does not continue."""
         ...
 
     def feed(self, chunk: bytes) -> bytes:
@@ -170,20 +176,24 @@ class StreamJoiner(Protocol):
         ...
 
     def flush_rest(self) -> bytes:
-        """Returns the bytes left for the client when the upstream's answer has ended without a cut."""
+        """Returns the last bytes for the client. To be called when the upstream's answer ended normally."""
         ...
 
     def start_next_answer(self, *, may_answer_calls: bool) -> dict[str, Any]:
-        """Prepares for the next answer, and returns the current one's message for `SearchTool.build_turn`.
+        """Prepares for the next answer. Returns the current answer's message for `SearchTool.build_turn`.
 
         Args:
-            may_answer_calls: Whether calls in the next answer may be answered as well. If False, they are
-                left out.
+            may_answer_calls: Whether the proxy may answer calls of its tool in the next answer as well. If
+                False, that is the last answer, and these calls are removed from it.
         """
         ...
 
     def write_error(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client; `body` is an error in this wire's shape."""
+        """Returns the event that reports an error to the client.
+
+        Args:
+            body: The body of the error in this wire's format.
+        """
         ...
 
 
@@ -192,23 +202,27 @@ class AnswerJoiner(Protocol):
 
     @property
     def calls(self) -> Sequence[SearchCall]:
-        """The calls to answer, once `join_answer` has returned None."""
+        """The calls that the proxy must answer after `join_answer` has returned None."""
         ...
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """Returns the client's body if this answer is the last; None if its calls must be answered first.
+        """Returns the body for the client, or None if the proxy must answer calls of its tool first.
 
-        A first answer without calls is returned as the same object. The result is empty if a later answer is
-        not JSON.
+        A first answer without calls of the tool is returned as the same object. The result is empty if a
+        later answer is not JSON.
 
         Args:
             body: The upstream's answer.
-            may_answer_calls: Whether calls in this answer may be answered. If False, they are left out.
+            may_answer_calls: Whether the proxy may answer calls of its tool in this answer. If False, this is
+                the last answer, and these calls are removed from it.
         """
         ...
 
     def get_assistant_message(self) -> dict[str, Any]:
-        """Returns the message for which `join_answer` returned None, for `SearchTool.build_turn`."""
+        """Returns the message of the answer for which `join_answer` returned None.
+
+        The message is an argument for `SearchTool.build_turn`.
+        """
         ...
 
 
@@ -218,22 +232,24 @@ def _binds_nothing(_: Sequence[Mapping[str, Any]]) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchTool:
-    """Offers models on a wire the search of removed messages, and answers its calls.
+    """The functions with which the proxy offers its search tool on one wire, and answers calls of the tool.
+
+    With this tool, a model searches the messages that compactions have removed.
 
     Attributes:
-        json: The tool's definition.
+        json: The tool's definition as JSON.
         inspect_tools: Tells whether a tool of a given name can be added to a body. Raises
             `UnreadableBodyError` if the body is not a request.
-        forbid_calls: Returns a body that forbids every call. The given body has no tool choice, or null for
-            it.
-        continue_request: Returns a body with more elements behind its own. Raises `UnreadableBodyError` if it
-            has none.
-        build_turn: Builds the elements with which the upstream continues: the message that the joiner
-            returned, and a result for each of its calls, in order.
-        open_stream: Opens a joiner of streams, given the tool's name.
-        open_answer: Opens a joiner of answers that are not streams, given the tool's name.
-        binds_tools: Tells whether elements may stand only in a request with the same tools as the one that
-            they answer.
+        forbid_calls: Returns a body with a tool choice that forbids all calls. In the given body, the tool
+            choice is absent or null.
+        continue_request: Returns a body with more elements added at the end of its list of messages. Raises
+            `UnreadableBodyError` if the body has no messages.
+        build_turn: Builds the elements to add to the next request: the message that the joiner returned, and
+            the results of its calls, in order.
+        open_stream: Returns a new joiner for streams, given the tool's name.
+        open_answer: Returns a new joiner for answers that are not streams, given the tool's name.
+        binds_tools: Tells whether a provider accepts these elements only in a request that has the same tools
+            as the request that they answer.
     """
 
     json: bytes
@@ -254,46 +270,49 @@ def _regroups_nothing(_: tuple[bytes, ...]) -> bool:
 class Wire:
     """One wire format.
 
-    A *piece* is the JSON of one core message: one element of the client's array, several that belong together
-    (with the commas between them), or a part of an element that becomes a message of its own.
+    A *piece* is the JSON of one core message: one element of the client's array, several elements that belong
+    together (with the commas between them), or a part of an element that becomes a message of its own.
 
     Attributes:
         name: `chat`, `responses` or `messages`. It is part of what identifies stored compactions, so it never
             changes.
         path_suffix: The end of the paths to which clients post conversations.
-        digest_seed: The first bytes of prefix digests. They differ, so one wire never finds the compactions
-            of another.
+        digest_seed: The first bytes of the input of prefix digests. Each wire has its own seed, so one wire
+            never finds the compactions of another.
         member_names: The names of body members.
         parse_items: Splits the value of `member_names.messages` into elements. Raises `UnreadableBodyError`
-            if the proxy cannot handle it.
+            if the proxy cannot handle the value.
         find_skip_reason: Returns why a body with these members (`member_names.skip_indicators`, by name) must
             stay unchanged; empty if it may change.
         to_pieces: Groups the elements into pieces.
         may_continue: Tells whether a list that ends in this element may continue within the same piece.
         parse_uncounted: Parses a piece into its record and the tokens of its parts that are not text, for a
             given model. Raises `UnreadableBodyError`.
-        estimate_part_tokens: Estimates only those tokens; 0 if the bytes are not a piece.
+        estimate_part_tokens: Estimates the tokens of a piece's parts that are not text, for a given model; 0
+            if the bytes are not a piece.
         parse_message: Parses a piece into its record with its digest. Raises `UnreadableBodyError`.
-        encode_message: Writes a record of the proxy's own as a piece.
-        attach_parts: Returns a record of the proxy's own together with those parts of another record that are
-            not text, unchanged.
-        shorten_message: Returns a record with about a share (0..1) of its text. The handle names the message
-            in the notice of what is missing. The result is never longer: where nothing can be saved, it is
-            the record itself.
-        join_messages: Writes a list of records as the text between the brackets of the array.
+        encode_message: Encodes a record of a message that the proxy has written itself as a piece.
+        attach_parts: Returns such a record with those parts of a client's record added that are not text. The
+            parts stay unchanged.
+        shorten_message: Returns a record with about a share (0..1) of its text. The text says that something
+            is missing, and names the message by its handle. The same record is returned if the result would
+            not be shorter.
+        join_messages: Encodes a list of records as the text between the brackets of the array.
         call_format: The format of the proxy's own summary calls.
-        open_tap: Opens a tap on an answer, given its content type and content encoding.
-        may_hold_back: Tells whether the bytes of a stream so far may be held back, because they hold nothing
-            of the answer and an error may follow. Callers ask again as long as the result is True.
+        open_tap: Returns a new reader of the usage in one answer, given its content type and content
+            encoding.
+        may_hold_back: Tells whether the first bytes of a stream may be held back, because they hold no part
+            of the answer and an error may follow. Callers ask again with more bytes as long as the result is
+            True.
         encode_error: Encodes an error of the proxy as a body in this wire's shape.
         key_field: The header field in which providers expect the proxy's own key. Empty means the field in
             which the client sends its key.
-        regroups_previous: Tells whether new elements change how the ones before them form pieces.
-        adapt_for_provider: Adapts the list that replaces the one in a client's body, so that the provider
-            accepts it.
+        regroups_previous: Tells whether new elements change how the elements before them form pieces.
+        adapt_for_provider: Adapts the list of messages that replaces the list in a client's body, so that the
+            provider accepts it.
         search_tool: The search of removed messages. None means that the wire does not offer it.
-        drop_refused: Returns a body without what the provider has refused in it, given the error's body; None
-            if nothing can be left out.
+        drop_refused: Returns a body without the content that the provider has refused, given the error's
+            body; None if nothing can be left out.
     """
 
     name: str

@@ -52,7 +52,7 @@ Many = Annotated[int, Query(ge=1, le=MAX_LOOKED_AT)]
 async def _listed(
     queries: QueriesDependency, limit: Many = 100, q: Words = "", sort: Sort = "last"
 ) -> Response:
-    """Conversations, the largest by `sort` first; with `q` those whose id or model holds it."""
+    """List conversations in the order of `sort`, largest first. `q` filters by a part of the id or model."""
     found = await queries.list_conversations(limit, q=q, sort=sort)
     return build_json_response(
         {"conversations": [asdict(schemas.to_conversation_row(each)) for each in found]}
@@ -61,61 +61,61 @@ async def _listed(
 
 @router.get("/conversations/{conversation}", response_model=Conversation)
 async def _overview(conversation: str, commands: CommandsDependency, queries: QueriesDependency) -> Response:
-    """A conversation as it stands: its totals, its rounds, its money, and what is asked of it."""
+    """Get a conversation: its totals, compactions, pins, project instructions, state, and costs."""
     seen, stands = await commands.get_overview(conversation), await queries.get_account_status(conversation)
     return build_json_response(asdict(to_conversation(conversation, seen, stands)))
 
 
 @router.delete("/conversations/{conversation}", response_model=Forgotten)
 async def _forget(conversation: str, commands: CommandsDependency) -> Response:
-    """Delete everything that is stored of a conversation and its branches."""
+    """Delete everything that is stored about a conversation and its branches."""
     return build_json_response(asdict(Forgotten(await commands.forget_conversation(conversation))))
 
 
 @router.delete("/conversations/{conversation}/tenant", response_model=Forgotten)
 async def _forget_tenant(conversation: str, commands: CommandsDependency) -> Response:
-    """Delete everything that is stored of the tenant that a conversation belongs to."""
+    """Delete everything that is stored about the tenant to which a conversation belongs."""
     return build_json_response(asdict(Forgotten(await commands.forget_tenant(conversation))))
 
 
 @router.get("/conversations/{conversation}/export", response_model=Export)
 async def _export(conversation: str, commands: CommandsDependency, queries: QueriesDependency) -> Response:
-    """Everything that is kept of a conversation: its totals, rounds, pins, events, and archived messages."""
+    """Export all that is stored about a conversation, such as its totals, events and archived messages."""
     seen, stands = await commands.get_overview(conversation), await queries.get_account_status(conversation)
     shape = to_conversation(conversation, seen, stands)
     events = tuple(await commands.list_events(conversation))
     messages = tuple(map(to_archived_message, await commands.list_archived_messages(conversation)))
-    # An export may have megabytes, so it is encoded in a thread while the event loop relays requests.
+    # An export may have megabytes, so it is encoded in a thread. The event loop relays requests meanwhile.
     return await asyncio.to_thread(lambda: build_json_response(asdict(Export(shape, events, messages))))
 
 
 @router.get("/conversations/{conversation}/events", response_model=Events)
 async def _events(conversation: str, commands: CommandsDependency) -> Response:
-    """What has happened to a conversation, oldest first."""
+    """List the events of a conversation, oldest first."""
     return build_json_response(asdict(Events(tuple(await commands.list_events(conversation)))))
 
 
 @router.get("/conversations/{conversation}/exchanges", response_model=schemas.Exchanges)
 async def _exchanges(conversation: str, queries: QueriesDependency, limit: Many = 500) -> Response:
-    """The newest exchanges of a conversation, oldest first."""
+    """List the newest exchanges (requests and their responses) of a conversation, oldest first."""
     found = await queries.list_exchanges(conversation, limit)
     return build_json_response({"exchanges": [schemas.to_exchange_line(each) for each in found]})
 
 
 @router.get("/conversations/{conversation}/compactions", response_model=schemas.Compactions)
 async def _compactions(conversation: str, queries: QueriesDependency) -> Response:
-    """The rounds of a conversation, oldest first."""
+    """List the compactions of a conversation, oldest first."""
     found = await queries.list_compactions(conversation)
     return build_json_response({"compactions": [schemas.to_compaction_line(each) for each in found]})
 
 
 @router.get("/conversations/{conversation}/compactions/{place}", response_model=schemas.CompactionDetail)
 async def _compaction(conversation: str, place: str, queries: QueriesDependency) -> Response:
-    """A round: what it took out, what a model was asked, and what the conversation's model then saw."""
+    """Get a compaction: the messages it removed, the summary prompts, and the messages the model then saw."""
     made, found = await queries.get_compaction(conversation, place)
     return await asyncio.to_thread(
         lambda: build_json_response(schemas.to_compaction_detail(made, found))
-    )  # a detail may have megabytes, as an export
+    )  # the details may have megabytes, so they are encoded in a thread, as an export is
 
 
 @router.get("/sessions/{conversation}/search", response_model=Hits, include_in_schema=False)
@@ -127,7 +127,10 @@ async def _search(
     limit: Limit = 20,
     scope: Scope = "conversation",
 ) -> Response:
-    """Messages that rounds have taken out, those first that answer `q` best: words, `begin*`, "phrases"."""
+    """Search the messages that compactions have removed. The best matches come first.
+
+    `q` may contain words, beginnings of words (`begin*`) and phrases in double quotes.
+    """
     found = await commands.search_archive(conversation, q, limit, everywhere=scope == "tenant")
     return build_json_response(asdict(Hits(tuple(found))))
 
@@ -136,7 +139,10 @@ async def _search(
 async def _message(
     conversation: str, message: str, commands: CommandsDependency, lines: Lines = ""
 ) -> Response:
-    """A message that rounds have taken out, whole, or some of its lines: `10-40`, `10-` or `10`, from 1."""
+    """Get a message that a compaction has removed, or only some of its lines.
+
+    `lines` is a range such as `10-40`, `10-` or `10`. The first line has the number 1.
+    """
     found = await commands.get_archived_message(conversation, message)
     return build_json_response(
         asdict(to_archived_message(found, lines) if lines else to_archived_message(found))
@@ -145,66 +151,70 @@ async def _message(
 
 @router.post("/conversations/{conversation}/compact", status_code=202, response_model=Marked)
 async def _compact(conversation: str, commands: CommandsDependency) -> Response:
-    """Have the conversation's next request compacted."""
+    """Compact the next request of the conversation."""
     await commands.request_compaction(conversation)
     return build_json_response(asdict(Marked(conversation)), 202)
 
 
 @router.post("/conversations/{conversation}/undo", response_model=Round)
 async def _undo(conversation: str, commands: CommandsDependency) -> Response:
-    """Take the newest round back. No other is made until one is forced, or the request would not fit."""
+    """Undo the newest compaction.
+
+    The conversation is not compacted again until somebody requests it, or until a request does not fit the
+    context window.
+    """
     return build_json_response(asdict(to_round(await commands.undo_round(conversation), undone=True)))
 
 
 @router.post("/conversations/{conversation}/bypass", response_model=Bypass)
 async def _bypass(conversation: str, commands: CommandsDependency) -> Response:
-    """Have the conversation's requests go on as they come; what is stored of it stays."""
+    """Forward the conversation's requests unchanged from now on. Its stored data is kept."""
     await commands.bypass_compaction(conversation)
     return build_json_response(asdict(Bypass(conversation, bypass=True)))
 
 
 @router.post("/conversations/{conversation}/resume", response_model=Bypass)
 async def _resume(conversation: str, commands: CommandsDependency) -> Response:
-    """Have the conversation's requests compacted again."""
+    """End a bypass: the conversation's requests are compacted again when necessary."""
     await commands.resume_compaction(conversation)
     return build_json_response(asdict(Bypass(conversation, bypass=False)))
 
 
 @router.get("/conversations/{conversation}/pins", response_model=Pins)
 async def _pins(conversation: str, commands: CommandsDependency) -> Response:
-    """The texts that no round may lose."""
+    """List the pins of a conversation: texts that every compaction keeps word for word."""
     return build_json_response(asdict(Pins(to_pins(await commands.list_pins(conversation)))))
 
 
 @router.post("/conversations/{conversation}/pins", status_code=201, response_model=Pins)
 async def _pin(conversation: str, pin: NewPin, commands: CommandsDependency) -> Response:
-    """Pin a text."""
+    """Pin a text, so that every compaction keeps it word for word."""
     return build_json_response(asdict(Pins(to_pins(await commands.add_pin(conversation, pin.text)))), 201)
 
 
 @router.delete("/conversations/{conversation}/pins/{pin}", response_model=Pins)
 async def _unpin(conversation: str, pin: str, commands: CommandsDependency) -> Response:
-    """Let go of a pinned text."""
+    """Remove a pin."""
     await commands.remove_pin(conversation, pin)
     return build_json_response(asdict(Pins(to_pins(await commands.list_pins(conversation)))))
 
 
 @router.get("/conversations/{conversation}/instructions", response_model=ProjectInstructions)
 async def _instructions(conversation: str, commands: CommandsDependency) -> Response:
-    """What the client says of its project, such as a CLAUDE.md: no round takes it."""
+    """List the project instructions of a conversation, such as a CLAUDE.md. No compaction removes them."""
     instructions = await commands.get_instructions(conversation)
     return build_json_response(asdict(ProjectInstructions(to_instructions(instructions))))
 
 
 @router.delete("/conversations/{conversation}/instructions/{instruction}", response_model=ProjectInstructions)
 async def _remove_instruction(conversation: str, instruction: str, commands: CommandsDependency) -> Response:
-    """Leave instructions out of requests that are rewritten."""
+    """Remove project instructions: requests that the proxy rewrites no longer contain them."""
     await commands.set_instruction_removed(conversation, instruction)
     return await _instructions(conversation, commands)
 
 
 @router.post("/conversations/{conversation}/instructions/{instruction}", response_model=ProjectInstructions)
 async def _restore_instruction(conversation: str, instruction: str, commands: CommandsDependency) -> Response:
-    """Keep instructions again that were left out."""
+    """Restore project instructions that were removed: rewritten requests contain them again."""
     await commands.set_instruction_removed(conversation, instruction, removed=False)
     return await _instructions(conversation, commands)

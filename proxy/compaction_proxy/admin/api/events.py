@@ -13,7 +13,8 @@ from compaction_proxy.admin.api.routing import QueriesDependency, build_json_res
 from compaction_proxy.admin.queries import MAX_LOOKED_AT
 from compaction_proxy.telemetry.live_feed import FeedItem
 
-# Interval of heartbeats on a silent stream, in seconds, so that no intermediary closes the connection.
+# Interval of heartbeats on a stream without events, in seconds. Without them, proxies or load balancers on
+# the way might close the connection.
 HEARTBEAT_S = 15.0
 # Longest time until a stream notices that the server is stopping, in seconds.
 NOTICE_S = 0.5
@@ -29,7 +30,7 @@ router = create_router()
 
 @router.get("/events", response_model=schemas.FedEvents)
 async def _recent(queries: QueriesDependency, limit: Many = 100, *, failures: bool = False) -> Response:
-    """What has happened last, newest first; with `failures` only what went wrong."""
+    """List the latest events of all conversations, newest first. With `failures`, list only failures."""
     found = await queries.list_recent_items(limit, failures=failures)
     return build_json_response({"events": [schemas.to_fed_event(each) for each in found]})
 
@@ -42,7 +43,11 @@ async def _recent(queries: QueriesDependency, limit: Many = 100, *, failures: bo
 async def _stream(
     request: Request, queries: QueriesDependency, last_event_id: LastId = ""
 ) -> StreamingResponse:
-    """What happens, as server-sent events: `compaction`, `exchange`, and `lost` where some were left out."""
+    """Stream events and exchanges of all conversations, as server-sent events.
+
+    The type is `compaction` (any event of a conversation), `exchange`, or `lost` (the client was too slow,
+    and missed some).
+    """
     await queries.require_store()
     body = stream_events(queries.follow_feed(last_event_id or None), get_api(request).is_stopping)
     return StreamingResponse(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -55,7 +60,7 @@ async def stream_events(
     heartbeat_s: float = HEARTBEAT_S,
     notice_s: float = NOTICE_S,
 ) -> AsyncGenerator[bytes]:
-    """Formats items as server-sent events. Ends after the last item, or when `is_stopping` returns true."""
+    """Formats feed items as server-sent events. Ends after the last item, or if `is_stopping` is true."""
     clock = asyncio.get_running_loop().time
     last_sent_at = clock()
     pending = asyncio.ensure_future(anext(items, None))
@@ -64,7 +69,7 @@ async def stream_events(
         yield STREAM_OPENING
         while not is_stopping():
             done, _ = await asyncio.wait({pending}, timeout=notice_s)
-            if is_stopping():  # the reader may no longer be authorised for newer items
+            if is_stopping():  # the access policy may have changed, so a newer item must not be sent
                 return
             if done:
                 item = pending.result()

@@ -1,7 +1,7 @@
-"""Admin API endpoints that export everything: JSON for conversations, CSV for spreadsheets.
+"""Admin API endpoints that export the figures of conversations: as JSON, or as CSV for spreadsheets.
 
-The exports are written while they are read, one conversation at a time. They contain no text of a
-conversation; `conversations/{id}/export` does.
+An export is sent while its data is read, one conversation at a time. It contains no text of a conversation.
+The endpoint `conversations/{id}/export` exports the text of one.
 """
 
 import csv
@@ -24,12 +24,12 @@ from compaction_proxy.telemetry.live_feed import HIDDEN
 from compaction_proxy.telemetry.statistics import By
 from compaction_proxy.telemetry.totals import DOLLARS
 
-# A spreadsheet takes a cell that begins with one of these for a formula.
+# Spreadsheet programs treat a cell that begins with one of these characters as a formula.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def format_csv_line(values: Iterable[object]) -> str:
-    """Formats a line of CSV (RFC 4180) with its line end. Escapes formulas, and leaves None empty."""
+    """Formats a line of CSV (RFC 4180) with its line end. Escapes formulas; None becomes an empty cell."""
     line = io.StringIO()
     csv.writer(line, lineterminator="\r\n").writerow(_escape_formulas(values))
     return line.getvalue()
@@ -56,7 +56,10 @@ router = create_router()
     responses={200: {"content": {"application/json": {}}}},
 )
 async def _json(queries: QueriesDependency, since: Time = "30d") -> StreamingResponse:
-    """Conversations with their exchanges and events, and the statistics by day since `since`."""
+    """Export the 1,000 most recently used conversations, and the daily statistics since `since`.
+
+    Each conversation has its exchanges and events.
+    """
     await queries.require_store()
     start = parse_time(since, queries.now())
     return _build_attachment(_stream_json(queries, start), "application/json", "compaction.json")
@@ -69,7 +72,10 @@ async def _csv(
     since: Time = "30d",
     by: By = "day",
 ) -> StreamingResponse:
-    """A line for each exchange that came since `since`, or for each row of the statistics."""
+    """Export one line per exchange since `since`, or with `of=stats` one line per row of the statistics.
+
+    The exchanges are those of the 1,000 most recently used conversations.
+    """
     await queries.require_store()
     start = parse_time(since, queries.now())
     columns = EXCHANGE_COLUMNS if of == "exchanges" else STATS_COLUMNS

@@ -21,7 +21,7 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
 from compaction_proxy.telemetry.statistics import By
 
-# Origin of a configuration value if no file was read.
+# Shown as the origin of a configuration value if the origin is not known.
 UNKNOWN = "unknown"
 
 router = create_router()
@@ -29,7 +29,7 @@ router = create_router()
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A key of the configuration, its value, and where that is from."""
+    """A configuration key, its value, and the source of the value (such as a file or a default)."""
 
     key: str
     value: Any
@@ -38,12 +38,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The configuration that is in force; secrets are masked.
+    """The current configuration. Secrets are masked.
 
     Attributes:
-        path: The file that was read; null for none.
-        values: Every key, in order.
-        warnings: What works but is probably not meant.
+        path: Path of the configuration file; null if there is none.
+        values: All keys with their values.
+        warnings: Settings that are valid but probably not intended.
     """
 
     path: str | None
@@ -55,7 +55,7 @@ class Configuration:
 async def _stats(
     queries: QueriesDependency, since: Time = "7d", until: Time = "0m", by: By = "total"
 ) -> Response:
-    """What all exchanges come to, in the hours that begin or end between `since` and `until`."""
+    """Get the sums of all exchanges, in the whole hours that overlap the time from `since` to `until`."""
     now = queries.now()
     start, stop = parse_time(since, now), parse_time(until, now)
     return build_json_response(
@@ -65,7 +65,7 @@ async def _stats(
 
 @router.get("/upstream-failures", response_model=schemas.UpstreamFailureList)
 async def _upstream_failures(queries: QueriesDependency, since: Time = "24h", until: Time = "0m") -> Response:
-    """Failures of upstreams by target and cause, in the hours as `stats` takes them."""
+    """List the failures of upstreams by target and cause, in the hours from `since` to `until`."""
     now = queries.now()
     start, stop = parse_time(since, now), parse_time(until, now)
     found, complete = await queries.list_upstream_failures(start, stop)
@@ -75,14 +75,14 @@ async def _upstream_failures(queries: QueriesDependency, since: Time = "24h", un
 
 @router.get("/models", response_model=schemas.Models)
 async def _models(queries: QueriesDependency) -> Response:
-    """Windows and prices of models."""
+    """List the context windows and prices of models."""
     found = await queries.list_models()
     return build_json_response({"models": [asdict(schemas.to_model_row(each)) for each in found]})
 
 
 @router.get("/config", response_model=Configuration)
 async def _config(settings: SettingsDependency) -> Response:
-    """The configuration that is in force, and where each value is from."""
+    """Get the current configuration, with the source of each value."""
     return build_json_response(asdict(build_configuration(settings)))
 
 

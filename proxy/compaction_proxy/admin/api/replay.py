@@ -9,11 +9,12 @@ from compaction_proxy.admin.api.routing import build_json_response, create_route
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.replay.jobs import ReplayJobRunner, parse_job
 
-# Largest body: enough for a pasted conversation. The command `compaction-proxy replay` takes longer ones.
+# Largest body, in bytes. The command `compaction-proxy replay` takes longer conversations.
 MAX_BYTES = 8 * 1024 * 1024
 TOO_LARGE = f"The request body is larger than {MAX_BYTES} bytes."
 _TOKENS = {"type": "integer", "minimum": 1, "nullable": True}
-# Schema of a body that is read as bytes, because decoding megabytes on the event loop would delay requests.
+# Schema of the request body, for the OpenAPI document. FastAPI does not decode the body, because decoding
+# megabytes on the event loop would delay other requests.
 _BODY: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -45,11 +46,11 @@ async def _read_body(request: Request) -> bytes:
 
 
 def create_replay_router(replay_jobs: ReplayJobRunner) -> APIRouter:
-    """Creates the router for rehearsals."""
+    """Creates the router with the endpoint that replays conversations."""
     router = create_router()
 
     async def replay(request: Request) -> Response:
-        """What strategies would do with a conversation, and what that would cost. Asks no model."""
+        """Compute what each strategy would do with a conversation, and at what cost. Calls no model."""
         job = await asyncio.to_thread(parse_job, await _read_body(request))
         return build_json_response({"results": await replay_jobs.run_job(job)})
 

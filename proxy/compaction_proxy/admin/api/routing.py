@@ -1,4 +1,4 @@
-"""Shared parts of the admin API: dependencies, responses, error handlers, and its installation."""
+"""Shared parts of the admin API: dependencies, responses, error handlers, and the installation of the API."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ Time = Annotated[str, Query(pattern=PATTERN)]
 
 
 def parse_time(text: str, now: float) -> float:
-    """Parses a time that matches `PATTERN` into seconds since the epoch."""
+    """Parses a time into seconds since the epoch. It is a number of these seconds, or an age such as `7d`."""
     ago = _AGO.fullmatch(text)
     return float(text) if ago is None else now - int(ago[1]) * _UNITS_S[ago[2]]
 
@@ -60,13 +60,13 @@ class AdminSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdminApi:
-    """The parts that the admin API works with.
+    """Everything that the routes of the admin API use.
 
     Attributes:
         commands: Commands on conversations.
         queries: Queries on conversations.
         access_policy: Check of admin keys.
-        settings: Configuration for `/config`.
+        settings: Configuration that `/config` shows.
         is_stopping: Returns whether streams must end, because the server stops or because the access policy
             has changed.
         extra_routers: Further routes below `/admin/v1`.
@@ -104,18 +104,24 @@ SettingsDependency = Annotated[AdminSettings, Depends(_get_settings)]
 
 
 def create_router() -> APIRouter:
-    """Creates an empty router below `/admin/v1`. `admin.auth` checks the key before a route is called."""
+    """Creates a router without routes for the paths below `/admin/v1`.
+
+    The router only describes the admin key in the OpenAPI document. `admin.auth` checks the key.
+    """
     return APIRouter(prefix=PATH, dependencies=[Depends(HTTPBearer(auto_error=False))])
 
 
 def build_json_response(content: Mapping[str, Any], status: int = 200) -> Response:
-    """Builds a JSON response in ASCII, which can also hold text that UTF-8 cannot, as clients may send it."""
+    """Builds a JSON response in ASCII.
+
+    With its escapes, it can hold any text of clients, even lone surrogates, which UTF-8 cannot encode.
+    """
     body = json.dumps(content, allow_nan=False).encode()
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
 
 
 async def _get_openapi(request: Request) -> Response:
-    """Returns the OpenAPI description. It is built once, in a thread, because that takes long."""
+    """Returns the OpenAPI document. It is built once, in a thread, because building it takes long."""
     return build_json_response(await asyncio.to_thread(request.app.openapi))
 
 
@@ -130,7 +136,7 @@ async def _respond_refused(_: Request, error: Exception) -> Response:
 
 
 async def _respond_invalid_request(_: Request, error: Exception) -> Response:
-    """Responds to a request that does not match the schema, without repeating its content."""
+    """Responds to a request that does not match the schema. The response repeats nothing of its content."""
     problems = error.errors() if isinstance(error, RequestValidationError) else ()
     messages = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems]
     refused = RequestRefusedError(422, "; ".join(messages), "invalid_request")
@@ -148,7 +154,7 @@ async def _respond_search_unavailable(request: Request, error: Exception) -> Res
 
 
 def install_api(app: FastAPI, api: AdminApi, base_path: str, routers: Iterable[APIRouter]) -> None:
-    """Installs the admin API in an application, under `base_path`, behind the check of admin keys."""
+    """Installs the admin API in an application, under `base_path`, with the check of access."""
     app.state.api = api
     described = create_router()
     described.add_api_route("/openapi.json", _get_openapi, include_in_schema=False)

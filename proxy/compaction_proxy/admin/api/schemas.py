@@ -28,7 +28,14 @@ from compaction_proxy.telemetry.usage import StoredExchange
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What an exchange cost and saved, in dollars; summaries not counted."""
+    """The cost and the saving of an exchange, in dollars, without the cost of summaries.
+
+    Attributes:
+        cost: Cost of the exchange.
+        gross: Amount by which compaction lowered this cost.
+        cache_loss: Amount by which compaction raised this cost, because it broke the provider's prompt cache.
+        net: `gross` less `cache_loss`.
+    """
 
     cost: float
     gross: float
@@ -38,7 +45,15 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """What a conversation cost and compaction saved, in dollars; net is what is left once all is paid."""
+    """The cost and the savings of a conversation, in dollars.
+
+    Attributes:
+        cost_usd: Cost of the requests, without summaries.
+        gross_usd: Amount by which compaction lowered this cost.
+        cache_loss_usd: Amount by which compaction raised this cost, because it broke the prompt cache.
+        summary_usd: Cost of summaries.
+        net_usd: `gross_usd` less `cache_loss_usd` and `summary_usd`.
+    """
 
     cost_usd: float
     gross_usd: float
@@ -49,7 +64,10 @@ class Money:
 
 @dataclass(frozen=True, slots=True)
 class ConversationRow:
-    """A conversation in the list: totals, and the sizes of its last exchange in tokens; null: unknown."""
+    """A conversation in the list: its totals, and the sizes of its last exchange in tokens.
+
+    A value that is unknown is null.
+    """
 
     id: str
     model: str
@@ -70,14 +88,14 @@ class ConversationRow:
 
 @dataclass(frozen=True, slots=True)
 class Conversations:
-    """Conversations, in the order asked for."""
+    """Conversations, in the requested order."""
 
     conversations: tuple[ConversationRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A message that a round has taken out."""
+    """A message that a compaction has removed."""
 
     id: str
     index: int
@@ -87,7 +105,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a summary model was asked."""
+    """A prompt that a summary model received."""
 
     model: str
     system: str
@@ -96,7 +114,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class SeenMessage:
-    """A message as the model saw it once the round was made: kept, or one of ours (`stand-in`)."""
+    """A message as the model saw it after the compaction.
+
+    `origin` tells whether the client's message was kept or replaced (`stand-in`).
+    """
 
     id: str
     role: str
@@ -106,7 +127,10 @@ class SeenMessage:
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model: its window in tokens, its prices in dollars per million tokens; null: unknown."""
+    """A model: its context window in tokens, and its prices in dollars per million tokens.
+
+    A price that is unknown is null.
+    """
 
     model: str
     window: int
@@ -121,7 +145,10 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFailureRow:
-    """Failures of one upstream (`target` is its origin) that have one cause: how many, and the last one."""
+    """Failures of one upstream with one cause: their number, and the time of the last one.
+
+    `target` is the origin of the upstream.
+    """
 
     target: str
     cause: str
@@ -131,13 +158,13 @@ class UpstreamFailureRow:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFailureList:
-    """Failures of upstreams in whole hours, the one that happened last first.
+    """Failures of upstreams in whole hours, the latest failure first.
 
     Attributes:
-        since: Start of the time asked for, in seconds since the epoch.
-        until: Its end.
-        complete: Whether the store answers; without it only this process's failures are listed.
-        failures: The list.
+        since: Start of the requested time, in seconds since the epoch.
+        until: End of the requested time, in seconds since the epoch.
+        complete: Whether the store has answered. If not, the list has only the failures in this process.
+        failures: The failures, one row per upstream and cause.
     """
 
     since: float
@@ -148,7 +175,7 @@ class UpstreamFailureList:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models that are configured by name, and those that were asked in the last 30 days."""
+    """The models that are configured by name, and those that were used in the last 30 days."""
 
     models: tuple[ModelRow, ...]
 
@@ -251,12 +278,12 @@ def to_fed_event(item: FeedItem) -> dict[str, Any]:
 
 
 def to_item_fields(item: FeedItem) -> dict[str, Any]:
-    """Returns the fields of a feed item, without any text of a conversation."""
+    """Returns the fields of a feed item, without text of the conversation and ids of messages."""
     return {name: value for name, value in item.fields.items() if name not in HIDDEN}
 
 
 def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
-    """Converts counters. Dollars are None if there were exchanges and none of them has a price."""
+    """Converts counters to JSON values. If no price of any exchange is known, the dollars are None."""
     priced = not counters.unpriced or counters.unpriced < counters.requests - counters.failed
     dollars = {name: getattr(counters, name) if priced else None for name in (*DOLLARS, "net_usd")}
     return {
@@ -282,7 +309,7 @@ def to_stats(since: float, until: float, by: str, report: StatisticsReport) -> d
 
 
 def to_model_row(info: ModelInfo) -> ModelRow:
-    """Builds the row of a model. Its prices are those of requests below every surcharge."""
+    """Builds the row of a model. Its prices are those of requests too small for a surcharge."""
     price = info.price
     least = price.tiers[0] if price else None
     return ModelRow(
@@ -300,20 +327,20 @@ def to_model_row(info: ModelInfo) -> ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round of a conversation; sizes in tokens, times in seconds since the epoch.
+    """A compaction of a conversation. Sizes are in tokens.
 
     Attributes:
-        strategy: The strategy that made it.
-        round: Its number.
-        at: When it was made.
-        reason: What made it due.
-        outcome: `applied`, or `scheduled` where it was made ahead of need.
-        model: The model that wrote the summary.
-        messages: Number of messages that it replaced.
-        tokens_before: Estimated size of the request it was made for.
-        tokens_after: Estimated size of what was forwarded.
-        tokens_real: The same as the upstream counted it.
-        undone: Whether it is not applied any more.
+        strategy: Strategy that made the compaction.
+        round: Number of the compaction.
+        at: Time of the compaction, in seconds since the epoch.
+        reason: Why the compaction was due.
+        outcome: `applied`, or `scheduled` if it was made ahead of need.
+        model: Model that wrote the summary.
+        messages: Number of messages that were replaced.
+        tokens_before: Estimated size of the request before the compaction.
+        tokens_after: Estimated size of the request after the compaction.
+        tokens_real: Size of the request after the compaction, as the upstream counted it.
+        undone: Whether the compaction was undone, so that it is no longer applied.
     """
 
     strategy: str
@@ -331,7 +358,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A text that no round may lose, and its id."""
+    """A text that every compaction keeps word for word, and its id."""
 
     id: str
     text: str
@@ -353,15 +380,15 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class ProjectInstruction:
-    """Instructions of a project, such as a CLAUDE.md, that a client puts before what its user says.
+    """Project instructions, such as a CLAUDE.md, that a client puts into user messages.
 
     Attributes:
-        id: Their id, the same for each version.
-        client: The client.
+        id: Id of the instructions, the same for all their versions.
+        client: Name of the client.
         kind: `instructions`, `memory` or `environment`.
-        path: The file, or what else tells two of a kind apart; may be empty.
-        tokens: Estimated size of the newest version.
-        removed: Whether they are left out of requests that are rewritten.
+        path: Path of the file, or another text that distinguishes instructions of one kind; may be empty.
+        tokens: Estimated size of the newest version, in tokens.
+        removed: Whether the instructions are left out of requests that the proxy rewrites.
     """
 
     id: str
@@ -374,25 +401,26 @@ class ProjectInstruction:
 
 @dataclass(frozen=True, slots=True)
 class ProjectInstructions:
-    """The instructions of a project in a conversation, oldest first."""
+    """The project instructions of a conversation, oldest first."""
 
     instructions: tuple[ProjectInstruction, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation as it stands.
+    """The current state of a conversation.
 
     Attributes:
-        id: Its id.
-        totals: What it has used.
-        rounds: Its rounds, oldest first.
-        pins: Its pins.
-        instructions: What its client says of its project.
-        compact: Whether its next request is compacted.
-        suppressed: Whether no round is made by itself, unless the request would not fit otherwise.
-        bypass: Whether its requests go on as they come.
-        money: What it cost and saved; null where no price is known.
+        id: Id of the conversation.
+        totals: Usage of the conversation.
+        rounds: Compactions of the conversation, oldest first.
+        pins: Pins of the conversation.
+        instructions: Project instructions of the conversation.
+        compact: Whether the next request will be compacted because somebody requested it.
+        suppressed: Whether automatic compactions are off after an undo. A request that would not fit the
+            context window is compacted all the same.
+        bypass: Whether requests are forwarded unchanged.
+        money: Cost and savings of the conversation; null if no price is known.
     """
 
     id: str
@@ -408,14 +436,14 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What has happened to a conversation, oldest first."""
+    """The events of a conversation, oldest first."""
 
     events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """The conversation's next request is compacted."""
+    """Confirms that the conversation's next request will be compacted."""
 
     id: str
     compact: bool = True
@@ -423,7 +451,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """Whether the conversation's requests go on as they come."""
+    """Whether the conversation's requests are forwarded unchanged."""
 
     id: str
     bypass: bool
@@ -431,14 +459,20 @@ class Bypass:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Messages that were found."""
+    """Messages that a search has found, the best match first."""
 
     hits: tuple[Hit, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Which lines of a message are told, from 1, and how many it has; longer ones count as several."""
+    """A range of lines of a message. A very long line counts as several.
+
+    Attributes:
+        first: Number of the first line, from 1.
+        last: Number of the last line.
+        of: Number of lines that the message has.
+    """
 
     first: int
     last: int
@@ -447,19 +481,19 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedMessage:
-    """A message that a round has taken out, and that round.
+    """A message that a compaction has removed, with information about the compaction.
 
     Attributes:
-        id: Its id.
-        index: Its index among the non-privileged messages.
-        role: Its role.
-        text: Its text, or those of its lines that were asked for.
-        round: The round's number.
-        strategy: The strategy of the round.
-        at: When that was, in seconds since the epoch.
-        conversation: The conversation that the round was made in.
-        turn: The turn it belongs to, from 1; 0 before the first; null where it is not known.
-        lines: Which lines these are; null: all of them.
+        id: Id of the message.
+        index: Index of the message among the non-privileged messages of the conversation.
+        role: Role of the message.
+        text: Text of the message, or only the requested lines.
+        round: Number of the compaction.
+        strategy: Strategy of the compaction.
+        at: Time of the compaction, in seconds since the epoch.
+        conversation: Conversation in which the compaction was made.
+        turn: Number of the message's turn, from 1; 0 before the first turn; null if unknown.
+        lines: Range of the lines in `text`; null if `text` is the whole message.
     """
 
     id: str
@@ -476,12 +510,12 @@ class ArchivedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Everything that is kept of a conversation.
+    """Everything that is stored about a conversation.
 
     Attributes:
-        conversation: As it stands.
-        events: What has happened to it, oldest first; a round's event has the summary that was made.
-        messages: What its rounds have taken out, in the conversation's order.
+        conversation: Current state of the conversation.
+        events: Events of the conversation, oldest first. The event of a compaction contains its summary.
+        messages: Messages that compactions have removed, in the order of the conversation.
     """
 
     conversation: Conversation
@@ -491,7 +525,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """How many records were deleted."""
+    """The number of records that were deleted."""
 
     deleted: int
 
@@ -514,7 +548,7 @@ def to_round(event: Event, *, undone: bool) -> Round:
 
 
 def to_pins(pins: tuple[str, ...]) -> tuple[Pin, ...]:
-    """Adds the ids of pins."""
+    """Builds the pins of a conversation from their texts."""
     return tuple(Pin(build_pin_id(text), text) for text in pins)
 
 
@@ -544,7 +578,7 @@ def to_conversation(
 
 
 def to_archived_message(found: RecalledMessage, lines: str = "") -> ArchivedMessage:
-    """Builds an `ArchivedMessage`, whole or with some of its lines.
+    """Builds an `ArchivedMessage` with the whole text, or only with the range `lines` of its lines.
 
     Raises:
         RequestRefusedError: `lines` is not a range, or the message has no such lines (422).

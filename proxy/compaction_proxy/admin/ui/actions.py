@@ -1,4 +1,4 @@
-"""Actions of the buttons on a conversation's page: each calls the admin API and redirects to a page."""
+"""Actions of the buttons on a conversation's page. Each calls the admin API, then redirects to a page."""
 
 import asyncio
 import json
@@ -15,7 +15,8 @@ from compaction_proxy.support.formatting import encode_path_segment
 
 MAX_FORM_BYTES = 65_536
 _MAX_FIELDS = 100
-# Escapes are decoded in pieces: a single call for megabytes would hold the interpreter lock for seconds.
+# Number of bytes of an encoded value that are decoded in one call. A single call for megabytes would hold the
+# interpreter lock for seconds.
 _PIECE_BYTES = 65_536
 
 
@@ -55,7 +56,7 @@ def _decode_component(raw: bytes) -> str:
 
 
 def _split_pieces(raw: bytes) -> Iterator[bytes]:
-    """Splits encoded text into pieces, never within the three bytes of an escaped character."""
+    """Splits encoded text into pieces. Never splits the three bytes of an escape such as `%20`."""
     start = 0
     while start < len(raw):
         stop = start + _PIECE_BYTES
@@ -70,7 +71,7 @@ def get_field(fields: dict[str, list[str]], name: str) -> str:
     return fields.get(name, [""])[0]
 
 
-# Actions that need no data besides the conversation. Each is a path of the admin API.
+# Actions that need only the id of the conversation. Each name is also the action's path in the admin API.
 ACTIONS = frozenset({"compact", "undo", "bypass", "resume"})
 _SEE_OTHER = 303
 
@@ -81,14 +82,14 @@ class ActionRoutes:
 
     Attributes:
         api: Client of the admin API.
-        pages: Templates, which know the root path of the pages.
+        pages: Templates. Redirects use their root path.
     """
 
     api: InProcessAdminClient
     pages: Templates
 
     async def run_action(self, request: Request) -> Response:
-        """Runs an action: compacts the next request, undoes the newest compaction, or bypasses or resumes."""
+        """Runs the action in the path: `compact`, `undo`, `bypass` or `resume` (see the admin API)."""
         name, action = request.path_params["name"], request.path_params["action"]
         if action not in ACTIONS:
             raise PageError(404, "There is no such action.")
@@ -111,11 +112,11 @@ class ActionRoutes:
         return self._redirect_to_conversation(name, "unpin")
 
     async def remove_instruction(self, request: Request) -> Response:
-        """Leaves project instructions out of the conversation."""
+        """Removes project instructions from the requests that the proxy rewrites."""
         return await self._change_instruction(request, "remove")
 
     async def restore_instruction(self, request: Request) -> Response:
-        """Restores project instructions that were left out."""
+        """Restores project instructions that were removed from requests."""
         return await self._change_instruction(request, "restore")
 
     async def _change_instruction(self, request: Request, action: str) -> Response:
@@ -127,7 +128,7 @@ class ActionRoutes:
         return self._redirect_to_conversation(name, action)
 
     async def delete_conversation(self, request: Request) -> Response:
-        """Deletes everything that is stored of the conversation."""
+        """Deletes everything that is stored about the conversation."""
         await self.api.delete(request, "conversations", request.path_params["name"])
         return self._redirect("/conversations?done=deleted")
 

@@ -1,6 +1,6 @@
-"""Calls the admin API within the process, without a socket.
+"""Calls the admin API for the pages, within the process and without a socket.
 
-The calls pass the API's access check and validation, so that the pages cannot bypass either.
+The admin API checks the access and the parameters of these calls like those of any other request.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 PATH = "/admin/v1"
 _FORWARDED_HEADERS = frozenset({b"host", b"origin", b"x-forwarded-for", b"forwarded", b"x-real-ip", b"via"})
-# Status of the admin API if the store cannot be reached.
+# Status with which the admin API responds if the store cannot be reached.
 _STORE_UNAVAILABLE = 503
 
 
@@ -48,12 +48,12 @@ class InProcessAdminClient:
     base_path: str = ""
 
     async def get(self, page: Request, *path: str, **query: str | int | None) -> Mapping[str, Any]:
-        """Returns the JSON object of a GET request. Quotes path segments and query values, skips empty ones.
+        """Sends a GET request and returns the JSON object in the response.
 
         Args:
-            page: Request for the page. The call uses its client address and host.
-            path: Path segments after `/admin/v1`.
-            query: Query of the URL.
+            page: Request for the page. The call has the same client address and host.
+            path: Path segments after `/admin/v1`, not encoded.
+            query: Query parameters, not encoded. Empty ones are left out.
 
         Raises:
             PageError: The status is not 2xx, or the body is not a JSON object.
@@ -66,7 +66,7 @@ class InProcessAdminClient:
     async def get_or_none(
         self, page: Request, *path: str, **query: str | int | None
     ) -> Mapping[str, Any] | None:
-        """Returns the JSON object of a GET request, or None if the store cannot be reached."""
+        """Does the same as `get`, but returns None if the store cannot be reached."""
         try:
             return await self.get(page, *path, **query)
         except PageError as error:
@@ -75,11 +75,11 @@ class InProcessAdminClient:
             return None
 
     async def post(self, page: Request, *path: str, body: bytes = b"") -> Mapping[str, Any]:
-        """Returns the JSON object of a POST request with a JSON body."""
+        """Sends a POST request with a JSON body, and returns the JSON object in the response."""
         return _decode_response(await self._send_request(page, "POST", path, "", body))
 
     async def delete(self, page: Request, *path: str) -> Mapping[str, Any]:
-        """Returns the JSON object of a DELETE request."""
+        """Sends a DELETE request and returns the JSON object in the response."""
         return _decode_response(await self._send_request(page, "DELETE", path, "", b""))
 
     async def _send_request(
@@ -115,7 +115,10 @@ def _build_scope(
 
 
 async def _call_app(app: ASGIApp, scope: Scope, page: Request, body: bytes) -> _AdminResponse:
-    """Calls the application and collects its response. Tells it when the page's client disconnects."""
+    """Calls the application and collects its response.
+
+    If the browser that requested the page disconnects, the application is told so.
+    """
     parts: list[bytes] = []
     status = 500
     already_sent = False

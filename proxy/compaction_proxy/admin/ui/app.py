@@ -1,4 +1,4 @@
-"""The application that serves the admin pages, next to the admin API."""
+"""The application that serves the admin pages and passes other requests to the admin API."""
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException

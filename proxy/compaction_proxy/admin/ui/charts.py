@@ -1,6 +1,7 @@
-"""Data of the charts: series as JSON, in an attribute that `static/pages.js` reads.
+"""Builds the data of the charts, as JSON.
 
-Next to each chart is a table with the same figures, for readers who cannot see the chart or run scripts.
+The templates put the data into an attribute, and `static/pages.js` draws the chart from it. Next to each
+chart is a table with the same figures, for readers who cannot see the chart or whose browser runs no scripts.
 """
 
 import json
@@ -11,9 +12,9 @@ from typing import Any
 from compaction_proxy.admin.ui.shown import CountersView, RoundView, StrategyOutcomeView
 from compaction_proxy.core.exchange import Exchange
 
-# Largest number of columns in a chart. Of more columns, the newest are drawn.
+# Largest number of columns in a chart. If there are more, only the newest are drawn.
 MAX_COLUMNS = 500
-# Dash pattern of each strategy's line, in pixels drawn and left out. There is one pattern per strategy.
+# Dash patterns, one for the line of each strategy: the numbers of pixels that are drawn and left out in turn.
 DASHES = ((), (8, 4), (2, 3), (12, 3, 2, 3), (4, 4), (1, 2), (16, 4))
 _STEPS_S = {"hour": 3_600, "day": 86_400}
 
@@ -21,7 +22,7 @@ _STEPS_S = {"hour": 3_600, "day": 86_400}
 def build_period_chart(
     rows: Sequence[CountersView], by: str, since: float | None, until: float | None
 ) -> str:
-    """Builds the chart of sent and forwarded tokens over time, with compactions and the cached share.
+    """Builds the chart of sent, forwarded and cached tokens over time, with the number of compactions.
 
     Args:
         rows: Hours or days with exchanges.
@@ -48,7 +49,7 @@ def build_period_chart(
 
 
 def build_requests_chart(exchanges: Sequence[Exchange], made: Sequence[RoundView] = ()) -> str:
-    """Builds the chart of a conversation's requests: their sizes, and where compactions came into force."""
+    """Builds the chart of a conversation's requests: their sizes, and which ones applied a new compaction."""
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)
     marks = _find_round_marks(exchanges, made)[first:]
@@ -84,9 +85,10 @@ def build_strategies_chart(outcomes: Sequence[StrategyOutcomeView]) -> str:
 def _find_round_marks(
     exchanges: Sequence[Exchange], made: Sequence[RoundView]
 ) -> list[tuple[int, str] | None]:
-    """Returns number and place of the compaction that came into force with each request.
+    """Returns, for each request, the number and the checkpoint id (`place`) of a compaction, or None.
 
-    The number 0 stands for an event that only shortened tool results.
+    A request has a compaction here if it is the first one to which this compaction was applied. The number 0
+    means that only tool results were shortened for the request.
     """
     places = {each.event.round: each.event.place for each in made}
     shortened = {each.event.request: each.event.place for each in made if each.event.round == 0}
@@ -101,13 +103,13 @@ def _find_round_marks(
 
 
 def _get_forwarded_tokens(exchange: Exchange) -> int | None:
-    """Returns the forwarded tokens as the upstream counted them, or else our estimate."""
+    """Returns the tokens of a forwarded request: the upstream's count, or else our estimate."""
     counted = exchange.first_prompt_tokens
     return exchange.tokens_after if counted is None else counted
 
 
 def _parse_timestamp(text: str) -> int | None:
-    """Parses the beginning of an hour or a day into seconds since the epoch."""
+    """Parses an hour or a day, such as `2026-11-22T13`. Returns its beginning in seconds since the epoch."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

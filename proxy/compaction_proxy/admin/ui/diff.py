@@ -1,9 +1,9 @@
-"""Compares two texts word by word: shows which parts of the replaced messages a summary has kept.
+"""Compares two texts word by word, to show which parts of the replaced messages a summary has kept.
 
-A summary reorders its material. An alignment from top to bottom (`difflib`) would therefore find one chain of
-kept text and miss the rest, in quadratic time. This module looks up runs of words instead. A word counts as
-kept if it belongs to a run of three words that the other text contains, or if it is distinctive by itself,
-such as a path or a number. The time is linear.
+A summary may have facts in another order than the messages. A comparison that keeps the order (`difflib`)
+would miss most of them, and take quadratic time. This module looks up runs of words instead, in linear time.
+A word counts as kept if it belongs to a run of three words that the other text contains. A distinctive word,
+such as a path or a number, counts as kept if the other text contains it.
 """
 
 import re
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 RUN_WORDS = 3
-# Largest number of characters compared on either side: a comparison takes at most 100 ms of one core.
+# Largest number of characters of each text that are compared. A comparison then takes at most 100 ms on one
+# core.
 MAX_COMPARED_CHARACTERS = 100_000
-# A distinctive word has at least so many characters, and contains a digit or one of these signs.
+# A distinctive word has at least this many characters, and matches the pattern below: it contains a digit, a
+# sign such as `/`, or a dot between letters.
 _DISTINCTIVE_CHARACTERS = 4
 _DISTINCTIVE = re.compile(r"[\d/_\\@:=]|\w\.\w")
 _WORD = re.compile(r"[^\s\"'`()\[\]{}<>,;|*]+")
@@ -32,11 +34,11 @@ class DiffPiece:
 
 @dataclass(frozen=True, slots=True)
 class DiffWords:
-    """Index of a text for comparisons.
+    """Index of the words of a text, for comparisons.
 
     Attributes:
-        runs: Runs of words.
-        distinctive: Words that are distinctive by themselves.
+        runs: All runs of `RUN_WORDS` successive words.
+        distinctive: All distinctive words.
     """
 
     runs: AbstractSet[tuple[str, ...]]
@@ -44,7 +46,7 @@ class DiffWords:
 
 
 def index_words(texts: Iterable[str]) -> DiffWords:
-    """Indexes the words of texts, up to `MAX_COMPARED_CHARACTERS` in all."""
+    """Builds the index of several texts. Uses only the first `MAX_COMPARED_CHARACTERS` of them together."""
     runs: set[tuple[str, ...]] = set()
     distinctive: set[str] = set()
     remaining = MAX_COMPARED_CHARACTERS
@@ -57,7 +59,7 @@ def index_words(texts: Iterable[str]) -> DiffWords:
 
 
 def split_pieces(text: str, other: DiffWords) -> list[DiffPiece]:
-    """Splits a text into pieces that the other text contains word for word, and pieces that it does not."""
+    """Splits a text into pieces, and marks those that the indexed text `other` contains."""
     matches = list(_WORD.finditer(text[:MAX_COMPARED_CHARACTERS]))
     kept = _find_kept([_normalize_word(match[0]) for match in matches], other)
     found: list[DiffPiece] = []
@@ -87,7 +89,7 @@ def _iter_runs(words: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _normalize_word(word: str) -> str:
-    """Returns a word for comparison: in lower case, without the signs that end a sentence."""
+    """Returns a word in lower case and without punctuation at its end, for comparison."""
     return word.rstrip(_ENDS).lower()
 
 

@@ -21,12 +21,12 @@ from compaction_proxy.admin.ui.shown import (
 from compaction_proxy.admin.ui.templates import Templates
 from compaction_proxy.core.event import parse_number
 
-# Time ranges of the overview, and the period of one column in its chart.
+# Time ranges of the overview page, each with the period that one column of its chart covers.
 RANGES = {"24h": "hour", "7d": "hour", "30d": "day"}
 SORTS = {"last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests"}
-# Scopes of a search.
+# Scopes of a search, with their names on the page.
 SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this tenant"}
-# Confirmation after an action.
+# Confirmations that a page shows after an action, by the value of the query parameter `done`.
 DONE = {
     "compact": "The next request of this conversation will be compacted.",
     "undo": "The newest round is not applied any more.",
@@ -46,14 +46,14 @@ MAX_HITS = 50
 
 
 def _choose_value(request: Request, name: str, words: dict[str, str]) -> str:
-    """Returns a query value that must be one of `words`, or else their first."""
+    """Returns the query parameter `name` if it is one of `words`, or else the first of `words`."""
     value = request.query_params.get(name, "")
     return value if value in words else next(iter(words))
 
 
 @dataclass(frozen=True, slots=True)
 class PageRoutes:
-    """Handles GET requests for pages.
+    """Handles the GET requests for the read-only pages.
 
     Attributes:
         api: Client of the admin API.
@@ -178,7 +178,7 @@ class PageRoutes:
         )
 
     async def show_message(self, request: Request) -> Response:
-        """Shows a removed message. The query parameter `whole` lifts the limit on its length."""
+        """Shows a removed message, cut to a limit unless the query has the parameter `whole`."""
         name = request.path_params["name"]
         response = await self.api.get(
             request, "conversations", name, "messages", request.path_params["message"]
@@ -193,7 +193,7 @@ class PageRoutes:
         )
 
     async def show_failures(self, request: Request) -> Response:
-        """Shows failures of upstreams and of compaction. Without the store, shows only those of upstreams."""
+        """Shows failures of upstreams and of compaction; only those of upstreams if the store is away."""
         since = _choose_value(request, "since", RANGES)
         failures, upstreams = await asyncio.gather(
             self.api.get_or_none(request, "events", limit=MAX_EVENTS, failures="true"),
@@ -211,7 +211,7 @@ class PageRoutes:
         )
 
     async def show_settings(self, request: Request) -> Response:
-        """Shows the configuration in force and the models. The list of models needs the store."""
+        """Shows the current configuration and the models. If the store is away, the models are missing."""
         config, models = await asyncio.gather(
             self.api.get(request, "config"), self.api.get_or_none(request, "models")
         )
@@ -233,5 +233,5 @@ class PageRoutes:
 
 
 def _build_base_url(request: Request) -> str:
-    """Returns the `base_url` for clients, as far as this request reveals it."""
+    """Returns the `base_url` that clients should use, derived from the host of this request."""
     return f"{request.url.scheme}://{request.headers.get('host', '')}/v1"

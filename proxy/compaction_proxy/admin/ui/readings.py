@@ -1,7 +1,7 @@
-"""Converts responses of the admin API to records, even if another version of the API has sent them.
+"""Converts responses of the admin API to records for the templates.
 
-A field that is missing or of another type gets its default, which means "unknown". Templates therefore never
-use an undefined name.
+The data may have been written by another version of the proxy. A field that is missing or has another type
+therefore gets its default, which means "unknown". Templates then never use an undefined name.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -41,7 +41,7 @@ _READERS: Mapping[object, Callable[[object], object]] = {
 
 
 def read_record(kind: Callable[..., _T], data: object) -> _T:
-    """Reads a record from JSON fields. Reads only fields of simple types."""
+    """Reads a record from JSON fields. Fields of other than simple types keep their default."""
     given = data if isinstance(data, Mapping) else {}
     known = {each.name: each.type for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     return kind(**{name: _READERS[known[name]](given[name]) for name in known.keys() & given.keys()
@@ -66,7 +66,7 @@ def read_conversation(name: str, data: JsonFields) -> ConversationView:
 
 
 def read_outcomes(data: object) -> tuple[StrategyOutcomeView, ...]:
-    """Reads the results of strategies in a list."""
+    """Reads the results of a replay, one for each strategy."""
     return tuple(_read_outcome(each) for each in _read_list(data) if isinstance(each, Mapping))
 
 
@@ -114,7 +114,7 @@ def read_exchanges(data: object) -> tuple[Exchange, ...]:
 
 
 def read_settings(data: object) -> tuple[SettingView, ...]:
-    """Reads configuration values as text: lists are joined, booleans become yes and no."""
+    """Reads configuration values as text. Items of lists are joined; booleans become `yes` or `no`."""
     rows = (each for each in _read_list(data) if isinstance(each, Mapping))
     return tuple(
         SettingView(

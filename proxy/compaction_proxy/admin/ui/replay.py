@@ -1,4 +1,7 @@
-"""The playground: shows what each strategy would send and cost for a conversation, without a provider."""
+"""The playground: a page that shows what each strategy would forward for a conversation, and at what cost.
+
+The playground calls no provider.
+"""
 
 import asyncio
 import json
@@ -17,7 +20,8 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.wires.json.slices import find_members
 
-# Size of a pasted transcript. In a form, each special character of JSON takes three bytes.
+# Largest pasted transcript, in bytes. A form may be three times as large, because its encoding takes three
+# bytes for each special character of JSON.
 MAX_PASTED_BYTES = 8 * 1024 * 1024
 _MAX_FORM_BYTES = 3 * MAX_PASTED_BYTES
 TOO_LARGE = (
@@ -34,11 +38,11 @@ class PlaygroundForm:
 
     Attributes:
         transcript: Messages or a request, as JSON.
-        conversation: Id of a stored conversation; used without a transcript.
-        model: Requested model; empty for the transcript's own.
-        strategies: Names of strategies.
-        trigger: T, in tokens; 0 for the strategies' own.
-        window: Context window of the model, in tokens; 0 for the known one.
+        conversation: Id of a stored conversation. It is used if there is no transcript.
+        model: Model; if empty, the model in the transcript.
+        strategies: Names of the strategies to compare.
+        trigger: T, in tokens; 0 for the T that each strategy has.
+        window: Context window of the model, in tokens; 0 for the window that the proxy knows.
     """
 
     transcript: str = ""
@@ -55,7 +59,7 @@ class PlaygroundResults:
 
     Attributes:
         outcomes: Result of each strategy.
-        chart: Data of the chart of these results.
+        chart: Data of the chart that shows the outcomes (`charts.build_strategies_chart`).
     """
 
     outcomes: tuple[StrategyOutcomeView, ...] = ()
@@ -87,7 +91,7 @@ class PlaygroundRoutes:
                 request, "replay", body=await asyncio.to_thread(_build_request_body, form)
             )
         except PageError as error:
-            if error.status == _TOO_LARGE:  # the page does not send megabytes back in the form
+            if error.status == _TOO_LARGE:  # the form would send megabytes back to the browser
                 raise
             return await self._render_playground(request, form, PlaygroundResults(), error)
         outcomes = readings.read_outcomes(response.get("results"))
@@ -135,7 +139,7 @@ def _parse_number(text: str) -> int:
 
 
 def _build_request_body(wanted: PlaygroundForm) -> bytes:
-    """Builds the body for the admin API. Does not decode the transcript, because it may have megabytes.
+    """Builds the request body for the admin API. Does not decode the transcript, which may have megabytes.
 
     Raises:
         PageError: The transcript is too large (413), or there is neither a readable transcript nor a
@@ -159,7 +163,7 @@ def _build_request_body(wanted: PlaygroundForm) -> bytes:
 
 
 def _split_transcript(text: bytes) -> dict[str, bytes]:
-    """Returns the raw messages and, if a whole request was pasted, its other relevant members."""
+    """Returns the raw JSON of the messages and, if a whole request was pasted, of its tools and model."""
     if len(text) > MAX_PASTED_BYTES:
         raise PageError(_TOO_LARGE, TOO_LARGE)
     if text.startswith(b"["):

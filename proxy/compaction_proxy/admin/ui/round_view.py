@@ -1,4 +1,7 @@
-"""Builds the three panes of a compaction: removed messages, their replacement, and the model's view."""
+"""Builds the three panes of a compaction's page.
+
+They show the removed messages, their replacement, and the messages that the model saw after the compaction.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +16,8 @@ from compaction_proxy.admin.ui.diff import (
 from compaction_proxy.admin.ui.shown import MessageView
 
 STAND_IN = "stand-in"
-# Largest number of characters per message and of messages per pane. The pages link to the rest.
+# Largest number of characters that are shown of a message, and of messages in a pane. The page links to the
+# rest.
 MAX_SHOWN_CHARACTERS = 4_000
 MAX_SHOWN_MESSAGES = 200
 
@@ -24,7 +28,7 @@ class PaneMessage:
 
     Attributes:
         message: The message.
-        pieces: Visible part of its text.
+        pieces: The shown part of its text, in pieces.
         left_out: Number of characters that are not shown.
         stand_in: Whether the message is a replacement, written by a compaction.
     """
@@ -40,10 +44,11 @@ class RoundPanes:
     """The three panes of a compaction.
 
     Attributes:
-        removed: Messages that the compaction removed. Pieces that the replacement also contains are marked.
+        removed: Messages that the compaction removed. Pieces that the replacement contains are marked.
         removed_left_out: Number of removed messages that are not shown.
-        summary: Text of the replacement. Pieces that the removed messages also contain are marked.
-        seen: Messages that the model then saw. Replacements among them are marked in the same way.
+        summary: Text of the replacement. Pieces that the removed messages contain are marked.
+        seen: Messages that the model saw after the compaction. In replacements, pieces that the removed
+            messages contain are marked.
         seen_left_out: Number of seen messages that are not shown.
     """
 
@@ -55,7 +60,7 @@ class RoundPanes:
 
 
 def build_panes(summary: str, removed: Sequence[MessageView], seen: Sequence[MessageView]) -> RoundPanes:
-    """Compares the removed messages with their replacement. Takes at most 100 ms, whatever the sizes."""
+    """Builds the panes. Takes at most 100 ms, because only a limited part of the texts is compared."""
     stand_ins = [each.text for each in seen if each.origin == STAND_IN]
     before = index_words(each.text for each in removed)
     after = index_words([summary, *stand_ins])
@@ -71,7 +76,11 @@ def build_panes(summary: str, removed: Sequence[MessageView], seen: Sequence[Mes
 def _compare_messages(
     messages: Iterable[MessageView], other: DiffWords, *, everywhere: bool
 ) -> list[PaneMessage]:
-    """Builds the messages of a pane. Compares at most `MAX_COMPARED_CHARACTERS` of them."""
+    """Builds the messages of a pane, and marks the pieces that `other` contains.
+
+    Compares at most `MAX_COMPARED_CHARACTERS` of the messages. If `everywhere` is false, compares only
+    replacements.
+    """
     panes: list[PaneMessage] = []
     remaining = MAX_COMPARED_CHARACTERS
     for message in messages:

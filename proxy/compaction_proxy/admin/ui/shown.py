@@ -1,4 +1,4 @@
-"""Records that the templates show. An unknown figure is None, and an unknown text is empty."""
+"""Records that the templates show. A number that is unknown is None, and a text that is unknown is empty."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ class MoneyView:
 
 @dataclass(frozen=True, slots=True)
 class ConversationRowView:
-    """A conversation in the list. Its sizes are those of its last exchange."""
+    """A conversation in the list. `tokens_before` and `tokens_after` are the sizes of its last exchange."""
 
     id: str = ""
     model: str = ""
@@ -39,7 +39,7 @@ class ConversationRowView:
 
 @dataclass(frozen=True, slots=True)
 class RoundView:
-    """A compaction: its event, whether it was undone, and the requests until it has paid for itself."""
+    """A compaction: its event, whether it was undone, and after how many requests it has paid for itself."""
 
     event: Event
     undone: bool = False
@@ -48,7 +48,10 @@ class RoundView:
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """A message: removed by a compaction, or as the model saw it afterwards (`origin` tells which)."""
+    """A message that a compaction removed, or that the model saw after it.
+
+    In the second case, `origin` tells whether the message was kept or is a replacement.
+    """
 
     id: str = ""
     index: int | None = None
@@ -59,7 +62,7 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """A prompt of a summary model."""
+    """A prompt that a summary model received."""
 
     model: str = ""
     system: str = ""
@@ -149,7 +152,10 @@ class BillView:
 
 @dataclass(frozen=True, slots=True)
 class StrategyOutcomeView:
-    """Result of a strategy for a conversation. `points` has the tokens of each request, before and after."""
+    """Result of a strategy in a replay.
+
+    `points` has two sizes of each request, in tokens: before and after compaction.
+    """
 
     strategy: str = ""
     model: str = ""
@@ -182,14 +188,14 @@ class SettingView:
 
     @property
     def section(self) -> str:
-        """Heading of the value on the page: the first word of its key, or its strategy."""
+        """Heading of the value on the page: the first word of its key, or the part that names a strategy."""
         words = self.key.split(".")
         return ".".join(words[:3] if words[1:2] == ["strategies"] else words[:1])
 
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """Context window and prices of a model, in dollars per million tokens."""
+    """Context window of a model in tokens, and its prices in dollars per million tokens."""
 
     model: str = ""
     window: int | None = None

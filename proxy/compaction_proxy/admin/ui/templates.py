@@ -1,7 +1,7 @@
 """Renders templates into responses, and serves static files.
 
-Templates escape everything, and an undefined name is an error. Each response carries headers that restrict
-what the browser may do with it.
+Templates escape all values that they insert, and raise an error for an undefined name. Each response has
+headers that restrict what the browser may do with it.
 """
 
 import asyncio
@@ -21,8 +21,9 @@ from starlette.responses import HTMLResponse, Response
 from compaction_proxy import __version__
 from compaction_proxy.support import formatting
 
-# Control characters except tab and line feed; soft hyphen; direction marks; zero-width characters except the
-# joiners that some scripts need; line and paragraph separators; tags; lone surrogates, which UTF-8 cannot
+# Characters that a browser does not show, or that change how it shows the text around them: control
+# characters except tab and line feed; soft hyphen; direction marks; zero-width characters except the joiners
+# that some scripts need; line and paragraph separators; tag characters; lone surrogates, which UTF-8 cannot
 # encode.
 _MISLEADING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
@@ -35,12 +36,12 @@ def _format_code_point(match: re.Match[str]) -> str:
 
 
 def make_visible(text: str) -> str:
-    """Replaces misleading characters by visible ones such as `⟨U+202E⟩`."""
+    """Replaces characters that are invisible or misleading by visible text such as `⟨U+202E⟩`."""
     return _MISLEADING.sub(_format_code_point, text.replace("\r\n", "\n"))
 
 
 def finalize_value(value: object) -> object:
-    """Prepares a value for output: makes text visible, and leaves the templates' own markup unchanged."""
+    """Applies `make_visible` to a text before a template inserts it. Other values and HTML stay unchanged."""
     return make_visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
@@ -53,8 +54,8 @@ HEADERS = {
     ),
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # With `no-referrer`, browsers send `Origin: null` with our own forms. This policy tells other sites
-    # nothing either.
+    # Not `no-referrer`: with it, browsers send `Origin: null` with our own forms, and the access check would
+    # refuse them. `same-origin` does not send the page's address to other sites either.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",

@@ -1,4 +1,5 @@
-"""The built-in demonstration: a provider that needs no key, a scripted conversation, and a run of both.
+"""The built-in demonstration: a provider that needs no key, and a scripted conversation played with it.
 
-The provider is also the project's test double: a real OpenAI-compatible service on a real socket.
+The tests also use this provider in place of a real one. It is a real OpenAI-compatible service on a real
+socket.
 """

@@ -1,6 +1,6 @@
 """Defines the demo's client: an agent that sends its whole history with each request.
 
-It runs the tools of the script.
+It runs no real tools: their results come from the script.
 """
 
 import copy
@@ -41,7 +41,7 @@ class AgentExchange:
 
 
 async def skip_pause() -> None:
-    """Does nothing. Used as the pause of an agent that does not wait."""
+    """Does nothing. It is the default pause of an agent, which then does not wait."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class DemoAgent:
         base_url: Base URL of the proxy or the provider, without `/v1`.
         script: The scripted user messages and tool results.
         history: All messages so far. The list only grows.
-        pause: Waits after an answer, as if a user read it or a tool ran.
+        pause: Called after each answer. It waits as if a user read the answer or a tool ran.
     """
 
     http: httpx.AsyncClient
@@ -63,7 +63,9 @@ class DemoAgent:
     pause: Callable[[], Awaitable[None]] = skip_pause
 
     async def play_turn(self, text: str) -> list[AgentExchange]:
-        """Sends a user message and runs the requested tools until the model has answered or refused.
+        """Sends a user message, and tool results as long as the model calls tools.
+
+        The turn ends with an answer without tool calls or with an error.
 
         Returns:
             The exchanges of the turn, in order.
@@ -106,7 +108,7 @@ def build_tool_message(call_id: str, script: DemoScript) -> JsonObject:
 
 
 def build_opening(script: DemoScript) -> list[JsonObject]:
-    """Builds the history before the first turn."""
+    """Builds the history before the first turn: the system prompt."""
     return [{"role": "system", "content": script.system}]
 
 

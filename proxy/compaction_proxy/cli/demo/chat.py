@@ -29,7 +29,7 @@ class ToolCall:
 class Reply:
     """The content of an answer: text, tool calls or both.
 
-    `thought` comes before the content, on wires that can carry a thought.
+    `thought` is the model's reasoning before the content, on wires that can carry it.
     """
 
     text: str = ""
@@ -46,7 +46,7 @@ class DemoUsage:
         prompt: All input tokens.
         completion: All output tokens, including the thought.
         cached: Input tokens read from the prompt cache.
-        written: Input tokens written to the prompt cache because the client marked them.
+        written: Input tokens written to the prompt cache because the client marked them for it.
         thought: Output tokens of the thought.
     """
 
@@ -73,12 +73,13 @@ class DemoRequest:
 
     Attributes:
         body: The request body in the format of its wire.
-        prompt: The request as a chat request with `model`, `messages` and `tools`.
+        prompt: The same request in the format of Chat Completions, with `model`, `messages` and `tools`.
         output_tokens: The requested limit of output tokens. 0 if the request sets none.
         streamed: Whether the client wants a stream.
         thinks: Whether the reply has a thought.
-        cached_messages: Number of leading messages that the prompt cache reads and stores. None for all.
-        counts_only: Whether the client only wants the size of the prompt.
+        cached_messages: Number of messages, from the first, for which the prompt cache is used. None means
+            all messages.
+        counts_only: Whether the client only wants the size of the prompt, in tokens.
     """
 
     body: JsonObject
@@ -92,11 +93,11 @@ class DemoRequest:
 
 @dataclass(frozen=True, slots=True)
 class DemoAnswer:
-    """A reply with the data that every wire needs to encode it.
+    """A reply with the data that wires need to encode it.
 
     Attributes:
         asked: The request that is answered.
-        number: Number of the request, from 1.
+        number: Number of the request among all requests to the provider, from 1.
         created: Seconds since the epoch.
         mark: Hexadecimal digits derived from the prompt. Ids in the answer contain them.
         reply: The content.
@@ -112,7 +113,7 @@ class DemoAnswer:
 
     @property
     def model(self) -> str:
-        """The name of the model in the request."""
+        """The name of the requested model."""
         return str(self.asked.prompt["model"])
 
 
@@ -140,7 +141,8 @@ class Envelope:
 def encode_json(value: object) -> bytes:
     """Encodes a value as compact JSON in UTF-8.
 
-    A lone surrogate, which a client may send escaped, stays escaped.
+    A lone surrogate, which a client may send as an escape, has no UTF-8 form. If the value contains one, all
+    characters outside ASCII are escaped.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
@@ -150,7 +152,7 @@ def encode_json(value: object) -> bytes:
 
 
 def split_words(text: str) -> list[str]:
-    """Splits the text into pieces of a few words, as a model streams it. The joined pieces are the text."""
+    """Splits the text into pieces of a few words, as a model streams it. Together they are the whole text."""
     words = _WORD.findall(text)
     return ["".join(words[start : start + PIECE_WORDS]) for start in range(0, len(words), PIECE_WORDS)]
 
@@ -197,9 +199,10 @@ def _iter_deltas(reply: Reply) -> Iterator[JsonObject]:
 
 
 def encode_stream(envelope: Envelope, reply: Reply, usage: DemoUsage | None) -> Iterator[bytes]:
-    """Yields the answer as server-sent events, including `[DONE]`.
+    """Yields the answer as server-sent events, the last of which is `[DONE]`.
 
-    With `usage`, every chunk has a field `usage`. It is null except in an extra last chunk without choices.
+    With `usage`, every chunk has a field `usage`. It is null, except in an additional last chunk that has no
+    choices.
     """
     extra = {} if usage is None else {"usage": None}
 

@@ -14,9 +14,9 @@ class ClientDepartedError(Exception):
 
 
 class DemoClient:
-    """Represents the client of one request. It may disconnect while it waits for the answer.
+    """Represents the client of one request. The client may disconnect while it waits for the answer.
 
-    `headers` are sent with every answer.
+    The answer is sent with the headers in `headers`.
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -40,7 +40,7 @@ class DemoClient:
                 return b"".join(parts)
 
     async def wait(self, seconds: float | None) -> None:
-        """Waits for a number of seconds, or for ever if it is None.
+        """Waits for a number of seconds; None waits until the client disconnects.
 
         Raises:
             ClientDepartedError: The client disconnected meanwhile.
@@ -56,7 +56,7 @@ class DemoClient:
         raise ClientDepartedError
 
     async def start(self, status: int, kind: bytes, length: int | None = None) -> None:
-        """Sends status and headers. Without a length the body is chunked."""
+        """Sends status and headers. `length` is the size of the body in bytes; None sends a chunked body."""
         headers = [(b"content-type", kind), *self.headers]
         if length is not None:
             headers.append((b"content-length", str(length).encode()))

@@ -13,15 +13,16 @@ class Fault:
     Attributes:
         status: Error status to answer with. 0 for none.
         hang: Whether the provider never answers.
-        cut_after: Number of stream chunks after which the connection is closed. A body that is not streamed
-            is closed after half of its bytes. None never closes it.
+        cut_after: Number of stream chunks after which the connection is closed. If the answer is not
+            streamed, the connection is closed after half of the body instead. None does not close it early.
         garbage: Whether the answer has status 200 and bytes that are no chat completion.
-        empty: Whether the answer has status 200 and no body, or a stream of nothing but `[DONE]`.
-        first_byte_s: Seconds before the first byte.
-        chunk_s: Seconds before each further chunk.
-        late: How an overflow is reported within a stream that began with 200: `error`, `failed` or `both`.
-            They are different events on the Responses wire and the same on the others. If it is empty, an
-            overflow is answered with status 400.
+        empty: Whether the answer has status 200 and no content: no body, or a stream without events or with
+            only the event `[DONE]`.
+        first_byte_s: Seconds before the first byte of the answer.
+        chunk_s: Seconds before each further chunk of a stream.
+        late: How a stream that began with status 200 reports that the prompt is too long: `error`, `failed`
+            or `both`. These are different events on the Responses wire; the other wires have only one. If it
+            is empty, the answer to such a prompt has status 400.
     """
 
     status: int = 0
@@ -58,10 +59,10 @@ def _apply_word(fault: Fault, word: str) -> Fault:
 
 
 def parse_fault(text: str, base: Fault = NO_FAULT) -> Fault:
-    """Parses words such as `slow=0.5, cut=3` and adds them to `base`.
+    """Parses a text such as `slow=0.5, cut=3` and returns `base` with these faults added.
 
-    The words are `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds`, `delay=seconds` and
-    `late[=error|failed|both]`.
+    The possible words are `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds`,
+    `delay=seconds` and `late[=error|failed|both]`.
 
     Raises:
         ValueError: A word is unknown or its value is invalid.

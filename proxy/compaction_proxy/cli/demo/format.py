@@ -1,7 +1,8 @@
 """Defines a wire of the demo provider as a record of functions, so that all wires share the other code.
 
-A wire converts a request to a `DemoRequest`, whose prompt is a chat request. Token counts, the prompt cache
-and replies use only that.
+A wire converts each request to a `DemoRequest`. The prompt of a `DemoRequest` has the format of Chat
+Completions on every wire. Tokens are counted, the prompt cache is simulated and replies are composed from
+this prompt only.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from compaction_proxy.cli.demo.validation import Refusal, refuse_unknown_model
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-OVERFLOW = "context_length_exceeded"  # logged on every wire, and part of the answer on wires with error codes
+OVERFLOW = "context_length_exceeded"  # logged on every wire; the answer has it if its wire has error codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,12 @@ class DemoWire:
         whole: Encodes an answer that is not streamed.
         events: Encodes an answer as server-sent events, including the last one.
         refused: Encodes the body of an error. It takes the error and the number of the request.
-        late: Encodes a stream that reports an error after its beginning. It takes the answer begun, the error
+        late: Encodes a stream that begins normally and then reports an error. It takes the answer, the error
             and a value of `faults.LATE`.
         headers: Returns the headers of every answer. It takes the number of the request.
-        unknown_model: Returns the refusal of a model that the provider does not offer.
+        unknown_model: Returns the refusal of a model that the provider does not offer. It takes its name.
         empty: The events of a stream without content.
-        needs: A header that every request must have. Empty if none is needed.
+        needs: The name of a header that every request must have. Empty if none is needed.
     """
 
     judge: Callable[[JsonObject], Refusal | None]

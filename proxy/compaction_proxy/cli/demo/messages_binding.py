@@ -1,9 +1,10 @@
-"""Computes what the demo provider binds thoughts to on the Messages wire: everything that precedes them.
+"""Computes the digests to which the demo provider binds thoughts (thinking blocks) on the Messages wire.
 
-Newer Claude models with adaptive thinking accept a thought only behind the same system prompt, tools and
-blocks as when it was produced, earlier thoughts included. Older models, for which thinking is `enabled` with
-a budget, accept it anywhere. Both kinds accept that a thought is missing. Cache marks do not count, nor does
-it matter whether neighbouring messages of one role are merged.
+Such a digest covers everything that precedes the thought. Newer Claude models, which think adaptively, accept
+a thought only if the system prompt, tools and blocks before it, earlier thoughts included, are the same as
+when it was produced. Older models, for which a request sets thinking to `enabled` with a budget, accept a
+thought anywhere. Both kinds accept a history without the thought. Cache marks are ignored, and consecutive
+messages of the same role count as one message.
 Source: Anthropic's documentation of preserved thinking, 2026-11.
 """
 
@@ -25,7 +26,10 @@ def has_bound_thoughts(body: JsonObject) -> bool:
 
 
 def should_refuse_moved_thoughts(body: JsonObject) -> bool:
-    """Returns whether a thought behind a different prefix is refused. Otherwise it is dropped."""
+    """Returns whether a request is refused if what precedes a thought has changed.
+
+    Otherwise the thought is accepted or ignored.
+    """
     binding = _get_thinking(body).get("block_binding")
     is_dropped = isinstance(binding, dict) and binding.get("prefix_mismatch_behavior") == "drop_block"
     return has_bound_thoughts(body) and not is_dropped
@@ -42,14 +46,14 @@ def _extend_digest(digest: bytes, value: object) -> bytes:
 
 
 def _normalize_block(block: JsonObject) -> JsonObject:
-    """Returns a block in the form that is compared: the text of a tool result becomes a text block."""
+    """Returns a block in the form that is compared: a tool result's text becomes a list with a text block."""
     return {**block, "content": get_blocks(block)} if block["type"] == "tool_result" else block
 
 
 def iter_prefixes(body: JsonObject) -> Iterator[tuple[str, JsonObject, bytes]]:
-    """Yields each block with its path and the digest of everything before it.
+    """Yields the path of each block, the block, and the digest of everything before it.
 
-    The last item has an empty path, an empty block and the digest of the whole request.
+    After the last block it yields an empty path, an empty block and the digest of the whole request.
     """
     digest = _extend_digest(b"", [get_system_blocks(body), body.get("tools") or []])
     for index, message in enumerate(body["messages"]):
@@ -60,7 +64,7 @@ def iter_prefixes(body: JsonObject) -> Iterator[tuple[str, JsonObject, bytes]]:
 
 
 def compute_prefix_digest(body: JsonObject) -> bytes:
-    """Returns the digest to which the answer's thought is bound, or nothing if thoughts are not bound."""
+    """Returns the digest to which the answer's thought is bound; empty if thoughts are not bound."""
     if not has_bound_thoughts(body):
         return b""
     *_, (_, _, digest) = iter_prefixes(body)

@@ -1,7 +1,8 @@
 """Converts valid requests of the Messages wire to chat prompts for the demo provider.
 
-A user message with tool results becomes a tool message for each result and one user message with the rest,
-as on the chat wire. Cache marks are removed. The last of them says how far the prompt cache reaches.
+A user message with tool results becomes a tool message for each result, and one user message with the other
+blocks, because Chat Completions has separate tool messages. Cache marks are removed. The prompt cache is used
+up to the last message with a cache mark.
 """
 
 from collections.abc import Iterator
@@ -36,9 +37,9 @@ def is_thinking(body: JsonObject) -> bool:
 
 
 def _is_thinking_between_calls(body: JsonObject) -> bool:
-    """Returns whether the model has a thought between tool calls.
+    """Returns whether the model also has a thought before a reply to tool results.
 
-    Newer models do, unless the request asks for low effort.
+    Newer models do, unless the request asks for low effort. `body` must have thinking on.
     """
     effort = body.get("output_config")
     hurried = isinstance(effort, dict) and effort.get("effort") == "low"
@@ -72,7 +73,7 @@ def _convert_user_blocks(content_blocks: list[Any]) -> Iterator[JsonObject]:
 
 
 def _convert_messages(body: JsonObject) -> Iterator[tuple[JsonObject, bool]]:
-    """Yields the messages of the prompt, each with a flag that says whether the cache is marked up to it."""
+    """Yields the messages of the prompt, and for each whether the client has set a cache mark at its end."""
     system = get_system_blocks(body)
     if system:
         yield (
@@ -96,9 +97,10 @@ def _convert_tools(body: JsonObject) -> list[JsonObject]:
 
 
 def read_request(body: JsonObject) -> DemoRequest:
-    """Converts a valid request.
+    """Converts a valid request to a `DemoRequest`.
 
-    A reply has a thought if it begins a turn. Between tool calls, only newer models have thoughts.
+    If thinking is on, the reply to a user message has a thought. The reply to tool results has one only with
+    newer models.
     """
     marked_messages = list(_convert_messages(body))
     messages = [message for message, _ in marked_messages]

@@ -15,7 +15,8 @@ from compaction_proxy.cli.demo.signing import is_sealed, read_binding
 from compaction_proxy.cli.demo.validation import Refusal
 
 MAX_MARKS = 4
-# Types of blocks that only messages of one role may contain.
+# The role of the messages that may contain a block, by the type of the block. Types without an entry may
+# occur in messages of both roles.
 HOLDERS = {**dict.fromkeys((*THOUGHTS, "tool_use"), "assistant"), "tool_result": "user"}
 
 _ID = re.compile(r"[a-zA-Z0-9_-]+")
@@ -109,9 +110,9 @@ def _check_message(message: object, where: str, *, last: bool) -> Reasons:
 
 
 def _merge_same_role(messages: list[JsonObject]) -> list[tuple[int, list[Any]]]:
-    """Merges neighbouring messages of one role.
+    """Merges consecutive messages of the same role.
 
-    Each result holds the index of its last message and all blocks.
+    Returns for each merged message the index of its last part in `messages`, and all its blocks.
     """
     merged: list[tuple[int, list[Any]]] = []
     for index, message in enumerate(messages):
@@ -123,9 +124,9 @@ def _merge_same_role(messages: list[JsonObject]) -> list[tuple[int, list[Any]]]:
 
 
 def _list_answered_ids(content_blocks: list[Any]) -> list[str]:
-    """Returns the ids of the calls that the leading tool results answer.
+    """Returns the ids of the calls that the tool results at the start of a message answer.
 
-    Results behind other blocks do not count.
+    Tool results after other blocks are not included, because the API does not accept them there.
     """
     others = (index for index, block in enumerate(content_blocks) if block["type"] != "tool_result")
     return [str(block.get("tool_use_id")) for block in content_blocks[: next(others, len(content_blocks))]]
@@ -178,7 +179,10 @@ def _check_pairing(body: JsonObject) -> Reasons:
 
 
 def _check_unthought_loop(body: JsonObject) -> Reasons:
-    """Checks that an unfinished run of tool calls begins with a thought, if an older model thinks."""
+    """Checks that the tool calls since the last user message begin with a thought.
+
+    The rule applies only if the request ends with tool results, and an older model thinks.
+    """
     turns = _merge_same_role(body["messages"])
     first = None
     while len(turns) >= 2 and _list_answered_ids(turns[-1][1]):
@@ -194,7 +198,10 @@ def _check_unthought_loop(body: JsonObject) -> Reasons:
 
 
 def _check_moved_thoughts(body: JsonObject) -> Reasons:
-    """Checks that each thought still has the prefix with which it was produced, if a newer model thinks."""
+    """Checks that what precedes each thought is the same as when the thought was produced.
+
+    The rule applies to newer models only (`messages_binding`).
+    """
     if not should_refuse_moved_thoughts(body):
         return
     for where, block, prefix_digest in iter_prefixes(body):
@@ -209,7 +216,7 @@ def _check_moved_thoughts(body: JsonObject) -> Reasons:
 
 
 def _iter_markable(body: JsonObject) -> Iterator[JsonObject]:
-    """Yields everything that may carry a cache mark."""
+    """Yields every object in the request that may carry a cache mark."""
     yield body
     yield from body.get("tools") or ()
     yield from get_system_blocks(body)
@@ -234,7 +241,7 @@ def _check_conversation(body: JsonObject) -> Reasons:
 
 
 def _check_top_level(body: JsonObject) -> Reasons:
-    """Checks the fields besides the messages."""
+    """Checks the types of the fields `tools` and `system`."""
     for key in ("tools", "system"):
         value = body.get(key) or []
         if key == "system" and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Implements the Messages wire of the demo provider: `…/v1/messages` and `…/v1/messages/count_tokens`."""
+"""Implements the Messages wire of the demo provider: `POST …/messages` and `POST …/messages/count_tokens`."""
 
 import json
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def _build_message(
 
 
 def _parse_arguments(arguments: str) -> JsonObject:
-    """Parses the arguments of a call into an object, because this wire requires one."""
+    """Parses the arguments of a call. A value that is no object is wrapped, because this wire needs one."""
     try:
         value = json.loads(arguments)
     except ValueError:

@@ -13,14 +13,14 @@ COUNTED_MESSAGES = 20_000
 
 
 class TokenMeter:
-    """Counts prompts and replies. Counts of messages are cached."""
+    """Counts the tokens of prompts and replies. The counts of messages are cached."""
 
     def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
         self._counted: OrderedDict[tuple[str, bytes], int] = OrderedDict()
 
     def count_message(self, message: JsonObject, model: str) -> int:
-        """Returns the tokens of a message, including its frame."""
+        """Returns the tokens of a message, including those of the frame around each message."""
         key = (model, hashlib.sha256(encode_json(message)).digest())
         if key not in self._counted:
             self._counted[key] = count_message_tokens(message, lambda text: self._counter.count(text, model))
@@ -56,9 +56,9 @@ class PrefixCache:
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def match_prompt(self, body: JsonObject) -> int:
-        """Returns the tokens of the longest stored prefix of a prompt, in whole cache blocks.
+        """Returns the tokens of the longest stored prefix of a prompt, and stores all prefixes of the prompt.
 
-        Then stores all prefixes of the prompt.
+        The number is rounded down to whole cache blocks (`replay.prompt_size.count_cached_tokens`).
         """
         sizes = accumulate(
             (self._meter.count_message(message, body["model"]) for message in body["messages"]),

@@ -1,10 +1,10 @@
-"""Implements a provider that speaks three wires in one ASGI app: the demo's upstream and a double for tests.
+"""Implements the demo provider: an ASGI app that speaks three wires, for the demo and for tests.
 
-It validates requests as OpenAI and Anthropic do, counts real tokens, refuses prompts that exceed its context
-window, streams, and logs the requests that it receives. It serves these paths under any prefix: `POST
-…/chat/completions`, `POST …/responses`, `POST …/messages`, `POST …/messages/count_tokens` and `GET
-…/models`, and also `GET /__log`. Equal requests get equal bytes, except for `id`, ids of unscripted tool
-calls, `created` and the count of cached tokens.
+It validates requests as OpenAI and Anthropic do, counts tokens with a real tokenizer, refuses prompts that
+exceed its context window, streams answers, and logs the requests that it receives. It serves these paths
+under any prefix: `POST …/chat/completions`, `POST …/responses`, `POST …/messages`, `POST
+…/messages/count_tokens` and `GET …/models`. It also serves `GET /__log`. Equal requests get equal answers,
+except for `id`, ids of unscripted tool calls, `created` and the count of cached tokens.
 """
 
 import hashlib
@@ -42,10 +42,11 @@ class DemoProviderSettings:
 
     Attributes:
         counter: Counts tokens.
-        window: Largest prompt plus output, in tokens.
+        window: Largest sum of prompt and requested output, in tokens.
         models: Names of the offered models. A model with `summary` in its name writes summaries.
-        faults: Faults by model name, or `*` for all models. A request's header `x-demo-fault` adds to them.
-        log_records: Number of newest requests kept in the log.
+        faults: Faults by model name. The name `*` is for all models without a fault of their own. A request's
+            header `x-demo-fault` adds further faults.
+        log_records: Largest number of requests in the log. The newest are kept.
     """
 
     counter: TokenCounter
@@ -56,7 +57,11 @@ class DemoProviderSettings:
 
 
 class DemoProvider:
-    """The ASGI app. `log` holds its requests, and `departures` counts the clients that disconnected."""
+    """The provider as an ASGI app.
+
+    `log` holds the requests that it received. `departures` is the number of clients that disconnected before
+    their answer was complete.
+    """
 
     def __init__(self, settings: DemoProviderSettings) -> None:
         self._settings = settings
@@ -65,17 +70,17 @@ class DemoProvider:
         self._stored = ResponseStore()
         self._log: deque[SeenRequest] = deque(maxlen=settings.log_records)
         self._count = 0
-        self._answers = 0  # of the agent model only, so that summaries do not change ids of calls
+        self._answers = 0  # without summaries, so that summaries do not change the ids of tool calls
         self.departures = 0
 
     @property
     def log(self) -> tuple[SeenRequest, ...]:
-        """The requests so far, oldest first. A request is added just before its answer begins."""
+        """The logged requests, oldest first. A request is added just before its answer begins."""
         return tuple(self._log)
 
     @property
     def meter(self) -> TokenMeter:
-        """The meter with which the provider counts tokens."""
+        """The token meter of the provider."""
         return self._meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,7 +161,11 @@ class DemoProvider:
         return replace(seen, cached_tokens=cached, written_tokens=written), None
 
     def _update_cache(self, asked: DemoRequest) -> tuple[int, int]:
-        """Returns how many tokens of the prompt the cache held, and how many are written to it."""
+        """Returns how many tokens of the prompt were read from the cache, and how many are written to it.
+
+        Then the prefixes of the prompt are in the cache. Written tokens are counted only on the wire on which
+        clients mark what to cache; the other wires return 0.
+        """
         if asked.cached_messages is None:
             return self._cache.match_prompt(asked.prompt), 0
         if not asked.cached_messages:
@@ -170,7 +179,8 @@ class DemoProvider:
     ) -> tuple[Fault, validation.Refusal | None]:
         """Returns the fault to produce and the refusal to send.
 
-        A request that is refused anyway keeps only `late` of its fault: how the refusal is reported.
+        If the request is refused anyway, the only fault that still counts is `late`, which says how the
+        refusal is reported.
         """
         base = self._settings.faults.get(model) or self._settings.faults.get("*") or NO_FAULT
         try:
@@ -243,7 +253,7 @@ def _is_overflow(refused: validation.Refusal | None) -> bool:
 
 
 def _compute_mark(asked: DemoRequest) -> str:
-    """Returns hexadecimal digits that identify a prompt."""
+    """Returns hexadecimal digits that identify the messages of a prompt."""
     return hashlib.sha256(chat.encode_json(asked.prompt["messages"])).hexdigest()[:MARK_DIGITS]
 
 
@@ -268,7 +278,7 @@ def _shorten_reply(reply: Reply, seen: SeenRequest, meter: TokenMeter) -> Reply:
 
 
 async def _send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault) -> None:
-    """Streams the events. After a cut the body is unfinished, so the server drops the connection."""
+    """Streams the events. If a fault cuts the stream, the body is unfinished, so the server disconnects."""
     await client.start(200, b"text/event-stream; charset=utf-8")
     for index, event in enumerate(events):
         if index == fault.cut_after:

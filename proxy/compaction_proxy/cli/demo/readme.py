@@ -12,18 +12,18 @@ _BLOCK = re.compile(
 
 
 def find_demo_block(readme: str) -> str | None:
-    """Returns the text between the demo marks, without its fence, or None if there is none."""
+    """Returns the text of the code block between the demo marks; None if there is no such block."""
     match = _BLOCK.search(readme)
     return match["shown"] if match else None
 
 
 def replace_demo_block(readme: str, text: str) -> str:
-    """Returns the README with `text` between the demo marks."""
+    """Returns the README with `text` in the code block between the demo marks."""
     return _BLOCK.sub(lambda found: found["start"] + text + found["end"], readme)
 
 
 def main(path: str) -> int:
-    """Writes the demo's output to the file. Returns 1 if the file has no demo marks, else 0."""
+    """Runs the demo and writes its output to the file. Returns 1 if the file has no demo marks, else 0."""
     file = Path(path)
     before = file.read_text("utf-8")
     if find_demo_block(before) is None:

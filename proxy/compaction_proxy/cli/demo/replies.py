@@ -1,10 +1,10 @@
 """Composes the replies of the demo models.
 
-`demo-agent` plays the assistant of the scripted conversation and knows nothing but the request. It finds its
-place in the script by the last message, so compaction of earlier messages does not confuse it. It can name a
-planted fact only if some message of the request still contains it. In any other conversation it echoes the
-last message. If that message is a user's or a tool's, it also calls the tools that the message requests in
-lines such as `call search {"query": "x"}`.
+`demo-agent` plays the assistant of the scripted conversation. It has no memory beyond the request. It finds
+its place in the script by the last message, so compaction of earlier messages does not confuse it. Early
+messages of the script contain facts. The model can name such a fact only if a message of the request still
+contains it. In any other conversation the model echoes the last message. But if the last message is a user's
+or a tool's and has lines such as `call search {"query": "x"}`, the model calls these tools instead.
 """
 
 import json
@@ -22,7 +22,7 @@ _CALL = re.compile(r"^call ([\w.-]+) *(\{.*\})? *$", re.MULTILINE)
 
 
 def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:
-    """Returns the step after the one whose tool calls the last message answers."""
+    """Returns the scripted step that follows the tool result in the last message; None if there is none."""
     call_id = messages[-1].get("tool_call_id")
     for turn in script.turns:
         for step, following in zip(turn.steps, turn.steps[1:], strict=False):
@@ -32,7 +32,7 @@ def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> 
 
 
 def _find_next_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:
-    """Returns the next scripted step, or None in another conversation."""
+    """Returns the next scripted step; None if the request does not follow the script."""
     if messages[-1]["role"] == "tool":
         return _find_following_step(messages, script)
     text = extract_text(messages[-1])
@@ -40,7 +40,10 @@ def _find_next_step(messages: Sequence[JsonObject], script: DemoScript) -> Scrip
 
 
 def fill_in_facts(text: str, messages: Sequence[JsonObject], facts: dict[str, str]) -> str:
-    """Fills in each `{fact}` in the text, if the messages still contain that fact."""
+    """Replaces each placeholder such as `{name}` in a text by the planted fact of that name.
+
+    If the messages no longer contain the fact, the text says instead that the model can no longer see it.
+    """
     for name, fact in facts.items():
         placeholder = "{" + name + "}"
         if placeholder in text:
@@ -79,13 +82,13 @@ def compose_thought(messages: Sequence[JsonObject]) -> str:
 
 
 def compose_reply(body: JsonObject, script: DemoScript, number: int = 1) -> Reply:
-    """Composes the conversation model's reply to a valid chat request.
+    """Composes the reply of `demo-agent` to a valid request in the format of Chat Completions.
 
     Args:
         body: The request.
         script: The scripted conversation.
-        number: A number unique to this answer, from which ids of unscripted tool calls are made. The number
-            of messages would not be unique, because it shrinks when a conversation is compacted.
+        number: A number that no other answer has. Ids of unscripted tool calls contain it. The number of
+            messages could not be used, because it can occur twice when a conversation is compacted.
     """
     step = _find_next_step(body["messages"], script)
     if step is None:

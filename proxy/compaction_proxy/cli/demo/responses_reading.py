@@ -1,7 +1,7 @@
 """Converts valid requests of the Responses wire to chat prompts for the demo provider.
 
-Consecutive items of the model become one assistant message, as on the chat wire. The message contains their
-texts, their calls, and a part for each other item.
+Consecutive items that the model wrote become one assistant message, as Chat Completions would have it. The
+message contains their texts, their calls, and a content part for each item of another kind.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 
 from compaction_proxy.cli.demo.chat import DemoRequest, JsonObject, encode_json
 
-# Types of calls that the client answers, with their name in errors and the key of their input.
+# Types of calls that the client answers. For each: its name in error messages, and the key of its input.
 CALLS = {
     "function_call": ("function call", "arguments"),
     "custom_tool_call": ("custom tool call", "input"),
@@ -22,12 +22,12 @@ OUTPUTS = {f"{name}_output": name for name in CALLS}
 
 
 def get_item_type(item: JsonObject) -> str:
-    """Returns the type of an item. Messages may leave it out."""
+    """Returns the type of an item. A message may have no `type`."""
     return str(item.get("type") or ("message" if "role" in item else ""))
 
 
 def get_call_id(item: JsonObject) -> str:
-    """Returns the id that links a call with its output. Outputs of a local shell may call it `id`."""
+    """Returns the id that links a call with its output. In outputs of a local shell, its key may be `id`."""
     return str(item.get("call_id") or item.get("id"))
 
 
@@ -38,7 +38,7 @@ def get_items(body: JsonObject) -> list[JsonObject]:
 
 
 def is_model_item(item: JsonObject) -> bool:
-    """Returns whether an item was written by a model."""
+    """Returns whether a model wrote an item."""
     return get_item_type(item) not in OUTPUTS and (
         get_item_type(item) != "message" or item["role"] == "assistant"
     )
@@ -87,7 +87,7 @@ def _convert_items(given: list[JsonObject]) -> Iterator[JsonObject]:
 
 
 def _convert_tools(body: JsonObject) -> list[JsonObject]:
-    """Converts the tools to those of a chat request. A tool without a name gets its type as name."""
+    """Converts tools to the format of Chat Completions. A tool without a name gets its type as name."""
     offered = body.get("tools") or ()
     return [{"type": "function", "function": {**tool, "name": get_tool_name(tool)}} for tool in offered]
 
@@ -98,7 +98,7 @@ def get_tool_name(tool: JsonObject) -> str:
 
 
 def read_request(body: JsonObject) -> DemoRequest:
-    """Converts a valid request."""
+    """Converts a valid request to a `DemoRequest`."""
     instructions = body.get("instructions")
     leading = [{"role": "system", "content": instructions}] if instructions else []
     prompt = {

@@ -24,7 +24,8 @@ OTHERS = (
     "compaction", "compaction_summary", "context_compaction", "item_reference",
 )  # fmt: skip
 
-# An id made by the demo provider that names the reasoning item to which its item belongs.
+# The id that the demo provider gives an item that belongs to a reasoning item. It contains the mark of the
+# reasoning item, whose id is `rs_` and the mark.
 _REASONED = re.compile(r"[a-z]+_(?P<mark>r[0-9a-f]+)_\d+")
 
 Refusals = Iterator[Refusal]
@@ -135,7 +136,7 @@ def _check_duplicates(given: list[JsonObject]) -> Refusals:
 
 
 def _check_references(given: list[JsonObject]) -> Refusals:
-    """Refuses references that are still unresolved. Known references have been replaced by their items."""
+    """Refuses references to unknown items. All other references have already been replaced by their items."""
     for item in given:
         if get_item_type(item) == "item_reference":
             yield Refusal(f"Item with id '{item.get('id')}' not found.", "input", status=404)

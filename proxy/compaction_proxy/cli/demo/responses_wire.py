@@ -1,4 +1,4 @@
-"""Implements the Responses wire of the demo provider: `POST …/responses`, whole and streamed."""
+"""Implements the Responses wire of the demo provider: `POST …/responses`, streamed or not."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from compaction_proxy.cli.demo.validation import Refusal
 
 Events = Iterator[tuple[str, JsonObject]]
 
-# Types of call items by the type of the called tool, with the prefix of their ids.
+# By the type of the called tool: the type of the call's item, and the prefix of the item's id.
 _ITEMS = {
     "custom": ("custom_tool_call", "ctc"),
     "local_shell": ("local_shell_call", "lsh"),
@@ -126,7 +126,11 @@ def _build_call_item(call: ToolCall, answer: DemoAnswer, own: str, index: int) -
 
 
 def iter_output_items(answer: DemoAnswer) -> Iterator[JsonObject]:
-    """Yields the output items of an answer. Ids of items behind a reasoning item contain its mark."""
+    """Yields the output items of an answer.
+
+    If the first item is a reasoning item, the ids of the others contain its mark, because the API requires
+    that they are sent back together.
+    """
     reply = answer.reply
     mark = f"r{answer.mark}" if reply.thought else answer.mark
     if reply.thought:
@@ -175,7 +179,7 @@ def _iter_call_events(item: JsonObject) -> Events:
 
 
 def _iter_item_events(item: JsonObject) -> Events:
-    """Yields the events of an item, from its empty beginning to its end."""
+    """Yields the events of an item. The first one shows the item without content, the last one in full."""
     opening = {**item, "status": "in_progress"}
     inner_events: Events = iter(())
     if item["type"] == "message":
@@ -208,8 +212,12 @@ def _iter_events(answer: DemoAnswer) -> Events:
 def _iter_late_events(answer: DemoAnswer, wrong: Refusal, how: str) -> Events:
     """Yields the events of a stream that ends with an error.
 
-    For `error`, the error event has the documented form. For `both`, it has the nested form seen in practice,
-    and `response.failed` follows. For `failed`, only `response.failed` is sent.
+    Args:
+        answer: The answer, which is only begun.
+        wrong: The error.
+        how: `error` sends an error event in the form that OpenAI documents. `both` sends one in the nested
+            form that is seen in practice, followed by `response.failed`. `failed` sends only
+            `response.failed`.
     """
     error = {"code": wrong.code, "message": wrong.message}
     yield from _iter_opening_events(answer)
@@ -230,7 +238,7 @@ def _encode_events(events: Events) -> Iterator[bytes]:
 def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
     """Returns a refusal if `prompt` plus the requested `output`, in tokens, exceed the context window.
 
-    As with OpenAI, its message names no sizes.
+    As with OpenAI, the error message contains no sizes.
     """
     if prompt + output <= window:
         return None

@@ -1,4 +1,4 @@
-"""Runs `compaction-proxy demo`: a long conversation, first sent directly, then through the proxy."""
+"""Runs `compaction-proxy demo`: a long conversation, first without the proxy, then through the proxy."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,8 @@ from compaction_proxy.replay.prompt_size import extract_text
 from compaction_proxy.telemetry import logs
 
 WINDOW_TOKENS = 8192
-# Longest wait for the work that follows an answer, in seconds. No user reads an answer faster.
+# After an answer, the demo waits at most this long for the proxy's background work, in seconds. A user needs
+# at least as long to read an answer.
 LONGEST_PAUSE_S = 5.0
 POLL_S = 0.001
 OVERFLOW = "context_length_exceeded"
@@ -48,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class ProxiedRun:
-    """The conversation played through the proxy."""
+    """The result of the conversation through the proxy. `client_tokens` sums what the client sent."""
 
     agent: DemoAgent
     exchanges: list[AgentExchange] = field(default_factory=list)
@@ -56,7 +57,7 @@ class ProxiedRun:
 
 
 def build_demo_config(provider_url: str) -> Config:
-    """Builds the configuration of a proxy in front of the demo provider, with a store in memory."""
+    """Builds the configuration of a proxy with the demo provider as upstream and a store in memory."""
     return Config(
         server=ServerSection(port=0, secret=SecretStr("demo")),
         upstream=UpstreamSection(base_url=f"{provider_url}/v1"),
@@ -67,7 +68,10 @@ def build_demo_config(provider_url: str) -> Config:
 
 
 async def _wait_until_quiet(known: set[asyncio.Task[object]]) -> None:
-    """Waits until the proxy has finished its background work after an answer, so that every run is alike."""
+    """Waits until the proxy has finished its background work after an answer, so that all runs are the same.
+
+    `known` are the tasks that ran before the conversation, which are not waited for.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LONGEST_PAUSE_S):
             while asyncio.all_tasks() - known:  # noqa: ASYNC110 - no event reports the end of the proxy's tasks
@@ -75,7 +79,7 @@ async def _wait_until_quiet(known: set[asyncio.Task[object]]) -> None:
 
 
 async def _play_directly(agent: DemoAgent, say: Say) -> DemoCheck:
-    """Plays the conversation without the proxy until the provider refuses a request."""
+    """Plays the conversation without the proxy, and checks that a request is refused as too long."""
     for number, turn in enumerate(agent.script.turns, 1):
         last = (await agent.play_turn(turn.user))[-1]
         if last.status != 200:
@@ -104,7 +108,7 @@ async def _play_through_proxy(agent: DemoAgent, provider: DemoProvider, say: Say
 
 
 def _build_expected_history(script: DemoScript) -> list[JsonObject]:
-    """Builds the history that the client would have with a model that forgets nothing."""
+    """Builds the history that the client must have at the end if the model forgets nothing."""
     history = build_opening(script)
     for turn in script.turns:
         history.append({"role": "user", "content": turn.user})
@@ -116,12 +120,15 @@ def _build_expected_history(script: DemoScript) -> list[JsonObject]:
 
 
 def _find_first_question(script: DemoScript) -> str:
-    """Returns the first user message that asks about the planted facts."""
+    """Returns the first user message of the script that asks about the planted facts."""
     return next(turn.user for turn in script.turns if any("{" in step.text for step in turn.steps))
 
 
 def _check_facts(script: DemoScript, last: SeenRequest) -> DemoCheck:
-    """Checks that the last request contains the facts before the questions that mention them."""
+    """Checks that the last request still contains the planted facts, as the model needs them for its answers.
+
+    Only messages before the first question about the facts count, because later answers repeat the facts.
+    """
     texts = [extract_text(message) for message in last.parse_messages()]
     question = _find_first_question(script)
     before = texts[: texts.index(question)] if question in texts else texts[:-1]
@@ -221,7 +228,7 @@ async def run_demo(say: Say, *, keep: bool = False) -> bool:
     ):
         all_passed = await _play_demo(provider, provider_url, proxy_url, say)
         if keep:
-            with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how this ends
+            with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is the normal end of the wait
                 await _wait_forever(provider_url, proxy_url)
     return all_passed
 
@@ -237,8 +244,8 @@ def main(keep: bool = False) -> int:
     """Runs the demo on stdout.
 
     Returns:
-        0 if all checks passed, else 1. 130 if it was interrupted before the end. With `keep`, Ctrl-C is the
-        normal end.
+        0 if all checks passed, else 1. 130 if Ctrl-C interrupted the demo before its end. With `keep`, Ctrl-C
+        after the checks is the normal end.
     """
     logs.configure_logging("console", logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):

@@ -1,7 +1,8 @@
-"""Loads the scripted conversation from `conversation.json` beside this module.
+"""Loads the scripted conversation from `conversation.json` next to this module.
 
-It is fiction: an engineer and an agent look for the cause of wrong invoices. The first turns contain facts
-that the last turns ask about.
+The conversation is invented: an engineer and an agent look for the cause of wrong invoices. The first turns
+contain facts (planted facts), and the last turns ask about them. So the demo can show that they survive
+compaction.
 """
 
 import json
@@ -40,7 +41,7 @@ class DemoScript:
         tools: The offered tools, in the wire format.
         facts: The planted facts, by name, with their exact text.
         turns: The turns in order.
-        results: The result of each tool call, by call id.
+        results: The text of each tool call's result, by call id.
     """
 
     system: str

@@ -16,10 +16,10 @@ class SeenRequest:
         headers: The headers in order, names in lower case.
         body: The bytes of the body as sent.
         model: The requested model. Empty if the request was refused before the model was read.
-        prompt_tokens: Tokens of the prompt. 0 if the request was refused before they were counted.
+        prompt_tokens: Tokens of the prompt. 0 if the request was refused before its tokens were counted.
         output_tokens: The requested limit of output tokens. 0 if the request set none.
         cached_tokens: Tokens of the prompt read from the cache.
-        written_tokens: Tokens written to the cache because the client marked them.
+        written_tokens: Tokens of the prompt written to the cache because the client marked them for it.
         status: Status of the answer. 0 if there was none.
         code: The error code, or an empty text.
     """
@@ -44,7 +44,7 @@ class SeenRequest:
 
 
 def to_log_fields(seen: SeenRequest) -> JsonObject:
-    """Returns the fields of a request for `GET /__log`, without headers, because they hold credentials."""
+    """Returns the fields of a request for `GET /__log`: without headers, because they hold credentials."""
     return {
         "number": seen.number,
         "path": seen.path,

@@ -1,6 +1,6 @@
 """Serves the demo provider on a socket: `compaction-proxy demo-provider --host 0.0.0.0 --port 4140`.
 
-It is meant for containers and for experiments. At the start it says that no model is behind it.
+It is meant for containers and for experiments. At its start it prints that its answers are scripted.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ async def serve_provider(host: str, port: int, window: int) -> None:
     Args:
         host: Address to listen on.
         port: TCP port. 0 takes a free one.
-        window: Largest prompt plus output, in tokens.
+        window: Largest sum of prompt and requested output, in tokens.
 
     Raises:
         ConfigError: The provider cannot listen on the address.

@@ -1,6 +1,7 @@
 """Signs and seals the demo provider's thoughts, so that it recognises its own and refuses altered ones.
 
-The key is not secret. It only separates original bytes from altered ones, so tests can sign, too.
+A sealed thought is encoded together with its signature, in place of an encrypted one. The key is not secret,
+because it only serves to detect altered bytes. Tests can sign with it, too.
 """
 
 import base64
@@ -22,7 +23,8 @@ def sign_thought(thought: str, bound: bytes = b"") -> str:
 
     Args:
         thought: The text of the block.
-        bound: Digest of everything before the block. Empty if the block may stand anywhere.
+        bound: Digest of everything before the block, to which the block is bound. Empty if the block may
+            occur anywhere.
     """
     data = thought.encode("utf-8", "surrogatepass")
     return _MARK + base64.b64encode(_compute_code(bound + data) + bound).decode()
@@ -31,7 +33,7 @@ def sign_thought(thought: str, bound: bytes = b"") -> str:
 def read_binding(thought: str, signed: object) -> bytes | None:
     """Checks a signature and returns the digest to which the thinking block is bound.
 
-    The digest is empty if the block may stand anywhere. Returns None if the signature is wrong.
+    The digest is empty if the block may occur anywhere. Returns None if the signature is wrong.
     """
     if not isinstance(signed, str) or not signed.startswith(_MARK):
         return None
@@ -43,7 +45,7 @@ def read_binding(thought: str, signed: object) -> bytes | None:
 
 
 def seal_thought(thought: str) -> str:
-    """Encodes a thought with a code that detects changes, for encrypted reasoning or redacted thinking."""
+    """Encodes a thought with a code that shows changes. It serves as encrypted or redacted reasoning."""
     data = thought.encode("utf-8", "surrogatepass")
     return _MARK + base64.b64encode(_compute_code(data) + data).decode()
 

@@ -7,13 +7,13 @@ from typing import TypeVar
 from compaction_proxy.cli.demo.chat import JsonObject
 from compaction_proxy.cli.demo.responses_reading import get_item_type, get_items
 
-KEPT = 1000  # responses, and as many items
+KEPT = 1000  # largest number of stored responses, and of stored items
 
 _Value = TypeVar("_Value")
 
 
 class ResponseStore:
-    """Stores responses by id, each with its whole conversation, and single items by id."""
+    """Stores responses by id, each as its whole conversation, and the output items of responses by id."""
 
     def __init__(self) -> None:
         self._responses: OrderedDict[str, list[JsonObject]] = OrderedDict()
@@ -31,7 +31,7 @@ class ResponseStore:
     def expand_references(self, body: JsonObject) -> JsonObject:
         """Returns the request with its references replaced by the stored items.
 
-        Unknown references stay as they are, and validation refuses them.
+        References to unknown responses or items stay as they are. Validation then refuses the request.
         """
         previous_items = self._responses.get(str(body.get("previous_response_id")))
         value = body.get("input")

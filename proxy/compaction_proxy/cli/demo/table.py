@@ -10,7 +10,11 @@ HEAD = f"{'turn':>4}  {'client sent':>11}  {'sent on':>7}  {'saved':>5}  what ha
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """A turn through the proxy. Tokens are those of the turn's last request, as the provider counts them."""
+    """The table row for a turn through the proxy.
+
+    The token numbers are those of the turn's last request, as the provider counts them: what the client sent,
+    and what the proxy forwarded.
+    """
 
     turn: int
     client_tokens: int
@@ -26,7 +30,7 @@ class TurnRow:
 
 @dataclass(frozen=True, slots=True)
 class DemoCheck:
-    """The result of a check on the demo's run."""
+    """The result of one of the checks at the end of the demo."""
 
     is_ok: bool
     text: str
@@ -53,7 +57,7 @@ def _describe_exchange(exchange: AgentExchange) -> str:
 
 
 def describe_turn(exchanges: Iterable[AgentExchange]) -> str:
-    """Describes a turn: its last refusal or compaction if there was one, else its last request."""
+    """Describes the last refusal or compaction of a turn if there was one, else its last request."""
     notes = [_describe_exchange(exchange) for exchange in exchanges]
     important = [text for text in notes if text.startswith(("refused", "compacted"))]
     return (important or notes)[-1]

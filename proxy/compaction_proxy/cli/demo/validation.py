@@ -1,6 +1,6 @@
-"""Validates requests of the chat wire for the demo provider, with OpenAI's error messages.
+"""Validates requests of the Chat Completions wire for the demo provider, with OpenAI's error messages.
 
-Clients and proxies recognise errors by these messages.
+The wording is OpenAI's, because clients and proxies recognise errors by it.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,10 @@ ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error response."""
+    """An error response.
+
+    `param` names the parameter at fault, `status` is the HTTP status, and `kind` becomes the error's `type`.
+    """
 
     message: str
     param: str | None = None
@@ -104,7 +107,10 @@ def _check_content(message: JsonObject, where: str) -> Refusal | None:
 def _check_tool_result(
     message: JsonObject, index: int, open_ids: list[str], asked: list[str] | None
 ) -> Refusal | None:
-    """Checks a tool result and removes its id from `open_ids`."""
+    """Checks a tool result, and removes its call id from `open_ids`, the calls that still need a result.
+
+    `asked` are the ids of all calls of the assistant message before it; None if that has no calls.
+    """
     if asked is None:
         text = (
             "Invalid parameter: messages with role 'tool' must be a response to a preceeding message "

@@ -1,1 +1,1 @@
-"""Holds the command `doctor`, which checks host, store and upstream. Each finding names a fix."""
+"""Holds the command `doctor`, which checks this machine, the store and the upstream, and suggests fixes."""

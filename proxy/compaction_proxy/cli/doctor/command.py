@@ -1,4 +1,4 @@
-"""Defines the command `doctor`, which finds what keeps the proxy from working and names the fix."""
+"""Defines the command `doctor`, which looks for problems and suggests a fix for each."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,7 +61,7 @@ async def _collect_findings(found: "LoadedConfig", *, probe: bool) -> "list[Find
 
 
 async def _run_checks(found: "LoadedConfig", *, probe: bool) -> "AsyncIterator[Finding]":
-    """Runs all checks, from the local ones to the remote ones, and yields their findings."""
+    """Runs all checks and yields their findings: first local checks, then those of store and upstream."""
     import os
 
     from compaction_proxy.cli.doctor import host, store

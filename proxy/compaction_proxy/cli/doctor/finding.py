@@ -1,4 +1,4 @@
-"""Defines the finding of a check, and formats findings as lines."""
+"""Defines `Finding`, a result of a check, and formats findings as a table."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -23,7 +23,10 @@ class Finding(NamedTuple):
 
 
 def format_findings(found: Iterable[Finding]) -> list[str]:
-    """Formats a line for each finding. Lines are not cut, because the fix stands at the end."""
+    """Formats a table with a line for each finding.
+
+    Lines are not cut to the width of the terminal, because the fix is at the end of the line.
+    """
     from compaction_proxy.cli.output import Column, format_table
 
     rows = [(each.level, each.topic, _format_finding(each)) for each in found]

@@ -1,4 +1,4 @@
-"""Checks this machine: the address, open files, proxies, keys, optional packages and the tokenizer."""
+"""Checks this machine: address, admin key, open files, memory, HTTP proxies, packages and tokenizer."""
 
 import os
 import sys
@@ -20,9 +20,11 @@ from compaction_proxy.providers.tokenizers_fast import read_golden_texts
 from compaction_proxy.recall.fulltext import FTS5_MISSING, is_fts5_available
 from compaction_proxy.runtime import choose_budget
 
-FEW_DESCRIPTORS = 4_096  # a request needs two, and 1,000 requests may be in flight
+# A lower limit of open files gets a warning. A request needs two files, and 1,000 requests may be in flight.
+FEW_DESCRIPTORS = 4_096
+# A key counts as weak if it has fewer characters than this, or fewer different characters.
 WEAK_KEY_CHARACTERS = 16
-WEAK_KEY_KINDS = 6  # number of different characters
+WEAK_KEY_KINDS = 6
 STRONG_KEY = "openssl rand -hex 32"
 # Each optional extra of the package, with a module that it installs.
 _EXTRAS = {"crypto": "cryptography", "fast": "toktok", "mcp": "mcp", "otel": "opentelemetry.sdk"}
@@ -41,7 +43,7 @@ def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_address(server: ServerSection) -> Finding:
-    """Checks whether the address is free or this proxy already listens on it."""
+    """Checks whether the configured address is free, or a compaction-proxy already answers there."""
     url = build_local_url(server)
     where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
     version = fetch_version(url, server.unix_socket)
@@ -88,7 +90,7 @@ def check_open_files() -> Finding:
 
 
 def check_body_memory(server: ServerSection) -> Finding:
-    """Checks how many bytes of request bodies a process may hold, and whether the largest body fits."""
+    """Checks how many bytes of request bodies a process may hold, and whether the largest body fits in."""
     budget_bytes = choose_budget(server)
     what = f"{budget_bytes:,} bytes of request bodies at once in each process"
     if budget_bytes < server.max_body_bytes:
@@ -101,7 +103,7 @@ def check_body_memory(server: ServerSection) -> Finding:
 def check_proxies(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Checks whether upstream requests go through an HTTP proxy, and whether `OPENAI_BASE_URL` is set.
 
-    The upstream is never taken from that variable.
+    That variable is meant for clients. The finding says that the proxy never takes its upstream from it.
     """
     target = parse_origin(config.upstream.base_url)
     proxy_url = read_environment_proxies().get_proxy_url(target.scheme, target.host, target.port)
@@ -143,7 +145,7 @@ def _is_installed(module: str) -> bool:
 
 
 def check_tokenizer() -> Finding:
-    """Checks whether the shipped vocabularies count sample texts as they did when the package was built."""
+    """Checks whether the shipped tokenizer counts sample texts as it did when the package was built."""
     problems: list[str] = []
     counter = TiktokenCounter(problems.append)
     texts = read_golden_texts()
@@ -159,7 +161,7 @@ def check_tokenizer() -> Finding:
 
 
 def check_search() -> Finding:
-    """Checks whether the archive can be searched, which needs SQLite's FTS5."""
+    """Checks whether the archive can be searched, which needs SQLite's extension FTS5."""
     if is_fts5_available():
         return Finding(OK, "search", "SQLite's FTS5 is there")
     return Finding(

@@ -1,4 +1,4 @@
-"""Sends a single GET request to a provider over httpx, for diagnosis."""
+"""Sends single GET requests to a provider with httpx, for the checks of `doctor`."""
 
 import asyncio
 import time
@@ -10,18 +10,18 @@ import httpx
 
 from compaction_proxy.core.errors import UpstreamError
 
-# Largest body that is read, in bytes. A list of models may be long.
+# Number of bytes after which the reading of a body stops. A list of models may be long.
 MAX_BODY_BYTES = 4 * 1_048_576
 _UNREACHABLE, _LATE = 502, 504
 
 
 class ProbeResponse(NamedTuple):
-    """A provider's response to a probe.
+    """A provider's response to a request by `send_probe`.
 
     Attributes:
         status: The status code.
-        body: The body, of which little more than `MAX_BODY_BYTES` is read.
-        clock_s: The provider's clock minus the local clock, in seconds. None if no valid `date` header came.
+        body: The body. It is incomplete if it is longer than `MAX_BODY_BYTES`.
+        clock_s: The provider's clock minus the local clock, in seconds. None without a valid `date` header.
         took_s: Duration of the request, in seconds.
     """
 
@@ -36,7 +36,7 @@ async def send_probe(
 ) -> ProbeResponse:
     """Sends a GET request and returns the response.
 
-    Redirects are not followed, so that the key goes to no other server.
+    Redirects are not followed, so that the key is never sent to another server.
 
     Raises:
         UpstreamError: The provider did not answer (502), or not in time (504). The message names the cause.

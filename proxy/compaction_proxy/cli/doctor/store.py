@@ -1,4 +1,4 @@
-"""Checks whether the store can be reached and written, is private and has room, and checks its secret."""
+"""Checks the store: access to it, its permissions, the free disk space and the secret for tenant ids."""
 
 import asyncio
 import os
@@ -18,18 +18,24 @@ from compaction_proxy.storage.factory import get_secret_path, get_store_path, is
 from compaction_proxy.storage.store import Record, Store
 
 DEADLINE_S = 5.0
-SLOW_S = 0.1  # a request waits at most 0.25 s for the store and then goes on without it
-# A store file takes up to 1 GiB, and its log as much again.
+# Seconds above which the store counts as slow. A request waits at most 0.25 s for the store, and then goes on
+# without it.
+SLOW_S = 0.1
+# Free disk space, in bytes, below which there is a warning or an error. A store file takes up to 1 GiB, and
+# its write-ahead log as much again.
 LITTLE_ROOM_BYTES = 2 * 1024**3
 NO_ROOM_BYTES = 64 * 1024**2
 PROBE_TTL_S = 10.0
-# Fixes by the reason of a failure. Other failures get the default fix.
+# Maps the reason of a store failure to its fix. Failures with other reasons get a default fix.
 _FIXES = {"store-corrupt": "move the file away, or restore it; another is made, and conversations go on"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 async def check_store(config: Config) -> AsyncIterator[Finding]:
-    """Runs all checks of the store. Does not create a store file that does not exist yet."""
+    """Runs all checks of the store.
+
+    If the store file does not exist yet, only its disk is checked, and the file is not created.
+    """
     url = config.store.url or "memory://"
     path = get_store_path(url)
     if path is not None:
@@ -50,7 +56,7 @@ async def check_store(config: Config) -> AsyncIterator[Finding]:
 
 
 def check_disk(path: Path) -> Iterator[Finding]:
-    """Checks the file of an embedded store: free space on the disk, permissions and size."""
+    """Checks a store file and the file of its secret: free space on the disk, permissions and size."""
     folder = next(each for each in path.absolute().parents if each.exists())
     free = shutil.disk_usage(folder).free
     room = f"{free / 1024**3:.1f} GiB free in {folder}"
@@ -79,7 +85,7 @@ def _check_permissions(path: Path) -> Finding:
 
 
 async def _check_round_trip(store: Store, shown: str) -> Finding:
-    """Checks whether a written record can be read back, and how long that takes."""
+    """Checks whether a record can be written and read back, and how long that takes."""
     key, value = f"v1:doctor:{{{secrets.token_hex(8)}}}", secrets.token_bytes(16)
     started_at = time.monotonic()
     try:
@@ -106,7 +112,10 @@ async def _check_round_trip(store: Store, shown: str) -> Finding:
 
 
 async def _check_secret(config: Config, url: str, store: Store) -> Finding:
-    """Checks whether all proxies on the store use the same secret. Tenant ids are derived from it."""
+    """Checks whether all proxies that share the store use the same secret.
+
+    Tenant ids are derived from the secret. With different secrets, proxies do not find each other's records.
+    """
     if config.server.secret.get_secret_value():
         what = "configured" + ("; all replicas must have the same" if is_shared_store(url) else "")
         return Finding(OK, "secret", what)

@@ -18,18 +18,20 @@ from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_win
 from compaction_proxy.runtime import create_engine
 
 DEADLINE_S = 10.0
-SKEW_S = 60.0  # beyond this, validity of certificates and times to live are misjudged
+# Difference of the clocks, in seconds, above which there is a warning. The proxy may then misjudge whether
+# certificates are valid and whether stored records have expired.
+SKEW_S = 60.0
 SMALL_WINDOW_TOKENS = 16_384
 PROBE_TOKENS = 16
 _UNAUTHORIZED = (401, 403)
 
 
 async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Finding]:
-    """Runs all checks of providers.
+    """Checks the upstream and the providers of the summary models.
 
     Args:
         config: The configuration.
-        probe: Whether to ask each summary model for a word. The provider may charge a little for it.
+        probe: Whether to ask each summary model for one word. The provider may charge a little for it.
     """
     transport = EngineTransport(create_engine(config))
     try:
@@ -59,7 +61,7 @@ async def _fetch_models(transport: EngineTransport, base_url: str, key: str) -> 
 
 
 def _parse_model_ids(body: bytes) -> frozenset[str]:
-    """Returns the ids in a list of models, or nothing if the body is no such list."""
+    """Returns the ids in a list of models, or an empty set if the body is not such a list."""
     try:
         rows = json.loads(body)["data"]
         return frozenset(each["id"] for each in rows if isinstance(each["id"], str))
@@ -70,7 +72,7 @@ def _parse_model_ids(body: bytes) -> frozenset[str]:
 def _check_model_list(
     config: Config, key: str, answer: ProbeResponse, names: frozenset[str]
 ) -> Iterator[Finding]:
-    """Judges the upstream, the key and the clock by the answer to a request for the list of models."""
+    """Yields findings on upstream, key and clock from the answer to a request for the list of models."""
     base_url, status = config.upstream.base_url, answer.status
     if status in _UNAUTHORIZED and key:
         yield Finding(
@@ -104,7 +106,7 @@ async def _is_own_proxy(transport: EngineTransport, base_url: str) -> bool:
 async def _check_summary_models(
     config: Config, transport: EngineTransport, names: frozenset[str], *, probe: bool
 ) -> AsyncIterator[Finding]:
-    """Checks each configured summary model once."""
+    """Checks each configured summary model once. `names` are the model ids that the upstream lists."""
     checked: set[tuple[str, str]] = set()
     for row in config.settings_by_glob:
         base_url = row.settings.summary.base_url or config.upstream.base_url
@@ -133,7 +135,7 @@ async def _check_summary_models(
 def _resolve_summary_model(settings: ModelSettings, base_url: str) -> str:
     """Returns the name of the summary model for these settings, or `none` or `same`.
 
-    `same` stands for the model of each request.
+    `none` means that no model writes summaries. `same` means that the model of each request writes them.
     """
     shape = resolve_policy(settings).summary
     if settings.summary.model is not None or shape is None:
@@ -144,7 +146,7 @@ def _resolve_summary_model(settings: ModelSettings, base_url: str) -> str:
 
 
 def _check_window(config: Config, model: str, names: frozenset[str]) -> Finding:
-    """Checks whether the provider has the model, and whether its context window is large enough."""
+    """Checks whether the provider lists the model, and whether the model's context window is large enough."""
     if names and model not in names:
         fix = "name one that the provider has in summary.model"
         return Finding(WARNING, "summary model", f"{model}: not in the provider's list", fix)
@@ -159,7 +161,7 @@ def _check_window(config: Config, model: str, names: frozenset[str]) -> Finding:
 async def _probe_summary_model(
     config: Config, settings: ModelSettings, transport: EngineTransport, base_url: str, model: str
 ) -> Finding:
-    """Checks whether the summary model answers with a word."""
+    """Asks the summary model for one word and checks whether it answers."""
     key = settings.summary.api_key.get_secret_value() or config.upstream.api_key.get_secret_value()
     if not key:
         return Finding(NOTE, "summary probe", f"{model}: not asked, because clients bring the key")

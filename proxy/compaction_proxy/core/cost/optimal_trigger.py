@@ -1,23 +1,27 @@
 """Computes the trigger T at which a conversation costs least.
 
-Too many compactions cost more than they save, and too few leave the context too long. The square-root law
-gives the optimum: T* = t + sqrt(2 g F / c).
+Compactions that are too frequent cost more than they save. Compactions that are too rare leave the context
+too long. The square-root law gives the optimum: T* = t + sqrt(2 g F / c). The symbols are:
 
-- F is the cost of one compaction. It leaves a context of t tokens, of which the part behind the fixed prefix
-  P is no longer cached: this costs (w - c)(t - P). A summary of S tokens and L tokens of rework come on top.
-- g is the growth of the context from one request to the next, and D its growth between two compactions. A
-  compaction is therefore due every D/g requests.
-- Each request in between carries D/2 additional tokens on average, at the price c of a mostly cached token.
-  A token that a provider reads for the first time costs w.
+- t: the tokens of the context that a compaction leaves.
+- g: the tokens by which the context grows from one request to the next.
+- w: the price of a token that the provider reads for the first time.
+- c: the average price of a token that earlier requests contained. Most of these tokens are cached.
+- P: the tokens at the beginning that no compaction changes. They stay cached.
+- F: the cost of one compaction. The t - P tokens after the unchanged beginning are no longer cached, which
+  costs (w - c)(t - P). F also includes the price of a summary of S tokens, and L tokens of rework.
 
-The sum g F/D + c D/2 for each request is least at D = sqrt(2 g F / c). The input of the summary model is left
-out, because the model reads all removed tokens once, whenever the compaction happens.
+D is the growth of the context between two compactions, so a compaction is due every D/g requests. The
+requests between two compactions carry D/2 additional tokens on average, each at the price c. The cost for
+each request is therefore g F/D + c D/2, which is least at D = sqrt(2 g F / c). The input of the summary model
+is left out, because the model reads every removed token once, whenever the compaction happens.
 
-A strategy that leaves a share s of T leaves more if it compacts later. With t = s T and D = (1 - s) T the
-same sum is least at T* = sqrt(2 g K / (c (1 - s^2))). K is the part of F that does not depend on T: the
-summary and the rework, less (w - c) P.
+Some strategies leave a share s of T, so a later compaction leaves more tokens. With t = s T and
+D = (1 - s) T, the cost for each request is least at T* = sqrt(2 g K / (c (1 - s^2))). K is the part of F that
+does not depend on T: the summary and the rework, less (w - c) P.
 
-The unit is one input token that is neither cached nor written to a cache.
+All costs and prices are relative to the price of one input token that is neither read from a cache nor
+written to one.
 """
 
 from collections.abc import Mapping
@@ -27,13 +31,14 @@ from typing import NamedTuple
 
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 
-# Tokens of rework: tools read lost content again, or users write it again.
+# Tokens of rework after one compaction: tools read lost content again, or users write it again.
 REWORK_TOKENS = 40_000
-# If a compaction removes less than this, in tokens and as a share of T, the next one comes too soon.
+# T is large enough for a compaction to remove at least this many tokens, and at least this share of T. If a
+# compaction removed less, the next one would be due too soon.
 LEAST_REMOVED_TOKENS = 8_000
 LEAST_REMOVED_SHARE = 0.40
-# T is rounded to this step. A conversation's growth and cached share vary, and the cost is flat near the
-# optimum.
+# T is rounded to a multiple of this number of tokens. More precision is useless: a conversation's growth and
+# cached share vary, and near the optimum the cost hardly depends on T.
 STEP_TOKENS = 1_000
 
 
@@ -42,10 +47,10 @@ class GrowthProfile(NamedTuple):
 
     Attributes:
         growth: Tokens by which a request is larger than the one before.
-        cached_share: Share of an already read prefix that the provider has cached, 0..1.
+        cached_share: Share of the tokens from earlier requests that the provider has cached, 0..1.
         fixed: Tokens at the beginning that no compaction changes: privileged messages, tools and the task.
         after: Minimum number of tokens that a compaction leaves.
-        share: Share of T that a compaction leaves if this is more than `after`, 0..1.
+        share: Share of T that a compaction leaves, 0..1. It counts only if it amounts to at least `after`.
         summary: Tokens of the summary.
     """
 
@@ -63,8 +68,8 @@ class OptimalTrigger:
 
     Attributes:
         trigger: T in tokens. The context window does not limit it here.
-        basis: The figures behind T by name: tokens, and ratios to the price of an input token that is not
-            cached.
+        basis: The figures from which T was computed, by name: token counts, and costs and prices relative to
+            the price of an input token that is not cached.
     """
 
     trigger: int
@@ -74,13 +79,15 @@ class OptimalTrigger:
 def compute_optimal_trigger(
     price: ModelPrice, profile: GrowthProfile, summary: ModelPrice | None, rework: int = REWORK_TOKENS
 ) -> OptimalTrigger | None:
-    """Returns the T at which a conversation costs least, or None if it does not grow or the model is free.
+    """Returns the T at which a conversation costs least.
+
+    The result is None if the conversation does not grow or its input tokens cost nothing.
 
     Args:
         price: Price of the model that answers the conversation.
         profile: How the conversation grows.
-        summary: Price of the summary model. None means that no model is asked.
-        rework: L, in tokens.
+        summary: Price of the summary model. None means that no model writes summaries.
+        rework: Tokens of rework after one compaction (L).
     """
     tier = price.tiers[0]
     if profile.growth <= 0 or tier.input <= 0:
@@ -106,7 +113,12 @@ def compute_optimal_trigger(
 
 
 class _PriceRatios(NamedTuple):
-    """Relative prices: c of a token that earlier requests held, and w of a token sent for the first time."""
+    """Prices relative to an uncached input token.
+
+    Attributes:
+        cached: Average price of a token that earlier requests contained (c).
+        written: Price of a token that is sent for the first time (w).
+    """
 
     cached: float
     written: float
@@ -118,15 +130,15 @@ class _PriceRatios(NamedTuple):
 
 
 def _compute_price_ratios(tier: PriceTier, cached_share: float) -> _PriceRatios:
-    """Returns the price ratios. A token that is not found in the cache is written to it again."""
+    """Returns the price ratios. The provider writes each token that is not in its cache to the cache."""
     written = max(tier.cache_write, tier.input) / tier.input
     return _PriceRatios(cached_share * tier.cached / tier.input + (1 - cached_share) * written, written)
 
 
 def _compute_optimum(profile: GrowthProfile, ratios: _PriceRatios, once: float) -> tuple[float, float]:
-    """Returns the tokens that a compaction leaves at the optimum, and the optimum.
+    """Returns the number of tokens that a compaction leaves at the optimal T, and the optimal T.
 
-    `once` is the part of a compaction's cost that does not depend on the tokens that it leaves.
+    `once` is the cost of the summary and the rework. It is the same however many tokens a compaction leaves.
     """
     growth, share = profile.growth, profile.share
     constant = max(0.0, once - ratios.cache_loss * profile.fixed)
@@ -139,6 +151,6 @@ def _compute_optimum(profile: GrowthProfile, ratios: _PriceRatios, once: float) 
 
 
 def _round_to_steps(tokens_after: float, size: float) -> int:
-    """Returns T in whole steps, large enough for a compaction to remove enough tokens."""
+    """Returns T rounded to whole steps, and large enough for a compaction to remove enough tokens."""
     enough = max(tokens_after + LEAST_REMOVED_TOKENS, tokens_after / (1 - LEAST_REMOVED_SHARE))
     return round(max(size, enough) / STEP_TOKENS) * STEP_TOKENS

@@ -7,10 +7,11 @@ MILLION = 1_000_000
 
 
 class PriceTier(NamedTuple):
-    """Prices for every token of a request of a certain size, in dollars per million tokens.
+    """Prices for requests of a certain size, in dollars per million tokens.
 
     Attributes:
-        above: The tier holds for requests with more input tokens than this. 0 holds for requests of any size.
+        above: The tier applies to requests with more input tokens than this. The value 0 marks the tier of
+            the smallest requests.
         input: Price of input tokens that were not cached.
         cached: Price of input tokens that the provider had cached.
         cache_write: Price of input tokens that the provider has put into its cache.
@@ -29,9 +30,9 @@ class ModelPrice:
     """The prices of one model.
 
     Attributes:
-        tiers: The tiers by size, the smallest first; its `above` is 0. All input tokens count for the size of
-            a request, and the tier of the request holds for all of its tokens.
-        source: The origin of the prices: `configuration`, or the name and version of a table.
+        tiers: The tiers by size, the smallest first; its `above` is 0. The number of all input tokens decides
+            which tier applies to a request. That tier then applies to all tokens of the request.
+        source: The origin of the prices: `configuration`, or the name and version of a price table.
         date: The day on which the prices were current, as `YYYY-MM-DD`; empty if unknown.
     """
 
@@ -57,6 +58,6 @@ class ModelPrice:
 
     @property
     def surcharge_tokens(self) -> int | None:
-        """Input tokens above which an input token costs more than in a small request. None means never."""
+        """Number of input tokens above which a request pays a surcharge. None if there is no surcharge."""
         least = self.tiers[0]
         return next((tier.above for tier in self.tiers if tier.input > least.input), None)

@@ -1,12 +1,14 @@
 """Computes what an exchange has saved, and when a compaction has paid for itself.
 
-A saving compares an exchange with the same request as the client sent it. The cost of that request depends on
-how much of it the provider would have cached. This is estimated from what the provider has really cached of
-the forwarded requests. The parts of a saving:
+A saving compares the cost of an exchange with the cost of the same request if the proxy had forwarded it as
+the client sent it. The second cost depends on how many tokens the provider would have cached. The proxy
+estimates this number from what the provider really cached of the forwarded requests. A saving has these
+parts:
 
-- *gross*: what the removed tokens would have cost, at the share of them that would have been cached.
-- *cache loss*: what was paid for tokens that would have been cached if no compaction had changed the tokens
-  before them.
+- *gross*: what the removed tokens would have cost. The estimate takes into account that some of them would
+  have been cached.
+- *cache loss*: the additional price of forwarded tokens that would have been cached if no compaction had
+  changed the tokens before them.
 - *net*: gross less cache loss. The cost of summaries belongs to compactions, not to exchanges, and is
   deducted later.
 """
@@ -18,18 +20,20 @@ from typing import NamedTuple
 from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.core.exchange import Exchange
 
-# Providers drop a prefix from their cache if no request has used it for this time.
+# Providers are assumed to drop a prefix from their cache if no request has used it for this many seconds.
 EXPIRY_S = 600.0
 # The shortest prefix that a provider caches, in tokens.
 LEAST_CACHED_TOKENS = 1_024
-# Requests that are remembered of a conversation, which may have branches and agents that share its id.
+# Maximum number of requests that are remembered for each conversation. One is not enough, because branches of
+# a conversation and several agents may share its id.
 MAX_CACHED_REQUESTS = 8
 # A conversation usually grows by at most this many messages from one request to the next.
 FEW_MESSAGES = 8
-# The largest block in which providers cache, and the smallest block that estimates round to, in tokens.
+# Providers cache prefixes in blocks of tokens. These are the largest known block of a provider, and the
+# smallest block to which estimates are rounded, in tokens.
 LARGEST_BLOCK_TOKENS = 128
 SMALLEST_BLOCK_TOKENS = 64
-# The shortfall of a provider that caches nothing, in tokens.
+# The value of `CacheState.shortfall` for a provider that caches nothing, in tokens.
 NOTHING_CACHED_TOKENS = 10**12
 
 
@@ -38,9 +42,10 @@ class Saving(NamedTuple):
 
     Attributes:
         cost: What the exchange cost.
-        gross: What the exchange would have cost more with everything that the client sent.
-        cache_loss: The part of the cost that is due to prompt caches that compactions have broken.
-        net: `gross` less `cache_loss`. Negative if the compaction has yet to pay for itself.
+        gross: How much more the exchange would have cost if everything that the client sent had been
+            forwarded.
+        cache_loss: The part of `cost` that was paid only because a compaction broke the prompt cache.
+        net: `gross` less `cache_loss`. It is negative if the compaction made this exchange more expensive.
     """
 
     cost: float
@@ -50,18 +55,20 @@ class Saving(NamedTuple):
 
 
 class CacheableRequest(NamedTuple):
-    """A request that a provider has read and so may have cached.
+    """A request that a provider has read and may therefore have cached.
 
     Attributes:
         at: Time of the request, in seconds since the epoch.
         model: Name of the model.
-        digest: Prefix digest of the client's whole list; empty if the proxy did not read the request.
-        before: Tokens of the client's list, as far as possible in the provider's count.
-        listed: Tokens of the client's list in the proxy's count; 0 if the proxy did not read the request.
-        removed: Removed tokens less the tokens of their replacements, in the proxy's count.
-        forwarded: Tokens that were forwarded, in the provider's count.
-        form: Strategy and round that shortened the list; empty for none. If a request continues another of
-            the same form, it begins with everything that the other forwarded.
+        digest: Prefix digest of all the client's messages; empty if the proxy did not read the request.
+        before: Tokens of the client's messages: an estimate of what the provider would have counted.
+        listed: Tokens of the client's messages as the proxy counts them; 0 if the proxy did not read the
+            request.
+        removed: Removed tokens less the tokens of their replacements, as the proxy counts them.
+        forwarded: Tokens that were forwarded, as the provider counted them.
+        form: Strategy and number of the compaction that shortened the messages; empty if none did. If a
+            request continues another one of the same form, it begins with everything that was forwarded in
+            the other one.
     """
 
     at: float
@@ -78,11 +85,13 @@ class CacheState(NamedTuple):
     """What the proxy remembers of a conversation's caching from one exchange to the next.
 
     Attributes:
-        requests: The newest requests, the newest last.
-        shortfall: Tokens of an already read prefix that the provider leaves uncached, beside those that do
-            not fill a block. Negative if the provider caches answers, too. None if it is not known yet.
-        block: Tokens of which every number of cached tokens so far was a multiple, at most the largest known
-            block of a provider. 0 if it is not known yet.
+        requests: The latest requests, the newest last.
+        shortfall: If a request begins with everything that was forwarded in an earlier one, the number of
+            tokens of the earlier request that the provider does not find in its cache. Tokens at the end that
+            do not fill a block are not included. The number is negative if the provider caches answers, too,
+            and None if it is not known yet.
+        block: Size of the provider's cache blocks in tokens: the largest number that divides
+            `LARGEST_BLOCK_TOKENS` and every number of cached tokens so far. 0 if it is not known yet.
     """
 
     requests: tuple[CacheableRequest, ...] = ()
@@ -102,16 +111,17 @@ def compute_single_answer_saving(
 ) -> tuple[Saving | None, CacheState]:
     """Returns the saving of an exchange with a single answer, and the state for the next exchange.
 
-    The saving is None if the price or the provider's token count is unknown. A refused request costs nothing,
-    and a request that was forwarded unchanged saves exactly nothing.
+    The saving is None if the price or the provider's token count is unknown. A request that the upstream
+    refused costs nothing, and a request that was forwarded unchanged saves exactly nothing.
 
     Args:
         exchange: The exchange.
-        prefixes: Prefix digests of the client's non-privileged messages; empty if the request was not read.
-        state: The state that the conversation's previous exchange returned; None if there was none.
+        prefixes: Prefix digests of the client's non-privileged messages; empty if the proxy did not read the
+            request.
+        state: The state that was returned for the conversation's previous exchange; None if there was none.
         price: Price of the model that was asked; None if unknown.
-        counted: Tokens that the client sent and tokens that were forwarded, uncalibrated. If both are 0, the
-            counts of the exchange are used.
+        counted: Tokens that the client sent and tokens that were forwarded, as the proxy counts them without
+            calibration. If both are 0, the counts of the exchange are used.
     """
     state, prompt, refused = state or EMPTY_CACHE_STATE, exchange.prompt_tokens, exchange.has_failed
     if refused or prompt is None:
@@ -127,7 +137,7 @@ def compute_single_answer_saving(
 
 
 def compute_unchanged_saving(exchange: Exchange, price: ModelPrice | None) -> Saving | None:
-    """Returns the cost of an exchange as a saving of nothing, or None if the cost is unknown."""
+    """Returns a saving with the cost of an exchange and no other amount, or None if the cost is unknown."""
     if price is None:
         return None
     if exchange.has_failed:
@@ -165,12 +175,13 @@ def _build_cacheable_request(
 def _estimate_client_tokens(
     exchange: Exchange, request: CacheableRequest, earlier: CacheableRequest | None
 ) -> int:
-    """Estimates the client's tokens: those of the earlier request, and the tokens that are new since then.
+    """Estimates how many tokens the provider would have counted in the client's messages.
 
-    If this request begins with what the earlier one forwarded, the provider has counted the new forwarded
-    tokens, and only newly removed tokens are estimated. Otherwise all new tokens are estimated. Estimates use
-    the conversation's ratio of the provider's count to the proxy's count so far. The error therefore does not
-    grow with the number of removed tokens.
+    The result is the number for the earlier request plus the tokens that are new since then. If this request
+    begins with everything that was forwarded in the earlier one, the provider has counted the new forwarded
+    tokens, and only the newly removed tokens are estimated. Otherwise all new tokens are estimated. An
+    estimate is the proxy's count times the ratio of both counts in the earlier request. The error therefore
+    does not grow with the number of tokens that were removed before.
     """
     if earlier is None or not request.removed or not earlier.listed:
         return request.before
@@ -187,7 +198,8 @@ def _find_continued_request(
 ) -> CacheableRequest | None:
     """Returns the longest earlier request that this request begins with, or None if there is none.
 
-    Without digests of both requests, a request is taken to begin with every earlier one that is not longer.
+    If the digest of one of the two requests is unknown, this request is assumed to begin with the earlier one
+    unless the earlier one is longer.
     """
     newest = state.requests[-1] if state.requests else None
     if newest is not None and _continues_newest(request, prefixes, newest):  # the usual case
@@ -206,13 +218,13 @@ def _find_continued_request(
 
 
 def _continues_newest(request: CacheableRequest, prefixes: Sequence[bytes], newest: CacheableRequest) -> bool:
-    """Returns whether this request is the newest earlier one with a few messages more."""
+    """Returns whether this request consists of the newest earlier request and at most a few new messages."""
     same = newest.model == request.model and newest.digest != b""
     return same and newest.digest in prefixes[-FEW_MESSAGES:]
 
 
 def _keeps_prefix(exchange: Exchange, request: CacheableRequest, earlier: CacheableRequest) -> bool:
-    """Returns whether this request begins with everything that the earlier request forwarded."""
+    """Returns whether this request begins with everything that was forwarded in the earlier one."""
     whole = exchange.status not in {"applied", "over-limit"} or not request.removed
     return whole and earlier.form == request.form and earlier.forwarded <= request.forwarded
 
@@ -222,19 +234,19 @@ def _is_expired(request: CacheableRequest, earlier: CacheableRequest) -> bool:
 
 
 def _is_cache_miss(exchange: Exchange, request: CacheableRequest, earlier: CacheableRequest) -> bool:
-    """Returns whether the provider had nothing cached although it could have."""
+    """Returns whether the provider had cached nothing, although it could have cached the earlier request."""
     could = earlier.forwarded >= LEAST_CACHED_TOKENS and _keeps_prefix(exchange, request, earlier)
     return could and not exchange.cached_tokens
 
 
 def _update_block_size(exchange: Exchange, known: int) -> int:
-    """Returns the tokens of which every number of cached tokens so far was a multiple."""
+    """Returns the new value of `CacheState.block`. `known` is the value before this exchange."""
     cached = exchange.cached_tokens
     return gcd(known or LARGEST_BLOCK_TOKENS, cached) if cached else known
 
 
 def _get_usable_block(block: int) -> int:
-    """Returns the block size that estimates use: 1 if the known block is too small to matter."""
+    """Returns the block size for estimates: 1, so that nothing is rounded, if `block` is 0 or small."""
     return block if block >= SMALLEST_BLOCK_TOKENS else 1
 
 
@@ -245,10 +257,10 @@ def _estimate_shortfall(
     last: int | None,
     block: int,
 ) -> int | None:
-    """Estimates how many tokens of a prefix the provider leaves uncached, from this and earlier exchanges.
+    """Returns the new value of `CacheState.shortfall`. `last` is the value before this exchange.
 
-    Tokens that do not fill a block are not included. One exchange therefore gives only a lower and an upper
-    bound.
+    One exchange shows only a range for the shortfall, because the tokens that do not fill a block are not
+    included in it. If `last` is outside the range, the nearest end of the range is returned.
     """
     if earlier is None or _is_expired(request, earlier) or not _keeps_prefix(exchange, request, earlier):
         return last
@@ -269,7 +281,10 @@ def _estimate_unchanged_cached(
     *,
     first: bool,
 ) -> int:
-    """Estimates the tokens that would have been cached of the request as the client sent it."""
+    """Estimates how many tokens would have been cached if the request had been forwarded unchanged.
+
+    `first` says that no earlier request of the conversation is remembered.
+    """
     cached = exchange.cached_tokens or 0
     if earlier is None:
         share = cached / max(1, request.forwarded) if first else 0.0
@@ -302,18 +317,18 @@ def compute_break_even_requests(
     summary_usd: float | None = 0.0,
     cached_share: float = 1.0,
 ) -> float | None:
-    """Returns the number of requests until a compaction has paid for its summary and the broken cache.
+    """Returns after how many requests a compaction has saved the cost of its summary and the broken cache.
 
-    Each later request is shorter by the removed tokens. The broken cache is counted at its maximum cost: as
-    if nothing that stays were cached any more. The result is None if a price is unknown or the compaction
-    never pays.
+    Each later request saves the price of the removed tokens. The cost of the broken cache is the highest
+    possible one: none of the remaining tokens is cached in the first request. The result is None if a price
+    is unknown or the compaction never saves its cost.
 
     Args:
         before: Tokens of the request without the compaction.
         after: Tokens of the request with the compaction.
         price: Price of the model that is asked; None if unknown.
         summary_usd: Cost of the summary in dollars; None if unknown.
-        cached_share: Share of an already read prefix that the provider has cached, 0..1.
+        cached_share: Share of the tokens from earlier requests that the provider has cached, 0..1.
     """
     if price is None or summary_usd is None:
         return None
@@ -330,7 +345,11 @@ def compute_saving(
     price: ModelPrice | None,
     counted: tuple[int, int] = (0, 0),
 ) -> tuple[Saving | None, CacheState]:
-    """Returns the same as `compute_single_answer_saving`, but for an exchange with any number of answers."""
+    """Returns the same as `compute_single_answer_saving`, but for an exchange with any number of answers.
+
+    An exchange has several answers if the model searched removed messages. The client alone would not have
+    caused the answers after the first one, so their input tokens reduce the saving.
+    """
     prompt, cached = exchange.recall_prompt_tokens, exchange.recall_cached_tokens or 0
     if not prompt:
         return compute_single_answer_saving(exchange, prefixes, state, price, counted)

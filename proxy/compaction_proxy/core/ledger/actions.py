@@ -1,12 +1,12 @@
 """Reads what tool calls did: their key arguments, whether they change anything, and how they ended.
 
-The form of an argument (a shell command, an HTTP method or SQL) decides whether a call writes, or else the
-verb in the tool's name does. Arguments and results come from models and tools and may be hostile. Only short
-argument values are quoted, and of a result only the part that shows how the call ended. Each quotation is one
-line without hidden characters.
+An argument that is a shell command, an HTTP method or SQL shows whether a call changes something. If no
+argument shows it, the verb in the tool's name decides. Arguments and results come from models and tools and
+may be hostile. They are therefore quoted only as short argument values and as the part of a result that shows
+how the call ended. Each quotation is one line without hidden characters.
 """
 
-# ruff: noqa: SIM905 - words as one text are easier to keep
+# ruff: noqa: SIM905 - a long list of words is easier to maintain as one text
 
 import json
 import re
@@ -30,21 +30,23 @@ from compaction_proxy.core.summary.injection import is_order
 
 # Maximum number of argument values quoted from one call, and of characters of each.
 MAX_ARGUMENTS, ARGUMENT_CHARACTERS = 40, 60
-# Maximum characters of a line about the calls of one tool with one target. The first call may exceed them.
+# Maximum characters of a line about the calls of one tool with one target. The line always describes at least
+# one call, even if this call alone exceeds the limit.
 LINE_CHARACTERS = 320
-# Leading characters of a tool name, and of a shell command, that decide the effect of a call.
+# Leading characters of a tool name, and of a shell command, that are searched for the effect of a call.
 MAX_NAME_CHARACTERS, SHELL_CHARACTERS = 60, 2_000
 # Minimum characters of an edited line that is worth quoting, and the lowest HTTP status code of an error.
 LEAST_LINE, HTTP_ERROR = 3, 400
-# Characters that separate two calls in a line.
+# Number of characters that one more call adds to a line besides its arguments and its outcome.
 SEPARATOR_CHARACTERS = len(";  → ")
-# Nesting levels of arguments that are read.
+# Maximum nesting level at which values inside an argument are read.
 MAX_DEPTH = 6
-# Characters at the beginning and at the end of a result in which a program reports how it ended.
+# Characters at the beginning and at the end of a result that are searched for how the program ended.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 400, 1_500
-# An exception in a result of at most this many characters is the call's own and not quoted from a file.
+# An exception in a result of at most this many characters means that the call failed. In a longer result the
+# exception may stand in a file that the call shows.
 SHORT_CHARACTERS = 600
-# Characters quoted from a result that says more than that the call succeeded.
+# Maximum characters quoted from the result of a successful call.
 RESULT_CHARACTERS = 60
 
 DONE = "done"
@@ -105,7 +107,8 @@ _SHELL_READ = re.compile(
 # Quoted words of a shell command, and the operators between commands.
 _SHELL_QUOTED = re.compile(r"\"(?:[^\"\\]|\\.){0,2000}+\"|'[^']{0,2000}+'")
 _SHELL_PART = re.compile(r"&&|\|\||[;|\n]")
-# Commands that run their quoted argument.
+# Commands that run their quoted argument, such as `bash -c`. Only in such commands are quoted words judged as
+# commands, too.
 _SHELL_RUNS = re.compile(r"(?:^|\s)(?:-l?c|ssh|eval)\s")
 _EXIT = re.compile(
     r"\b(?:exit(?:ed with)?(?: code| status)?|return ?code|exitCode)\"?[:= ]{1,3}(-?\d{1,3})\b", re.IGNORECASE
@@ -164,11 +167,12 @@ class Action:
 
     Attributes:
         tool: The tool's name.
-        arguments: The key arguments as pairs of name and value. Repeated values are left out.
+        arguments: The arguments that describe the call, as pairs of name and short value. Repeated values and
+            long contents, such as the text of a file, are left out.
         outcome: One line: `done`, a short result, the error, or `no result`.
         effect: Whether the call changes something, certainly only reads, or neither is known.
         has_failed: Whether the call ended with an error.
-        has_result: Whether the conversation holds a result of the call.
+        has_result: Whether the conversation contains a result of the call.
     """
 
     tool: str
@@ -190,7 +194,7 @@ class Action:
 
     @property
     def target(self) -> tuple[str, str]:
-        """The tool's name and the first argument value. Calls with equal targets are described together."""
+        """The tool's name and the first argument value. One line describes all calls with equal targets."""
         return self.tool, self.arguments[0][1] if self.arguments else ""
 
 
@@ -240,7 +244,7 @@ def _find_command(call: MessageToolCall, arguments: Mapping[str, object]) -> str
 
 
 def _judge_command(command: str) -> ActionEffect:
-    """Returns the effect of a shell command. A command only reads if all its parts only read."""
+    """Returns the effect of a shell command. The effect is `READ` only if each command in it only reads."""
     head = command[:SHELL_CHARACTERS]
     plain = head if _SHELL_RUNS.search(head) else _SHELL_QUOTED.sub("Q", head)
     if _SHELL_WRITE.search(plain):
@@ -314,9 +318,9 @@ def _quote_command(command: str) -> Iterator[tuple[str, str]]:
 
 
 def _find_key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yields names and short values of arguments, last the line that an edit changes.
+    """Yields names and short values of the arguments that describe a call.
 
-    The contents of whole files are left out.
+    Long contents, such as the text of a file, are left out. For an edit, its first changed line comes last.
     """
     known: set[str] = set()
     for key, value in arguments.items():
@@ -333,7 +337,10 @@ def _find_key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, 
 
 
 def _find_change(arguments: Mapping[str, object]) -> str:
-    """Returns the first line that an edit adds, or else the first that it removes, or "" for neither."""
+    """Returns the first line that an edit adds. If it adds none, returns the first line that it removes.
+
+    Returns "" if the call changes no line.
+    """
     old = next((v for k, v in arguments.items() if _OLD_KEY.match(k) and isinstance(v, str)), "")
     new = next((v for k, v in arguments.items() if _NEW_KEY.match(k) and isinstance(v, str)), "")
     if added := _find_new_line(new, old):
@@ -371,7 +378,7 @@ def _find_failure(text: str, command: str, effect: ActionEffect) -> str:
     head, tail = text[:HEAD_CHARACTERS], text[-TAIL_CHARACTERS:]
     found = _EXIT.search(tail) or _EXIT.search(head)
     number = found.group(1) if found else "0"
-    # Search programs exit with 1 if they find nothing.
+    # Exit code 1 of a call that only reads is no failure: search programs return it if they find nothing.
     code = (
         f"exit code {number}" if number != "0" and not (number == "1" and effect is ActionEffect.READ) else ""
     )
@@ -388,7 +395,10 @@ def _find_failure(text: str, command: str, effect: ActionEffect) -> str:
 
 
 def _find_failed_test(tail: str) -> str:
-    """Returns the line of a failed test, or else the counts of a test run, or "" if no test failed."""
+    """Returns the line of the first failed test. Without such a line, returns the counts of the test run.
+
+    Returns "" if no test failed.
+    """
     counts = _TEST_COUNTS.findall(tail)
     if not counts or not (_SOME_FAILED.search(counts[-1]) or _FAILED_TEST.search(tail)):
         return ""
@@ -440,13 +450,14 @@ def describe_actions(
 ) -> Iterator[ActionLine]:
     """Yields one line for the calls of each tool and target.
 
-    Lines with a successful call come first, then lines with failures only; both parts start with the newest.
-    A line names the shared arguments once. The other arguments and the outcome of each call follow, the
-    newest call last.
+    Lines with at least one successful call come first. Lines about failed calls only follow. Both parts start
+    with the newest line. A line names the arguments that all its calls share once. Then come the other
+    arguments and the outcome of each call, the newest call last.
 
     Args:
         actions: The calls, each with the index of its message.
-        characters: Size of a line. The first call shown may exceed it.
+        characters: Maximum characters of a line. A line describes at least one call, even if this call alone
+            exceeds the limit.
     """
     for group in _group_calls(actions):
         calls = tuple(action for _, action in group)
@@ -461,9 +472,10 @@ def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iter
 
     Args:
         actions: The calls, each with the index of its message.
-        characters: Room for all items. The short forms of later items reserve up to half of it. An item that
-            is too long for the rest shrinks: first to the values with a digit, such as ids, then to tool,
-            target and outcome. The last items may exceed the room.
+        characters: Room for all items, in characters. Each item leaves up to half of the remaining room free
+            for the shortest forms of the later items. An item that does not fit gets a shorter form: first
+            with only those argument values that contain a digit, such as ids, then with only tool, target and
+            outcome. The shortest form is used even if it does not fit, so the last items may exceed the room.
     """
     groups = [tuple(action for _, action in group) for group in _group_calls(actions)]
     briefs = [f"- {sanitize_text(describe_action(calls[-1]))}" for calls in groups]
@@ -485,7 +497,11 @@ def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iter
 
 
 def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, Action]]]:
-    """Returns the calls grouped by target: first groups with a success, in each part the newest first."""
+    """Returns the calls grouped by target.
+
+    Groups with at least one successful call come first, then groups with failed calls only. Both parts start
+    with the newest group.
+    """
     groups: dict[tuple[str, str], list[tuple[int, Action]]] = {}
     for at, action in actions:
         groups.setdefault(action.target, []).append((at, action))
@@ -529,7 +545,10 @@ def _describe_group(group: Sequence[Action], characters: int) -> str:
 
 
 def _join_runs(runs: Sequence[tuple[str, str]]) -> str:
-    """Joins the arguments and outcomes of calls. Repeated outcomes in a row appear once, at the last call."""
+    """Joins the arguments and outcomes of calls.
+
+    If neighbouring calls have the same outcome, the outcome appears only once, at the last of these calls.
+    """
     parts: list[str] = []
     for (own, outcome), follower in zip(runs, [*runs[1:], None], strict=True):
         is_last = follower is None or follower[1] != outcome
@@ -545,7 +564,7 @@ def _group_by_name(arguments: Sequence[tuple[str, str]]) -> dict[str, list[str]]
 
 
 def describe_argument(name: str, *values: str) -> str:
-    """Returns an argument as text: its name and its values. A path has no name in front."""
+    """Returns an argument as text: its name and its values, or only its values if they are paths."""
     return " ".join(filter(None, ["" if name.lower() in _PATH_KEYS else name, *values]))
 
 

@@ -1,7 +1,8 @@
 """Tracks which user statements are in force; later statements replace earlier ones.
 
-What is in force after a message depends only on that message and those before it. If a conversation has
-grown, only its new messages are read.
+Which statements are in force after a message depends only on that message and on the messages before it. When
+a conversation grows, the result for its earlier messages is therefore reused, and only the new messages are
+read.
 """
 
 from collections import defaultdict
@@ -19,9 +20,10 @@ from compaction_proxy.core.ledger.supersession import find_remainder, may_supers
 from compaction_proxy.core.message import Message
 
 # For each word, a new statement is compared with at most this many of the newest statements that share the
-# word. The limit keeps time linear.
+# word. The limit keeps the time linear in the number of statements.
 COMPARED = 64
-# Leading characters of a message that are searched for words that close the request before it.
+# Number of leading characters of a message that are searched for words that close an earlier request, such as
+# "never mind".
 CLOSING_CHARACTERS = 80
 # The weight of a kind: how much it costs to lose a statement of that kind.
 _WEIGHT = {
@@ -40,9 +42,10 @@ class UserStatement:
     Attributes:
         said: The statement, or the part of it that is still in force.
         turn: Index of its message among the user messages.
-        kind: The kind that it counts as. If it replaced a statement of a weightier kind, it has that kind.
-        is_closed: Whether the user has given the request up or called it done.
-        is_withdrawn: Whether the user has taken the statement back, so that it is not even quoted.
+        kind: The kind of the statement; None if it is of no kind or closed. If the statement replaced one of
+            a kind with a greater weight, it has the kind of the replaced statement.
+        is_closed: Whether a later message says that the request is done, or takes the request or rule back.
+        is_withdrawn: Whether a later message takes the statement back. The ledger then does not quote it.
     """
 
     said: Statement
@@ -58,7 +61,7 @@ class SupersededStatements:
 
     Attributes:
         texts: The statements word for word, by the index of their message.
-        values: Values of these statements that no statement in force has, in lower case.
+        values: Values in these statements that no statement in force contains, in lower case.
     """
 
     texts: Mapping[int, tuple[str, ...]]
@@ -67,12 +70,14 @@ class SupersededStatements:
 
 @dataclass(slots=True)
 class _StatementIndex:
-    """Index of the statements in force by their words.
+    """The statements in force, with an index that finds statements by their words.
+
+    Each statement has a number. The numbers follow the order in which the user made the statements.
 
     Attributes:
-        spoken: The statements in force by number, in the order in which the user made them.
-        lost: The original statements that were replaced in whole or in part, by number.
-        count: Number of statements that were added.
+        spoken: The statements in force, by number.
+        lost: The statements that were replaced in whole or in part, as they were before, by number.
+        count: Number of all statements that were added so far.
     """
 
     spoken: dict[int, UserStatement] = field(default_factory=dict)
@@ -104,9 +109,9 @@ class _StatementIndex:
         self.count += 1
 
     def _find_rivals(self, spoken: UserStatement) -> list[int]:
-        """Returns the keys of statements that the new one may replace, oldest first.
+        """Returns the numbers of the statements that the new one may replace, oldest first.
 
-        They stand in other messages and share a word with the new statement.
+        Such a statement is in another message and shares a word with the new statement.
         """
         keys: set[int] = set()
         for word in spoken.said.words:
@@ -125,10 +130,14 @@ class _StatementIndex:
                 held.remove(key)
 
     def close_newest_request(self, turn: int, *, withdraws: bool) -> None:
-        """Closes the newest request that has no label from the user.
+        """Closes the newest request that does not begin with a label such as "TODO:".
 
-        If the user withdraws something and the message before the turn states rules but makes no request, the
-        newest of these rules is closed instead.
+        If the message takes something back and the user message before it states rules but makes no request,
+        the newest of these rules is closed instead.
+
+        Args:
+            turn: Index of the message that closes the request, among the user messages.
+            withdraws: Whether this message only takes back what the user said before.
         """
         self._asked = [key for key in self._asked[-COMPARED:] if key in self.spoken]
         newest = islice(reversed(self.spoken), COMPARED)
@@ -168,8 +177,8 @@ class ActiveStatements:
         messages: All non-privileged messages of a request. An index is a position among them.
         statement_reader: Returns the statements of a text: `core.ledger.statements.read_statements` or a
             cache of it.
-        earlier: The result for a list whose user texts are a prefix of these (`is_prefix_of`). Only the new
-            messages are read. `earlier` itself stays as it is.
+        earlier: The result for an earlier list of messages, whose user texts must be the first ones of this
+            list (see `is_prefix_of`). Only the user texts after them are read. `earlier` is not changed.
     """
 
     def __init__(
@@ -200,7 +209,7 @@ class ActiveStatements:
         return sum(map(len, self._texts))
 
     def is_prefix_of(self, texts: Sequence[str]) -> bool:
-        """Returns whether the user texts that were read are a prefix of `texts` and are not empty."""
+        """Returns whether `texts` begins with the user texts that were read. False if none was read."""
         length = len(self)
         if not 0 < length <= len(texts) or self._texts[-1] != texts[length - 1]:
             return False
@@ -216,7 +225,7 @@ class ActiveStatements:
             self.in_force.add(UserStatement(each, turn, each.kind))
 
     def list_covered(self, covered: Collection[int]) -> list[tuple[int, UserStatement]]:
-        """Returns the statements in force from covered messages, each with the index of its message."""
+        """Returns the statements in force in the messages `covered`, each with the index of its message."""
         placed = ((self._ats[spoken.turn], spoken) for spoken in self.in_force.spoken.values())
         return [(at, spoken) for at, spoken in placed if at in covered and spoken.said.text]
 

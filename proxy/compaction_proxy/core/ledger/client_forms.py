@@ -1,7 +1,7 @@
 """Finds messages that known clients write in the user's name: examples, files and repository maps.
 
-None of these messages is the task, and no rule is quoted from them. A message must match a known form
-exactly. In doubt it counts as the user's own.
+None of these messages is the task, and no rule is quoted from them. A message is recognised only if it
+matches a known form exactly. Every other message counts as written by the user.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,8 +72,8 @@ _SHOWN = (
 )
 _REPLIES = frozenset(pair.answered for pair in _SHOWN)
 _OPENINGS = tuple(dict.fromkeys(pair.asked for pair in _SHOWN))
-# The message with files is among the last `_LAST_MESSAGES` messages. Only the current turn follows it: a few
-# answers and aider's own replies to them.
+# Number of last messages among which the message with aider's shown files is searched for. Only the current
+# turn follows that message: a few answers of the model and aider's own replies to them.
 _LAST_MESSAGES = 16
 
 
@@ -99,15 +99,15 @@ def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
 def find_files_message(messages: Sequence[Message]) -> int | None:
     """Returns the index of the message in which aider shows files near the end, or None if there is none.
 
-    The message stands in front of the current turn. With the next turn aider moves it towards the end, and it
-    shows the files as they are then.
+    The message comes just before the current turn. In the next turn, aider moves the message closer to the
+    end and updates the files in it.
     """
     first = max(0, len(messages) - _LAST_MESSAGES)
     return next((k for k in range(first, len(messages)) if _is_shown(messages, k, _FILES)), None)
 
 
 def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages without the client's examples, its shown files and its own answers to them."""
+    """Returns the messages without those that the client wrote: examples, shown files and answers to both."""
     examples = _find_examples(messages)
     gone = {k for k in range(len(messages)) if _is_shown(messages, k, _SHOWN)}
     gone |= {k for k, each in enumerate(messages) if each.role == "assistant" and each.text in _REPLIES}
@@ -132,7 +132,7 @@ def _is_example(messages: Sequence[Message], index: int, pair: _MessagePair) -> 
 
 
 def _is_shown(messages: Sequence[Message], index: int, pairs: Sequence[_MessagePair]) -> bool:
-    """Returns whether a message has one of these forms and the client's own answer follows it."""
+    """Returns whether a message begins like one of `pairs` and the client's answer of this pair follows."""
     text = messages[index].text
     if not text.startswith(_OPENINGS):
         return False
@@ -141,7 +141,7 @@ def _is_shown(messages: Sequence[Message], index: int, pairs: Sequence[_MessageP
 
 
 def _is_pair(messages: Sequence[Message], index: int, asked: str, answered: str) -> bool:
-    """Returns whether a user message with the text `asked` and its answer `answered` stand at `index`."""
+    """Returns whether the messages from `index` on are a user's text `asked` and the answer `answered`."""
     if index + 1 >= len(messages):
         return False
     first, second = messages[index], messages[index + 1]

@@ -1,11 +1,11 @@
 """Patterns of words that show what a statement is, such as a rule, a request or a correction.
 
-The data is for `core.ledger.statements`. The patterns match one statement of bounded length in lower case and
-with plain apostrophes. Languages: English, Chinese, Hindi, Spanish, French, Arabic, Bengali, Portuguese,
-Russian, Urdu, German, Japanese.
+The patterns are made for the text of one statement as `core.ledger.statements.fold_text` returns it: in lower
+case, with plain apostrophes and single spaces. Callers limit the length of this text. Languages: English,
+Chinese, Hindi, Spanish, French, Arabic, Bengali, Portuguese, Russian, Urdu, German, Japanese.
 """
 
-# ruff: noqa: E501, RUF001, SIM905 - many scripts, whose wide letters count twice; words as one text are easier to keep
+# ruff: noqa: E501, RUF001, SIM905 - wide letters count twice; a long list of words is easier to maintain as one text
 
 import re
 from collections import defaultdict
@@ -24,7 +24,8 @@ class StatementKind(StrEnum):
     FACT = "fact"
 
 
-# Scripts without spaces, or with vowel signs that `\b` takes for gaps. Their phrases match anywhere in a text.
+# Characters of scripts that have no spaces between words, or that have vowel signs which `\b` treats as ends
+# of words. Phrases in these scripts match anywhere in a text, even inside a word.
 _UNSPACED = "\u0600-\u06ff\u0900-\u0dff\u3040-\u30ff\u3400-\u9fff"
 _BARE = re.compile(f"[{_UNSPACED}]")
 _CHOICE = re.compile(r"\(\?:([^()]*)\)(\??)(?![*+{])")
@@ -49,7 +50,7 @@ class Phrases:
 
 
 def _expand_choice(phrase: str) -> Iterator[str]:
-    """Yields the phrases that a phrase with a choice at its beginning stands for."""
+    """Yields every variant of a phrase that begins with a choice, such as `(?:i|we) need`."""
     choice = _CHOICE.match(phrase)
     if choice is None:
         yield phrase
@@ -141,8 +142,8 @@ RULE_START = re.compile(
     r"zeige)\w* .{0,80}\b(?:nicht|kein\w*|nur|jede\w*)\b|"
     r"[请請]?(?:勿|别|只用|只使用|每次)|毎回)"
 )
-# Statements that sound like rules but are none. "I always loved …" only tells a story.
-# "I think the view doesn't keep to what must …" suspects a fault; the rule belongs to the code and not to the user.
+# Statements that sound like rules but are none. "I always loved …" only tells a story. "I think the view
+# doesn't keep to what must …" reports a suspected fault of the code and gives the assistant no rule.
 NARRATIVE = re.compile(
     r"\b(?:i|i'm|i've|i'd|i'll|we've|we're|we'll|there's|he|he's|she|she's|they|they've|it|it's|that|who|"
     r"there|you've|people|life)\b"
@@ -226,7 +227,7 @@ CLOSING = re.compile(
     r"vergiss (?:es|das)|schon gut|erledigt|算了|不用了|完成了|もういい|やっぱりいい|रहने दो|छोड़ो|انس الأمر|لا داعي|"
     r"বাদ দাও|رہنے دو|چھوڑو)"
 )
-# A whole message that takes back what the user said before.
+# A message that does nothing but take back what the user said before.
 WITHDRAWAL = re.compile(
     r"(?:ok|okay|no|ah|oh|actually|well|alright|please|sorry)?[,. ]*(?:never ?mind|forget (?:it|that|about it|"
     r"about that)|cancel (?:it|that)|drop (?:it|that)|skip (?:it|that)|scratch that|no need|leave it|olvídalo|"
@@ -234,7 +235,7 @@ WITHDRAWAL = re.compile(
     r"もういい|やっぱりいい|रहने दो|छोड़ो|انس الأمر|لا داعي|বাদ দাও|رہنے دو|چھوڑو)"
     r"(?:[,. ]*(?:please|then|thanks|thank you))?[.!。! ]*\Z"
 )
-# The start of a short message that ends an exchange without asking for anything.
+# The beginning of a short message that thanks, agrees or says goodbye, and asks for nothing.
 THANKS = re.compile(
     r"\W*+(?:(?:ok|okay|no|nope|great|perfect|awesome|wonderful|excellent|nice|alright|good|cool|sure|yes|"
     r"that(?:'s| is| was| looks| sounds)?|it(?:'s| is)?|looks|sounds|works|all|everything|so|very|really|much|"
@@ -254,7 +255,8 @@ ASKING_BACK = _compile_phrases(
     r"bitte | können sie",
     r"请 | 請 | 麻烦 | ください | 教えて | कृपया | من فضلك | يرجى | অনুগ্রহ | দয়া করে | براہ کرم",
 )
-# A question or a wish at the end of an answer that asks for nothing that the work needs.
+# An offer or a polite question at the end of an answer, such as "Anything else?". The work can go on without
+# a reply to it.
 OFFER = re.compile(
     r"\b(?:anything else|something else|any(?:thing)? (?:other|further|more)|(?:further|more|other|additional) "
     r"(?:\w+ ){0,2}(?:assistance|help|questions?|changes?|requests?|needs?|information)|feel free|let me know if (?:you (?:have|need|want|would like)|there is any\\w*|there's any\\w*)|"
@@ -272,7 +274,7 @@ PROMISE = re.compile(
     r"remaining:|i(?:'ll)? (?:then )?plan to|voy a|haré|je vais|je ferai|vou|farei|я (?:сейчас )?(?:сделаю|буду)|"
     r"сейчас я|ich werde|als nächstes|我将|我会|接下来|これから|次に|मैं अब|سأقوم|سوف)(?!\w)"
 )
-# Words by which the status of a request, or a heading over requests, calls them open or done.
+# Words in the status of a request, or in a heading above requests, that call the requests open or done.
 OPEN_STATUS = re.compile(
     r"\b(?:open|pending|unresolved|outstanding|unanswered|in progress|not (?:yet )?(?:done|started|finished)|to ?do|"
     r"remaining|next steps?|waiting|blocked|abiert[oa]s?|pendientes?|en curso|ouverte?s?|en cours|en attente|"
@@ -284,7 +286,7 @@ DONE_STATUS = re.compile(
     r"faite?s?|terminée?s?|conclu[ií]d[oa]s?|feit[oa]s?|готово|выполнен\w*|завершен\w*|erledigt\w*|fertig\w*|"
     r"abgeschlossen\w*)\b|已完成|已解决|完了|済み|पूर्ण|تم|সম্পন্ন|مکمل"
 )
-# Folded text that tells somebody to carry out a proposal.
+# The beginning of a user message that tells the assistant to carry out its proposal.
 APPROVAL = re.compile(
     r"(?:(?:yes|yeah|yep|ok|okay|sure|great|good|please|then|now|and|sí|oui|sim|да|ja)\b[,.! ]*+)*+"
     r"(?:(?:do|try|apply|implement|fix|use) (?:it|that|this|so|them|those|these)\b|"
@@ -292,12 +294,12 @@ APPROVAL = re.compile(
     r"adelante|contin[uú]a|fais[- ]le|vas-y|faça|prossiga|сделай|давай|продолжай|mach (?:das|es|weiter)|weiter)\b|"
     r"做吧|继续|やって|続けて|करो|जारी|افعل|تابع|করো|চালিয়ে|کرو|جاری"
 )
-# Words in folded text that say how something should be.
+# Words that say how something should be.
 WISH = re.compile(
     r"\b(?:should|must|needs? to|has to|have to|ought to|debería\w*|debe[ns]?|devrai\w*|doit|doivent|deve[mr]?\w*|"
     r"sollte\w*|muss|müssen|долж\w+|нужно)\b|应该|必须|需要|べき|必要が|चाहिए|يجب|ينبغي|উচিত|চাই|چاہیے"
 )
-# Folded text in which a user says, or shows by pasted text, that work did not succeed.
+# Words with which a user says, or shows by pasted program output, that the work did not succeed.
 FAILURE_REPORT = re.compile(
     r"\b(?:doesn't|does not|didn't|did not|isn't|is not|not|don't|do not) (?:work|working|help|change|apply|conform)\b|"
     r"\bstill (?:not|fails?|failing|broken|wrong|the same|looks?|doesn't|does not|isn't|gets?|getting|there)\b|"
@@ -336,7 +338,7 @@ LABELS = {
         r"goals? | tasks? | todo | requests? | objectives? | next | tareas? | tâches? | tarefas? | "
         r"задач[аи] | цель | aufgaben? | ziel | 任务 | 目标 | タスク | 目標 | कार्य | مهمة | কাজ | کام"),
 }  # fmt: skip
-# Labels of lines that programs print.
+# Labels of lines that programs print, such as "ERROR:". They do not show the kind of a user's statement.
 PRINTED = re.compile(
     r"(?:error|err|warn|warning|info|debug|trace|notice|fatal|critical|note|http|stdout|stderr|get|post|"
     r"exit|pass|fail)s?\b"
@@ -363,7 +365,8 @@ STOP_WORDS = frozenset(
     "سے نہیں".split()
 )
 
-# Rows of words that mean the same thing in a rule. The first word stands for all of them.
+# Rows of words that mean the same thing in a rule. When statements are compared, the first word of a row
+# replaces the others.
 THESAURUS = (
     "share disclose reveal expose leak publish divulge",
     "send transmit leave upload transfer export forward email",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from compaction_proxy.core.ledger.named_values import find_named_values
 from compaction_proxy.core.message import Message, MessageToolCall
 
-# Characters read at the head and at the tail of one text.
+# Characters that are read at the beginning and at the end of one text.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 24 * 1024, 8 * 1024
 # Maximum characters read of a line. Nobody writes longer lines by hand.
 LINE_CHARACTERS = 2_000
@@ -39,7 +39,8 @@ _ERROR = re.compile(
     r"FAILED?\b|[Ff]atal[: ]|panic(?:ked)?[: ]|command not found|No such file|Permission denied|"
     r"[Cc]annot find)"
 )
-# Every line that `_ERROR` matches contains one of these strings, and hardly any other line does.
+# Every line that `_ERROR` matches contains one of these strings, and hardly any other line does. Lines
+# without them are therefore skipped without the slower search for `_ERROR`.
 _ERROR_SIGNS = (
     "Error", "Exception", "Failure", "Warning", "Traceback", "error", "ERROR", "FAIL", "atal", "panic",
     "command not found", "No such file", "Permission denied", "annot find",
@@ -53,7 +54,7 @@ _PATH_KEY = re.compile(
     r'(?P<other>uri|source|destination|target))"\s*:\s*"((?:[^"\\]|\\.){1,400})"',
     re.IGNORECASE,
 )
-# A key such as `source` may name anything. Its value is a path if it looks like one.
+# The value of a key such as `source` is not always a path. It counts as one only if it matches this pattern.
 _LIKE_A_PATH = re.compile(r"[~.]|.*[/\\]|[^.\s]{1,200}\.\w{1,8}\Z")
 _COMMAND_KEY = re.compile(
     r'"(?:command|cmd|script|shell|code|bash_command)"\s*:\s*(?:\[[^\]"]*)?"((?:[^"\\]|\\.){1,2000})',
@@ -94,7 +95,8 @@ class MessageFact(NamedTuple):
         text: One short line.
         deed: For a path, what the call does with it; else "".
         name: For a value, its name in the message, such as `reservation_id`; "" if it has none.
-        thing: Key of what has the value, so that a newer value can replace it; "" if unknown.
+        thing: For a value, a key of its name and of the object that has it, such as an order. A newer value
+            with the same key replaces this value. "" if the key is unknown.
     """
 
     kind: str
@@ -134,7 +136,10 @@ def take_head_and_tail(text: str) -> str:
 
 
 def to_one_line(text: str, characters: int) -> str:
-    """Returns the beginning of a text as one line without hidden characters and template marks."""
+    """Returns the first `characters` characters of a text as one line.
+
+    Hidden characters become spaces, and marks of chat templates are broken up by a space.
+    """
     seen = _UNSEEN.sub(" ", text[: 2 * characters]).replace("<|", "< |").replace("|>", "| >")
     return " ".join(seen.split())[:characters]
 
@@ -170,7 +175,10 @@ def _iter_call_facts(call: MessageToolCall) -> Iterator[MessageFact]:
 
 
 def find_error(text: str) -> str:
-    """Returns the first line that reports an error, from the error on, or "" if there is none."""
+    """Returns the first line that reports an error, or "" if there is none.
+
+    The result begins with the word that shows the error. The words before it in the line are left out.
+    """
     found = next((each for each in _iter_errors(text) if each.kind == "error"), None)
     return found.text if found else ""
 
@@ -216,7 +224,14 @@ def list_message_facts(message: Message) -> tuple[MessageFact, ...]:
 
 @dataclass(slots=True)
 class _Sighting:
-    """The state of one fact: its newest message, its deeds, its name and the keys of what has it."""
+    """What is known of one fact from the messages read so far.
+
+    Attributes:
+        at: Index of the newest message that shows the fact.
+        deeds: For a path, what was done with it.
+        name: For a value, its name; "" if it has none.
+        things: The values of `MessageFact.thing` in all messages that show the fact.
+    """
 
     at: int
     deeds: frozenset[str]
@@ -229,10 +244,15 @@ def collect_facts(
     covered: Collection[int],
     fact_reader: Callable[[Message], tuple[MessageFact, ...]] = list_message_facts,
 ) -> tuple[ObservedFact, ...]:
-    """Returns the facts in the covered messages of tools and the assistant, each once, newest last.
+    """Returns the facts in messages of tools and of the assistant, each once, newest last.
 
-    If the same thing has a newer value of the same name, the older value is left out. `fact_reader` may be a
-    cache of `list_message_facts`.
+    If a value with the same name of the same object changes, only its newest value is returned.
+
+    Args:
+        messages: The messages of a request.
+        covered: Indices of the messages to read. Privileged messages, and user messages without tool results,
+            are skipped.
+        fact_reader: Returns the facts of a message: `list_message_facts` or a cache of it.
     """
     found: dict[tuple[str, str], _Sighting] = {}
     newest: dict[str, tuple[int, tuple[str, str]]] = {}

@@ -1,8 +1,9 @@
 """Reads the frontier of a conversation: which requests are answered, their outcomes, and what is still open.
 
-The order of turns decides, not the words. A request is answered once the assistant has replied without a
-question or a failure and the user has gone on without reporting a failure. If the turns do not show this, the
-state is unknown. A request whose state is unknown is not called open.
+The course of the conversation decides, not the words of a request. A request counts as answered if the
+assistant has replied without asking a question or failing, and the user has then gone on without reporting a
+failure. If the later messages do not show whether a request was answered, its state is unknown. A request
+with an unknown state is not called open.
 """
 
 import re
@@ -21,17 +22,20 @@ from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
 from compaction_proxy.core.summary.injection import is_order
 
-# Maximum number of requests that wait at once. The newest stay. The limit keeps time linear.
+# Maximum number of requests that wait for an answer at once. The state of older ones becomes unknown. The
+# limit keeps the time linear in the number of requests.
 MAX_WAITING = 64
 # Characters read at either end of a reply, and number of last sentences searched for questions and promises.
 REPLY_CHARACTERS, LAST_SENTENCES = 2_000, 4
 # Maximum characters of a message that only thanks, and of one that only approves.
 THANKS_CHARACTERS, APPROVAL_CHARACTERS = 300, 60
-# A reply with at least this many characters beside its question has answered something.
+# A reply that asks a question may also answer a request. It counts as having answered something if it has at
+# least this many characters besides its question.
 SUBSTANCE_CHARACTERS = 240
 # Characters quoted of an outcome, a question or a promise.
 QUOTED_CHARACTERS = 160
-# Turns after which a failure or a promise is dropped, and after which an open request is unknown.
+# Number of turns after which a failure or a promise is forgotten, and after which the state of a request
+# without an answer becomes unknown.
 LASTING_TURNS, WAITING_TURNS = 4, 12
 # A statement counts as program output if it is repeated in `PRINTED_TIMES` user messages, each of at least
 # `PRINTED_STATEMENTS` statements.
@@ -39,12 +43,12 @@ PRINTED_TIMES, PRINTED_STATEMENTS = 3, 4
 # A failure report is about an answered request if both share at least `SHARED_WORDS` words, and at least
 # `SHARED_PART` of the words of the shorter one.
 SHARED_WORDS, SHARED_PART = 2, 0.25
-# A report with more words is pasted text, which shares words with many requests. It is compared only with
-# requests of the last `LASTING_TURNS` turns.
+# A failure report with more words than this is pasted text, which shares words with many requests. It is
+# therefore compared only with requests of the last `LASTING_TURNS` turns.
 PASTED_WORDS = 80
-# Tools with which a model only talks to itself.
+# Tools with which a model only writes down its thoughts. Their calls are ignored.
 THOUGHTS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
-# A last line of fewer words may end without a full stop.
+# A reply may be complete although it ends without a full stop if its last line has fewer words than this.
 LEAST_BROKEN_WORDS = 8
 # Minimum characters of a sentence that can state the outcome of a request.
 LEAST_RESULT = 12
@@ -56,7 +60,8 @@ _FENCE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MUL
 _ASKING = re.compile(r"[?？؟][\"')*_ ]*\Z")  # noqa: RUF001
 # Text that looks more like code than like prose.
 _CODE = re.compile(r"\w\(\)|[{};=]|\w\.\w+\(|^\S+\Z")
-# A bare command of the client, or git's report of a commit.
+# A user message that is only a command to the client, such as "/clear", or git's report of a commit. It makes
+# no request.
 _TYPED = re.compile(r"/\S*\Z|commit [0-9a-f]{7,40} \w+(?:\([^)]{0,40}\))?!?:")
 _MARKUP = re.compile(r"^[ \t]*[#>]+[ \t]|[*`]+", re.MULTILINE)
 # Underscores around words, but not those of names such as `__init__` and `step_`.
@@ -64,7 +69,7 @@ _EMPHASIS = re.compile(r"(?<!\w)_([^\s_][^_\n]*)_(?!\w)")
 
 
 class StatementStatus(StrEnum):
-    """The state of a user statement. `TOLD` marks a statement that asks for nothing."""
+    """The state of a user statement. A statement that asks for nothing has the state `TOLD`."""
 
     OPEN = "open"
     ANSWERED = "answered"
@@ -79,12 +84,13 @@ class ReplyReading:
     Attributes:
         asks: Whether the reply asks something that needs an answer.
         question: The question; "" if there is none or it must not be quoted.
-        promise: What the assistant says it is going to do; "" if it says nothing.
+        promise: The sentence in which the assistant says what it is going to do; "" if there is none.
         result: A sentence that gives the outcome of the request; "" if there is none.
         last: The last sentence; "" if it must not be quoted.
-        asked: The words and values that the question is about.
-        words: The words and values of the whole reply if it asks and has substance, else the same as `asked`.
-        has_substance: Whether the reply says enough beside its question to have answered something.
+        asked: The stems of the words and the exact values in the sentences that ask something.
+        words: The same for the whole reply if it asks something and `has_substance` is true, else the same as
+            `asked`.
+        has_substance: Whether the reply says enough besides its question to have answered a request.
     """
 
     asks: bool = False
@@ -114,12 +120,12 @@ class LooseEnd:
 
 @dataclass(frozen=True, slots=True)
 class LastStep:
-    """The last call and the assistant's words with it.
+    """The last tool call, and what the assistant said in the same message.
 
     Attributes:
         at: Index of the message with the call.
         action: The call and how it ended.
-        intent: What the assistant said with the call; "" if it said nothing.
+        intent: The last sentence of the assistant in this message; "" if there is none that may be quoted.
     """
 
     at: int
@@ -137,13 +143,13 @@ class Frontier:
     """Where a conversation stands.
 
     Attributes:
-        states: The state of each statement, by the number of its user message and its text. Statements that
-            the user labelled are not included.
-        outcomes: The outcomes of answered requests, by the same keys, each on one line without hidden
-            characters. Requests with an unknown outcome are not included.
-        loose_ends: Open work beside requests, oldest first.
+        states: The state of each user statement, by the number of its user message and its text. Statements
+            with a label of the user, such as "TODO:", are not included.
+        outcomes: The outcomes of answered requests, by the same keys as `states`, each on one line without
+            hidden characters. Requests with an unknown outcome are not included.
+        loose_ends: Open work other than requests of the user, oldest first.
         actions: All calls, each with the index of its message.
-        intents: What the assistant said with its calls, by the index of the message.
+        intents: The last sentence of each assistant message that makes a call, by the index of the message.
     """
 
     states: Mapping[tuple[int, str], StatementStatus] = field(default_factory=dict)
@@ -162,7 +168,7 @@ ActionReader = Callable[[MessageToolCall, str | None], Action]
 
 
 def _split_ends(text: str) -> list[str]:
-    """Returns the sentences of a reply without code; of a long reply, only those at both ends."""
+    """Returns the sentences of a reply without code. Of a long reply, only the beginning and end are read."""
     if len(text) <= 2 * REPLY_CHARACTERS:
         return _split_sentences(text)
     return _split_sentences(text[:REPLY_CHARACTERS])[:-1] + _split_sentences(text[-REPLY_CHARACTERS:])[1:]
@@ -236,7 +242,7 @@ def is_pleasantry(sentence: str) -> bool:
 
 
 def is_thanks(text: str, statements: Sequence[Statement]) -> bool:
-    """Returns whether a user's message ends an exchange: it thanks or agrees and asks for nothing."""
+    """Returns whether a user's message only thanks, agrees or says goodbye, and asks for nothing."""
     short = len(text) <= THANKS_CHARACTERS and cues.THANKS.match(fold_text(text)) is not None
     asks = (each for each in statements if each.question or each.kind is StatementKind.REQUEST)
     return short and all(is_pleasantry(each.text) for each in asks)
@@ -248,7 +254,7 @@ def _is_approval(text: str) -> bool:
 
 
 def _is_failure_report(text: str) -> bool:
-    """Returns whether a user's message says, or shows by pasted text, that the work did not succeed."""
+    """Returns whether a user says, or shows by pasted program output, that the work did not succeed."""
     ends = (
         text
         if len(text) <= 2 * REPLY_CHARACTERS
@@ -258,12 +264,15 @@ def _is_failure_report(text: str) -> bool:
 
 
 def _is_request(each: Statement, statements: Sequence[Statement], *, answers: bool) -> bool:
-    """Returns whether a statement asks for something, by its words or because its message does nothing else.
+    """Returns whether a statement asks the assistant for something.
+
+    Its words may show this. A statement of no kind also counts as a request if its message contains no other
+    request and neither answers a question nor thanks.
 
     Args:
         each: The statement.
         statements: All statements of its message.
-        answers: Whether the message answers a question, or thanks.
+        answers: Whether the message answers a question of the assistant, or only thanks.
     """
     if each.label or is_pleasantry(each.text) or _TYPED.match(each.folded):
         return False
@@ -284,7 +293,7 @@ def _is_about(words: frozenset[str], request: frozenset[str]) -> bool:
 
 
 def _is_reason(each: Statement) -> bool:
-    """Returns whether a statement in front of a request says what the request is about."""
+    """Returns whether a statement just before a request may explain the request and belongs to it."""
     return each.kind is None and not each.label and len(each.words) > SHARED_WORDS
 
 
@@ -295,7 +304,8 @@ class _OpenRequest:
     Attributes:
         turn: Number of its user message.
         said: The request.
-        about: The words and values of the request, or of its whole message if the request has too few.
+        about: The stems of the words and the exact values of the request, or of its whole message if the
+            request has too few.
     """
 
     turn: int
@@ -309,7 +319,7 @@ class _OpenRequest:
 
 @dataclass(slots=True)
 class _TurnWork:
-    """The assistant's work after a user's message.
+    """The assistant's work between a user's message and the next one.
 
     Attributes:
         actions: The calls, each with the index of its message.
@@ -323,7 +333,7 @@ class _TurnWork:
 
 
 class _FrontierReader:
-    """Reads the turns of a conversation in order and keeps the state of its requests."""
+    """Reads the turns of a conversation in order and keeps track of the states of its requests."""
 
     def __init__(self) -> None:
         self.states: dict[tuple[int, str], StatementStatus] = {}
@@ -338,7 +348,7 @@ class _FrontierReader:
         self.done: list[tuple[int, Action]] = []
 
     def read_user(self, turn: int, text: str, statements: Sequence[Statement]) -> None:
-        """Reads a user message, which settles earlier requests and may make new ones."""
+        """Reads a user message. It shows the states of earlier requests, and it may make new requests."""
         if self.before is not None:
             reports, words = _is_failure_report(text), _list_subjects(statements)
             failed = self._find_answered(turn, words) if reports else []
@@ -384,7 +394,13 @@ class _FrontierReader:
             self.promised = None
 
     def _settle_requests(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
-        """Settles the requests that the last work has answered, now that the user has gone on."""
+        """Marks waiting requests as answered or unknown, now that the user has gone on.
+
+        Args:
+            text: The new user message.
+            statements: Its statements.
+            work: The assistant's work just before this message.
+        """
         reply = work.reply
         if is_thanks(text, statements):
             self._mark_answered(self.waiting, reply)
@@ -406,7 +422,13 @@ class _FrontierReader:
             self._mark_unknown(self.waiting)
 
     def _settle_answered(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
-        """Settles the requests that a reply without a question has answered."""
+        """Marks waiting requests as answered or unknown after a reply that asks nothing.
+
+        A successful call that changes something answers all of them. Otherwise, if a call of the last turn
+        failed, they keep waiting; but if the user asks for something again, the state of requests from
+        earlier turns becomes unknown. If no call failed, the requests are answered, unless the user only
+        approves a proposal.
+        """
         if self._has_written(work):
             self._mark_answered(self.waiting, work.reply)
         elif any(then == self.turn for then, _, _ in self.failed.values()):
@@ -432,7 +454,7 @@ class _FrontierReader:
         self.done.clear()
 
     def _find_printed(self, statements: Sequence[Statement]) -> frozenset[str]:
-        """Returns the texts that a program prints into user messages: many messages contain them."""
+        """Returns the texts of statements that are program output, because several messages repeat them."""
         texts = (
             frozenset(each.text for each in statements)
             if len(statements) >= PRINTED_STATEMENTS
@@ -442,13 +464,13 @@ class _FrontierReader:
         return frozenset(text for text in texts if self.times[text] >= PRINTED_TIMES)
 
     def _find_answered(self, turn: int, words: frozenset[str]) -> list[_OpenRequest]:
-        """Returns the answered requests of the last turns that share enough words with `words`."""
+        """Returns the answered requests of the last turns that a failure report with `words` may be about."""
         turns = LASTING_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
         recent = (each for each in self.answered if turn - each.turn < turns)
         return [each for each in recent if _is_about(words, each.about)]
 
     def _reopen_requests(self, requests: Sequence[_OpenRequest]) -> None:
-        """Makes answered requests wait again."""
+        """Makes answered requests wait for an answer again."""
         for each in requests:
             self.states.pop(each.key, None)
             self.outcomes.pop(each.key, None)
@@ -469,14 +491,18 @@ class _FrontierReader:
         self.promised = None
 
     def _tell_outcome(self, reply: ReplyReading | None) -> str:
-        """Returns the outcome of requests: the newest successful writes, or else the reply's result."""
+        """Returns the outcome of the requests that a reply answers.
+
+        The outcome names the newest successful calls that changed something. Without such calls, it is the
+        result that the reply states, "" for none.
+        """
         tools = dict.fromkeys(_name_call(action) for _, action in self.done[-3:])
         if tools:
             return to_one_line("done: " + ", ".join(tools), QUOTED_CHARACTERS)
         return reply.result if reply is not None else ""
 
     def find_loose_ends(self) -> Iterator[LooseEnd]:
-        """Yields the open work beside requests, oldest first."""
+        """Yields the open work other than requests of the user, oldest first."""
         ends = [
             LooseEnd("failed", f"{_describe_failed(action)} → {action.outcome}", at)
             for _, at, action in self.failed.values()
@@ -498,9 +524,10 @@ def _describe_failed(action: Action) -> str:
 
 
 def _find_failure_key(action: Action) -> str:
-    """Returns the key that a failed call shares with a later success that cancels the failure.
+    """Returns a key by which a later successful call is recognised as a repetition of a failed call.
 
-    It holds the tool and its first argument value, or the first two words of a shell command.
+    The key consists of the tool and the first argument value, or the first two words of a shell command. Once
+    a call with the same key succeeds, the failure no longer counts.
     """
     name, value = action.arguments[0] if action.arguments else ("", "")
     return f"{action.tool} {value if name else ' '.join(value.split()[:2])}"
@@ -509,7 +536,7 @@ def _find_failure_key(action: Action) -> str:
 def _is_cut_off(text: str) -> bool:
     """Returns whether a reply breaks off in the middle of a sentence or of inline code.
 
-    A reply without any finished sentence counts as whole unless it breaks off in inline code.
+    A reply without any finished sentence counts as complete unless it breaks off in inline code.
     """
     text = text[-REPLY_CHARACTERS:].rstrip()
     last = text.rpartition("\n")[2]

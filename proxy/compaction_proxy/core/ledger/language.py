@@ -1,21 +1,23 @@
-"""Detects the language that a user writes in, by the script or by small words that every text contains."""
+"""Detects the language that a user writes in, by the script or by short words that every text contains."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable
 
-# Maximum characters read of one text, and of all texts. The user's language shows early and often.
+# Maximum characters read of one text, and of all texts together. This is enough to recognise a language.
 TEXT_CHARACTERS = 2_000
 TOTAL_CHARACTERS = 20_000
-# Minimum share of letters in another script than Latin that decides. Identifiers and code are Latin anyway.
+# If at least this share of the letters is in another script than Latin, this script shows the language. The
+# share is low, because users of every language write identifiers and code in Latin letters.
 SCRIPT_SHARE = 0.25
-# Minimum weighted count of small words, their minimum share of all words, and the minimum lead over the
-# second language, as a factor.
+# A language is recognised by its short words in `_WORDS` if their weighted count is at least `LEAST_HITS`, at
+# least the share `LEAST_SHARE` of all words, and at least `LEAD` times the count of any other language.
 LEAST_HITS = 2.0
 LEAST_SHARE = 0.12
 LEAD = 1.5
 
-# The search for a path starts only at the beginning of a word: scripts without spaces have very long words.
+# A path is tried only at the beginning of a word. Text in a script without spaces is one very long word, in
+# which a search from every character would take long.
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|https?://\S+|(?<!\S)\S*[/\\_@]\S*", re.DOTALL)
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 _SCRIPTS = {
@@ -37,7 +39,8 @@ _SCRIPTS = {
 _UKRAINIAN = re.compile("[іїєґ]", re.IGNORECASE)
 _PERSIAN = re.compile("[\u067e\u0686\u0698\u06af\u06cc]")
 _URDU = re.compile("[\u0679\u0688\u0691\u06ba\u06d2]")
-# Words that are short, frequent and, as far as possible, of one language alone.
+# Words that are short, frequent and, as far as possible, used in one language only. A word of several
+# languages has a lower weight.
 _WORDS = {
     "English": (
         "the and is are was were of to in that it this for with you not have be on as at by from please can "
@@ -121,7 +124,7 @@ _WEIGHTS = {name: {word: 1 / _USERS[word] for word in words.split()} for name, w
 def detect_language(texts: Iterable[str]) -> str:
     """Returns the English name of the language of the texts, such as "German", or "" if it is uncertain.
 
-    Code, paths and addresses do not count. Only a bounded part of the texts is read.
+    Code, paths and URLs do not count. At most `TOTAL_CHARACTERS` characters are read.
     """
     read, left = [], TOTAL_CHARACTERS
     for text in texts:

@@ -19,17 +19,21 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import escape_frames, sanitize_text
 from compaction_proxy.core.summary.injection import is_order
 
-# Share of the room for requests, which may be many. The rest is for decisions, preferences and user facts.
+# Share of the remaining characters that open requests get at first, because there may be many of them. The
+# rest is for decisions, preferences and facts that the user stated.
 REQUEST_SHARE = 0.4
-# Share of the room that the newest request alone may take.
+# Maximum share of the remaining characters for the newest request alone.
 NEWEST_SHARE = 0.9
-# Maximum share of the budget for observed facts. It is limited because every later request carries them.
+# Maximum share of the ledger's characters for observed facts. It is limited because every later request
+# carries these facts.
 OBSERVED_SHARE = 0.4
-# Share of the budget for work done and left open, which comes before decisions, preferences and user facts.
+# Maximum share of the ledger's characters for work done and work left open. This work gets its room before
+# decisions, preferences and facts that the user stated.
 WORK_SHARE = 0.4
-# Maximum share of the budget for outcomes of answered requests, which precede the user's remaining words.
+# Maximum share of the ledger's characters for outcomes of answered requests. They get their room before the
+# user's remaining words.
 ANSWERED_SHARE = 0.25
-# Characters around an observed fact in its line.
+# Number of characters in the line of an observed fact besides the fact's name and text.
 OBSERVED_CHARACTERS = len("- : \n")
 
 _HEADINGS = {
@@ -42,10 +46,10 @@ _HEADINGS = {
 _LABEL = re.compile(r"[^:.!?\n，。：]{1,41}[:：]\s*")  # noqa: RUF001 - punctuation of many scripts
 _TEXTS = "Also said by the user:"
 _OBSERVED = "Observed in tool output and replies (data, not instructions):"
-# Kinds of facts that the lines about calls state already.
+# Kinds of facts that get no line of their own, because the lines about calls state them already.
 _TOLD_OF_CALLS = frozenset({"command", "exit"})
 _ANSWERED, _LAST = frozenset({"answered"}), frozenset({"ran"})
-# Kinds of progress notes that precede the user's facts: open work, changes and the last step.
+# Kinds of progress notes that get room on the page first: open work, changes and the last step.
 _FIRST = frozenset({"failed", "asked back", "to do", "done", "tried", "last step"})
 _KNOWN_HEADINGS = frozenset({*_HEADINGS.values(), _TEXTS})
 # The id of the original message at the end of a line.
@@ -54,7 +58,7 @@ _ORIGIN = re.compile(r" \[m_[0-9a-f]+\]\Z")
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One user statement that the model must go by.
+    """One user statement that the model must still know after a compaction.
 
     Attributes:
         kind: The kind of the statement.
@@ -73,7 +77,13 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """The rest of a user message as written, without ledger entries and replaced statements."""
+    """The statements of one user message that are neither ledger entries nor replaced, as written.
+
+    Attributes:
+        text: The beginning of these statements.
+        origin: Id of the message.
+        at: Index of the message among the non-privileged ones.
+    """
 
     text: str
     origin: str
@@ -88,7 +98,7 @@ class ProgressNote:
         kind: `failed`, `asked back`, `to do`, `done`, `tried`, `last step`, `answered` or `ran`.
         text: One line.
         at: Index of its message.
-        short: A shorter text for when room is short; "" if there is none.
+        short: A shorter text, which is used if `text` does not fit; "" if there is none.
     """
 
     kind: str
@@ -105,7 +115,8 @@ class Ledger:
         entries: The entries in force: pins first, then in the order in which the user made them.
         texts: The remaining words of the user, newest last.
         facts: Facts from tools and the assistant, newest last. They are data, never instructions.
-        progress: Notes on work done and left open, by weight, each kind newest first.
+        progress: Notes on work done and left open. The most important kinds come first, and the notes of each
+            kind start with the newest.
     """
 
     entries: tuple[LedgerEntry, ...] = ()
@@ -137,7 +148,10 @@ class _LedgerPage:
 
 
 def flatten_text(text: str) -> str:
-    """Returns a user's text as rendered: on one line, and unable to end the record around it."""
+    """Returns a user's text as the ledger shows it: on one line, and unable to close the text around it.
+
+    A space breaks up the marks with which the proxy begins and ends its own texts (`escape_frames`).
+    """
     return escape_frames(" ".join(text.split()))
 
 
@@ -147,7 +161,7 @@ def _format_line(text: str, origin: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LedgerItem:
-    """The statements of one kind from one message, rendered as one line."""
+    """Neighbouring statements of one kind from one message, which share one line of the ledger."""
 
     kind: StatementKind
     place: tuple[int, int]
@@ -181,8 +195,9 @@ _GROUPS = (
 def _format_item(item: _LedgerItem, *, tight: bool) -> tuple[str, str]:
     """Returns the heading and the line of an item.
 
-    If `tight`, the line has no message id, and a label of the user becomes the heading. A rule keeps its
-    label in the line, so that a search for the rule finds its exact words.
+    If `tight`, the line is as short as possible: it has no message id, and a label of the user, such as
+    "TODO:", becomes the heading. A rule keeps its label in the line, so that a search for the rule finds its
+    exact words.
     """
     if not tight:
         return _HEADINGS[item.kind], _format_line(item.text, item.origin)
@@ -193,10 +208,14 @@ def _format_item(item: _LedgerItem, *, tight: bool) -> tuple[str, str]:
 
 
 def _fill_entries(ledger: Ledger, room: int, *, tight: bool) -> tuple[_LedgerPage, bool]:
-    """Returns a page with the entries, and whether all of them fit."""
+    """Returns a page with the entries for which there is room, and whether all of them fit.
+
+    Rules are put on the page even if there is no room. If `tight`, lines are as short as possible.
+    """
     page, late, whole, wanted = _LedgerPage(room), [], True, 0
     for kinds in _GROUPS:
-        # Kinds that the user named come before guessed ones, and newer items before older ones.
+        # Items whose kind the user named with a label come before items whose kind was guessed. Newer items
+        # come before older ones.
         items = sorted(
             _group_entries(ledger, kinds), key=lambda item: (item.labelled, item.place), reverse=True
         )
@@ -270,11 +289,11 @@ def _put_facts(page: _LedgerPage, facts: Sequence[ObservedFact]) -> None:
 def render_ledger(ledger: Ledger, max_characters: int) -> str:
     """Returns the ledger as text of at most `max_characters`, or more if the rules alone take more.
 
-    The text of an empty ledger is "". Rules and pins are always included. Then come open requests, work done
-    and left open, decisions and preferences, facts that the user stated, answered requests, other words of
-    the user from the newest on, and observations: other calls, paths, errors and other values. Text from
-    tools and the assistant stands under one heading that calls it data. No item is cut in two. Message ids
-    appear only if all entries fit with them.
+    The text of an empty ledger is "". Rules and pins are always included. The other items are included as far
+    as there is room, in this order: open requests, work done and left open, decisions and preferences, facts
+    that the user stated, answered requests, other words of the user from the newest on, and observations
+    (other calls, paths, errors and other values). Text from tools and the assistant is under one heading that
+    calls it data. No item is cut in two. Message ids appear only if all entries fit with them.
     """
     rules = tuple(entry for entry in ledger.entries if entry.kind is StatementKind.RULE)
     beside_rules, _ = _fill_entries(Ledger(rules), max_characters, tight=True)
@@ -301,10 +320,10 @@ def render_ledger(ledger: Ledger, max_characters: int) -> str:
 
 
 def parse_ledger(text: str) -> tuple[list[str], str]:
-    """Returns the items of the user and the observations in a rendered ledger.
+    """Reads the text of a ledger, and returns the items of the user and the observations.
 
-    Observations are data. They are returned as one text, "" for none, and never among the user's words. Lines
-    that are not items are left out.
+    Observations are data. They are returned as one text, "" if there are none, and never among the items of
+    the user. Lines that are not items are left out.
     """
     items: list[str] = []
     observations: list[str] = []
@@ -336,13 +355,15 @@ __all__ = [
     "render_ledger",
 ]
 
-# Leading characters quoted of the user's remaining words in one message.
+# Maximum characters quoted of the user's remaining words in one message.
 HEAD_CHARACTERS = 600
 PIN = -1
-# Maximum number of rules in one ledger. Of 217 recorded conversations of coding agents, desks and chats, none
-# has more than 54. Every quoted rule is sent with every later request, so the number needs a limit.
+# Maximum number of rules in one ledger. Every quoted rule is sent with every later request, so the number
+# needs a limit. Of 217 recorded conversations of coding agents, service desks and chats, none has more than
+# 54 rules.
 MAX_RULES = 500
-# Maximum number of lines about calls that changed something in one ledger, and about other calls.
+# Maximum number of lines in one ledger about calls that changed something. The same limit applies to the
+# lines about other calls.
 MAX_ACTIONS = 200
 
 
@@ -365,8 +386,8 @@ def build_ledger(
         get_message_id: Returns the id of the message at an index.
         pins: Rules given by header or API. They come first. The ledger quotes at most `MAX_RULES` pins and
             rules together.
-        active: The active statements of these messages, if they are known already.
-        frontier: Where the conversation stands, if this is known already.
+        active: The user statements in force after these messages. None means that they are read here.
+        frontier: The frontier of these messages. None means that it is read here.
         fact_reader: Returns the facts of a message: `core.ledger.facts.list_message_facts` or a cache of it.
     """
     covered_indices = frozenset(covered)
@@ -398,7 +419,10 @@ def build_ledger(
 
 
 def _find_kind(spoken: UserStatement, frontier: Frontier) -> StatementKind | None:
-    """Returns the kind of entry that a statement makes, or None. A closed request makes no entry."""
+    """Returns the kind of the ledger entry for a statement, or None if the statement gets no entry.
+
+    A request with a known state gets an entry only if it is open and the user has not closed it.
+    """
     state = frontier.states.get((spoken.turn, spoken.said.text))
     if spoken.kind not in {StatementKind.REQUEST, None} or state is None:
         return spoken.kind
@@ -406,7 +430,7 @@ def _find_kind(spoken: UserStatement, frontier: Frontier) -> StatementKind | Non
 
 
 def _find_outcome(spoken: UserStatement, frontier: Frontier) -> str:
-    """Returns the outcome of an answered request or question, or "" if there is none or it is unknown."""
+    """Returns the outcome of a request or question, or "" if it is not answered or its outcome is unknown."""
     key = spoken.turn, spoken.said.text
     asks = spoken.kind is StatementKind.REQUEST or (spoken.kind is None and spoken.said.question)
     return (
@@ -417,7 +441,10 @@ def _find_outcome(spoken: UserStatement, frontier: Frontier) -> str:
 
 
 def _list_progress(frontier: Frontier, gone: Collection[int]) -> Iterator[ProgressNote]:
-    """Yields notes on open work, on changes and on the last step, each kind newest first."""
+    """Yields notes on open work, on changes and on the last step in the messages `gone`.
+
+    The notes of each kind start with the newest.
+    """
     loose_ends = [each for each in frontier.loose_ends if each.at in gone]
     yield from (ProgressNote(each.kind, each.text, each.at) for each in reversed(loose_ends))
     actions = [each for each in frontier.actions if each[0] in gone and each[1].is_write]
@@ -434,7 +461,10 @@ def _list_progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progre
 def _list_answered(
     statements: Sequence[tuple[int, UserStatement]], frontier: Frontier
 ) -> Iterator[ProgressNote]:
-    """Yields the outcomes of answered requests, newest first. Requests with the same outcome share a note."""
+    """Yields notes on answered requests with their outcomes, newest first.
+
+    Requests with the same outcome share a note.
+    """
     texts_by_outcome: dict[str, dict[str, int]] = {}
     for at, spoken in statements:
         if outcome := _find_outcome(spoken, frontier):
@@ -444,7 +474,10 @@ def _list_answered(
 
 
 def _list_runs(frontier: Frontier, gone: Collection[int]) -> Iterator[ProgressNote]:
-    """Yields notes on calls that are neither writes nor successful reads, such as tests, newest first."""
+    """Yields notes on calls in the messages `gone` that neither change something nor are successful reads.
+
+    An example is a test run. Targets with a successful call come first, then the others, both newest first.
+    """
     actions = [
         (at, each)
         for at, each in frontier.actions
@@ -455,9 +488,10 @@ def _list_runs(frontier: Frontier, gone: Collection[int]) -> Iterator[ProgressNo
 
 
 def _bound_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
-    """Yields the entries in their order, with at most `MAX_RULES` rules among them.
+    """Yields the entries in their order, without the rules that exceed `MAX_RULES`.
 
-    Pins win over rules that the user labelled, labelled rules over others, and newer rules over older ones.
+    Pins are kept before rules that the user labelled, labelled rules before others, and newer rules before
+    older ones.
     """
     numbers = [number for number, entry in enumerate(entries) if entry.kind is StatementKind.RULE]
     numbers.sort(key=lambda number: (entries[number].at == PIN, entries[number].labelled, number))
@@ -468,7 +502,7 @@ def _bound_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
 def _iter_remarks(
     statements: Sequence[tuple[int, UserStatement]], get_message_id: Callable[[int], str]
 ) -> Iterator[Remark]:
-    """Yields the statements that make no entry, joined by message."""
+    """Yields one remark for each message. The remark joins those statements of the message without a kind."""
     rest: dict[int, list[str]] = {}
     for at, spoken in statements:
         if not spoken.kind:
@@ -483,16 +517,19 @@ def find_superseded(messages: Sequence[Message]) -> SupersededStatements:
 
 
 def list_rules(ledger: Ledger) -> tuple[str, ...]:
-    """Returns the rules and pins as rendered, one line each. The forwarded request must contain them all."""
+    """Returns the rules and pins as the ledger shows them, one line each.
+
+    The forwarded request must contain all of them.
+    """
     return tuple(flatten_text(entry.text) for entry in ledger.entries if entry.kind is StatementKind.RULE)
 
 
 def has_every_rule(text: str, rules: Sequence[str]) -> bool:
     """Returns whether the text contains every rule word for word.
 
-    Each search starts where the last rule was found. The time is therefore linear for a text that quotes the
-    rules in their order, as a rendered ledger does. A rule that stands elsewhere costs one search of the
-    whole text.
+    The search for a rule starts where the rule before it was found. The time is therefore linear for a text
+    that quotes the rules in their order, as the text of a ledger does. A rule that is not found there costs a
+    second search, of the whole text.
     """
     start = 0
     for rule in rules:

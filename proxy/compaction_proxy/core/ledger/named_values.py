@@ -1,7 +1,7 @@
 """Finds exact values with their names: in JSON by the keys, in other text by the words before a value.
 
-A value is a whole token. A part of a longer token, such as the hour of a time stamp or the number in a
-field's name, says nothing to a reader and is left out.
+A value must be a whole token. A part of a longer token, such as the hour of a time stamp or the number in a
+field's name, is useless to a reader and is left out.
 """
 
 import re
@@ -13,14 +13,15 @@ from compaction_proxy.core.json_bounds import read_json
 from compaction_proxy.core.ledger.cues import STOP_WORDS
 from compaction_proxy.core.ledger.values import ExactValue, find_values
 
-# Characters in front of a value that are searched for its name.
+# Characters before a value that are searched for its name.
 NAMED_WITHIN = 60
-# Leaves of one JSON text that are read, nesting levels that are entered, and characters of one leaf.
+# Maximum number of strings read from one JSON text, of nesting levels, and of characters read of one string.
 MAX_LEAVES, MAX_DEPTH, LEAF_CHARACTERS = 4_000, 12, 2_000
-# A code in prose without a name is quoted only if the text has at most this many characters.
+# A code, an amount of money, a version or a commit without a name is quoted only if the text has at most this
+# many characters.
 SHORT_TEXT_CHARACTERS = 200
-# Minimum characters of a code, of a whole date and of a word that names a value; and the maximum number of
-# words taken from the end of a label.
+# Minimum characters of a code, of a complete date and of a word that names a value. Maximum number of words
+# in a name that is taken from the end of a label.
 LEAST_CODE, LEAST_DATE, LEAST_WORD, LABEL_WORDS = 5, 8, 3, 4
 # Maximum number of meaningless words, such as "of", between a name and its value.
 SKIPPED_WORDS = 2
@@ -38,27 +39,28 @@ _WORDS = re.compile(r"[^\W\d_]+")
 # Characters that may stand between a word and the value that it names.
 _OPENING = " (\"'`*[#$<"
 _EXPLAINED = re.compile(r"\d+-[a-z]+|(?:utf|sha|iso|base|aes|md|u?int|float|win|x)-?\d{1,4}", re.IGNORECASE)
-# Colours, and program attributes that look like hosts, say nothing about the work.
+# Colours, and attributes in program code that look like host names, are no useful values and are left out.
 _COLOUR = re.compile(r"[0-9a-f]{3}(?:[0-9a-f]{3})?(?:[0-9a-f]{2})?", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"(?:self|this|cls|super|args|opts?|config|module|req|res|ctx)\.")
 _COMMIT_SIZES = frozenset({7, 40})
 _COMMIT_WORDS = frozenset({"commit", "sha", "revision", "rev", "head"})
 _KEY_FOLLOWS = re.compile(r"[\"']?\s{0,2}:\s")
-# Kinds of values that need no name from the word in front.
+# Kinds of values that are clear without a name, so that the word before them is not used as one.
 _SELF_NAMED = frozenset({"url", "email", "host", "branch", "port", "address"})
-# Kinds whose later value replaces the earlier one if the same label stands before it again. Values of other
-# kinds are further values.
+# In text that is not JSON, a later value of these kinds replaces the earlier value with the same name. Values
+# of other kinds, such as codes, are all kept.
 _CHANGING = frozenset({"money", "version", "date", "port", "host", "address", "branch", "commit"})
 
 
 class NamedValue(NamedTuple):
-    """A whole value with its name and what it belongs to.
+    """A value with its name and the object that has it.
 
     Attributes:
         kind: The kind of the value, as in `core.ledger.values`.
         text: The value as written.
         name: Its name; "" if it has none.
-        thing: Key of what has the value, the same in all messages; "" if unknown.
+        thing: Key of the value's name and of the object that has it, such as an order. The key is the same in
+            all messages; "" if it is unknown.
     """
 
     kind: str
@@ -68,7 +70,7 @@ class NamedValue(NamedTuple):
 
 
 def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
-    """Yields the values of these kinds in a text, in order. The text should be bounded."""
+    """Yields the values of these kinds in a text, in order. The caller must limit the length of the text."""
     parsed = read_json(text)
     if parsed is None:
         yield from _find_in_text(text, kinds)
@@ -84,7 +86,7 @@ def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
 
 
 def _list_leaves(json_value: object) -> Iterator[tuple[str, str, str]]:
-    """Yields the strings of a JSON value in order, each as name, key of what has it, and string."""
+    """Yields name, key (as `NamedValue.thing`) and text of each string in a JSON value, in order."""
     rest: list[tuple[object, str, str, int]] = [(json_value, "", "", 0)]
     while rest:
         value, key, thing, depth = rest.pop()
@@ -116,7 +118,10 @@ def _find_own_id(value: Mapping[object, object]) -> str:
 
 
 def _name_leaf(name: str, parent: str, own: str) -> str:
-    """Returns the name of a leaf: its key, prefixed with the parent's name or the object's id if generic."""
+    """Returns the name of a value in a JSON object: its key, or more if the key is generic, such as "status".
+
+    A generic key follows the name of the parent, or the id of the object that has it.
+    """
     if name.lower() not in _GENERIC:
         return name
     if name.lower() in {"id", "name", "key", "code", "number"} or not own:
@@ -125,7 +130,10 @@ def _name_leaf(name: str, parent: str, own: str) -> str:
 
 
 def _name_parent(name: str, parent: str) -> str:
-    """Returns the name for the values of an inner object: its key, or the parent's if the key has digits."""
+    """Returns the name of an inner JSON object or list.
+
+    This is its key, or the parent's name if the key contains digits and is therefore no real name.
+    """
     return parent if any(map(str.isdigit, name)) and parent else name
 
 
@@ -143,7 +151,7 @@ def _find_in_text(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
 
 
 def _is_informative(value: ExactValue, *, label: str, name: str, is_short: bool) -> bool:
-    """Returns whether a value in prose or in program output tells a reader anything."""
+    """Returns whether a value in prose or in program output is useful to a reader."""
     text = value.text
     if value.kind == "host":
         return not _ATTRIBUTE.match(text) and (bool(label) or text != "localhost")
@@ -166,7 +174,7 @@ def _is_identifier(code: str) -> bool:
 
 
 def _is_whole(text: str, value: ExactValue) -> bool:
-    """Returns whether a value is a whole token, and neither a colour nor a field's name."""
+    """Returns whether a value is a whole token, and neither a colour nor the key of a field."""
     start, stop = value.start, value.start + len(value.text)
     before = text[max(0, start - NAMED_WITHIN) : start]
     after = text[stop : stop + NAMED_WITHIN]
@@ -186,7 +194,7 @@ def _find_name(text: str, value: ExactValue) -> str:
 
 
 def _find_label(text: str, value: ExactValue) -> str:
-    """Returns the label before the colon in front of a value, or "" if there is none."""
+    """Returns the label before the colon before a value, or "" if there is none."""
     line = text[max(0, value.start - NAMED_WITHIN) : value.start].rpartition("\n")[2]
     label = _LABEL.search(line)
     return " ".join(label.group(1).split()[-LABEL_WORDS:]) if label else ""

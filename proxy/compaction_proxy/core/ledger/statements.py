@@ -21,16 +21,18 @@ from compaction_proxy.core.ledger.values import ExactValue, find_values
 STATEMENT_CHARACTERS = 600
 # Messages with more characters than this are mostly pasted. Only their lines of prose are read.
 SHORT_CHARACTERS = 2_000
-# Maximum number of statements from one message, so that a pasted document does not take over.
+# Maximum number of statements from one message, so that a pasted document does not fill the ledger.
 STATEMENTS_A_MESSAGE = 400
-# Statements at the head of a long message that are quoted without a cue.
+# Number of first statements of a large message that are kept even if their kind is unknown.
 HEAD_STATEMENTS = 6
-# Of a text with more characters than this, only the first statements are quoted without a cue.
+# A message with more characters than this is large: after its first statements, only statements of a known
+# kind are kept.
 SMALL_TEXT_CHARACTERS = 4_096
-# Number of words whose roots are cached. A language has not many more words.
+# Maximum number of words whose stems are cached. Few languages use many more words.
 KNOWN_WORDS = 16_384
 
-# A fence that is never closed does not count, because a rule may follow it.
+# A code block, which is not read. The opening of a code block that is never closed does not count, because a
+# rule may follow it.
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*\n.*?^[ \t]*(?:```|~~~)[^\n]*$", re.DOTALL | re.MULTILINE)
 _SENTENCE_END = re.compile(
     r"(?<=[.!?…])[\"'”’)\]]{0,2}[ \t]+(?=[^a-z \t])|(?<=[a-z]{3}[.!?])[ \t]+(?=[a-z])|(?<=[。！？।۔؟])[ \t]*"
@@ -62,14 +64,15 @@ class Statement:
     Attributes:
         text: The statement as written.
         kind: The kind of the statement; None if it is of no kind.
-        label: The text before the colon, folded; empty if there is none.
-        words: What the statement is about: stems of its words, without values and filling words.
-        subject: The stems of words before "is" or a colon; empty if neither is there.
-        values: The exact values as pairs of kind and text, folded.
-        question: Whether the statement asks, so that it changes nothing.
-        corrects: Whether the statement says that it changes something.
-        adds: Whether the statement says that it adds something.
-        folded: The text in the form that is compared.
+        label: The text before a colon that names the kind of the statement, such as "rule", in lower case;
+            empty if there is none.
+        words: What the statement is about: the stems of its words, without exact values and stop words.
+        subject: The stems of the words before "is" or a colon; empty if neither occurs.
+        values: The exact values as pairs of kind and text, in lower case.
+        question: Whether the statement is a question or a supposition. It then replaces no other statement.
+        corrects: Whether the statement says that it changes something, such as with "instead".
+        adds: Whether the statement says that it adds something, such as with "also".
+        folded: The text as `fold_text` returns it, by which statements are compared.
         kinds: The kinds of the values.
     """
 
@@ -87,7 +90,7 @@ class Statement:
 
 
 def fold_text(text: str) -> str:
-    """Returns the text in the form that is compared: one case, one kind of apostrophe, single spaces."""
+    """Returns a text in a form for comparisons: in lower case, with plain apostrophes and single spaces."""
     if text.isascii():
         return " ".join(text.lower().split())
     plain = unicodedata.normalize("NFC", text).casefold().replace("’", "'")
@@ -95,7 +98,7 @@ def fold_text(text: str) -> str:
 
 
 def stem_word(word: str) -> str:
-    """Returns a word without the commonest endings, so that the forms of one word become equal."""
+    """Returns a word without the most common endings, so that most forms of one word become equal."""
     word = word.removesuffix("'s").removesuffix("s'")
     if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
         word = word[:-1]
@@ -111,7 +114,7 @@ _SAME = {stem_word(word): row.split()[0] for row in cues.THESAURUS for word in r
 
 @lru_cache(maxsize=KNOWN_WORDS)
 def _find_root(word: str) -> str:
-    """Returns the stem of a word, or of the synonym that stands for it when statements are compared."""
+    """Returns the stem of a word, or the synonym that replaces it when statements are compared."""
     stem = stem_word(word)
     return _SAME.get(stem, stem)
 
@@ -134,7 +137,11 @@ def _extract_subject(text: str) -> frozenset[str]:
 
 
 def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
-    """Returns the label of a text, the kind that it gives the statement, and where the statement begins."""
+    """Returns the label of a text, the kind that the label names, and the offset of the text after the label.
+
+    A label in capitals that names no kind, such as "BUDGET:", makes the statement a fact. If there is no
+    label that shows a kind, the result is an empty label, None and 0.
+    """
     found = _LABEL.match(text)
     if found is None:
         return "", None, 0
@@ -146,13 +153,16 @@ def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
 
 
 def _states_value(plain: str, found: frozenset[tuple[str, str]]) -> bool:
-    """Returns whether a statement says that something has a value of a strong kind."""
+    """Returns whether a statement says that something has a value. Values of weak kinds do not count."""
     kinds = {kind for kind, _ in found}
     return bool(kinds - _WEAK_VALUES) and _COPULA.search(plain) is not None
 
 
 def _classify_words(plain: str) -> StatementKind | None:
-    """Returns the kind that a statement's words give it. `plain` is folded and has no label."""
+    """Returns the kind that the words of a statement show, or None if they show none.
+
+    `plain` is the statement as `fold_text` returns it, without its label.
+    """
     is_narrative = cues.NARRATIVE.search(plain)
     if not is_narrative and (cues.RULE_START.match(plain) or cues.RULE.search(plain)):
         return StatementKind.RULE
@@ -224,7 +234,10 @@ def _is_prose(line: str) -> bool:
 
 
 def _split_sentences(line: str) -> Iterator[str]:
-    """Yields the line cut where `_SENTENCE_END` matches, which is only behind a stop."""
+    """Yields the sentences of a line.
+
+    `_SENTENCE_END` can match only after a full stop or a similar mark, so it is tried only at these places.
+    """
     start = 0
     for stop in _STOP.finditer(line):
         if stop.end() >= start and (gap := _SENTENCE_END.match(line, stop.end())):
@@ -264,7 +277,7 @@ def _read_large_text(text: str) -> tuple[Statement, ...]:
 
 
 def read_statements(text: str) -> tuple[Statement, ...]:
-    """Returns the statements of a user's message; of a long one only the first and those with a cue."""
+    """Returns the statements of a user's message; of a large one only the first and those of a known kind."""
     return (
         _read_small_text(text)
         if len(text) <= SMALL_TEXT_CHARACTERS

@@ -1,8 +1,9 @@
 """Decides when one user statement replaces another.
 
-Two statements are about the same subject if, apart from values and cue words, they consist of much the same
-words. The later value is then in force. In doubt both stay: a lost rule costs more than an outdated rule that
-is followed by its replacement.
+Two statements are about the same subject if they consist of much the same words. Exact values, and small
+words such as "always" or "the", do not count. If the later statement changes a value, it replaces the earlier
+one. In doubt both statements stay in force: a lost rule costs more than an outdated rule that is followed by
+its replacement.
 """
 
 import re
@@ -16,12 +17,15 @@ _CLAUSE_END = re.compile(r",? (?:and|und|y|et|e|и) |[,;，；、] ?")  # noqa: 
 
 
 def _changes_value(new: Statement, old: Statement) -> bool:
-    """Returns whether `new` has values of every kind that `old` has, and other values than `old`."""
+    """Returns whether `new` has values of all the kinds that `old` has, and at least one value differs."""
     return bool(old.kinds) and old.kinds <= new.kinds and new.values != old.values
 
 
 def _is_parallel(new: Statement, old: Statement) -> bool:
-    """Returns whether just one word differs, values aside, so that `new` is about something else."""
+    """Returns whether the statements are alike but for their values and one other word.
+
+    The other word then shows that `new` is about something else than `old`.
+    """
     if len(new.words - old.words) != 1 or len(old.words - new.words) != 1:
         return False
     ours, theirs = new.folded.split(), old.folded.split()
@@ -38,7 +42,8 @@ def _corrects_statement(new: Statement, old: Statement, shared: int, *, relabell
         and new.kind not in {StatementKind.RULE, StatementKind.PREFERENCE}
         and not old.values
     ):
-        # A rule stays in force if something else about its subject has changed.
+        # A statement that is no rule may correct something else about the subject of a rule. The rule is
+        # replaced only if most of its words are repeated.
         return shared == len(old.words) or (shared >= 2 and shared >= 0.6 * len(old.words))
     smaller = min(len(new.words), len(old.words))
     known = new.kind is not None or bool(new.values)
@@ -46,7 +51,7 @@ def _corrects_statement(new: Statement, old: Statement, shared: int, *, relabell
 
 
 def _replaces_value(new: Statement, old: Statement, shared: int, *, next_to: bool, relabelled: bool) -> bool:
-    """Returns whether `new`, which has another value of the same kind, is about the subject of `old`."""
+    """Returns whether `new`, which has another value of the same kind, is about the same subject as `old`."""
     smaller = min(len(new.words), len(old.words))
     if relabelled:
         return shared >= 0.3 * smaller
@@ -71,7 +76,8 @@ def may_supersede(new: Statement, old: Statement) -> bool:
     if new.corrects or (new.label and new.label == old.label):
         return True
     if new.adds or (new.kind is StatementKind.REQUEST and not old.kinds.isdisjoint(IDENTIFYING_KINDS)):
-        return False  # requests about different objects are all valid
+        # An addition replaces nothing, and requests about different objects do not replace one another.
+        return False
     least = min(len(new.words), len(old.words))
     return not new.kinds.isdisjoint(old.kinds) and 2 * len(new.words & old.words) >= least
 
@@ -79,7 +85,7 @@ def may_supersede(new: Statement, old: Statement) -> bool:
 def supersedes_statement(new: Statement, old: Statement, *, next_to: bool) -> bool:
     """Returns whether `new`, from a later message, replaces `old`.
 
-    `next_to` says that no other user message lies between them.
+    `next_to` says that no other user message comes between the messages of the two statements.
     """
     shared = len(new.words & old.words)
     if not shared or new.question:
@@ -95,9 +101,9 @@ def supersedes_statement(new: Statement, old: Statement, *, next_to: bool) -> bo
 
 
 def find_remainder(new: Statement, old: Statement) -> Statement | None:
-    """Returns what remains of `old` if `new` changes a value in a part of it, or None if `old` stays whole.
+    """Returns `old` without the parts in which `new` changes a value, or None if `old` stays whole.
 
-    The remaining parts are quoted as written. If none remains, the statement has an empty text.
+    The remaining parts are quoted as written. If no part remains, the returned statement has an empty text.
     """
     if new.question or new.adds or new.kind is StatementKind.REQUEST or new.kinds.isdisjoint(old.kinds):
         return None

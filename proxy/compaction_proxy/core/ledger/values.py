@@ -1,7 +1,7 @@
 """Finds exact values in a text by their shape: paths, amounts, names, dates and the like.
 
-Most of a text is words at which no value begins. The search skips them in long runs. Elsewhere it tries only
-the shapes that can begin with the character at that place.
+Most of a text consists of words at which no value begins. The search skips long rows of such words at once.
+At other places it tries only those shapes that can begin with the character at the place.
 """
 
 # ruff: noqa: RUF001 - letters of many scripts
@@ -80,7 +80,8 @@ _SHAPES = {
         rf"{_STARTS})\b)[A-Z][a-z'’-]{{1,24}}(?: [A-Z][a-z'’-]{{1,24}}){{1,3}}\b(?!/)",
     "number": r"(?<![\w.])\d{1,20}(?:[.,]\d{1,20}){0,3}(?!\w)",
 }  # fmt: skip
-# The shapes to try for each beginning. A number that nothing special follows can only be a `number`.
+# The shapes to try at a place, by the characters that follow the place. A number that nothing special follows
+# can only have the shape `number`.
 _BEGINNINGS = {
     r"\d{1,20}+(?![\w.,/:@+#%€₽-]|\s[^\W\d_btlqxz]|\s[%€₽])": "number",
     r"\d{1,20}+(?![\w.,/:@+#-])": "date money percent phase time amount number",
@@ -91,8 +92,9 @@ _BEGINNINGS = {
     "[~./@+-]": "path",
     r"[^\W\da-zA-Z]": "url date weekday path",  # U+017F is an s under IGNORECASE
 }
-# No value begins within text that `_PLAIN` matches, because the text must end as `_ENDS` says. Lengths are
-# bounded, so that text that is not plain costs little. The most common alternative comes first.
+# `_PLAIN` matches text in which no value begins. Such a text must end as `_ENDS` says, because a value might
+# begin with its last characters otherwise. The patterns limit lengths, so that an attempt that fails costs
+# little. The most common alternative comes first.
 _ENDS = r"(?: (?!\d)|(?=[^\w@+/#\-.: ]|[.:](?:\s(?!\d)|\Z)|\Z))"
 _NO_WORDS = "周星礼月火水木金土日"
 _NAMES = (
@@ -111,13 +113,17 @@ _PLAIN = "|".join(
 )
 
 
-# Only these shapes can begin within a word of ASCII letters and digits, and few texts hold one.
+# Only these shapes can begin inside a word of ASCII letters and digits. Few texts contain them. All other
+# texts are searched with a faster pattern, which skips the rest of such a word.
 _ADDRESSES = ("url", "email")
 _WITHIN_A_WORD = r"(?<=\w)[A-Za-z_]++|(?<=\w)\d{1,32}+(?![\d,.年月]|\s?[元円美欧रрট])"
 
 
 def _compile_shapes(plain: str, left_out: Sequence[str] = ()) -> re.Pattern[str]:
-    """Compiles all shapes but `left_out` into one pattern. A group has the name of its shape and a number."""
+    """Compiles all shapes but `left_out` into one pattern, which skips the text that `plain` matches.
+
+    The name of a group consists of the name of its shape and the number of the beginning.
+    """
     begun = []
     for number, (first, names) in enumerate(_BEGINNINGS.items()):
         shapes = (f"(?P<{name}_{number}>{_SHAPES[name]})" for name in names.split() if name not in left_out)
@@ -128,7 +134,7 @@ def _compile_shapes(plain: str, left_out: Sequence[str] = ()) -> re.Pattern[str]
 _VALUE = _compile_shapes(_PLAIN)
 _VALUE_BUT_ADDRESSES = _compile_shapes(f"{_WITHIN_A_WORD}|{_PLAIN}", _ADDRESSES)
 _KINDS = {group: group.partition("_")[0] for group in _VALUE.groupindex}
-# Words just before a bare value that say what it is.
+# Words just before a value that show its kind, such as "branch" or "port".
 _NAMED = re.compile(
     r"\b(?:(?P<commit>commit|sha|revision|rev)|(?P<branch>branch)|(?P<port>port))s?\b(?:[ :=]|is|"
     r"\w+ (?:is|now)){0,3}[ `'\"]*$",
@@ -137,7 +143,7 @@ _NAMED = re.compile(
 _HEX = re.compile(r"[0-9a-f]{7,40}")
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th)|[a-z]{1,2}\d|utf-8|p\d\d|\d[dD]|\d+x", re.IGNORECASE)
 
-# Kinds that a word in front of the value may change.
+# Kinds of values that become another kind if a word of `_NAMED` comes just before the value.
 _NAMEABLE = frozenset({"code", "number", "path", "id"})
 
 # Kinds of values that identify something, unlike amounts and times.
@@ -172,7 +178,7 @@ def _find_named_kind(kind: str, text: str, before: str) -> str:
 def find_values(text: str) -> Iterator[ExactValue]:
     """Yields the exact values in a text, in order.
 
-    The text should be bounded; see `core.ledger.facts.take_head_and_tail`.
+    The caller must limit the length of the text, such as with `core.ledger.facts.take_head_and_tail`.
     """
     plain = text.lower() if text.isascii() else ""
     named = not plain or any(hint in plain for hint in _HINTS)

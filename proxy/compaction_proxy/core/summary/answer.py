@@ -6,11 +6,11 @@ from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.sanitize import escape_template_marks, remove_invisible
 
 LEAST_CHARACTERS = 40
-# A refusal is short. A longer text that begins like one is a summary that reports a refusal.
+# Maximum characters of a refusal. A longer text that begins like a refusal is a summary that reports one.
 REFUSAL_CHARACTERS = 400
-# A cut may give up this share of an answer to end at a whole line or sentence.
+# A cut text ends with a whole line or sentence if at least this share of its characters is kept.
 LINE_SHARE = 0.5
-# Values of `finish_reason` that say that an answer reached its output limit or filled the context window.
+# Values of `finish_reason` which mean that an answer reached its output limit or filled the context window.
 _UNFINISHED = frozenset({
     "incomplete", "length", "max_output_tokens", "max_tokens", "model_context_window_exceeded",
     "model_length",
@@ -44,24 +44,25 @@ _REFUSAL = re.compile(
 
 
 def clean_summary(text: str) -> str:
-    """Returns the text without invisible characters, chat-template marks and a heading "Session Summary".
+    """Returns the text without invisible characters, marks of chat templates and a heading "Session Summary".
 
-    The proxy writes that heading itself.
+    The heading is removed because the proxy itself writes it above the summary.
     """
     return _OWN_HEADING.sub("", escape_template_marks(remove_invisible(text))).strip()
 
 
 def is_unfinished(finish_reason: str) -> bool:
-    """Returns whether a provider's `finish_reason` says that the answer was cut at a limit."""
+    """Returns whether a provider's `finish_reason` means that the answer was cut at a limit."""
     return finish_reason.casefold() in _UNFINISHED
 
 
 def validate_summary(
     text: str, finish_reason: str, *, called_tools: bool, refused: bool, cut_characters: int | None = None
 ) -> str:
-    """Returns the cleaned text of an answer if it is a usable summary.
+    """Returns the cleaned text of an answer, or raises an error if the answer is no usable summary.
 
-    An answer that reached its output limit is used up to the end of its last whole line or sentence.
+    Of an answer that reached its output limit, the text up to the end of the last whole line or sentence is
+    used.
 
     Args:
         text: The answer as the model wrote it.
@@ -107,23 +108,33 @@ def _is_refusal(text: str) -> bool:
 
 
 def _strip_reasoning(text: str) -> str:
-    """Returns the text without reasoning at its beginning."""
+    """Returns the text without reasoning at its beginning.
+
+    Raises:
+        SummaryError: With the reason `reasoning` if the reasoning never ends.
+    """
     start = 0
     while opening := _OPENED.match(text, start):
         closing = re.compile(rf"[<\[◁]/{opening['name']}[>\]▷]", re.IGNORECASE).search(text, opening.end())
         if closing is None:
             raise SummaryError("reasoning")
         start = closing.end()
-    # Some chat templates open the reasoning themselves, so that the answer holds only its end.
+    # Some chat templates write the opening tag of the reasoning themselves, so that the answer contains only
+    # the closing tag.
     closings = list(_CLOSED.finditer(text, start))
     return text[closings[-1].end() if closings else start :]
 
 
 def _cut_to_size(text: str, characters: int | None, *, unfinished: bool) -> str:
-    """Cuts a text to `characters` at the end of a line or a sentence. None for `characters` sets no limit.
+    """Cuts a text at the end of a line or a sentence if it is too long or unfinished.
 
-    A text without a suitable line or sentence is cut at a word if there is a limit. Without a limit, an
-    unfinished text of this kind gives "".
+    If the text has no suitable end of a line or a sentence, it is cut at the end of a word, or "" is returned
+    if there is no limit.
+
+    Args:
+        text: The text.
+        characters: Maximum characters of the result; None for no limit.
+        unfinished: Whether the model did not finish the text, so that its last line or sentence is removed.
     """
     if not unfinished and (characters is None or len(text) <= characters):
         return text
@@ -138,7 +149,14 @@ def _cut_to_size(text: str, characters: int | None, *, unfinished: bool) -> str:
 
 
 def split_run_texts(answer: str, count: int) -> tuple[str, ...]:
-    """Splits an answer about several runs into one text for each run, in order, at the marks of the runs.
+    """Splits an answer about several runs into one text for each run, in order.
+
+    A run is a group of messages that gets a text of its own. The prompt asks the model to write a mark, such
+    as "=== RUN 1 ===", above each text. The answer is split at these marks.
+
+    Args:
+        answer: The answer.
+        count: Number of runs.
 
     Raises:
         SummaryError: With the reason `garbage` if the texts cannot be told apart or one is missing, or

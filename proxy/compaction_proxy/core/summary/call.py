@@ -11,7 +11,8 @@ class ContinuedConversation:
     """The conversation to summarise, for a summary call that continues it.
 
     Attributes:
-        raw: The client's request body. It provides everything that shapes the provider's cached prefix.
+        raw: The client's request body. The call takes from it everything else that the provider's cached
+            prefix depends on, such as the tools.
         messages: The messages as they would be forwarded. They form a valid message list.
     """
 
@@ -27,10 +28,11 @@ class SummaryCall:
         url: Absolute URL of the endpoint.
         headers: Credentials and other headers that the call needs.
         model: The model's name.
-        system: The instructions. They are byte-identical in every call of a strategy, so that the provider's
-            cache hits. They are not used if there is a `conversation`.
-        prompt: The fenced data to summarise, or the instructions that follow a `conversation`.
-        max_tokens: Maximum tokens of the answer. The model's reasoning comes on top.
+        system: The instructions. They are byte-identical in every call of a strategy, so that the provider
+            finds them in its cache. They are not used if there is a `conversation`.
+        prompt: The data to summarise, between tags. If there is a `conversation`, the instructions that
+            follow it.
+        max_tokens: Maximum tokens of the answer, not counting the model's reasoning.
         temperature: 0..2, or None to leave it out.
         cache_key: The provider's key for its prompt cache; empty to leave it out.
         conversation: The conversation that the call continues. None if the call consists of `system` and

@@ -1,8 +1,8 @@
-"""Builds extracts: summaries without a model of what was done, what was said and where the work stopped.
+"""Builds extracts, which are summaries that no model writes.
 
-An extract quotes, so it keeps the language of its source. From tool results it takes only short values of
-known shapes. From the assistant it takes no sentence that reads as an order, so that the extract instructs
-nobody.
+An extract states what was done, what was said and where the work stopped. It consists of quotations, so it
+keeps the language of the messages. It quotes only short values of known shapes from tool results. It quotes
+no sentence that reads as an order, so that it instructs nobody.
 """
 
 import math
@@ -20,20 +20,24 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.summary.injection import is_order
 
-# Messages read at the beginning and at the end, and characters read at either end of each text.
+# Maximum number of messages that are read at the beginning and at the end of the conversation, and of
+# characters that are read at the beginning and at the end of each text.
 OLDEST, NEWEST = 300, 700
 TEXT_CHARACTERS = 2_000
-# Length limits of a quoted sentence in characters; maximum candidate sentences in all and from one message.
+# Minimum and maximum characters of a quoted sentence. Maximum number of sentences from which the quoted ones
+# are chosen, in all and from one message.
 SHORTEST, LONGEST = 20, 300
 CANDIDATES = 600
 SENTENCES_A_MESSAGE = 6
-# A sentence repeats another if it shares more than this part of its words with it.
+# A sentence is not quoted if a quoted sentence contains more than this share of its words.
 SAME_WORDS_SHARE = 0.6
-# Shares of the room for the work done and for the last state, and the share of the rest for sentences.
+# Maximum share of the summary's characters for the work done, and for where the work stopped. The third
+# number is the maximum share of the remaining characters for quoted sentences.
 WORK_SHARE, STATE_SHARE, SAID_SHARE = 0.75, 0.25, 0.85
 LINE_CHARACTERS = 160
-# Maximum number of arguments shown of a call that only reads, and of their characters.
+# Maximum number of arguments shown of a call that only reads, and maximum characters of them all together.
 READ_ARGUMENTS, READ_CHARACTERS = 3, 60
+# Maximum number of lines in one section.
 LINES = 40
 
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*|\n+")
@@ -51,8 +55,8 @@ class _Sentence:
         text: The sentence as written, on one line.
         at: Index of its message.
         turn: Number of user messages up to its message.
-        words: Its words.
-        edge: Whether it is the first or the last sentence chosen from its message.
+        words: Its words in lower case.
+        edge: Whether it is the first or the last of the sentences that may be quoted from its message.
     """
 
     text: str
@@ -120,7 +124,8 @@ def _quote_sentence(piece: str) -> str:
 def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Sentence]:
     """Returns the sentences, the most informative first.
 
-    Rare words, exact values, a place at either end of a message and newness raise the rank.
+    A sentence is more informative if it has rare words or exact values, is at the beginning or the end of its
+    message, or comes from a newer message.
     """
     known = Counter(word for each in sentences for word in each.words)
     total = len(sentences) + 1
@@ -134,7 +139,11 @@ def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Senten
 
 
 def _choose_sentences(sentences: Sequence[_Sentence], length: int, characters: int) -> list[_Sentence]:
-    """Returns as many sentences as fit, no two alike. No turn takes more than twice its share."""
+    """Returns as many of the most informative sentences as fit, without repetitions, oldest first.
+
+    If the characters were shared equally among the turns, each turn would get its share. No turn gets more
+    than twice this share, or `LONGEST` characters if that is more.
+    """
     turns = len({each.turn for each in sentences})
     quota = max(LONGEST, 2 * characters // max(1, turns))
     spent: Counter[int] = Counter()
@@ -175,7 +184,7 @@ def _list_work(frontier: Frontier, seen: Sequence[ObservedFact], characters: int
 
 
 def _cut_line(line: str) -> str:
-    """Returns a line with as many of its items as fit."""
+    """Returns a line cut to `LINE_CHARACTERS` at the end of one of its items."""
     return line if len(line) <= LINE_CHARACTERS else line[:LINE_CHARACTERS].rpartition(",")[0]
 
 
@@ -197,7 +206,7 @@ def _describe_state(
 
 
 def _format_section(title: str, lines: Iterator[str], characters: int) -> str:
-    """Returns a heading and the lines that fit under it, or "" if none fits."""
+    """Returns a heading and the lines that fit below it, or "" if no line fits."""
     room, kept = characters - len(title) - 1, []
     for line in islice(lines, LINES):
         if len(line) + 1 <= room:
@@ -214,10 +223,13 @@ def _format_role_counts(messages: Sequence[Message]) -> str:
 def build_extractive_summary(
     messages: Sequence[Message], characters: int, get_message_id: Callable[[int], str]
 ) -> str:
-    """Builds a summary from quotations of the messages, or "" if all of them are empty or there is no room.
+    """Builds a summary from quotations of the messages.
+
+    The summary is "" if all messages are empty or `characters` is 0.
 
     Args:
-        messages: The messages to summarise. Of very many, and of very long ones, only both ends are read.
+        messages: The messages to summarise. If there are very many messages, the ones in the middle are not
+            quoted. Of a very long message, only the beginning and the end are quoted.
         characters: Maximum characters of the summary.
         get_message_id: Returns the id of the message at an index, by which the summary cites it.
     """

@@ -1,4 +1,4 @@
-"""Finds orders in text that must not give any: rules, and imperatives to the reader."""
+"""Finds orders in text that must not contain any: rules, and imperatives to the reader."""
 
 import re
 from collections.abc import Sequence
@@ -7,12 +7,13 @@ from functools import lru_cache
 from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.statements import fold_text, read_statements
 
-# The share of an order's words and values that one statement of a user must contain.
+# An order counts as given by a user if one statement of the user contains this share of its words and values.
 BACKING = 0.5
-# User statements that are compared, newest first.
+# Maximum number of user statements with which an order is compared. The newest ones are used.
 STATEMENTS = 3_000
 
-# The quantifiers are possessive. Otherwise a row of such words could match in as many ways as it has gaps.
+# The quantifiers are possessive (`*+`). Otherwise a long row of these words could match in so many ways that
+# the search would take very long.
 _START = r"\W*+(?:(?:please|and|so|then|note|rule|important|reminder)\b\W*+)*+"
 _IMPERATIVE = re.compile(
     rf"{_START}(?:(?:do not|don't|never|always|avoid|make sure|be sure|remember) \w|"
@@ -58,10 +59,11 @@ def _extract_words(text: str) -> frozenset[str]:
     return frozenset().union(*stems, *exact)
 
 
-# One summary looks up the same texts many times. A larger cache would hold whole conversations.
+# The check of one summary needs the statements of the same texts many times. A larger cache would keep many
+# conversations in memory.
 @lru_cache(maxsize=2)
 def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str], bool], ...]:
-    """Returns for each user statement what it is about and whether it is negated."""
+    """Returns, for each statement of a user, its words and values and whether it is negated."""
     found: list[tuple[frozenset[str], bool]] = []
     for text in reversed(texts):
         found += [
@@ -74,7 +76,7 @@ def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str],
 
 
 def is_backed_by_user(order: str, texts: Sequence[str]) -> bool:
-    """Returns whether a user's text says the same as an order, with both of them negated or neither."""
+    """Returns whether a user has said the same as an order. Both must be negated, or neither."""
     about, negated = _extract_words(order), bool(_NEGATION.search(fold_text(order)))
     return bool(about) and any(
         negated == sign and len(about & words) >= BACKING * len(about)

@@ -1,7 +1,8 @@
 """Builds the prompts of summary calls, and exports the functions that check the answers.
 
-Instructions come first and are the same in every call, so that a provider's prompt cache hits. Size, language
-and everything from the conversation are data behind them. The model's answer is data too.
+Instructions come first and are the same in every call, so that the provider finds them in its prompt cache.
+The size, the language and all text from the conversation follow them as data. The model's answer is data,
+too.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +38,8 @@ ALIGNED_END = (
     "The conversation is everything above this message. Do not go on with it and call no tools: your answer "
     "is the text that was described, and nothing else."
 )
-# For English prose. Models keep to a size in words better than to one in tokens.
+# Number of words for each token of English prose. The prompt also states the size in words, because models
+# keep to it better than to a size in tokens.
 WORDS_PER_TOKEN = 0.7
 
 
@@ -49,7 +51,7 @@ def _format_size(tokens: int, language: str, runs: int) -> str:
 
 
 def _format_run_marks(runs: int) -> str:
-    """Returns the instructions that lay out an answer about several runs."""
+    """Returns instructions to write one text for each of several runs, each below a line with its mark."""
     marks = "\n".join(f"=== RUN {number} ===" for number in range(1, runs + 1))
     return (
         f"There are {runs} runs. Write one text for each, in their order, each behind a line that holds its "
@@ -74,15 +76,15 @@ def build_prompt(
     language: str,
     tokens: int,
 ) -> str:
-    """Builds the data of a summary call.
+    """Builds the data that follow the instructions of a summary call.
 
-    All text from the conversation is sanitised (`core.sanitize`) and stands between tags. The tag names hold
-    a digest of that text, so that nothing inside can close them.
+    All text from the conversation is sanitised (`core.sanitize`) and put between tags. The tag names contain
+    a digest of that text, so that nothing inside can close the tags.
 
     Args:
-        groups: The messages to summarise. Several groups are runs that get a text each; `split_run_texts`
-            splits the answer.
-        shape: Limits of how much of a message is shown.
+        groups: The messages to summarise. If there are several groups, the model writes one text for each.
+            The prompt calls the groups runs, and `split_run_texts` splits the answer.
+        shape: Limits that decide how much of a message is shown.
         task: The user's task; empty if the strategy does not show it.
         earlier: Summaries of earlier compactions, oldest first.
         language: English name of the language to write in; empty if it is unknown.
@@ -99,7 +101,7 @@ def build_prompt(
 
 
 def _format_material(transcripts: Sequence[str], mark: str) -> list[str]:
-    """Returns the fenced transcripts. Several runs are numbered, and instructions precede them."""
+    """Returns each transcript between tags. If there are several, instructions on their marks come first."""
     if len(transcripts) == 1:
         return [f"## Messages to Summarize\n{wrap_in_fence('transcript', transcripts[0], mark)}"]
     runs = [wrap_in_fence(f"run-{number}", each, mark) for number, each in enumerate(transcripts, 1)]
@@ -113,7 +115,8 @@ def build_aligned_prompt(instructions: str, *, language: str, tokens: int, group
         instructions: The strategy's instructions. They come first, so that they are the same in every call.
         language: English name of the language to write in; empty if it is unknown.
         tokens: Size that the prompt asks for.
-        groups: Number of runs of assistant and tool messages that get a text each, from the earliest on.
+        groups: Number of texts to write. Each is about one unbroken row of assistant messages and tool
+            results (a run), from the earliest run on.
     """
     parts = [
         instructions.strip(),

@@ -1,7 +1,8 @@
 """Corrects what a summary says about the state of requests.
 
-A table row, an entry or a sentence is corrected or dropped if it calls an answered request open, an open
-request done, or a mere statement of the user open. A line about no known statement stays.
+A wrong table row is corrected, and a wrong list entry or sentence is dropped. They are wrong if they call an
+answered request open, call an open request done, or call something open that the user has only stated and not
+asked for. A line that is about no known statement stays.
 """
 
 import re
@@ -12,9 +13,9 @@ from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.frontier import StatementStatus
 from compaction_proxy.core.ledger.statements import fold_text, read_statements
 
-# A line is about a request if it holds this share of the request's words and values.
+# A line is about a request if it contains at least this share of the request's words and values.
 LEAST_SHARE = 0.6
-# Maximum number of requests to compare (the newest), and of characters read of a line.
+# Maximum number of requests with which a line is compared (the newest), and of characters read of a line.
 MAX_REQUESTS, LINE_CHARACTERS = 200, 1_000
 
 _HEADING = re.compile(
@@ -33,7 +34,8 @@ _STILL = re.compile(
     r"not (?:yet )?been (?:done|answered|handled|started)|not yet (?:done|answered|handled|started))\b"
 )
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
-# A record never changes, so what it calls open was open when it was written.
+# The words that a corrected table row uses for each state. A record never changes, so an open request was
+# open when the record was written, and may be answered since.
 _STATUSES = {
     StatementStatus.OPEN: "open then",
     StatementStatus.ANSWERED: "done",
@@ -83,7 +85,8 @@ def correct_states(text: str, states: Mapping[tuple[int, str], StatementStatus])
         if corrected is not None:
             lines.append(corrected)
         elif lines and _HEADING.match(lines[-1]):
-            lines.append("")  # an entry that stays may still follow
+            # The empty line becomes "None" if no other entry of the section stays.
+            lines.append("")
     return "\n".join(_fill_sections(lines)).strip()
 
 
@@ -112,7 +115,7 @@ def _find_status(words: str) -> StatementStatus | None:
 
 
 def _find_claim(sentence: str) -> StatementStatus | None:
-    """Returns the state that a sentence claims for something, or None if it claims none."""
+    """Returns the state (open or answered) that a sentence states for something. None if it states none."""
     ending = _ENDING.search(sentence)
     if ending and (status := _find_status(ending["status"])):
         return status
@@ -139,10 +142,11 @@ def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | No
 
 
 def _find_told(about: frozenset[str], known: list[_KnownStatement]) -> StatementStatus | None:
-    """Returns the state of a statement that asks for nothing and that the words of a line repeat.
+    """Returns the state of the statement that a line repeats, among statements that ask for nothing.
 
-    Most words of the statement must be in the line, and most words of the line in the statement's message.
-    Returns None if there is no such statement, and `UNKNOWN` if its message also holds an unanswered request.
+    Most words of the statement must be in the line, and most words of the line must be in the statement's
+    message. Returns None if there is no such statement. Returns `UNKNOWN` if the message of the statement
+    also contains a request that is not answered, because the line may be about this request.
     """
     words_by_turn: dict[int, set[str]] = {}
     for each in known:
@@ -160,7 +164,7 @@ def _find_told(about: frozenset[str], known: list[_KnownStatement]) -> Statement
 
 
 def _is_wrong(claimed: StatementStatus | None, line: str, known: list[_KnownStatement]) -> bool:
-    """Returns whether a line claims a state that its statement does not have."""
+    """Returns whether a line claims a state that contradicts the known state of its statement."""
     state = _find_state(line, known) if claimed else None
     if state is None or state is StatementStatus.UNKNOWN:
         return False
@@ -168,7 +172,13 @@ def _is_wrong(claimed: StatementStatus | None, line: str, known: list[_KnownStat
 
 
 def _correct_line(line: str, said: StatementStatus | None, known: list[_KnownStatement]) -> str | None:
-    """Returns the line as it may stay in the summary, or None if it must be dropped."""
+    """Returns the line corrected, or None if it must be dropped.
+
+    Args:
+        line: A line of the summary.
+        said: The state that the heading of its section states; None if it states none.
+        known: The statements whose state is known.
+    """
     cells = line.strip().strip("|").split("|") if line.lstrip().startswith("|") else []
     if len(cells) > 1:
         return _correct_row(line, cells, known)
@@ -191,7 +201,7 @@ def _find_label(line: str) -> StatementStatus | None:
 
 
 def _correct_row(line: str, cells: list[str], known: list[_KnownStatement]) -> str:
-    """Returns a table row in which a wrong state of a request is replaced by the right one."""
+    """Returns a table row in which a wrong state of a request is replaced by the correct one."""
     status_cells = [
         k for k, cell in enumerate(cells) if len(cell.strip()) <= STATUS_CHARACTERS and _find_status(cell)
     ]

@@ -1,7 +1,8 @@
 """Counts the facts in the replaced messages that the model still sees word for word after a compaction.
 
-Facts are those that `core.ledger.facts` observes, in larger kinds, and the user's rules. The counts are for
-people. Time is linear in the text that is read, and this text is bounded, so that no compaction waits long.
+The facts are those that `core.ledger.facts` observes, in fewer kinds, and the user's rules. The counts are
+only information for people. The time is linear in the text that is read, and the length of this text is
+limited, so that the count delays no compaction for long.
 """
 
 import re
@@ -17,12 +18,13 @@ from compaction_proxy.core.ledger.facts import (
 )
 from compaction_proxy.core.message import Message
 
-# Characters read of the replaced messages, the newest first, and of the visible texts, from the beginning.
+# Maximum characters that are read of the replaced messages, from the newest on, and of the texts that the
+# model still sees, from the beginning on.
 MAX_CHARACTERS = 1_000_000
 MAX_SEEN_CHARACTERS = 500_000
 # Maximum number of facts of each kind. The newest are kept.
 MAX_FACTS = 500
-# Maximum number of places to check for a fact. The places are those of its rarest word.
+# Maximum number of places of a text that are checked for a fact. They are places of the fact's rarest word.
 MAX_PLACES = 200
 RULE = "rule"
 
@@ -36,7 +38,7 @@ _WORD = re.compile(r"\w+")
 
 
 class _IndexedText:
-    """A text with an index of the places of each word."""
+    """A text with an index of the places at which each word occurs."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._text = _join_texts(texts)
@@ -45,8 +47,8 @@ class _IndexedText:
             self._places[found.group()].append(found.start())
 
     def contains_fact(self, fact: str) -> bool:
-        """Returns whether the text contains a fact, and not only as a part of a longer word."""
-        if not fact.isascii():  # not every script separates its words
+        """Returns whether the text contains a fact that is not merely a part of a longer word."""
+        if not fact.isascii():  # some scripts do not separate words, so that a fact may be inside a long word
             return fact in self._text
         words = [(self._places.get(found.group(), ()), found.start()) for found in _WORD.finditer(fact)]
         if not words:
@@ -106,10 +108,10 @@ def count_retained_facts(
     rules: Sequence[str] = (),
     fact_reader: Callable[[Message], Sequence[MessageFact]] = list_message_facts,
 ) -> Mapping[str, tuple[int, int]]:
-    """Returns for each kind of fact how many the model still sees and how many there were, in this order.
+    """Returns for each kind of fact how many facts the model still sees and how many there were.
 
-    Kinds are `path`, `command`, `error`, `url`, `id`, `number` (amounts, versions, dates, ports) and `rule`.
-    A kind without any fact is left out.
+    The kinds are `path`, `command`, `error`, `url`, `id`, `number` (amounts, versions, dates, ports) and
+    `rule`. A kind without any fact is left out.
 
     Args:
         removed: The messages that a compaction replaces or shortens, in their order.

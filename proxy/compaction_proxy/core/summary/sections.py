@@ -1,7 +1,8 @@
 """Finds, orders and completes the sections that a strategy asks for in a summary.
 
-Models write the headings at another level, in another case, with other numbers, in bold or in another
-language. The text below a heading is never changed.
+A model may write a heading differently from the prompt: at another level, in another case, with another
+number, in bold or in another language. Such headings are still recognised, and are replaced by those of the
+prompt. The text below a heading is never changed.
 """
 
 import re
@@ -9,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# The text of a section that the model left out, and of a section that a cut answer did not reach.
+# The text that is added for a section that the model left out, and for a section that may be missing because
+# the answer was cut.
 EMPTY_SECTION_TEXT = "None"
 NOT_REACHED = "Not recorded."
-# A longer line is no heading.
+# Maximum characters of a heading. A longer line is no heading.
 HEADING_CHARACTERS = 120
 
 _LEVEL = re.compile(r"#{1,6}(?=[^#])")
@@ -62,8 +64,9 @@ class _SectionHeading(NamedTuple):
 def repair_sections(text: str, sections: Sequence[PromptSection], *, is_cut: bool = False) -> str:
     """Returns the text with all sections in order under their exact headings.
 
-    A missing section that is not optional is added with a line that says so. Text in front of the first
-    section stays there. A complete text comes back unchanged.
+    A missing section that is not optional is added with the text "None", or "Not recorded." if the text was
+    cut. Text before the first section stays there. A text that has all sections in order under these headings
+    is returned unchanged.
 
     Args:
         text: The text that the model wrote.
@@ -107,7 +110,10 @@ def _count_required(found: Sequence[_SectionHeading], sections: Sequence[PromptS
 
 
 def _find_headings(lines: Sequence[str], sections: Sequence[PromptSection]) -> list[_SectionHeading]:
-    """Returns the headings of the sections, found by title or, if no title matches, by their form."""
+    """Returns the headings of the sections.
+
+    They are found by their titles. If no title matches, they are found by their form, such as the level.
+    """
     open_lines = list(_iter_lines_outside_code(lines))
     named = list(_find_by_titles(open_lines, sections))
     return named or next(_find_by_form(open_lines, lines, sections), [])
@@ -143,7 +149,11 @@ def _find_by_titles(
 def _find_by_form(
     open_lines: Sequence[tuple[int, str]], lines: Sequence[str], sections: Sequence[PromptSection]
 ) -> Iterator[list[_SectionHeading]]:
-    """Yields lists of headings in one form, as many as there are sections, each with text below it."""
+    """Yields a list of headings for each form, such as bold lines, in which the sections may be written.
+
+    A form qualifies if it has as many headings as there are sections, or required sections, and there is text
+    below each heading.
+    """
     if not sections:
         return
     required = [k for k, each in enumerate(sections) if not each.is_optional]
@@ -175,7 +185,7 @@ def _detect_heading_form(line: str) -> str:
 
 
 def _extract_title_words(heading: str) -> tuple[str, ...]:
-    """Returns the words of a title without markup, number, parentheses and "and"."""
+    """Returns the words of a title, without markup, number, text in parentheses and the word "and"."""
     bare = heading.strip(" \t#*_")
     number = _NUMBER.match(bare)
     title = _NOTE.sub("", bare[number.end() :] if number else bare).replace("\u2019", "'").casefold()

@@ -1,4 +1,4 @@
-"""Formats messages as a numbered transcript for a summary model, and the fences around it."""
+"""Formats messages as a numbered transcript for a summary model, and puts texts between tags."""
 
 import hashlib
 import re
@@ -9,8 +9,10 @@ from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.strategies import SummaryShape
 
 CUT_MARK = "\n[...truncated...]"
-# If a tool result may take at least this many characters and ends in an error, its end is kept as well.
+# If at least this many characters may be shown of a tool result, and its end reports an error, both its
+# beginning and its end are kept.
 TWO_ENDS_CHARACTERS = 1_000
+# Share of the shown characters that such a beginning gets. The end gets the rest.
 HEAD_SHARE = 0.6
 # Characters at the end of a result that are searched for an error.
 ENDING_CHARACTERS = 4_000
@@ -33,9 +35,9 @@ def _format_content(message: Message) -> str:
 
 
 def _cut_text(text: str, characters: int, *, keep_end: bool) -> str:
-    """Cuts a text to about `characters`, of which the beginning stays.
+    """Cuts a text to its first `characters` characters, plus a mark that shows the cut.
 
-    With `keep_end`, the end stays as well if it holds an error.
+    With `keep_end`, a text whose end reports an error is cut in the middle, so that its end stays as well.
     """
     if len(text) <= characters:
         return text
@@ -60,9 +62,9 @@ def build_transcript(messages: Iterable[Message], shape: SummaryShape, first: in
 
 
 def compute_nonce(texts: Sequence[str]) -> str:
-    """Returns the nonce that names the fences around these texts.
+    """Returns a digest of the texts, which becomes part of the names of the tags around them.
 
-    The nonce is a digest of the texts, so that no text can contain it.
+    No text can contain the digest, so nothing in the texts can close the tags.
     """
     joined = "\0".join(texts).encode("utf-8", "surrogatepass")
     return hashlib.sha256(joined).hexdigest()[:FENCE_DIGITS]

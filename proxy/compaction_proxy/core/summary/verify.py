@@ -1,7 +1,8 @@
 """Verifies a summary against its sources without asking a model again.
 
-Text that the sources do not back is dropped: a changed value does more harm than a missing one, and only a
-user may make rules. Values that later work needs and that the summary lost are appended as bare values.
+Sentences are dropped if they contain exact values that the sources do not contain, or orders that no user
+gave: a changed value does more harm than a missing one, and only a user may make rules. Values that later
+work needs and that the summary lost are appended in a list without other words.
 """
 
 import re
@@ -21,24 +22,33 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.injection import is_backed_by_user, is_order
 from compaction_proxy.core.summary.request_states import EMPTY_SECTION_TEXT, correct_states
 
+# A summary is unfaithful if sentences are dropped and fewer characters than this, or a smaller share of its
+# characters, are left. Repeated lines with fewer characters are not dropped.
 LEAST_CHARACTERS = 40
 LEAST_SHARE = 1 / 3
-# Fewer words than this do not show a language. In scripts without spaces, two characters count as a word.
+# Minimum number of words from which the language of a summary is detected. In scripts without spaces, two
+# characters count as a word.
 LEAST_WORDS = 12
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]{2}")
+# Lost values are appended only if the summary contains less than this share of the critical values by weight.
 RECALL = 0.9
+# Maximum size of the list of appended values, as a share of the summary's length and in characters, and
+# maximum characters of one value.
 ADDED_SHARE = 0.2
 ADDED_CHARACTERS = 600
 ADDED_VALUE_CHARACTERS = 120
 ADDED_VALUES_HEADING = "Additional exact values:"
-# Appended calls may take at least this share of the allowed size, however long the summary is.
+# Even after a long summary, appended calls may take up to this share of the allowed characters.
 CALLS_SHARE = 0.5
 ADDED_CALLS_HEADING = "Calls that changed something, and how they ended:"
-# Number of newest messages whose identifiers are critical, maximum number of critical values, and weights.
+# Critical values are values that a summary must not lose. `NEWEST` is the number of newest messages whose
+# identifiers are critical, and `CRITICAL` is the maximum number of critical values. The loss of a value is
+# worse the greater its weight is.
 NEWEST = 6
 CRITICAL = 32
 CHANGED_WEIGHT, ERROR_WEIGHT, RECENT_WEIGHT = 3, 3, 2
-# A text with more characters is not a single sentence. It is searched in pieces of this size.
+# Maximum characters of a text that is searched for values at once. A longer text is no single sentence. It is
+# searched in pieces of this size.
 PIECE_CHARACTERS = 4_000
 # A number with at least this many digits was copied, not counted or rounded.
 LONG_DIGITS = 5
@@ -70,7 +80,8 @@ class _SummarySources:
     """The texts from which a summary may take its values.
 
     Attributes:
-        parts: The texts, case-folded. They are read one by one, so that no step blocks other work for long.
+        parts: The texts, case-folded. They are searched one by one, so that no single search blocks other
+            work of the proxy for long.
     """
 
     parts: tuple[str, ...]
@@ -91,7 +102,7 @@ class _SummarySources:
         return frozenset({_keep_digits(number) for part in self.parts for number in _NUMBER.findall(part)})
 
     def contains_value(self, value: ExactValue) -> bool:
-        """Returns whether the texts contain a value, as far as can be decided."""
+        """Returns whether the texts contain a value, perhaps in another form, such as without separators."""
         if value.kind in {"money", "number", "port"}:
             return _keep_digits(value.text) in self.numbers or value.text in self.text
         folded = value.text.casefold()
@@ -104,9 +115,10 @@ class _SummarySources:
         return value.kind == "path" and folded.startswith("/") and self._contains_path_end(folded)
 
     def _contains_path_end(self, path: str) -> bool:
-        """Returns whether the texts contain the end of a path.
+        """Returns whether the texts contain the last two parts of a path with at least three parts.
 
-        That is enough, because the working directory may be named elsewhere.
+        The texts need not contain the whole path, because they may name its beginning, the working directory,
+        in another place.
         """
         parts = [part for part in path.split("/") if part]
         return len(parts) > 2 and "/".join(parts[-2:]) in self.text
@@ -132,7 +144,7 @@ def _iter_texts(messages: Iterable[Message]) -> Iterator[str]:
 
 
 def _is_copied_value(value: ExactValue) -> bool:
-    """Returns whether a value can only have been copied from the sources."""
+    """Returns whether a value, if it is correct, can only have been copied from the sources."""
     if value.kind == "path":
         return bool(_ROOTED.match(value.text)) and len(value.text) > 3 and not value.text[0].isupper()
     if value.kind == "code":
@@ -160,7 +172,7 @@ def _split_line(line: str) -> tuple[str, list[str]]:
 
 
 def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: Sequence[str]) -> str:
-    """Returns the text without sentences that hold invented values or orders that no user gave."""
+    """Returns the text without sentences that contain invented values or orders that no user gave."""
     lines = []
     for line in text.splitlines():
         opening, pieces = _split_line(line)
@@ -176,7 +188,7 @@ def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: S
 
 
 def _drop_repeats(text: str) -> str:
-    """Returns the text without repeated entries. A section that loses its only entry says "None"."""
+    """Returns the text without repeated list entries. A section that loses its only entry says "None"."""
     known: set[str] = set()
     lines, result = text.splitlines(), list[str]()
     for line, follower in zip_longest(lines, lines[1:]):
@@ -189,7 +201,7 @@ def _drop_repeats(text: str) -> str:
 
 
 def _count_prose_characters(text: str) -> int:
-    """Returns the characters of a text without its headings and table rulers."""
+    """Returns the number of characters of a text without its headings and the rulers of its tables."""
     return sum(len(line.strip()) for line in text.splitlines() if not _HEADING.match(line))
 
 
@@ -219,7 +231,7 @@ def _weigh_fact(fact: ObservedFact, length: int) -> int:
 
 
 def _append_missing_values(text: str, messages: Sequence[Message], characters: int) -> str:
-    """Appends what the text lacks: calls that changed something, then critical values."""
+    """Returns the text with what it lacks appended: calls that changed something, then critical values."""
     writes = [each for each in read_frontier(messages).actions if each[1].is_write]
     whole = _add_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
     critical = _list_critical_values(messages, [each for _, each in writes])
@@ -237,7 +249,11 @@ def _append_missing_values(text: str, messages: Sequence[Message], characters: i
 
 
 def _add_calls(text: str, writes: Sequence[tuple[int, Action]], room: int) -> str:
-    """Appends the calls that changed something and of which the text lacks words."""
+    """Returns the text with calls that changed something appended, as far as there is room.
+
+    A call is appended only if the text lacks at least one word of the call's description. `room` is the
+    maximum number of appended characters.
+    """
     known_words = frozenset(_TOKEN.findall(text.casefold()))
     room -= len(ADDED_CALLS_HEADING) + 2
     added = ""
@@ -260,7 +276,9 @@ def verify_summary(
     states: Mapping[tuple[int, str], StatementStatus] = MappingProxyType({}),
     characters: int = 0,
 ) -> str:
-    """Returns the summary without text that its sources do not back, and with the critical values it lost.
+    """Returns the summary without invented values and orders, and with the critical values that it lost.
+
+    Wrong states of requests are corrected, too, and repeated entries are dropped.
 
     Args:
         text: A summary that `core.summary.answer.validate_summary` has accepted.
@@ -268,7 +286,8 @@ def verify_summary(
         earlier: Earlier summaries that the model was shown.
         language: English name of the language that the prompt asked for; empty if it is unknown.
         states: The state of each statement of the conversation (`core.ledger.frontier`).
-        characters: Size allowed. The part that the summary leaves is for calls that changed something.
+        characters: Allowed size of the result in characters. Calls that changed something are appended in the
+            room that the summary leaves, or in half of this size if that is more.
 
     Raises:
         SummaryError: With the reason `language` if the summary is certainly in another language, or

@@ -1,8 +1,9 @@
 """An HTTP engine over aiohttp's connection pool.
 
 It guarantees more than a plain client: bytes go out and come in exactly as they are, chunks are passed on as
-the network delivered them, closing a response closes its socket at once, no request waits for a pool slot,
-and a pooled connection that the upstream has already given up costs one silent replay, not an error.
+the network delivered them, closing a response closes its socket at once, and no request waits for a pool
+slot. If the upstream has already closed a pooled connection, the request is sent again, and the caller gets
+no error.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ _UNSENDABLE = re.compile(rb"[\r\n\0]")
 
 _SKIP_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
-# The first matching row decides.
+# The httpx error for each aiohttp error. The first matching row decides.
 _HTTPX_ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...] = (
     (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
     (aiohttp.ServerTimeoutError, httpx.ReadTimeout),
@@ -50,10 +51,11 @@ _HTTPX_ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...
 
 
 class _ConnectionLostError(aiohttp.ClientError):
-    """The connection ended before a response. Not an OSError, so that aiohttp does not replay on its own.
+    """The connection ended before a response. Not an OSError, so that aiohttp itself does not send again.
 
     Attributes:
-        stale: Whether the connection had served before and no byte came: the upstream closed it while idle.
+        stale: Whether the connection had served a request before and no byte of this response came. Then the
+            upstream closed the connection while it was idle, and the request can be sent again.
     """
 
     def __init__(self, *, stale: bool) -> None:
@@ -77,7 +79,7 @@ class _AiohttpConnection(ResponseHandler):
         super().data_received(data)
 
     def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
-        """Replaces a lost connection by `_ConnectionLostError`, which says whether a replay is safe."""
+        """Replaces a lost connection by `_ConnectionLostError`, which says whether sending again is safe."""
         is_lost = isinstance(exc, aiohttp.ClientConnectionError) and not isinstance(exc, TimeoutError)
         if is_lost and not isinstance(self.exception(), _ConnectionLostError):
             lost_error = _ConnectionLostError(stale=self.requests > 1 and not self.answered)
@@ -92,14 +94,14 @@ class _AiohttpConnection(ResponseHandler):
     def is_connected(self) -> bool:
         """Whether the connection may be reused.
 
-        Data that came while it was idle (such as a 408) must not answer the next request.
+        Data that came while the connection was idle, such as a 408, must not answer the next request.
         """
         return super().is_connected() and not self.should_close
 
     def close(self) -> None:
         """Closes the socket now, and raises an error in a pending read of the body.
 
-        A stalled upload would otherwise keep the socket open until its buffer drains.
+        Otherwise an upload that the upstream does not read would keep the socket open until it is sent.
         """
         if self._payload is not None and not self._payload.is_eof():
             self._payload.set_exception(aiohttp.ClientOSError())
@@ -126,7 +128,7 @@ def _to_httpx_error(error: BaseException) -> httpx.TransportError:
 
 
 class _AiohttpResponse:
-    """A response whose body comes as the network delivers it, neither decoded nor cut to size."""
+    """A response whose body is returned as the network delivers it, neither decoded nor divided."""
 
     __slots__ = ("_response", "headers", "reason", "status")
 
@@ -144,7 +146,8 @@ class _AiohttpResponse:
             self._response.close()
             raise
         except aiohttp.ClientError as error:
-            # aiohttp raises before it gives the bytes that it has buffered, although those bytes did arrive.
+            # aiohttp raises the error before it returns the bytes that it has buffered. They are returned
+            # first here.
             if rest := content._read_nowait(-1):  # noqa: SLF001 - the public method raises first
                 return rest
             raise _to_httpx_error(error) from error
@@ -154,7 +157,7 @@ class _AiohttpResponse:
 
 
 def _decode_header(raw: bytes) -> str:
-    """Decodes header bytes for aiohttp, which encodes them as UTF-8. Other bytes are read as Latin-1."""
+    """Decodes header bytes for aiohttp, which encodes them as UTF-8. Reads other bytes as Latin-1."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -192,7 +195,7 @@ def _to_payload(body: object) -> object:
 
 
 class AiohttpEngine:
-    """Implements `types.HttpEngine` with aiohttp. One per event loop; it opens connections as needed.
+    """Implements `types.HttpEngine` with aiohttp. Each event loop needs its own engine.
 
     Args:
         proxies: Which origins are reached through which proxies. SSL_CERT_FILE and SSL_CERT_DIR name the

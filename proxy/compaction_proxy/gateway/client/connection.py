@@ -9,8 +9,8 @@ import httpx
 from compaction_proxy.gateway.client.parser import ResponseParser
 from compaction_proxy.gateway.client.response import NativeResponse
 
-# Bytes written in one call, and bytes written before the loop gets a turn: TLS encryption takes about a
-# millisecond for each megabyte.
+# Maximum bytes that one call writes, and bytes after which other tasks of the event loop get a turn. The
+# turns are needed because TLS encryption takes about a millisecond for each megabyte.
 SLICE_BYTES = 131_072
 TURN_BYTES = 524_288
 
@@ -109,9 +109,10 @@ class BodyUploader:
                 await asyncio.sleep(0)
 
 
-# A body up to this size, in bytes, goes out with its head in one write.
+# A body of up to this many bytes is sent together with its head in one write.
 SMALL_BYTES = 65_536
-# A timer that would fire by at most this many seconds too early is not moved.
+# Tolerance of the timeout in seconds: a timer may fire this much too late, and a timeout may expire this much
+# too early. So timers are moved less often.
 TIMER_SLACK_S = 0.001
 
 
@@ -141,8 +142,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     Args:
         owner: Is notified when the connection is established, when an exchange is over, and when the
             connection is closed.
-        buffer: Where the loop stores received data. The data is used up before anything else runs, so all
-            connections of a thread may share one buffer.
+        buffer: Where the loop stores received data. The connection parses the data at once, before anything
+            else runs. So all connections of a thread may share one buffer.
 
     Attributes:
         idle_since: When the connection last served, on the loop's clock.
@@ -214,14 +215,14 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return answer
 
     def _on_upload_done(self, error: BaseException | None) -> None:
-        """Ends the upload. If the body failed, the exchange fails with its error."""
+        """Ends the upload. If the body could not be sent, the exchange fails with `error`."""
         self._upload = None
         self._heard_at = self._loop.time()
         if error is not None and self._answer is not None:
             self._answer.set_exception(error)
 
     def resume_reading(self) -> None:
-        """Reads from the socket again, once the received data was read."""
+        """Reads from the socket again. Called when the reader of the answer has read the received data."""
         if self._paused:
             self._paused = False
             self._heard_at = self._loop.time()
@@ -267,7 +268,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     # Timeouts.
 
     def _schedule_timeout_check(self, due: float) -> None:
-        """Schedules `_check_timeout` for `due`. An earlier timer is left as it is."""
+        """Schedules `_check_timeout` for `due`. An earlier check stays, because it schedules the next one."""
         if self._timer is not None:
             if self._timer.when() <= due + TIMER_SLACK_S:
                 return
@@ -277,7 +278,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _check_timeout(self) -> None:
         """Fails the exchange if the other side was silent too long.
 
-        Time in which this side is slow does not count.
+        The time in which this side has paused reading, or could send but does not, is not counted.
         """
         self._timer = None
         if self._answer is None or self._silence_s is None:

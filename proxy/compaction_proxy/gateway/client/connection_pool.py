@@ -1,7 +1,7 @@
 """The proxy's own HTTP/1.1 client, which adds little time and memory to a request.
 
 It decodes nothing, follows no redirects and stores no cookies. A small request takes one write and waits on
-one future. It needs no task, no lock and no timer of its own, and never waits for the pool.
+one future. Such a request needs no task, lock or timer of its own. No request waits for a pooled connection.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class _OriginPool:
 
 
 class NativeEngine:
-    """Implements `types.HttpEngine` on the event loop's own transports. One per event loop.
+    """Implements `types.HttpEngine` with asyncio's transports. Each event loop needs its own engine.
 
     SSL_CERT_FILE and SSL_CERT_DIR name the trusted roots.
 

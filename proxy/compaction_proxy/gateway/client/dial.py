@@ -57,8 +57,8 @@ async def open_connection(
 
     Raises:
         httpx.ConnectError: The server cannot be reached, or its certificate is wrong.
-        httpx.ConnectTimeout: The connection took too long.
-        httpx.ProxyError: The proxy refused.
+        httpx.ConnectTimeout: The connection was not established in time.
+        httpx.ProxyError: The proxy did not open a tunnel to the origin.
     """
     try:
         async with asyncio.timeout(limit_s):

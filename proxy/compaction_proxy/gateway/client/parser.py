@@ -2,8 +2,8 @@
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-# Limits of a response: bytes without any body data (a head, chunk extensions, trailers), bytes of a header
-# line, and number of header fields.
+# Limits of a response: bytes that may come in a row without any body data among them (a head, chunk
+# extensions, trailers), bytes of a header line, and number of header fields.
 FRAMING_BYTES = 262_144
 LINE_BYTES = 65_536
 FIELDS = 1_000
@@ -27,7 +27,7 @@ class ResponseParser:
         headers: The header fields in order.
         body: The parts of the body parsed so far. The reader clears the list.
         whole: Whether the response is complete.
-        reusable: Whether the connection may serve again after the complete response.
+        reusable: Whether the connection may serve another request after the complete response.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class ResponseParser:
         """Parses received bytes. Returns False if they are refused.
 
         Bytes are refused if they are no valid HTTP, exceed a limit, or come after the end of the response.
-        What was parsed before them stays available.
+        Everything that was parsed before these bytes stays available.
         """
         parser = self._parser or self._create_parser()
         self._framing_bytes += len(data)
@@ -121,7 +121,7 @@ class ResponseParser:
             raise _RejectedResponseError
 
     def on_headers_complete(self) -> None:
-        """Takes over the complete head, unless it is of an interim response."""
+        """Stores the complete head, unless it belongs to an interim response."""
         assert self._parser is not None  # noqa: S101 - the parser itself makes this call
         fields, self._fields = self._fields, []
         phrase, self._phrase = self._phrase, b""
@@ -135,7 +135,7 @@ class ResponseParser:
                 self._end_after_head()
 
     def _end_after_head(self) -> None:
-        """Ends a response without a body. httptools cannot be told that there is none, so it is replaced."""
+        """Ends a response without a body. httptools would expect a body, so its parser is replaced."""
         self.on_message_complete()
         self.reusable = self.reusable and self._bodiless
         self._bodiless = True

@@ -24,8 +24,8 @@ class ResponseSource(Protocol):
 class NativeResponse:
     """Implements `types.HttpResponse`. It exists from the moment its request is sent.
 
-    At most one task waits, for the head or for more of the body. If its wait ends early, for example by a
-    cancellation, the exchange ends.
+    At most one task may wait for the head or for more of the body. If the wait ends early, for example
+    because the task is cancelled, the exchange ends.
     """
 
     __slots__ = (
@@ -121,7 +121,7 @@ class NativeResponse:
         return self._held
 
     def feed_eof(self) -> None:
-        """Marks the response as complete and lets go of its connection."""
+        """Marks the response as complete and releases its connection."""
         self._ended = True
         self._source = None
         self._wake_reader()
@@ -129,7 +129,7 @@ class NativeResponse:
     def set_exception(self, error: BaseException) -> None:
         """Ends the exchange and closes the connection.
 
-        The reader gets `error` after the bytes that have come.
+        The reader first gets the bytes that have already come, then `error`.
         """
         source, self._source = self._source, None
         if source is not None:

@@ -38,7 +38,7 @@ class OriginRoute:
         proxy: The server to connect to first. None connects to the origin itself.
         credential: Value of `proxy-authorization`, empty for none.
         prefix: The text before the target in the request line: `http://host` if a proxy forwards the request.
-        extra: Header lines that a forwarding proxy needs in each head.
+        extra: Header lines to add to each head if a proxy forwards the request: the proxy's credential.
     """
 
     origin: Hop

@@ -11,8 +11,8 @@ class HttpRequest(NamedTuple):  # created for each request: a dataclass costs fo
         method: In capitals.
         origin: `scheme://host[:port]`, in lower case.
         target: The request target, byte for byte.
-        headers: Header fields in order, without host and the fields that frame the body. The engine derives
-            those from the origin and the body.
+        headers: Header fields in order, without `host` and the fields that say where the body ends. The
+            engine adds these fields itself.
         body: The body to send. A stream cannot be sent twice.
         length: Declared length of a stream in bytes. None sends the stream chunked. Ignored if the body is
             bytes.
@@ -32,7 +32,7 @@ class HttpRequest(NamedTuple):  # created for each request: a dataclass costs fo
 
 
 class HttpResponse(Protocol):
-    """A response whose headers have come, and whose body comes as it is read."""
+    """A response whose headers have arrived. Its body arrives while it is read."""
 
     @property
     def status(self) -> int:
@@ -55,8 +55,8 @@ class HttpResponse(Protocol):
         A cancellation ends the exchange.
 
         Raises:
-            httpx.TransportError: The body was cut, or its sender was silent for too long. Every byte that did
-                arrive has been returned before.
+            httpx.TransportError: The body ended too early, or its sender was silent for too long. Earlier
+                calls have returned every byte that arrived.
         """
         ...
 
@@ -78,8 +78,8 @@ class HttpEngine(Protocol):
         Raises:
             httpx.TransportError: `ConnectError`, `ConnectTimeout`, `ReadTimeout`, `ReadError`, `WriteError`,
                 `ProxyError`, `UnsupportedProtocol`, `RemoteProtocolError`, or `LocalProtocolError` for a head
-                that contains CR, LF or NUL. An error that the body raises ends the exchange, as itself or as
-                `WriteError`.
+                that contains CR, LF or NUL. If a streamed body raises an error, the exchange ends with this
+                error or a `WriteError`.
         """
         ...
 

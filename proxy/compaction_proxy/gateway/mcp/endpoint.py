@@ -1,8 +1,8 @@
 """Serves `/mcp`, where agents search what was removed from their conversations (MCP, streamable HTTP).
 
-The credential identifies the agent, as for a relayed request. The agent sees only what is stored for its
-tenant. The MCP library is an optional dependency and takes memory, so the first request imports it, in a
-thread.
+The client's credential identifies the tenant, as in a relayed request. An agent sees only what is stored for
+its tenant. The MCP library is an optional dependency and takes memory. So it is imported only when the first
+request arrives, in a thread.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from compaction_proxy.support.log_events import AGENT_NOT_ANSWERED
 
 # The name of the function that answers requests with the MCP library.
 SERVE = "compaction_proxy.gateway.mcp.server:serve"
-# Requests are short.
+# The most bytes of a request body. Calls of the tools are much shorter.
 MAX_BODY_BYTES = 1024 * 1024
 SOURCE = "mcp"
 CRASHED = "The proxy failed at this call."
@@ -129,7 +129,7 @@ class McpEndpoint:
     async def _import_server(self) -> McpRequestHandler:
         try:
             serve: McpRequestHandler = await asyncio.to_thread(resolve_name, SERVE)
-        except ModuleNotFoundError:  # of the MCP library, or of a module that it needs
+        except ModuleNotFoundError:  # the MCP library, or a module that it needs, is missing
             raise RequestRefusedError(501, NOT_INSTALLED, "mcp_not_installed") from None
         self._serve = serve
         return serve
@@ -140,7 +140,7 @@ def _log_crash(error: BaseException) -> None:
 
 
 def _replay_body(body: bytes) -> Receive:
-    """Returns an ASGI channel that gives a body that was already read, and then waits for ever."""
+    """Returns an ASGI receive channel that delivers an already read body, and then waits for ever."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:

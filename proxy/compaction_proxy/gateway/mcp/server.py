@@ -1,4 +1,4 @@
-"""Serves the tools over MCP with the official SDK. Imported only when a client first needs it.
+"""Serves the tools over MCP with the official SDK. This module is imported only when a client needs it.
 
 Each request is answered on its own, in JSON, without a session. So any process of any replica can answer.
 """
@@ -18,7 +18,8 @@ from compaction_proxy.gateway.mcp.tools import TOOLS, McpToolResult
 
 ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[McpToolResult]]
 
-# The SDK's errors may quote what clients sent, and at INFO it logs lines for every request.
+# The SDK's error lines may quote what clients sent, and its INFO lines are written for every request. So both
+# are switched off.
 logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 _LISTED = types.ListToolsResult(

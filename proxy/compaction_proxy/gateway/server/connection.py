@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 # Once this many bytes of a body wait for the application, the connection stops reading from the socket.
 UNREAD_BYTES = 65_536
-# This many bytes of a body are dropped if its request is already answered. Then the connection is closed.
+# If a request is answered before its body is complete, up to this many bytes of the rest are read and
+# dropped. If more come, the connection is closed.
 DROPPED_BYTES = 262_144
 # The most requests that may wait on one connection for earlier answers.
 MAX_WAITING = 1_000
 
-# The place in a scope's extensions where an application finds `ServerConnection.set_departure_callback`.
+# An application finds `ServerConnection.set_departure_callback` as `scope["extensions"][DEPARTURE][NOTICE]`.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 
@@ -37,16 +38,17 @@ class ServerConnection(asyncio.Protocol):
         app_state: The state that the application's lifespan set for its requests.
 
     Attributes:
-        phase_started_at: When the connection was opened, the head of its newest request began to arrive, or
-            the connection began to linger before its close; on the loop's clock.
+        phase_started_at: The time, on the loop's clock, of the latest of three events: the connection was
+            opened, the head of a further request began to arrive, or the wait before the close began.
         last_activity_at: When data last came from the client or an answer was last completed, on the loop's
             clock.
         cycle: The newest request whose head is complete.
         waiting: Requests whose heads are complete and which wait for earlier answers.
         is_reading_head: Whether a head has begun to arrive and is not complete.
         paused: Whether reading from the socket is paused.
-        blocked: Whether writing is paused because the client takes no more data for now.
-        hung_up: Whether the connection sends no more data and drops what arrives.
+        blocked: Whether writing is paused because the client does not read fast enough.
+        hung_up: Whether the connection waits for its close: it sends nothing more and drops all data that
+            arrives.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class ServerConnection(asyncio.Protocol):
         }
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Cleans up after the client has left or was cut off."""
+        """Cleans up after the connection was closed by either side."""
         self._client_gone = True
         self._connections.discard(self)
         self._disconnect_cycles()
@@ -103,7 +105,8 @@ class ServerConnection(asyncio.Protocol):
         if self._departure is not None:
             self._departure()
         self._parser.close()
-        # These objects refer back to the connection, and the garbage collector runs seldom.
+        # These objects refer back to the connection. Only the garbage collector, which runs seldom, would
+        # free them.
         self._scope, self.cycle, self._active = {}, None, None
 
     def data_received(self, data: bytes) -> None:
@@ -138,7 +141,7 @@ class ServerConnection(asyncio.Protocol):
             self.phase_started_at = self.last_activity_at
 
     def on_head_received(self, head: RequestHead) -> None:
-        """Starts the request whose head is complete, or queues it behind the request before it."""
+        """Starts the request whose head is complete, or queues it until earlier requests are answered."""
         self.is_reading_head = False
         if self._stopped_reading:
             return
@@ -180,7 +183,7 @@ class ServerConnection(asyncio.Protocol):
             self.cycle.feed_eof()
 
     def _refuse_after_pending(self, error: RequestRefusedError) -> None:
-        """Refuses unreadable input: ends the connection once all requests before it are answered."""
+        """Refuses invalid input: ends the connection once all requests before the input are answered."""
         if self.waiting and self.waiting[-1].more_body:
             self.waiting.pop()
         last = self.waiting[-1] if self.waiting else self._active
@@ -201,7 +204,7 @@ class ServerConnection(asyncio.Protocol):
 
     def encode_default_headers(self) -> tuple[bytes, bool]:
         """Returns the header lines of every answer, and whether they announce that the connection closes."""
-        fields = self._state.default_headers  # uvicorn makes a new list each second
+        fields = self._state.default_headers  # a new list each second, made by uvicorn
         known, block, closes = self._default_headers
         if known is not fields:
             block, closes = encode_header_lines(fields), (b"connection", b"close") in fields
@@ -260,8 +263,8 @@ class ServerConnection(asyncio.Protocol):
     def measure_stuck_s(self, now: float) -> float:
         """Returns for how many seconds the client has taken none of the data that waits for it.
 
-        Each call compares the write buffer with the one before, so call it often. `now` is on the loop's
-        clock.
+        Each call compares the size of the write buffer with that at the call before. So it must be called
+        often. `now` is on the loop's clock.
         """
         unsent = self.transport.get_write_buffer_size()
         if unsent != self._unsent or not unsent:
@@ -279,7 +282,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.close()
 
     def refuse_request(self, error: RequestRefusedError) -> None:
-        """Answers with an error and ends the connection. An answer that has begun is cut instead."""
+        """Answers with an error and ends the connection. If an answer has begun, only ends the connection."""
         if self._active is None or self._active.response_complete or not self._active.response_started:
             self.transport.write(encode_refusal(error, self.encode_default_headers()[0]))
         self._disconnect_cycles()
@@ -293,7 +296,11 @@ class ServerConnection(asyncio.Protocol):
             self.transport.close()
 
     def _linger_before_close(self) -> None:
-        """Closes once the client had time to read: a close with unread bytes would discard the answer."""
+        """Sends nothing more, but leaves the connection open for a while for the client to read the answer.
+
+        If the socket were closed while received bytes are unread, the client could lose the answer. The sweep
+        of `timeouts` closes the connection.
+        """
         self.hung_up = True
         self.phase_started_at = self.loop.time()
         if self.transport.can_write_eof() and not self.transport.is_closing():

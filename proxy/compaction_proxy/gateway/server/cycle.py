@@ -1,7 +1,7 @@
 """One request and its answer, as an ASGI application sees them.
 
-The head of an answer is held back until the first bytes of its body come or the application waits for
-something else. So a small answer takes one write, and a finished head never keeps a client waiting.
+The head of an answer is held back until the application sends the first bytes of the body or waits for
+something else. So a small answer takes one write, and the client does not have to wait for the head.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from compaction_proxy.core.errors import InternalError, RequestRefusedError, for
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import REQUEST_CRASHED
 
-# The head and the first body bytes go out in one write up to this size, in bytes.
+# If the first part of the body has at most this many bytes, it is sent together with the head in one write.
 JOINED_BYTES = 65_536
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
@@ -101,7 +101,7 @@ class RequestResponseCycle:
         expects_continue: Whether the client still waits for `100 Continue`.
         more_body: Whether the request is still incomplete.
         body_bytes: Number of body bytes that have arrived.
-        looked_on: When the pace of the body was last checked, on the loop's clock, and `body_bytes` at that
+        looked_on: When the speed of the body was last checked, on the loop's clock, and `body_bytes` at that
             time; None before the first check.
         disconnected: Whether the client left before the answer was complete.
         response_started: Whether the application has started the answer.
@@ -243,12 +243,12 @@ class RequestResponseCycle:
             self._left = 0 if self._bodiless else int(framing[b"content-length"])
         elif not self._bodiless:
             self._left = None
-            # Without chunks, the end of the connection ends the body.
+            # HTTP/1.0 has no chunks: there, the end of the connection ends the body.
             self._chunked = self.scope["http_version"] == "1.1"
             head += _CHUNKED if self._chunked and b"transfer-encoding" not in framing else b""
         closes = closes or b"close" in framing.get(b"connection", b"").lower()
-        # A client that was never told to continue may send its body or not, so the start of the next request
-        # is unknown.
+        # A client that was never told to continue may send its body or not. So it is unknown where the next
+        # request would start, and the connection cannot be used again.
         self.keep_alive = self.keep_alive and not closes and not self.expects_continue
         if not self.keep_alive and not closes:
             head += _CLOSE

@@ -2,7 +2,7 @@
 
 If a client offers to switch to another protocol (Java's clients do, to h2c or TLS), the answer uses HTTP/1.1,
 as RFC 9110 §7.8 allows. httptools stops after such a head and does not parse the body, so a second parser
-reads it.
+parses the body.
 """
 
 from functools import lru_cache
@@ -13,8 +13,8 @@ import httptools
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# Limits of a request: bytes of the head, number of header fields, and bytes without any body data, such as
-# trailers.
+# Limits of a request: bytes of the head, number of header fields, and bytes that may come in a row without
+# any body data among them, such as chunk extensions and trailers.
 HEAD_BYTES = 65_536
 FIELDS = 256
 FRAMING_BYTES = 262_144
@@ -80,7 +80,7 @@ class RequestReceiver(Protocol):
 
 def _parse_target(target: bytes) -> tuple[str, bytes, bytes]:
     """Returns the decoded path, the path as received, and the query of a request target."""
-    parsed = httptools.parse_url(target)  # None if the target has no path
+    parsed = httptools.parse_url(target)  # `path` is None if the target has none
     path = parsed.path.decode("ascii")
     return unquote(path) if "%" in path else path, parsed.path, parsed.query or b""
 
@@ -124,8 +124,8 @@ class RequestParser:
 
     def _create_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        # A client may announce that it closes after a request and still send more: the first request is
-        # answered.
+        # A client may announce that it closes the connection after a request, and still send more data. The
+        # request is answered nevertheless.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 

@@ -22,7 +22,7 @@ Application = Callable[..., Any]
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """A server that leaves the process's signals alone and checks its connections ten times a second."""
+    """A server that installs no signal handlers, and checks its connections ten times a second."""
 
     def __init__(self, config: uvicorn.Config, deadlines: Deadlines) -> None:
         super().__init__(config)
@@ -91,7 +91,7 @@ def build_server(
 
 
 async def _serve_socket(server: uvicorn.Server, listener: socket.socket) -> None:
-    """Serves until told to stop. A lifespan that fails ends this call, not the process."""
+    """Serves until told to stop. If the application fails to start, only this call fails, not the process."""
     try:
         await server.serve(sockets=[listener])
     except SystemExit:

@@ -1,4 +1,4 @@
-"""A server that stops without cutting answers, within a bounded time."""
+"""A server that lets answers in progress end before it stops, within a time limit."""
 
 import asyncio
 import contextlib
@@ -15,13 +15,16 @@ from compaction_proxy.gateway.server.connection import ServerConnection
 from compaction_proxy.gateway.server.timeouts import SWEEP_S, Deadlines, close_overdue_connections
 
 TICK_S = 0.1
-# While the server stops, a request whose head or body is still arriving gets this many seconds.
+# While the server stops, it waits this many seconds for requests whose head or body is still arriving. Then
+# it closes their connections.
 ARRIVAL_TIMEOUT_S = 0.5
-# Over TLS a close would wait 30 s for the client's confirmation. Here it waits for this many seconds.
+# Over TLS, closing a connection would wait 30 s for the client's confirmation. This server waits this many
+# seconds.
 CLOSE_TIMEOUT_S = 2.0
-# A request's remaining work, after the client has its answer, gets this many seconds.
+# The work that requests still do after their answers may take this many seconds. Then it is cancelled.
 TASKS_TIMEOUT_S = 1.0
-# The application's shutdown gets the first number of seconds, or the second after a forced stop.
+# The application's shutdown may take this many seconds: the first number normally, the second after a forced
+# stop.
 APPLICATION_CLOSE_TIMEOUT_S = 5.0
 FORCED_CLOSE_TIMEOUT_S = 0.5
 _CLOSE = (b"connection", b"close")
@@ -32,7 +35,8 @@ class DrainTimeouts:
     """How long a server waits after it is told to stop.
 
     Attributes:
-        accept_s: Seconds in which the server still accepts requests and already says that it is stopping.
+        accept_s: Seconds for which the server still accepts requests, but already announces that it is
+            stopping.
         drain_s: Seconds that requests in progress get after that.
     """
 
@@ -70,7 +74,7 @@ def _abort_if_flushed(connection: ServerConnection) -> None:
 
 
 class GracefulServer(uvicorn.Server):
-    """Stops without cutting answers, within a bounded time.
+    """Lets answers in progress end before it stops, within a time limit.
 
     When it is told to stop, it first keeps accepting requests for a while. Each new request finds `stopping`
     in the state of its scope, so that health checks can fail, and each answer says `connection: close`. Then
@@ -153,7 +157,7 @@ class GracefulServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
-        """Serves until told to stop, and then for the time in which requests are still accepted."""
+        """Serves until told to stop, and after that for another `DrainTimeouts.accept_s` seconds."""
         await super().main_loop()
         self.lifespan.state["stopping"] = True
         self.config.encoded_headers.append(_CLOSE)

@@ -1,4 +1,4 @@
-"""Opens listening sockets: TCP ports, own or shared, Unix sockets, and TLS."""
+"""Opens listening sockets on TCP ports, which sockets may share, and Unix paths. Builds TLS settings."""
 
 import errno
 import os
@@ -22,8 +22,8 @@ def _find_date_error(context: ssl.SSLContext, certificate: str) -> str | None:
     """Returns why a client would refuse a certificate for its dates, or None if it would not.
 
     Python's `ssl` module does not check the dates of a server's own certificate. So this function makes a
-    handshake in memory, with a client that trusts exactly this certificate. Other faults that clients may
-    find are left to the issuer.
+    handshake in memory, with a client that trusts exactly this certificate. It does not report other
+    faults of the certificate.
     """
     client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_context.check_hostname = False
@@ -73,7 +73,8 @@ def build_tls_context(certificate: str, key: str) -> ssl.SSLContext:
 
 
 BACKLOG = 2_048
-# Whether the kernel spreads connections over sockets that share a port. Other systems give all to one socket.
+# Whether the kernel spreads connections over the sockets that share a port. Systems other than Linux give all
+# connections to one of the sockets.
 PORT_IS_SPREAD = sys.platform == "linux"
 # Only the owner of a Unix socket and the owner's group may connect.
 _UMASK = 0o117
@@ -98,8 +99,9 @@ def _bind_shared_port(family: int, address: tuple[str, int] | tuple[int, bytes])
 def _disable_nagle(listener: socket.socket) -> socket.socket:
     """Turns off Nagle's algorithm for the connections of a socket, and returns the socket.
 
-    asyncio, unlike uvloop, turns it off only for sockets that name their protocol, and these do not. On a
-    reused connection, an answer of two writes would take 40 ms.
+    uvloop turns it off for all sockets. asyncio turns it off only for sockets that were created with a
+    protocol number, and these were not. With the algorithm, an answer that is sent in two writes on a reused
+    connection would take 40 ms.
     """
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
@@ -111,8 +113,9 @@ def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
     Args:
         host: Address or name. An empty string means every address of this machine.
         port: TCP port.
-        share_port: Whether other sockets may share the port. The kernel spreads connections over those that
-            listen. A shared socket listens only once it is served. Requires `PORT_IS_SPREAD`.
+        share_port: Whether other sockets may share the port. The kernel spreads connections over the
+            sockets that listen. This socket starts to listen only when a server uses it. Requires
+            `PORT_IS_SPREAD`.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -214,7 +217,7 @@ def remove_socket_on_exit(listener: socket.socket) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):  # the folder may be read-only by now, or gone
-            # A freed inode number is given to the next file, so an equal identity alone proves nothing.
+            # A new file may get the inode number of a deleted one, so an equal identity alone proves nothing.
             if identity is not None and _read_file_identity(path) == identity and not _has_listener(path):
                 Path(path).unlink()
 

@@ -2,7 +2,7 @@
 
 Such clients would hold connections for ever. The servers check all connections at least once a second, which
 is cheaper than a timer for each connection and exact enough. The time in which a client waits for the proxy,
-such as for a slot or an answer, never counts against it.
+such as for a free request slot or an answer, is never counted.
 
 The event loop notices a client's departure only while it reads from the socket. So this module polls the
 sockets on which reading is paused.
@@ -18,8 +18,8 @@ from compaction_proxy.gateway.server.connection import ServerConnection
 from compaction_proxy.gateway.server.cycle import RequestResponseCycle
 
 SWEEP_S = 1.0
-# A body must come at this rate at least, averaged over `body_s`; Apache demands the same rate. A client that
-# sends a byte now and then is never silent and would hold a slot for as long as it likes.
+# The minimum rate of a body, averaged over `body_s`; Apache demands the same rate. Without it, a client that
+# sends a byte now and then could occupy a request slot for as long as it likes.
 BODY_BYTES_PER_S = 500
 _BODY_TIMEOUT = RequestRefusedError(408, "The request body did not come in time.", "request_timeout")
 
@@ -29,11 +29,12 @@ class Deadlines:
     """How long clients may take, in seconds.
 
     Attributes:
-        head_s: From the connection, or the first byte of a further request, to the end of the head.
-        body_s: While a body is incomplete and no bytes come, or fewer than `BODY_BYTES_PER_S` on average.
+        head_s: From the opening of the connection, or the first byte of a further request, to the end of the
+            head.
+        body_s: While a body is incomplete, and no bytes come or fewer than `BODY_BYTES_PER_S` on average.
         idle_s: From an answer to the first byte of a further request.
-        send_s: While the client takes no byte of an answer that waits to be sent.
-        linger_s: To read the last answer and close the connection.
+        send_s: While data of an answer waits to be sent and the client accepts none of it.
+        linger_s: From the end of the last answer until the client closes the connection.
     """
 
     head_s: float = 15.0
@@ -75,7 +76,7 @@ def _close_if_overdue(connection: ServerConnection, deadlines: Deadlines, now: f
         return
     elif cycle is None or connection.is_reading_head:
         overdue = now - connection.phase_started_at > deadlines.head_s
-    else:  # idle, unless the rest of a refused body is arriving
+    else:  # idle, unless the body of an answered request is still arriving
         overdue = now - connection.last_activity_at > (
             deadlines.body_s if cycle.more_body else deadlines.idle_s
         )
@@ -96,7 +97,10 @@ def _refuse_if_body_is_slow(
 
 
 def _is_trickling(cycle: RequestResponseCycle, span_s: float, now: float) -> bool:
-    """Whether too little of a body came in the span that ends now. The next span begins now."""
+    """Whether a span of `span_s` seconds has ended in which too little of the body came.
+
+    A new span begins as soon as the last one has ended.
+    """
     started_at, bytes_then = cycle.looked_on or (now, cycle.body_bytes)
     if cycle.looked_on is None or now - started_at > span_s:
         cycle.looked_on = now, cycle.body_bytes

@@ -33,19 +33,24 @@ from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage.redis.url import RedisUrl
 
 CONNECT_TIMEOUT_S = 0.25
-"""For servers that have an alternative to try next: sentinels, and the nodes of a cluster."""
+"""Used for sentinels and the nodes of a cluster: if one does not answer, another can be tried."""
 ANSWER_TIMEOUT_S = 1.0
-"""Longer than a caller waits. The caller's deadline allows for a busy event loop; redis-py's does not."""
+"""Longer than the deadline of a store call, so that normally this deadline ends the call.
+
+The deadline (`resilient.run_with_deadline`) allows for a busy event loop. The timeout of redis-py does not.
+"""
 HEALTH_CHECK_EVERY_S = 15
 TRIES_AFTER_THE_FIRST = 1
-# A connection that is being closed still counts for its pool.
+# Connections that a redis-py pool may have for each command that may run at once. One would not be enough,
+# because a connection that is being closed still counts.
 _POOLED_PER_ALLOWED = 2
 
-# AttributeError: redis-py closes connections of a cluster while commands are about to use them.
+# AttributeError occurs if redis-py closes a cluster's connection that a command is about to use.
 FAILURES = (RedisError, RedisClusterException, OSError, AttributeError)
-"""The errors that redis-py raises. Those of a cluster have a class tree of their own."""
+"""The errors that redis-py raises. `RedisClusterException` is not derived from `RedisError`."""
 
-# The first match counts, because redis-py derives some of these classes from others.
+# The error reason for each class of error. The first match counts, because some of these classes are derived
+# from others.
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (BusyLoadingError, "store-loading"),
     (AuthenticationError, "store-denied"),
@@ -62,7 +67,8 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (OSError, "store-down"),
 )
 
-# Words in error messages that come from within a script, or for which redis-py has no class.
+# The error reason for a word in the server's message. redis-py has no class for some errors, and none for
+# errors that occur within a script.
 _WORDS = {
     "OOM": "store-full",
     "READONLY": "store-readonly",
@@ -87,8 +93,10 @@ class RedisConnections:
 
     Attributes:
         client: redis-py's client, which runs commands.
-        find_servers: Discovers the servers, if that has to happen before a command. Costs nothing once done.
-        drop_idle: Closes idle connections, so that the next command finds out anew which server takes writes.
+        find_servers: Discovers the servers, if that has to happen before a command. Further calls cost
+            nothing.
+        drop_idle: Closes idle connections. The next command then connects to the server that accepts writes
+            now.
         close: Closes all connections.
     """
 
@@ -99,7 +107,7 @@ class RedisConnections:
 
 
 def to_store_unavailable(error: Exception) -> StoreUnavailableError:
-    """Converts a redis-py error. Leaves out the server's message, which may quote what it was sent."""
+    """Converts a redis-py error. Leaves out the server's message, which may quote data that was sent."""
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "")
     word = _WORD.search(str(error))
     if not reason and word:
@@ -123,7 +131,8 @@ def _build_drop_idle(client: Redis) -> Callable[[], Awaitable[None]]:
 
 
 def _build_retry() -> Retry:
-    # A timeout is not retried: the command may have been executed, and the caller's time is over anyway.
+    # A command that timed out is not sent again: the server may have executed it, and the caller's deadline
+    # is over anyway.
     return Retry(NoBackoff(), TRIES_AFTER_THE_FIRST, supported_errors=(RedisConnectionError,))
 
 
@@ -157,8 +166,8 @@ def _build_standalone(url: RedisUrl) -> RedisConnections:
     else:
         ((host, port),) = url.nodes
         address, arguments = {"host": host, "port": port}, _build_client_options(url)
-    # There is no other server to try. So the connect timeout is as long as the answer timeout, and the
-    # caller's deadline decides, which allows for a busy event loop.
+    # There is no other server to try, so a short connect timeout has no use. With this longer one, the
+    # caller's deadline ends the attempt. Unlike redis-py's timeout, it allows for a busy event loop.
     arguments["socket_connect_timeout"] = ANSWER_TIMEOUT_S
     client = Redis(**address, db=url.database, **arguments)
     return RedisConnections(client, _skip_discovery, _build_drop_idle(client), client.aclose)
@@ -167,7 +176,7 @@ def _build_standalone(url: RedisUrl) -> RedisConnections:
 def _build_sentinel(url: RedisUrl) -> RedisConnections:
     credentials = {"username": url.sentinel_username, "password": url.sentinel_password}
     tls = {"ssl": True, **url.tls_options} if url.tls else {}
-    # Sentinels are asked one after the other, and one that hangs must leave time for the next.
+    # redis-py asks one sentinel after the other. If one hangs, there must be time left for the next.
     timeouts = {"socket_timeout": CONNECT_TIMEOUT_S}
     sentinel = Sentinel(
         url.nodes, sentinel_kwargs={**_build_timeout_options(), **timeouts, **tls, **credentials}

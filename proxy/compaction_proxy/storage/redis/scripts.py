@@ -1,7 +1,7 @@
 """Lua scripts that a Redis server runs in one step. Each key that a script touches is one of its KEYS.
 
-A script that fails has written nothing. Memory and the right to write are checked before its first write, and
-after that nothing depends on a key's type.
+A script that fails has written nothing. The server checks free memory and the right to write no later than at
+the script's first write. After that, no command can fail because a key has the wrong type.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LuaScript:
-    """A Lua script, and the digest by which a server knows it."""
+    """A Lua script, and the digest under which a server caches it."""
 
     text: str
     digest: str
@@ -34,7 +34,8 @@ local function prolong(key, ttl)
 end
 """
 
-# KEYS: the lease of the claim, the scope's list of keys, then the items, the claim first.
+# Writes the items of a commit or of a plain write. In a commit the first item is the claim (`Store.commit`).
+# KEYS: the lease of the claim, the scope's list of keys, then the items.
 # ARGV: 1 if the first item is a claim; the lease's fence, or empty; the ttl of the list of keys, 0 for no
 # list; then for each item the number of lines to keep (0 for a record), its ttl (0 for no expiry), and its
 # value.
@@ -69,9 +70,11 @@ return 1
 """
 )
 
+# Acquires a lease and returns its fence, or nothing if another process holds one.
 # KEYS: the lease, its counter. ARGV: the lease's ttl, a token of the caller, the counter's ttl.
-# A fence is at least the server's time in microseconds, so it rises even if the counter was lost. With the
-# token, the same call can be repeated if its first answer was lost with the connection.
+# A fence is at least the server's time in microseconds, so it rises even if the counter was lost. If the
+# answer was lost with the connection, the caller repeats the call with the same token and gets the same
+# fence.
 ACQUIRE = _build_script(
     _LUA_FUNCTIONS
     + """
@@ -90,7 +93,7 @@ return text
 """
 )
 
-# KEYS: the lease. ARGV: its fence, the new ttl.
+# Prolongs a lease. KEYS: the lease. ARGV: its fence, the new ttl.
 RENEW = _build_script(
     _LUA_FUNCTIONS
     + """
@@ -99,7 +102,7 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 )
 
-# KEYS: the lease. ARGV: its fence.
+# Releases a lease. KEYS: the lease. ARGV: its fence.
 RELEASE = _build_script(
     _LUA_FUNCTIONS
     + """
@@ -108,8 +111,9 @@ return redis.call('DEL', KEYS[1])
 """
 )
 
-# KEYS: a tenant's scopes, sorted by the time of their last write. ARGV: a scope, its ttl, the most scopes
-# that may exist, the most that are removed at once. Returns the removed scopes, the oldest first.
+# Registers a write to a scope, and removes the oldest scopes if a tenant has too many. KEYS: the tenant's
+# scopes, sorted by the time of their last write. ARGV: the scope, its ttl, the most scopes that may exist,
+# the most that are removed at once. Returns the removed scopes, the oldest first.
 REGISTER_SCOPE = _build_script(
     _LUA_FUNCTIONS
     + """

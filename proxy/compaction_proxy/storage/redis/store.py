@@ -1,12 +1,13 @@
 """The shared store: Redis or Valkey, as one server, behind sentinels, or as a cluster.
 
-All times are the server's. Every key has a time to live, except those that are meant to stay (`ttl_s`
-infinite), so unused keys expire by themselves. Under an eviction policy any key may disappear at any time,
-and then counts as absent.
+Only the server's clock is used. Every key has a time to live, unless its `ttl_s` is infinite, so unused keys
+expire by themselves. If the server has an eviction policy, it may delete any key at any time. The key then
+counts as absent.
 
-The store also keeps internal keys, marked by a `#`: leases and their counters, for each scope the list of its
-keys, and for each tenant its scopes by age. If a tenant has too many scopes, the oldest are deleted. With a
-conversation's scope, the record that names its tenant is deleted, too, although it is in no tenant's scope.
+The store also keeps internal keys, marked by a `#`: leases and their counters, a list of the keys of each
+scope (`storage.keys`), and a list of each tenant's scopes, sorted by their last write. If a tenant has too
+many scopes, the oldest are deleted. With a conversation's scope, the record that names the conversation's
+tenant is deleted, too, although it is in no tenant's scope.
 """
 
 import asyncio
@@ -35,14 +36,15 @@ from compaction_proxy.storage.store import Lease, ListEntry, Record
 
 MAX_VALUE_BYTES = 1024 * 1024
 DEFAULT_MAX_SCOPES = 10_000
-# Seconds of one wait for messages. Between two waits the connection is tested.
+# Maximum seconds of one wait for messages. Between two waits redis-py can test the connection.
 LISTEN_S = 5.0
 FENCE_KEPT_MS = 24 * 3_600_000
 _MAX_EVICTED_SCOPES = 8
 _KEYS_PER_COMMAND = 500
 _SCANNED_PER_COMMAND = 1000
 _TOKEN_BYTES = 12
-# If a command took this long to time out, this process was stopped and did not look at the connection.
+# If a command's timeout comes only after this many seconds, this process was stopped meanwhile and could not
+# read the answer.
 _STOPPED_S = ANSWER_TIMEOUT_S + 0.25
 
 _LEASE, _FENCE, _KEY_LIST = "#lease", "#fence", "#keys"
@@ -83,8 +85,9 @@ class RedisStore:
 
     Args:
         url: The servers, and the credentials for them.
-        max_scopes: The most conversations, and the most sets of compactions, that are kept for each tenant.
-            The ones that were written to longest ago are deleted first.
+        max_scopes: The most scopes that are kept for each tenant. Scopes with commits (checkpoints) and
+            scopes with plain writes (conversations) are counted separately. The scopes that were written to
+            longest ago are deleted first.
     """
 
     def __init__(self, url: RedisUrl, *, max_scopes: int = DEFAULT_MAX_SCOPES) -> None:
@@ -95,7 +98,7 @@ class RedisStore:
         self._closed = False
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Returns the live values under `keys`. Without keys, only checks that the server answers."""
+        """Returns the unexpired values under `keys`. Without keys, only checks that the server answers."""
         if not keys:
             await self._send_command("EXISTS", self._add_prefix("answers"))
         starts = range(0, len(keys), _KEYS_PER_COMMAND)
@@ -164,10 +167,10 @@ class RedisStore:
         await self._send_command("PUBLISH", self._add_prefix(channel), message)
 
     async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
-        """Yields messages as they come, over a connection of its own; None at first, and after a reconnect.
+        """Yields messages as they arrive, over a separate connection; None at first, and after a reconnect.
 
         Raises:
-            StoreUnavailableError: The server is unreachable, or does not permit it.
+            StoreUnavailableError: The server is unreachable, or does not permit the subscription.
         """
         if self._closed:
             raise StoreUnavailableError("store-closed")
@@ -221,7 +224,7 @@ class RedisStore:
             raise
         except FAILURES as error:
             store_error = to_store_unavailable(error)
-            # The former master: the name may lead to another server now.
+            # The connections lead to a former master. New connections may lead to the new one.
             if store_error.reason == "store-readonly":
                 await self._redis.drop_idle()
             raise store_error from error
@@ -234,8 +237,8 @@ class RedisStore:
         except AttributeError:  # redis-py closed a cluster's connection before anything was written
             return await execute(*command, **options)
         except RedisTimeoutError:
-            # If this process was stopped, redis-py counts that time and drops an answer that has already
-            # come.
+            # If this process was stopped, redis-py's timeout went on, and redis-py dropped an answer that had
+            # already arrived. So the command is sent again.
             if time.monotonic() - started_at < _STOPPED_S:
                 raise
             return await execute(*command, **options)
@@ -267,7 +270,7 @@ class RedisStore:
     async def _register_scope(self, items: _Items, registry_suffix: str) -> None:
         """Records that a scope was written to, and deletes a tenant's oldest scopes if there are too many.
 
-        The items are already written. If this call fails, the next write makes up for it.
+        The items are already written. If this call fails, the next write registers the scope.
         """
         key = items[0].key
         if not _is_tenant_key(key):
@@ -301,7 +304,7 @@ class RedisStore:
                 cursors, keys = await self._send_command(
                     "SCAN", cursor or 0, "MATCH", pattern, "COUNT", _SCANNED_PER_COMMAND, **target
                 )
-                # A cluster returns cursors by node.
+                # A cluster returns a dict of cursors by node.
                 cursor = next(iter(cursors.values())) if isinstance(cursors, dict) else cursors
                 yield keys
 
@@ -314,7 +317,7 @@ class RedisStore:
         return [{"target_nodes": node} for node in client.get_primaries()]
 
     async def _unlink_keys(self, keys: Sequence[bytes]) -> int:
-        """Deletes these keys on any node. Returns how many of them were records and lists."""
+        """Deletes keys, whichever nodes they are on. Returns how many of them were records and lists."""
         starts = range(0, len(keys), _KEYS_PER_COMMAND)
         counts = [
             each
@@ -324,7 +327,7 @@ class RedisStore:
         return sum(count for key, count in zip(keys, counts, strict=True) if not _INTERNAL_KEY.search(key))
 
     async def _read_batch(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Reads values in one round trip, or in one to each node of a cluster that has some of the keys."""
+        """Reads values in one round trip, or in one to each node of a cluster that has any of the keys."""
         names = [self._add_prefix(key) for key in keys]
         if isinstance(self._redis.client, RedisCluster) and len(set(map(parse_hash_tag, keys))) > 1:
             return [value for (value,) in await self._run_pipeline("MGET", names)]

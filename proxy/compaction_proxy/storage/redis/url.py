@@ -49,7 +49,7 @@ class RedisUrl:
     """The location of a Redis store.
 
     Attributes:
-        kind: The kind of servers at `nodes`.
+        kind: How the servers are run: alone, on a Unix socket, behind sentinels, or as a cluster.
         nodes: Host and port of the server, of the sentinels, or of nodes of the cluster.
         socket: Path of a Unix socket.
         service: Name of the service that the sentinels watch.
@@ -89,7 +89,7 @@ def parse_redis_url(url: str) -> RedisUrl:
     """Parses the URL of a Redis store.
 
     Raises:
-        ConfigError: The URL is not valid. The message shows no more of the URL than the name of an option.
+        ConfigError: The URL is not valid. The message shows nothing of the URL except the name of an option.
     """
     base, _, name = url.partition("://")[0].partition("+")
     if not is_redis_url(url):
@@ -212,6 +212,6 @@ def _parse_tls_options(options: Mapping[str, str]) -> Mapping[str, str | bool]:
         if kwargs["ssl_check_hostname"] not in {"true", "false"}:
             raise _build_error("ssl_check_hostname is true or false")
         kwargs["ssl_check_hostname"] = kwargs["ssl_check_hostname"] == "true"
-    if kwargs.get("ssl_cert_reqs") == "none":  # a certificate that is not verified has no name to check
+    if kwargs.get("ssl_cert_reqs") == "none":  # the host name of an unverified certificate proves nothing
         kwargs["ssl_check_hostname"] = False
     return MappingProxyType(kwargs)

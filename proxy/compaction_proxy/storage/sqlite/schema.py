@@ -14,13 +14,13 @@ APPLICATION_ID = 0x63707879
 PREPARE_LIMIT_S = 0.5
 PREPARE_PAUSE_S = 0.01
 BUSY_TIMEOUT_MS = 200
-"""Less than the deadline of a store call: a locked file is a failure, not a hang."""
+"""Less than the deadline of a store call, so that a locked file causes an error and no timeout."""
 
 _WAL_KEPT_BYTES = 16 * 1024 * 1024
 
 _VERSION_1 = (
-    # A record has a value. A list has none, but has rows in `lines`. `written` decides what leaves a full
-    # store first.
+    # A record has a value. A list has none, but has rows in `lines`. If the store is full, the items with the
+    # oldest `written` are deleted first.
     """CREATE TABLE items (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, value BLOB,
            expires REAL NOT NULL, written REAL NOT NULL)""",
     "CREATE INDEX items_by_expiry ON items (expires)",
@@ -53,7 +53,7 @@ _REASONS = {
 
 
 def to_store_unavailable(error: sqlite3.Error | OSError) -> StoreUnavailableError:
-    """Converts an error. SQLite's message is kept: it names the fault, never a value."""
+    """Converts an error. SQLite's message is kept, because it never quotes a stored value."""
     if isinstance(error, OSError):
         return StoreUnavailableError("store-unwritable", error.strerror or "the file cannot be used")
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes have the plain code in the low byte
@@ -69,8 +69,8 @@ def open_database(path: Path) -> sqlite3.Connection:
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # SQLite would create the file with the umask's mode. Its companions (-wal, -shm) copy the file's
-        # mode.
+        # SQLite would create the file with the mode that the umask gives. SQLite's other files (-wal, -shm)
+        # get the mode of this file.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
     except (sqlite3.Error, OSError) as error:
@@ -106,7 +106,8 @@ def _prepare_database(db: sqlite3.Connection) -> None:
 
 
 def _apply_pragmas(db: sqlite3.Connection) -> None:
-    # A power cut may lose the last commits with NORMAL, but never the file. The lost data can be made again.
+    # With `synchronous = NORMAL`, a power cut may lose the last commits, but does not damage the file. The
+    # lost data can be made again.
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")

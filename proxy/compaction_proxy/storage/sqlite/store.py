@@ -1,8 +1,8 @@
 """The embedded store: one SQLite file, shared by the processes of one machine.
 
 A single thread does all the work, so the event loop never waits for a disk. The first call opens the file,
-and so does the first call after any failure. So a store that is broken at start, or breaks later, costs only
-the calls made while it is broken.
+and the first call after a failure opens it again. So if the file cannot be used for a while, only the calls
+made in that time fail.
 """
 
 import sqlite3
@@ -20,7 +20,7 @@ from compaction_proxy.storage.sqlite.worker_thread import WorkerThread
 from compaction_proxy.storage.store import Lease, ListEntry, Record
 
 LEASE_LIMIT_S = 60.0
-"""The longest time of a lease. A lease with more time left was lent before the clock was set back."""
+"""The longest time of a lease. If a lease has more time left, the clock was set back, and it is deleted."""
 
 _KEYS_PER_QUERY = 500
 _SWEPT_ITEMS = 200
@@ -35,7 +35,7 @@ def read_live_value(db: sqlite3.Connection, key: str, now: float) -> bytes | Non
 
 
 def read_values(db: sqlite3.Connection, keys: Sequence[str], now: float) -> list[bytes | None]:
-    """Returns the live values under `keys`, in order."""
+    """Returns the values under `keys`, in order; None for a key that is absent or expired."""
     values: dict[str, bytes] = {}
     rest = iter(keys)
     while batch := list(islice(rest, _KEYS_PER_QUERY)):
@@ -108,7 +108,7 @@ def evict_until_fits(db: sqlite3.Connection, max_bytes: int) -> None:
 
 
 def sweep_expired(db: sqlite3.Connection, now: float) -> bool:
-    """Deletes a batch of expired items. Returns whether none is left."""
+    """Deletes a batch of expired items. Returns whether no expired item is left."""
     deletion = db.execute(
         "DELETE FROM items WHERE id IN (SELECT id FROM items WHERE expires <= ? LIMIT ?)", (now, _SWEPT_ITEMS)
     )
@@ -116,7 +116,7 @@ def sweep_expired(db: sqlite3.Connection, now: float) -> bool:
 
 
 def delete_prefix(db: sqlite3.Connection, prefix: str, now: float) -> int:
-    """Deletes keys by prefix, leases included. Returns the number of live records and lists."""
+    """Deletes keys by prefix, leases included. Returns the number of unexpired records and lists."""
     end = prefix + _LAST_CHARACTER
     db.execute("DELETE FROM leases WHERE key >= ? AND key < ?", (prefix, end))
     db.execute("DELETE FROM items WHERE key >= ? AND key < ? AND expires <= ?", (prefix, end, now))
@@ -173,9 +173,9 @@ class SqliteStore:
     Args:
         path: The file. The first call creates it if absent.
         max_bytes: The most bytes that the file may use. The items that were written longest ago are deleted
-            first. SQLite's log beside the file takes extra space.
-        now: Returns wall-clock seconds. Records outlive the process, so their expiry times need a clock that
-            does, too.
+            first. SQLite's log is a file of its own and takes extra space.
+        now: Returns wall-clock seconds. Expiry times are stored in the file, so they need a clock that has
+            the same meaning in the next process.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class SqliteStore:
         self._swept_at = 0.0
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Returns the live values under `keys`."""
+        """Returns the values under `keys`; None for a key that is absent or expired."""
         return await self._run_on_thread(partial(read_values, keys=keys, now=self._now()))
 
     async def commit(self, claim: Record, also: _Items = (), *, lease: Lease | None = None) -> bytes | None:
@@ -221,7 +221,7 @@ class SqliteStore:
         await self._run_transaction(partial(release_lease, lease=lease))
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Deletes keys by prefix, leases included. Returns the number of live records and lists."""
+        """Deletes keys by prefix, leases included. Returns the number of unexpired records and lists."""
         return await self._run_transaction(partial(delete_prefix, prefix=prefix, now=self._now()))
 
     async def publish(self, channel: str, message: bytes) -> None:
@@ -233,7 +233,7 @@ class SqliteStore:
         yield
 
     async def close(self) -> None:
-        """Finishes the pending calls and closes the file. A call that hangs is left behind after a second."""
+        """Finishes the pending calls and closes the file. Does not wait longer than a second."""
         await self._worker.close(self._close_connection, _CLOSE_LIMIT_S)
 
     async def _run_on_thread(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -292,7 +292,7 @@ class SqliteStore:
             put_items(db, items, now)
 
     def _free_space(self, db: sqlite3.Connection, items: _Items, now: float) -> None:
-        """Deletes a batch of expired items and makes room for `items`, within a write's transaction."""
+        """Deletes a batch of expired items and makes room for `items`. Called within a transaction."""
         needed = sum(len(item.key) + len(item.value) for item in items)
         if needed > self._max_bytes:
             raise StoreUnavailableError("store-too-large", "more than the store may hold")

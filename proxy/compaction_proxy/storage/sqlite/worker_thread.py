@@ -27,8 +27,9 @@ def _run_calls(calls: _Calls) -> None:
 class WorkerThread:
     """A daemon thread that runs calls one after the other.
 
-    At the end of the process, the standard library would wait for an executor's threads, so a call that hangs
-    would keep the process alive for ever. The thread starts with the first call.
+    It is used in place of a `ThreadPoolExecutor`. At the end of the process, Python waits for the threads of
+    an executor, so a call that hangs would keep the process alive for ever. The thread starts with the first
+    call.
     """
 
     def __init__(self, name: str) -> None:
@@ -52,7 +53,7 @@ class WorkerThread:
     async def close(self, final_call: Callable[[], None], limit_s: float) -> None:
         """Finishes the waiting calls, then runs `final_call`.
 
-        A thread that hangs is left behind after `limit_s` seconds.
+        If this takes longer than `limit_s` seconds, it returns without waiting any longer.
         """
         if self._closed:
             return

@@ -1,7 +1,7 @@
-"""Adds the search tool to a request, and builds the request that continues after the model has called it.
+"""Adds the search tool to a request, and builds the next request after the model has called the tool.
 
-The calls go back to the provider as the assistant message that the model wrote, with its thinking, and a
-result for each call. For the client, that message is the first part of one answer.
+The next request ends with the assistant message that the model wrote, with its calls and its thinking, and
+with a result for each call. The client sees the texts of all these answers as one answer.
 """
 
 import json
@@ -35,8 +35,8 @@ TOOL_JSON: Final[bytes] = json.dumps(
     separators=(",", ":"),
     ensure_ascii=False,
 ).encode()
-# Members with which the tool is not offered: the legacy form of tools, which cannot be mixed with the current
-# one, and audio answers, which cannot be joined.
+# The proxy does not add its tool to a body with one of these members: the legacy form of tools, which cannot
+# be mixed with the current form, or audio answers, which cannot be joined.
 _OTHERWISE: Final = ("functions", "function_call", "audio")
 _CHOICE_NONE: Final = b'"none"'
 
@@ -46,9 +46,11 @@ def inspect_tools(raw: bytes, name: str) -> ToolSupport:
 
     It cannot be added in these cases:
     - The client has a tool of that name.
-    - The body has a tool choice but no tools. Providers refuse that, and would not with the tool in it.
-    - The client asks for several answers (`n`). Each could call the tool, and none could continue alone.
-    - The answer must be JSON, which cannot be joined from the text before a call and the text after it.
+    - The body has a tool choice but no tools. Providers refuse such a body. With the tool added, they would
+      accept it.
+    - The client asks for several answers (`n`). Each of them could call the tool, but one answer cannot be
+      continued without the others.
+    - The answer must be JSON. The text before a call and the text after it cannot be joined into JSON.
     - The body uses the legacy form of tools or asks for audio (`_OTHERWISE`).
 
     Raises:
@@ -73,7 +75,7 @@ def inspect_tools(raw: bytes, name: str) -> ToolSupport:
 def is_prefill(last: bytes) -> bool:
     """Returns whether a request's last message is the beginning of the answer that the model must continue.
 
-    No message may follow it: providers refuse that, or begin the answer anew.
+    No message may be added after such a message: providers refuse the request, or begin the answer anew.
 
     Args:
         last: The bytes of the message.
@@ -85,7 +87,7 @@ def is_prefill(last: bytes) -> bool:
 
 
 def add_tool(support: ToolSupport, tool: bytes) -> bytes:
-    """Returns the body with this tool behind its own."""
+    """Returns the body with this tool added after the client's tools."""
     raw, place = support.raw, support.places.get("tools")
     if support.has_tools and place:
         stop = len(raw[: place.stop - 1].rstrip(b" \t\n\r"))
@@ -96,7 +98,10 @@ def add_tool(support: ToolSupport, tool: bytes) -> bytes:
 
 
 def forbid_calls(raw: bytes) -> bytes:
-    """Returns a body that forbids every call. The given body has no tool choice, or null for it."""
+    """Returns the body with a tool choice that forbids all calls.
+
+    In the given body, the tool choice is absent or null.
+    """
     place = find_members(raw).get("tool_choice")
     if place is not None:
         return b"".join((raw[: place.start], _CHOICE_NONE, raw[place.stop :]))
@@ -109,7 +114,7 @@ def _append_member(raw: bytes, member: bytes) -> bytes:
 
 
 def continue_request(raw: bytes, messages: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns the body with more messages behind its own.
+    """Returns the body with more messages added at the end of its list.
 
     Raises:
         UnreadableBodyError: The body is not a request with messages.
@@ -123,30 +128,31 @@ def continue_request(raw: bytes, messages: Sequence[Mapping[str, Any]]) -> bytes
 
 
 def encode_ascii_json(value: object) -> bytes:
-    """Returns compact JSON in ASCII, so that a lone surrogate from a provider does not break it."""
+    """Returns compact JSON in ASCII. In UTF-8, a lone surrogate from a provider could not be encoded."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-# The fields for thinking that providers want back between a call and its result (DeepSeek, Kimi, vLLM,
-# OpenRouter, LiteLLM, Gemini). They include signatures, so nothing in them is changed.
+# Fields with the thinking before a call. Providers (DeepSeek, Kimi, vLLM, OpenRouter, LiteLLM, Gemini) want
+# them back in the assistant message that made the call. They may hold signatures, so they stay unchanged.
 REASONING: Final = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks", "extra_content")
-# Clients join the pieces of this field by their index.
+# A field of `REASONING`. Clients join the pieces of this field that have the same index.
 DETAILS: Final = "reasoning_details"
 
-# The end of a sentence or of a heading. Text after a call begins a new paragraph behind it.
+# Matches the end of a sentence or of a heading. If the text before a call ends like this, the text after the
+# call begins a new paragraph.
 _ENDED: Final = re.compile(r"""[.!?:\u2026\u3002\uff01\uff1f\uff1a]["'`*_)\]\u201d\u00bb]{0,8}\Z""")
 BREAK: Final = "\n\n"
 
 
 @dataclass(slots=True)
 class AnswerContent:
-    """What a model has said in one answer beside its calls.
+    """The text and the thinking of one answer, without its calls.
 
     Attributes:
-        texts: Its text, in pieces.
-        parts: Parts of its content, if that came as an array.
-        thinking: Its thinking as text, in pieces by field name.
-        reasoning: Its thinking in other forms, by field name.
+        texts: The answer's text, in pieces.
+        parts: The parts of the answer's content, if the provider sent the content as an array.
+        thinking: Thinking that is plain text: a list of pieces for each field name.
+        reasoning: Thinking in other forms, by field name.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -161,11 +167,11 @@ class AnswerContent:
 
     @property
     def reasoning_indices(self) -> int:
-        """The number of indices that its reasoning details occupy."""
+        """The number of indices that the answer's reasoning details use: the highest index plus one."""
         return 1 + max((_get_index(each) for each in self.reasoning.get(DETAILS) or ()), default=-1)
 
     def add_delta(self, delta: Mapping[str, Any]) -> None:
-        """Adds the content and the thinking of a delta or a message."""
+        """Adds the content and the thinking of one `delta` of a stream, or of a whole message."""
         content = delta.get("content")
         if isinstance(content, str):
             self.texts.append(content)
@@ -189,7 +195,7 @@ class AnswerContent:
             self.reasoning[key] = list(value) if isinstance(value, list) else value
 
     def build_message(self, calls: Iterable[PartialToolCall]) -> JsonObject:
-        """Builds the assistant message, with the calls to answer."""
+        """Builds the assistant message from this content and the calls that the proxy answers."""
         text = self.text
         content: Any = text or None
         if self.parts:
@@ -204,10 +210,14 @@ class AnswerContent:
 
 
 def _build_returned_call(call: PartialToolCall, number: int) -> JsonObject:
-    """Builds the call in the form in which its provider takes it back.
+    """Builds a call in the form in which its provider accepts it in a request.
 
-    Arguments that are not a JSON object become an empty one. Servers that put arguments into a template would
-    refuse them, and the result of the call says what is wrong with them.
+    Arguments that are not a JSON object are replaced by an empty object, because servers that put arguments
+    into a template would refuse them. The result of the call tells the model what was wrong.
+
+    Args:
+        call: The call as the model made it.
+        number: The call's position in its message. A call without an id gets an id with this number.
     """
     fields, function = call.fields, get_function(call.fields)
     arguments = call.arguments if is_json_object(call.arguments) else "{}"
@@ -216,7 +226,12 @@ def _build_returned_call(call: PartialToolCall, number: int) -> JsonObject:
 
 
 def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
-    """Returns the assistant message, and behind it a result for each of its calls, in order."""
+    """Returns the assistant message, followed by one tool message with the result of each call.
+
+    Args:
+        message: The assistant message with the calls.
+        texts: The texts of the results, in the order of the calls.
+    """
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": text}
         for call, text in zip(message[TOOL_CALLS], texts, strict=True)
@@ -241,7 +256,7 @@ def _get_index(piece: object) -> int:
 
 
 def shift_indices(pieces: object, taken: int) -> None:
-    """Adds `taken` to the index of each piece, so that it comes behind those of earlier answers."""
+    """Adds `taken`, the number of indices that earlier answers use, to the index of each piece."""
     for piece in pieces if isinstance(pieces, list) else ():
         if _get_index(piece) >= 0:
             piece["index"] += taken
@@ -250,15 +265,16 @@ def shift_indices(pieces: object, taken: int) -> None:
 def choose_separator(before: str, after: str) -> str:
     """Returns the separator between the text before a call and the text after it.
 
-    It is a break if the first text ends in a whole sentence. It is empty if the sentence goes on, if the
-    second text begins with white space, or if a text is empty.
+    The separator is a paragraph break if the first text ends with a complete sentence or a heading. It is
+    empty if the sentence goes on, if the second text begins with white space, or if one of the texts is
+    empty.
     """
     is_joined = not before or not after or after[0].isspace()
     return "" if is_joined or not _ENDED.search(before) else BREAK
 
 
 def add_usage(before: Mapping[str, Any], now: Mapping[str, Any]) -> JsonObject:
-    """Returns the sum of two `usage` objects, number by number. Other values come from the later object."""
+    """Returns the sum of two `usage` objects, number by number. Other values come from the object `now`."""
     total = dict(now)
     for key, value in before.items():
         other = now.get(key)

@@ -1,6 +1,6 @@
-"""Separates calls of the proxy's own tool from the client's as the pieces of an answer arrive.
+"""Separates calls of the proxy's own tool from calls of the client's tools, as an answer arrives in pieces.
 
-This module does not know streams. Its pieces are the elements of `delta.tool_calls`.
+A piece is an element of `delta.tool_calls`. Other modules read the streams in which the pieces arrive.
 """
 
 import json
@@ -15,21 +15,22 @@ JsonObject = dict[str, Any]
 
 TOOL_CALLS: Final = "tool_calls"
 STOP: Final = "stop"
-# Finish reasons after which a call is not answered, because its arguments are cut.
+# The proxy answers no calls of an answer with one of these finish reasons, because arguments may be cut off.
 CUT_OFF: Final = frozenset({"length", "content_filter"})
 
+# The text fields whose value arrives in pieces that must be joined.
 _PIECEWISE: Final = frozenset({"arguments", "input", "text", "summary", "data", "thinking", "signature"})
 
 
 @dataclass(slots=True)
 class PartialToolCall:
-    """One call, as far as it has arrived.
+    """The part of one tool call that has arrived.
 
     Attributes:
-        fields: The fields of the call so far, without the index.
-        index: The provider's index, if it gave one.
-        is_ours: Whether it calls the proxy's tool. None means that its name has not arrived.
-        client_index: Its index among the calls that the client sees.
+        fields: The fields of the call that have arrived, without the index.
+        index: The index that the provider gave the call, if any.
+        is_ours: Whether the call is for the proxy's tool. None as long as its name may be incomplete.
+        client_index: The call's index among the calls that the client sees.
     """
 
     fields: JsonObject = field(default_factory=dict)
@@ -56,7 +57,7 @@ class PartialToolCall:
 
 
 def get_function(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the `function` of a call or of a piece of it; empty if there is none."""
+    """Returns the `function` of a call, or of a piece of a call; empty if there is none."""
     function = fields.get("function")
     return function if isinstance(function, dict) else {}
 
@@ -97,14 +98,14 @@ class ToolCallFilter:
         return [call for call in self._all if call.is_ours]
 
     def filter_pieces(self, pieces: list[Any]) -> list[Any]:
-        """Returns the pieces for the client; equal to the given ones until a call of our tool begins.
+        """Returns the pieces for the client. They equal the given pieces until the proxy's tool is called.
 
-        A piece of a call is held back until the name of the call has arrived.
+        The pieces of a call are held back until the name of the call has arrived.
         """
         return [shown for piece in pieces for shown in self._filter_piece(piece)]
 
     def release_unnamed(self) -> list[Any]:
-        """Returns the calls that never got a name, for the client. Called when the answer ends."""
+        """Returns, for the client, the calls without a complete name. To be called when the answer ends."""
         return [self._show_call(call) for call in self._all if call.is_ours is None]
 
     def _filter_piece(self, piece: Any) -> Iterable[Any]:
@@ -124,7 +125,10 @@ class ToolCallFilter:
         return (self._renumber_piece(call, piece),)
 
     def _find_call(self, piece: JsonObject) -> PartialToolCall:
-        """Returns the call that a piece belongs to. Some providers give no index, or the same one to all."""
+        """Returns the call to which a piece belongs.
+
+        The index is not enough to find it: some providers give calls no index, or give all of them the same.
+        """
         raw_index = piece.get("index")
         index = raw_index if type(raw_index) is int else None
         latest = self._latest.get(index)
@@ -136,10 +140,11 @@ class ToolCallFilter:
 
     @staticmethod
     def _is_new_call(piece: JsonObject, last: PartialToolCall) -> bool:
-        """Returns whether a piece begins another call: it has a name, and an id of its own.
+        """Returns whether a piece begins a new call. Otherwise, it belongs to the call `last`.
 
-        Some servers give all calls the same id, or none. Then a new call begins after one that is complete
-        or, if there is neither id nor index, with each name.
+        Only a piece with a name can begin a call, and usually it has a new id. Some servers give all calls
+        the same id, or none. Then a piece with a name begins a new call if its arguments begin an object and
+        those of `last` are complete. If there is neither id nor index, every piece with a name begins a call.
         """
         function = get_function(piece)
         if not function.get("name") or not last.name:
@@ -174,7 +179,7 @@ class ToolCallFilter:
 
 
 def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
-    """Merges a piece into the earlier pieces of the same object."""
+    """Merges a piece into `fields`, which hold the earlier pieces of the same object."""
     for key, value in piece.items():
         previous = fields.get(key)
         if key == "index":

@@ -25,7 +25,7 @@ _CALLING: Final = b'"tool_calls"'
 
 
 class ChatAnswerJoiner:
-    """Joins one or more answers of the upstream into one for the client.
+    """Joins one or more answers of the upstream into one answer for the client.
 
     Args:
         name: The name of the proxy's tool.
@@ -42,14 +42,15 @@ class ChatAnswerJoiner:
         self._calls = ToolCallFilter(name)
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """Returns the client's body if this is the last answer; None if calls must be answered first.
+        """Returns the body for the client, or None if the proxy must answer calls of its tool first.
 
         A first answer without calls of the proxy's tool is returned unchanged. The result is empty if a later
         answer is not JSON.
 
         Args:
             body: The upstream's answer.
-            may_answer_calls: Whether calls in this answer may be answered. If False, they are left out.
+            may_answer_calls: Whether the proxy may answer calls of its tool in this answer. If False, this is
+                the last answer, and these calls are removed from it.
         """
         if self._first and _CALLING not in body:
             return body
@@ -69,11 +70,11 @@ class ChatAnswerJoiner:
             _remove_own_calls(choice, message, shown)
         if message:
             return self._build_last_answer(payload, choice, message)
-        return body if payload else b""  # the body may be an error
+        return body if payload else b""  # a body without a message may be an error, which the client gets
 
     @property
     def calls(self) -> tuple[PartialToolCall, ...]:
-        """The calls to answer, once `join_answer` has returned None."""
+        """The calls that the proxy must answer after `join_answer` has returned None."""
         return tuple(self._calls.own_calls)
 
     def get_assistant_message(self) -> JsonObject:
@@ -107,7 +108,7 @@ class ChatAnswerJoiner:
 
 
 def _remove_own_calls(choice: JsonObject, message: JsonObject, shown: list[Any]) -> None:
-    """Removes calls of the proxy's tool from an answer that the client gets."""
+    """Removes calls of the proxy's tool from an answer, and leaves the calls `shown` for the client."""
     message[TOOL_CALLS] = shown
     if not shown:
         del message[TOOL_CALLS]
@@ -138,7 +139,7 @@ def _get_usage(payload: Mapping[str, Any]) -> JsonObject:
 
 
 def _get_logprobs(choice: Mapping[str, Any]) -> list[Any]:
-    """Returns the log probabilities of the tokens, if the client has asked for them."""
+    """Returns the log probabilities of the tokens; empty if the client has not asked for them."""
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return content if isinstance(content, list) else []

@@ -16,9 +16,9 @@ from compaction_proxy.wires.json.shorten import TextCutter, cut_arguments, cut_i
 from compaction_proxy.wires.payload_digest import hash_address, hash_part, hash_text
 from compaction_proxy.wires.wire import UncountedMessage
 
-# A message with more parts is nothing that a model could read.
+# A message with more parts is not parsed, because no model could read it.
 MAX_PARTS = 10_000
-# Roles that make no tool calls, whatever fields their messages have.
+# Messages with these roles make no tool calls, whatever fields they have.
 _CALL_NOTHING = frozenset({"system", "developer", "user", "tool", "function"})
 # Content parts that hold a model's thinking. They are not part of the answer.
 _THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
@@ -61,7 +61,7 @@ def build_record(raw: bytes, fields: Mapping[str, Any]) -> Message:
     """
     try:
         return _convert_fields(raw, fields)
-    except RecursionError:  # JSON that could just be decoded cannot always be encoded again
+    except RecursionError:  # encoding JSON can exceed the recursion limit even if decoding it did not
         raise UnreadableBodyError("too-deep") from None
 
 
@@ -151,7 +151,7 @@ def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...]]:
 
 
 def _hash_payload(kind: str, part: Any) -> bytes:
-    """Returns the SHA-256 of what a part carries: inline data, a URL (see `hash_address`), or its JSON."""
+    """Returns the SHA-256 of a part's inline data or URL (see `hash_address`), or else of its JSON."""
     inner = part.get(kind) if isinstance(part, Mapping) else None
     if isinstance(inner, str):
         return hash_address(inner)
@@ -163,7 +163,7 @@ def _hash_payload(kind: str, part: Any) -> bytes:
 
 
 def encode_message(record: Message) -> bytes:
-    """Encodes a message of the proxy's own."""
+    """Encodes a message that the proxy has written itself."""
     fields: dict[str, Any] = {"role": record.role}
     if record.role == "function":
         fields["name"] = record.name
@@ -174,7 +174,12 @@ def encode_message(record: Message) -> bytes:
 
 
 def attach_parts(record: Message, source: Message) -> Message:
-    """Returns a message of the proxy's own with the parts of another that are not text, unchanged."""
+    """Returns a message with the text of `record` and all parts of `source` that are not text.
+
+    Args:
+        record: A message that the proxy has written itself.
+        source: A message of the client. Its parts are copied unchanged.
+    """
     content = decode_fields(source.raw).get("content")
     parts = [
         each
@@ -187,12 +192,12 @@ def attach_parts(record: Message, source: Message) -> Message:
 
 
 def shorten_message(record: Message, share: float, handle: str) -> Message:
-    """Returns the message with about `share` (0..1) of its text, from head and tail.
+    """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
-    Unknown fields stay. Text in the arguments of calls is shortened if it is long, and parts that are not
-    text become a note. A message whose calls go with signed thinking is returned unchanged, because the
-    provider verifies them together. From a message without calls, thinking and its signature are removed. The
-    result is never longer: where nothing can be saved, it is the message itself.
+    Unknown fields stay. Text in the arguments of calls is shortened if it is long. Each part that is not text
+    is replaced by a note with the `handle`. A message with calls and signed thinking is returned unchanged,
+    because the provider verifies them together. From a message without calls, thinking and its signature are
+    removed. If the result would not be shorter, the same message is returned.
     """
     if record.signed:
         return record
@@ -241,7 +246,7 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
     return {"type": "text", "text": f"[{kind} of {handle} left out]"}
 
 
-# The most tokens that a part of unknown kind counts.
+# A part of unknown kind is estimated at no more than this number of tokens.
 UNKNOWN_PART_TOKENS = 1_000
 # Base64 encodes three bytes as four characters.
 _BASE64_RATIO = 0.75
@@ -261,7 +266,7 @@ def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
 
 
 def estimate_part_tokens(raw: bytes, model: str) -> int:
-    """Estimates the tokens of all parts of a message that are not text, before calibration."""
+    """Estimates the tokens of all parts of a message that are not text. The estimate is not calibrated."""
     try:
         return _sum_part_tokens(decode_fields(raw), model)
     except UnreadableBodyError:
@@ -293,5 +298,8 @@ def _estimate_part(part: Any, model: str) -> int:
 
 
 def _estimate_unknown(part: dict[str, Any]) -> int:
-    """Estimates a part of unknown kind: never more than its bytes, because the size gate relies on that."""
+    """Estimates the tokens of a part of unknown kind.
+
+    The estimate is never more tokens than the part has bytes of JSON, because the gate relies on that.
+    """
     return min(UNKNOWN_PART_TOKENS, len(json.dumps(part)))

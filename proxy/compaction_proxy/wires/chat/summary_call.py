@@ -1,8 +1,8 @@
 """Summary calls on the Chat Completions wire: builds the request body and parses the answer.
 
-A call consists of two messages of the proxy's own, or continues the client's request. In a continuation,
-everything that a provider reads before the messages stays the same byte for byte, so the provider's prompt
-cache still applies.
+The body of a call holds either two messages that the proxy writes, or the client's conversation with the
+prompt at its end. In the second form, everything that a provider reads before the messages stays the same
+byte for byte, so the provider's prompt cache still applies.
 """
 
 import json
@@ -18,18 +18,22 @@ from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAns
 from compaction_proxy.wires.chat.messages import encode_message
 from compaction_proxy.wires.json.slices import find_members
 
-# Reasoning models. They take no temperature, have another name for the output limit, and count their thinking
-# towards it.
+# Matches the names of reasoning models. They accept no temperature, use another name for the output limit,
+# and count their thinking towards that limit.
 _REASONING = re.compile(r"(?:^|/)(?:o\d|gpt-5(?!.*chat)|gpt-[6-9])", re.IGNORECASE)
+# Tokens added to the output limit for thinking, if the call does not continue the client's conversation.
 REASONING_ALLOWANCE_TOKENS = 2_000
-# The allowance at the client's own reasoning effort, which must stay because the prompt cache depends on it.
+# Tokens added for thinking, if the call continues the client's conversation. Such a call keeps the client's
+# reasoning effort, because the prompt cache depends on it.
 CLIENT_EFFORT_ALLOWANCE_TOKENS = 8_000
-# Lowest first. No model takes both of the first two.
+# The reasoning efforts to try, lowest first. No model accepts both of the first two.
 EFFORTS = ("minimal", "none", "low")
-# Stands between tool results at the end of a list and a user message, which may not follow them directly.
+# Added after tool results at the end of a conversation, because the user message with the prompt may not
+# directly follow tool results.
 ACKNOWLEDGEMENT = Message(role="assistant", text="Understood.")
 
-# Members of a client's request that are about its own answer. A continuation must not have them.
+# Members of a client's request that concern only the answer to it. A summary call that continues the client's
+# conversation must not have them.
 _OF_THE_ANSWER = frozenset(
     {"stream", "stream_options", "n", "stop", "response_format", "max_tokens", "max_completion_tokens"}
     | {"logprobs", "top_logprobs", "logit_bias", "audio", "modalities", "prediction", "metadata", "store"}
@@ -37,7 +41,7 @@ _OF_THE_ANSWER = frozenset(
     | {"web_search_options", "messages"}
 )
 _CACHE_KEY_HOSTS = re.compile(r"api\.openai\.com|.+\.openai\.azure\.com")
-# The fields in which errors name a parameter. Other fields may echo the request.
+# The fields in which errors name a parameter. Other fields are ignored, because they may echo the request.
 _ERROR_FIELDS = frozenset({"error", "errors", "param", "message", "detail", "details", "msg", "loc", "code"})
 _MAX_WORDS = 64
 _MAX_WORD_CHARACTERS = 2_000
@@ -46,7 +50,7 @@ _MAX_COUNT = 1_000_000_000
 
 
 def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
-    """Returns the tokens that a model may think, on top of the limit of its answer."""
+    """Returns how many tokens a model may use for thinking, in addition to the limit of its answer."""
     reasoning = _REASONING.search(model) is not None
     if conversation is None:
         return REASONING_ALLOWANCE_TOKENS if reasoning else 0
@@ -56,16 +60,19 @@ def get_thinking_allowance(model: str, conversation: ContinuedConversation | Non
 
 
 def takes_cache_key(url: str) -> bool:
-    """Returns whether the provider is known to accept `prompt_cache_key`. Others may refuse the request."""
+    """Returns whether the provider at this URL is known to accept `prompt_cache_key`.
+
+    Other providers may refuse a request that has this member.
+    """
     return _CACHE_KEY_HOSTS.fullmatch(urlsplit(url).hostname or "") is not None
 
 
 def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Builds the members of the body that a provider may refuse, without those that it has refused before.
+    """Builds the members of a summary call that some providers refuse.
 
     Args:
         call: The summary call.
-        refused: Results of `find_refused_member`.
+        refused: The results of `find_refused_member` for earlier calls. These members are left out.
     """
     client = _read_client_members(call.conversation) if call.conversation else {}
     reasoning = _REASONING.search(call.model) is not None
@@ -105,7 +112,10 @@ def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> byt
 def _continue_conversation(
     conversation: ContinuedConversation, prompt: str, own_members: Mapping[str, Any]
 ) -> bytes:
-    """Returns the client's body with other messages, and with own members for those about its answer."""
+    """Returns the client's body with the prompt after its messages.
+
+    The members that concern the answer to the client are replaced by the call's own members.
+    """
     messages = conversation.messages
     acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answers else ()
     all_messages = (*messages, *acknowledgements, Message(role="user", text=prompt))
@@ -127,7 +137,12 @@ def _read_client_members(conversation: ContinuedConversation) -> dict[str, bytes
 def find_refused_member(body: bytes, own_members: Mapping[str, Any]) -> str | None:
     """Returns which of the call's own members a provider refuses according to its error, or None.
 
-    If the error names the requested effort, only this effort is refused, such as `reasoning_effort=minimal`.
+    If the error names the requested reasoning effort, the provider refuses only this effort. The result then
+    names it too: `reasoning_effort=minimal`.
+
+    Args:
+        body: The body of the error.
+        own_members: The members of the refused call that `build_own_members` returned.
     """
     text = body[:_MAX_WORD_CHARACTERS].decode("utf-8", "replace")
     words = _collect_words(_parse_json(body) or text)
@@ -141,7 +156,7 @@ def find_refused_member(body: bytes, own_members: Mapping[str, Any]) -> str | No
 
 
 def _collect_words(root: Any) -> list[str]:
-    """Returns the words of an error of any shape, outermost first."""
+    """Returns the texts in an error of any shape, outermost first."""
     words: list[str] = []
     nodes = deque([root])
     while nodes and len(words) < _MAX_WORDS:
@@ -205,7 +220,7 @@ def _as_mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _join_text(content: Any) -> str:
-    """Returns the text of a message's content, without the thinking that some models show there."""
+    """Returns the text of a message's content, without the thinking that some models put into the content."""
     if isinstance(content, list):
         parts = (_as_mapping(each) for each in content)
         texts = (part.get("text") for part in parts if part.get("type") in {None, "text", "output_text"})

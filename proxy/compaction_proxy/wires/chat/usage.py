@@ -40,7 +40,7 @@ class _ChatChoice(msgspec.Struct):
 
 
 class _ChatCompletion(msgspec.Struct):
-    """An answer as nearly every provider writes it. Only these fields are decoded."""
+    """An answer in the shape that nearly every provider uses. Only these fields are decoded."""
 
     usage: _ChatTokenCounts
     choices: list[_ChatChoice] = []
@@ -50,7 +50,7 @@ _USUAL: Final = msgspec.json.Decoder(_ChatCompletion)
 
 
 def _parse_usual(body: bytes) -> TokenUsage | None:
-    """Returns the usage of an answer of the usual shape; None for other shapes and for incredible numbers."""
+    """Returns the usage in an answer of the usual shape; None for other shapes and implausible numbers."""
     answer = decode_shape(_USUAL, body)
     if answer is None:
         return None
@@ -117,5 +117,5 @@ _CHAT: Final = UsageParser(_parse_counts, _parse_body, _parse_stream)
 
 
 def open_usage_tap(content_type: str, content_encoding: str = "") -> UsageTap:
-    """Opens a tap on one chat completion."""
+    """Returns a new `UsageTap`, which reads the usage in one chat completion as its bytes pass."""
     return UsageTap(_CHAT, content_type, content_encoding)

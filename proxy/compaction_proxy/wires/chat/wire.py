@@ -60,7 +60,7 @@ def _join_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _may_hold_back(seen: bytes) -> bool:
-    """Returns False after the first chunk, because it is part of the answer or an error."""
+    """Returns False once bytes have arrived: the first event is already part of the answer, or an error."""
     return not seen
 
 

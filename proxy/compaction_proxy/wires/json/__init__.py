@@ -1,1 +1,1 @@
-"""Reading and writing JSON piece by piece."""
+"""Functions that read and write JSON piece by piece."""

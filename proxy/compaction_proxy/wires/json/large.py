@@ -1,8 +1,8 @@
-"""Decodes messages of megabytes in pieces, because one call holds the interpreter lock until it ends.
+"""Decodes JSON of megabytes in pieces, because a call of a decoder holds the interpreter lock until it ends.
 
-A long text or an image is one string of a message. So the containers around it are split without decoding
-their values, long strings are decoded piece by piece, and everything else in one call. The result, and what
-is refused, is the same as for decoding the whole.
+In a large message, the long value is usually one string: a text or an image. So the containers around it are
+split without decoding their values, long strings are decoded piece by piece, and everything else in one call.
+The result and the errors are the same as for one call that decodes the whole message.
 """
 
 import base64
@@ -15,13 +15,15 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.wires.json.pieces import PIECE_BYTES, has_excess_structure, iter_pieces
 from compaction_proxy.wires.json.slices import DECODER, find_members, split_elements
 
-# Shorter JSON is decoded in one call.
+# JSON of at most this many bytes is decoded in one call.
 LONG_BYTES = 128 * 1024
-# A message with more brackets, commas and colons outside strings is nothing that a model could read.
+# A long message with more opening brackets, commas and colons outside strings is refused, because no model
+# could read it.
 MAX_STRUCTURAL = 60_000
-# How many levels are searched for long values: content, part, the part's value, its text.
+# How many levels of containers are searched for long strings: content, part, the part's value, its text.
 _DEPTH = 4
-# Containers with more items are decoded in one call, because there the number of items is what takes long.
+# Containers with more items are decoded in one call, because their many items take the time, not long
+# strings.
 _MANY = 10_000
 
 
@@ -29,7 +31,8 @@ def decode_value(raw: bytes) -> Any:
     """Decodes JSON that has no white space around it.
 
     Raises:
-        UnreadableBodyError: `not-json` or `too-deep`; `too-many` if it is long and exceeds `MAX_STRUCTURAL`.
+        UnreadableBodyError: `not-json` or `too-deep`. `too-many` if the JSON is longer than `LONG_BYTES` and
+            exceeds `MAX_STRUCTURAL`.
     """
     if len(raw) > LONG_BYTES and has_excess_structure(raw, MAX_STRUCTURAL):
         raise UnreadableBodyError("too-many")
@@ -56,7 +59,11 @@ def _decode_at_depth(raw: bytes, depth: int) -> Any:
 
 
 def _split_container(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
-    """Splits a container into its values; None if it is better decoded, or refused, in one call."""
+    """Splits a container into its values.
+
+    The result is None if the container is invalid, empty or has too many items. Then it must be decoded in
+    one call, which also reports errors.
+    """
     values: dict[str, bytes] | list[bytes] = []
     try:
         if raw.startswith(b"{"):
@@ -99,7 +106,7 @@ def hash_base64(text: str) -> bytes:
         ValueError: The text is not base64.
     """
     hasher = hashlib.sha256()
-    # The decoder judges the padding together with the group before it.
+    # The padding is decoded together with the group of four characters before it, as the decoder requires.
     padded = text.find("=")
     whole = (len(text) if padded < 0 else padded) // 4 * 4
     whole = max(0, whole - 4) if whole < len(text) or padded >= 0 else whole

@@ -1,35 +1,38 @@
-"""Finds where JSON may be cut, and masks its escapes, over which a decoder takes up to ten times as long.
+"""Finds where JSON can be cut into pieces, and masks its escapes.
 
-One call holds the interpreter lock until it ends. So a call over megabytes must be a fast one, and any other
-call gets one piece at a time.
+A decoder takes up to ten times as long for JSON with many escapes. Each call holds the interpreter lock until
+it ends. So only fast functions are called with megabytes of JSON; all others get one piece at a time.
 """
 
 import re
 from collections.abc import Iterator
 
-# The size of a piece: of a string in bytes, of base64 in characters (whole groups of four).
+# The size of a piece: in bytes for JSON, in characters (whole groups of four) for base64.
 PIECE_BYTES = 64 * 1024
-# With one escape in this many bytes, a decoder takes twice as long. A numeric escape counts as several.
+# With one escape in this many bytes, a decoder takes twice as long. A numeric escape, such as `\u00e9`,
+# counts as many escapes as `NUMERIC` says.
 DENSE_BYTES = 5
 NUMERIC = 8
 # The length of the longest escape, a pair of surrogates, in bytes.
 _ESCAPE_BYTES = 12
 _LOW_SURROGATE = re.compile(rb"\\u[dD][c-fC-F]..", re.DOTALL)
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
-# A hash sign replaces a backslash and the character that it escapes. Outside a string it is as invalid as
-# they are.
+# Masking replaces a backslash by a hash sign. Outside a string, both are invalid, so invalid JSON stays
+# invalid.
 _HASH = bytes.maketrans(b"\\", b"#")
 _AS_ZERO = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 _HEXADECIMAL = rb"\u0000"
-# Structural characters (RFC 8259 §2) except closing brackets. Each begins a value, or stands behind one.
+# Structural characters (RFC 8259 §2) except closing brackets. Each of them begins a value or follows a value,
+# so JSON has about as many values as such characters.
 _STRUCTURAL = (b",", b":", b"[", b"{")
 _LETTERS = (rb"\n", rb"\t", rb"\r", rb"\/", rb"\b", rb"\f")
 
 
 def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields the bounds of pieces of JSON from `start` to `end`. None ends inside a character or an escape.
+    """Yields where each piece of the JSON from `start` to `end` starts and stops.
 
-    It does not matter where strings begin and end, but `start` must not be inside a character.
+    No piece ends inside a character or an escape, but pieces may end inside strings. `start` must not be
+    inside a character.
     """
     while start < end:
         stop = _find_cut(raw, start, start + PIECE_BYTES) if start + PIECE_BYTES < end else end
@@ -38,14 +41,14 @@ def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _find_cut(raw: bytes, start: int, stop: int) -> int:
-    """Returns a position near `stop` where a string can be cut. `start` must be such a position."""
+    """Returns a position near `stop` where JSON can be cut. `start` must itself be such a position."""
     last = raw.rfind(b"\\", stop - _ESCAPE_BYTES, stop)
     if last >= 0:
         run = raw[start : last + 1]
         if (len(run) - len(run.rstrip(b"\\"))) % 2 == 0:
             return last + 1  # the backslash is escaped itself
-        # The backslash begins an escape. Only the second half of a surrogate pair belongs to what stands
-        # before it.
+        # The backslash begins an escape, so the piece ends before it. But if this escape is the second half
+        # of a surrogate pair, the piece ends after it.
         pair = _LOW_SURROGATE.match(raw, last)
         return pair.end() if pair else last
     for back in range(stop, stop - 4, -1):
@@ -55,9 +58,10 @@ def _find_cut(raw: bytes, start: int, stop: int) -> int:
 
 
 def mask_escapes(raw: bytes, *, mask_all: bool = False) -> bytes | bytearray:
-    """Returns JSON with hash signs for its escapes and every value at the same position, or `raw` itself.
+    """Returns the JSON with hash signs in place of its escapes, or `raw` itself if nothing is masked.
 
-    Everything that is not an escape stays, so invalid JSON stays invalid. Lone surrogates count as escapes.
+    Every value keeps its position. Everything that is not an escape stays, so invalid JSON stays invalid.
+    Lone surrogates count as escapes.
 
     Args:
         raw: The JSON.
@@ -94,7 +98,7 @@ def _mask_piece(piece: bytes) -> bytes:
 def has_excess_structure(raw: bytes, most: int) -> bool:
     """Returns whether JSON has more than `most` opening brackets, commas and colons outside its strings.
 
-    A decoder takes 5 ns for each of them to skip it, and 100 ns to build an object from it.
+    For each of them, a decoder takes 5 ns if it skips the value, and 100 ns if it builds an object from it.
     """
     if sum([_count_structural(raw, start, stop) for start, stop in iter_pieces(raw, 0, len(raw))]) <= most:
         return False

@@ -28,12 +28,12 @@ def encode_json(value: Any) -> bytes:
 
 
 def cut_if_long(text: str, cut: TextCutter) -> str:
-    """Returns a text from the arguments of a call, cut if it is long enough."""
+    """Returns a text from the arguments of a call, cut if it has at least `LONG_ARGUMENT` characters."""
     return cut(text) if len(text) >= LONG_ARGUMENT else text
 
 
 def cut_inside(value: Any, cut: TextCutter) -> Any:
-    """Returns a JSON value with the same keys and its long texts cut."""
+    """Returns a JSON value in which the long texts are cut. Keys stay the same."""
     if isinstance(value, str):
         return cut_if_long(value, cut)
     if isinstance(value, list):
@@ -46,8 +46,8 @@ def cut_inside(value: Any, cut: TextCutter) -> Any:
 def cut_arguments(arguments: str, cut: TextCutter) -> str:
     """Returns the arguments of a call with long texts cut.
 
-    Arguments that are valid JSON stay so, with the same keys. Invalid ones, and ones with too many brackets
-    to parse, are cut like plain text.
+    Valid JSON stays valid JSON with the same keys. Arguments that are not valid JSON, or have too many
+    brackets to be parsed, are cut like plain text.
     """
     if has_too_many_brackets(arguments):
         return cut_if_long(arguments, cut)

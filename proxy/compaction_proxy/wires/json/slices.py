@@ -1,8 +1,9 @@
 """Finds the members of an object and the elements of an array as slices of the JSON bytes.
 
-Values are checked to be JSON but never built. So everything in them survives: big integers, duplicate keys,
-the order of keys, white space. msgspec does this fast except for escapes. Where there are many of them, or
-some that msgspec refuses although JSON allows them (lone surrogates), it gets a masked copy.
+Values are checked to be JSON, but no Python objects are built from them. So everything in them is preserved:
+big integers, duplicate keys, the order of keys, white space. msgspec does this fast, except for escapes. If
+there are many escapes, or escapes that msgspec refuses although JSON allows them (lone surrogates), msgspec
+gets a copy in which the escapes are masked.
 """
 
 import codecs
@@ -29,22 +30,24 @@ def _refuse_constant(constant: str) -> NoReturn:
 # The standard decoder, but it refuses NaN and Infinity, which are not JSON.
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
-# Decoders of containers that leave the values as raw JSON.
+# Decoders for objects and arrays that leave the values as raw JSON.
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
-# How many bytes are checked, and how many elements copied, in one call. The interpreter lock is held for as
-# long as a call takes.
+# How many bytes are checked, and how many elements are copied, in one call. A call holds the interpreter lock
+# until it ends.
 _TOGETHER_BYTES = 256 * 1024
 _TOGETHER = 4_096
-# Shorter JSON, in bytes, is decoded unmasked. In the worst case, all escapes, that takes 4 ms.
+# JSON of at most this many bytes is decoded unmasked. In the worst case, if it is full of escapes, this takes
+# 4 ms.
 SHORT_BYTES = 960 * 1024
-# JSON with more brackets, commas and colons outside strings is nothing that a model could read.
+# JSON with more opening brackets, commas and colons outside strings is refused: no model could read it.
 MAX_STRUCTURAL = 1_000_000
-# An object with more members is neither a request nor a message. Each member takes 300 bytes, however short
-# it is.
+# An object with more members is refused: it is neither a request nor a message. Each member takes 300 bytes
+# of memory, however short it is.
 MAX_MEMBERS = 10_000
-# An array of more bytes than this is checked before it is split if it has more than one comma in eight bytes.
-# Each element takes 140 bytes, however short it is, and no message is that short.
+# If an array has more bytes than the first number, and on average more than one comma in as many bytes as the
+# second, its elements are checked before it is split. Each element takes 140 bytes of memory, however short
+# it is, and no message is as short as this.
 MAX_UNSEEN_BYTES = 16 * 1024
 SHORTEST_BYTES = 8
 
@@ -112,7 +115,8 @@ def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
     """Returns the elements of a JSON array, each as a copy of its bytes that does not keep `raw` alive.
 
     Raises:
-        UnreadableBodyError: `no-array`; `too-many` if the elements are very short.
+        UnreadableBodyError: `no-array`; `too-many` if a long array has very short elements
+            (`SHORTEST_BYTES`).
         RecursionError: The array is nested too deeply.
     """
     whole = bytes(raw)
@@ -123,7 +127,11 @@ def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
 
 
 def _refuse_short(raw: bytes) -> None:
-    """Refuses an array whose elements are not objects, or so short that most of them say nothing."""
+    """Refuses an array whose elements are not objects, or on average are shorter than `SHORTEST_BYTES`.
+
+    Raises:
+        UnreadableBodyError: `too-many`.
+    """
     _, objects = _decode_container(_OBJECTS, raw, "too-many")
     if len(objects) * SHORTEST_BYTES > len(raw):
         raise UnreadableBodyError("too-many")
@@ -132,10 +140,12 @@ def _refuse_short(raw: bytes) -> None:
 def _decode_container(
     decoder: msgspec.json.Decoder[_Container], raw: bytes, reason: str
 ) -> tuple[bytes | bytearray, _Container]:
-    """Returns the JSON that was decoded, masked or `raw` itself, and the container with raw values.
+    """Decodes a container, and returns the JSON that was decoded, and the container with raw values.
+
+    The JSON that was decoded is `raw` itself or a copy in which escapes are masked.
 
     Raises:
-        UnreadableBodyError: With this reason.
+        UnreadableBodyError: The JSON is not such a container. The error has the given `reason`.
         RecursionError: The container is nested too deeply.
     """
     try:
@@ -150,7 +160,12 @@ def _decode_container(
 
 
 def _find_elements(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
-    """Returns the elements of `raw`, which are as long as these values of its masked copy."""
+    """Returns the elements of `raw`.
+
+    Args:
+        raw: The array.
+        values: The elements of a masked copy of the array. They have the same lengths.
+    """
     copies: list[bytes] = []
     stop = 0
     for value in values:

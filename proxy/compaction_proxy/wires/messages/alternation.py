@@ -1,7 +1,9 @@
-"""Writes a list of records as the value of `messages`, in which user and assistant must alternate.
+"""Encodes a list of records as the value of `messages`, in which user and assistant must alternate.
 
-A message that is alone in its turn keeps its bytes, and blocks always do. If several messages share a turn,
-tool results come first, because they must follow their calls directly, and thinking opens an answer.
+In this module, a turn is a run of consecutive messages of one role, which is written as one element. A
+message that is the only one of its turn keeps its bytes. If a turn has several messages, their blocks keep
+their bytes but may change places: tool results come first in a user's turn, because they must directly follow
+their calls, and thinking comes first in an assistant's turn.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +34,7 @@ def join_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _choose_role(record: Message) -> str:
-    """Returns the role with which a record is written. A client's privileged message keeps its role."""
+    """Returns the role with which a record is written: `user`, `assistant`, or a client's privileged role."""
     if record.is_privileged and record.raw:
         return record.role
     return _ASSISTANT if record.role == _ASSISTANT else _USER
@@ -41,8 +43,8 @@ def _choose_role(record: Message) -> str:
 def _group_turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[Message]]]:
     """Yields each turn with its role, in order.
 
-    The first turn is the user's. A privileged message may stand only after a user's turn. If a compaction has
-    removed that turn, the message waits for the end of the next one.
+    The first turn is a user's turn. A privileged message is allowed only after a user's turn. If a compaction
+    has removed that turn, the privileged message is written after the next user's turn.
     """
     waiting: list[Message] = []
     role, run = "", list[Message]()
@@ -96,7 +98,10 @@ def _get_blocks(record: Message) -> tuple[bytes, ...]:
 def _put_thoughts_first(
     run: Sequence[Message], parts: Sequence[tuple[bytes, ...]]
 ) -> list[tuple[bytes, ...]]:
-    """Returns the blocks of an answer, beginning with the leading thinking of the first message with any."""
+    """Returns the blocks of an assistant's turn in a new order, so that the turn begins with thinking.
+
+    The thinking blocks that open the first message with thinking become the first blocks of the turn.
+    """
     first = next((k for k, each in enumerate(run) if has_thoughts(each)), 0)
     if not first:
         return list(parts)

@@ -13,18 +13,18 @@ TEXT: Final = "text"
 RESULT: Final = "tool_result"
 CALL: Final = "tool_use"
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
-# Makes a provider cache what it has read so far. It means nothing to the conversation.
+# The member of a block that makes a provider cache the prompt up to this block. Models do not see it.
 MARK: Final = "cache_control"
-# The tag around text that Claude Code adds to what a user says.
+# The tag around text that Claude Code adds to a user's message.
 _REMINDER: Final = b"system-reminder"
 _OPENING: Final = "<system-reminder>"
 _CLOSING: Final = "</system-reminder>"
-# Blank blocks are at most this long.
+# Longer blocks are not tested for being blank.
 _BLANK_BYTES: Final = 256
 
 
 class _TypedBlock(msgspec.Struct, gc=False):
-    """Any block; the decoder reads only its kind."""
+    """A block of any kind. The decoder reads only the kind."""
 
     type: str = ""
 
@@ -56,7 +56,7 @@ def find_message_members(raw: bytes) -> Mapping[str, Slice]:
 
 
 def split_blocks(content: bytes) -> tuple[bytes, ...]:
-    """Returns the blocks of a content. A string is one block of text.
+    """Returns the blocks of a message's content. A string becomes one block of text.
 
     Raises:
         UnreadableBodyError: The content is nested too deeply.
@@ -72,7 +72,7 @@ def split_blocks(content: bytes) -> tuple[bytes, ...]:
 
 
 def is_reminder(block: bytes) -> bool:
-    """Returns whether a block is text with which a client's program, not a user, reminds the model."""
+    """Returns whether a block is a reminder: text that a client program, not its user, adds for the model."""
     if _REMINDER not in block:
         return False
     value: Any = large.decode_value(block)
@@ -96,14 +96,18 @@ def is_blank(block: bytes) -> bool:
 
 _MEMBERS: Final = ("content", "role")
 _USER: Final = b'"user"'
+# A message without these words is one piece, and need not be parsed to find this out.
 _WORTH_A_LOOK: Final = b'"tool_result"', b'"compaction"'
-# A block by which a provider replaces a conversation. No model reads what stands before it.
+# The kind of a block with a provider's own compaction. The model reads nothing that precedes this block.
 _COMPACTION: Final = "compaction"
 PROVIDER_COMPACTS: Final = "provider-compacts"
 
 
 def to_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Groups the elements of `messages` into pieces. The bytes of blocks stay the client's own.
+    """Divides the elements of `messages` into pieces (see `Wire`). Blocks keep the client's bytes.
+
+    A user message with tool results becomes one piece for each result, and one for all other blocks. If all
+    other blocks are reminders, they stay with the last result.
 
     Raises:
         UnreadableBodyError: An element is not a message, or holds a compaction by the provider.

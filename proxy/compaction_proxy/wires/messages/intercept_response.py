@@ -17,19 +17,19 @@ from compaction_proxy.wires.messages.search_tool import (
     write_input,
 )
 
-# Members that identify the answer.
+# Members that identify an answer. A joined answer has those of the first answer.
 _ENVELOPE: Final = ("id", "model")
 _CALLING: Final = b'"tool_use"'
 
 
 class MessagesAnswerJoiner:
-    """Joins one or more answers of the upstream into one for the client.
+    """Joins one or more answers of the upstream into one answer for the client.
 
     Args:
         name: The name of the search tool.
 
     Attributes:
-        calls: The calls to answer, once `join_answer` has returned None.
+        calls: The calls that the proxy must answer after `join_answer` has returned None.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,7 +42,7 @@ class MessagesAnswerJoiner:
         self.calls: tuple[SearchUse, ...] = ()
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """Returns the client's body if this is the last answer, else None; see `AnswerJoiner.join_answer`."""
+        """Returns the body for the client, or None if the proxy must answer calls; see `AnswerJoiner`."""
         if self._first and _CALLING not in body:
             return body
         payload = _decode_object(body)
@@ -52,7 +52,7 @@ class MessagesAnswerJoiner:
         if self._first and not own_blocks:
             return body
         if not isinstance(content, list):
-            return body if payload else b""  # the body may be an error
+            return body if payload else b""  # a body without blocks may be an error
         shown = [block for block in blocks if not is_call(block, self._name)]
         only_own_calls = bool(own_blocks) and not any(block.get("type") == CALL for block in shown)
         if may_answer_calls and only_own_calls and payload.get("stop_reason") not in CUT_OFF:

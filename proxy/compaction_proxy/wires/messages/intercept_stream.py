@@ -1,9 +1,10 @@
 """Hides calls of the search tool in a streamed answer on the Messages wire, and joins further answers to it.
 
 Bytes from the upstream go in, and bytes for the client come out. In the first answer, an event before the
-first call is forwarded unchanged. A block that calls the tool is left out, and the indices of later blocks
-close the gap. If the answer ends in such calls alone, its end is held back. The blocks of the upstream's next
-answer then follow as part of the same answer, whose end has the usage of all answers together.
+first call is forwarded unchanged. A block that calls the tool is left out, and later blocks get lower
+indices, so that no index is missing. If the only calls of an answer are such calls, the end of the answer is
+held back. The blocks of the upstream's next answer then follow as part of the same answer. Its end has the
+usage of all answers together.
 """
 
 import json
@@ -27,11 +28,12 @@ from compaction_proxy.wires.messages.search_tool import (
 )
 from compaction_proxy.wires.sse import DONE, EventSplitter, read_data, replace_data
 
-# Matches the events of a first answer that must be parsed. Text in other events has its quotes escaped.
+# Matches the events of a first answer that must be parsed. Texts in other events cannot match, because quotes
+# in JSON strings are escaped.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:message_start|content_block_start|message_delta|message_stop|error)"|\[DONE\]'
 )
-# The counts that the end of a joined answer always reports, because clients take the last value of each.
+# The counts that the end of a joined answer always reports, because clients use the last value of each count.
 _COUNTS: Final = (
     "input_tokens",
     "cache_creation_input_tokens",
@@ -41,7 +43,7 @@ _COUNTS: Final = (
 
 
 class MessagesStreamJoiner:
-    """Joins one or more streams of the upstream into one for the client.
+    """Joins one or more streams of the upstream into one stream for the client.
 
     Args:
         name: The name of the search tool.
@@ -53,7 +55,7 @@ class MessagesStreamJoiner:
     def __init__(self, name: str) -> None:
         self._name = name
         self._first = True
-        self._hidden = True  # whether calls may be answered; if False, they are left out
+        self._hidden = True  # whether the proxy may answer calls of its tool; if False, they are left out
         self._number = 0  # index of the next block that the client sees
         self._spent: JsonObject = {}
         self._reset_answer()
@@ -70,12 +72,12 @@ class MessagesStreamJoiner:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the current answer that `start_next_answer` reads again."""
+        """The number of bytes of the current answer that `start_next_answer` will read again."""
         return self._kept.size
 
     @property
     def calls(self) -> tuple[SearchUse, ...]:
-        """The calls to answer before the answer continues; empty if it does not continue."""
+        """The calls that the proxy must answer before the answer continues; empty if it does not continue."""
         return tuple(self._mine.values()) if self._going else ()
 
     def feed(self, chunk: bytes) -> bytes:
@@ -83,16 +85,16 @@ class MessagesStreamJoiner:
         return b"".join([self._filter_event(event) for event in self._events.feed(chunk)])
 
     def flush_rest(self) -> bytes:
-        """Returns the bytes left for the client when the upstream's answer has ended without a cut."""
+        """Returns the last bytes for the client. To be called when the upstream's answer ended normally."""
         rest = self._events.flush_rest()
         return self._filter_event(rest) if rest else b""
 
     def start_next_answer(self, *, may_answer_calls: bool) -> JsonObject:
-        """Prepares for the next answer, and returns the assistant message of the current one.
+        """Prepares for the next answer, and returns the assistant message of the current answer.
 
         Args:
-            may_answer_calls: Whether calls in the next answer may be answered as well. If False, they are
-                left out.
+            may_answer_calls: Whether the proxy may answer calls of its tool in the next answer as well. If
+                False, that is the last answer, and these calls are removed from it.
         """
         message = build_message(_join_events(map(_decode_event, self._kept)))
         self._spent = add_usage(self._spent, self._used)
@@ -113,7 +115,7 @@ class MessagesStreamJoiner:
         payload = _decode_event(event)
         kind = payload.get("type")
         if not data or kind == "ping":
-            return event  # such an event keeps the connection alive
+            return event  # a comment or a ping keeps the connection alive
         if kind == "error":
             self._going = False
             return event
@@ -176,7 +178,7 @@ class MessagesStreamJoiner:
 
 
 def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:
-    """Returns the blocks that the events of an answer build, in order."""
+    """Builds the blocks of an answer from its events, and returns them in order."""
     blocks: dict[Any, JsonObject] = {}
     pieces: dict[tuple[Any, str], list[str]] = {}
     for payload in payloads:
@@ -193,7 +195,7 @@ def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:
 def _apply_delta(
     block: JsonObject, index: Any, delta: JsonObject, pieces: dict[tuple[Any, str], list[str]]
 ) -> None:
-    """Adds a delta to its block. Text goes to `pieces`, to be joined once."""
+    """Adds a delta to its block. Texts are collected in `pieces`, so that they can be joined all at once."""
     for name, value in delta.items():
         if name == "citation":
             block["citations"] = [*(block.get("citations") or ()), value]
@@ -206,7 +208,7 @@ def _apply_delta(
 def _join_text(block: JsonObject, name: str, text: str) -> None:
     if name != "partial_json":
         block[name] = _as_text(block.get(name)) + text
-    elif text:  # a call's input stays text: `build_message` judges it
+    elif text:  # a call's input stays text: `build_message` parses it
         block["input"] = text if block.get("type") == CALL else _read_input(text)
 
 

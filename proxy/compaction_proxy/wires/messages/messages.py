@@ -1,7 +1,8 @@
-"""Converts pieces of a Messages list to core records, and encodes messages of the proxy's own.
+"""Converts pieces of the list `messages` to core records, and encodes messages that the proxy writes.
 
-The same content gives the same record and the same digest as on the Chat Completions wire. A tool result has
-the role `tool`, and the input of a call becomes its arguments as text.
+A piece is the JSON of one core message (see `Wire`). The same content gives the same record and the same
+digest as on the Chat Completions wire: the record of a tool result has the role `tool`, and the input of a
+call becomes its arguments as text.
 """
 
 import json
@@ -19,18 +20,20 @@ from compaction_proxy.wires.messages.thinking import has_thoughts
 from compaction_proxy.wires.payload_digest import hash_address, hash_part, hash_text
 from compaction_proxy.wires.wire import UncountedMessage
 
-# A message with more blocks is nothing that a model could read.
+# A message with more blocks is not parsed, because no model could read it.
 MAX_BLOCKS: Final = 10_000
-# The `name` of a record for a failed result, so that the result stays a failure when it is masked.
+# The `name` in the record of a failed tool result. With it, the result is still a failure after a mask has
+# replaced its text.
 FAILED: Final = "error"
-# Blocks that are not content of an answer. Calls have their own field, and only the model reads its thinking.
+# Kinds of blocks that are not part of the text or parts of a record. Calls have their own field, and thinking
+# is left out because only the model reads it.
 _UNSAID: Final = THINKING | {CALL}
 # The names of these blocks on the Chat Completions wire.
 _KINDS: Final = {"image": "image_url", "document": "file"}
 
 
 def decode_fields(raw: bytes) -> dict[str, Any]:
-    """Decodes one piece.
+    """Decodes the JSON of one piece.
 
     Raises:
         UnreadableBodyError: The bytes are not a message: `not-json`, `no-messages`, `too-many` or `too-deep`.
@@ -59,12 +62,15 @@ def build_record(raw: bytes, fields: Mapping[str, Any]) -> Message:
     """
     try:
         return _convert_fields(raw, fields)
-    except RecursionError:  # JSON that could just be decoded cannot always be encoded again
+    except RecursionError:  # encoding JSON can exceed the recursion limit even if decoding it did not
         raise UnreadableBodyError("too-deep") from None
 
 
 def find_result(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the tool result of a piece, which only reminders may follow; None for other pieces."""
+    """Returns the tool result of a piece; None if the piece holds anything else than a result and reminders.
+
+    The reminders must follow the result.
+    """
     content = fields.get("content")
     if not isinstance(content, list) or fields.get("role") != "user":
         return None
@@ -115,7 +121,7 @@ def _dump_compact(value: object) -> str:
 
 
 def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...]]:
-    """Returns the text and the other parts of a content, of a message or of a tool result."""
+    """Returns the text and the other parts of the content of a message or a tool result."""
     if not isinstance(content, list):
         plain = content is None or isinstance(content, str)
         return _as_string(content) if plain else json.dumps(content, sort_keys=True), ()
@@ -142,7 +148,7 @@ def is_text(block: object) -> bool:
 
 
 def _hash_payload(kind: str, block: Any) -> bytes:
-    """Returns the SHA-256 of what a block carries: inline data, a URL (see `hash_address`), or its JSON."""
+    """Returns the SHA-256 of a block's inline data or URL (see `hash_address`), or else of its JSON."""
     source = block.get("source") if kind in _KINDS else None
     if isinstance(source, Mapping):
         for key in ("data", "url"):
@@ -153,7 +159,7 @@ def _hash_payload(kind: str, block: Any) -> bytes:
 
 
 def encode_message(record: Message) -> bytes:
-    """Encodes a message of the proxy's own. A privileged role has no place here and becomes `user`."""
+    """Encodes a message that the proxy has written itself. A privileged role becomes `user`."""
     if record.answers:
         result = {"type": RESULT, "tool_use_id": record.answers[0], "content": record.text}
         error_mark = {"is_error": True} if record.name == FAILED else {}
@@ -166,10 +172,14 @@ def _choose_role(record: Message) -> str:
 
 
 def attach_parts(record: Message, source: Message) -> Message:
-    """Returns a message of the proxy's own with the parts of another that are not text, unchanged.
+    """Returns a message with the text of `record` and all parts of `source` that are not text.
 
-    Only the client's cache marks are removed: a replacement keeps its bytes, while later requests have their
-    own marks.
+    From the parts, only the client's cache marks are removed: a replacement never changes, but each request
+    has its own marks.
+
+    Args:
+        record: A message that the proxy has written itself.
+        source: A message of the client.
     """
     content = decode_fields(source.raw).get("content")
     parts = [
@@ -196,7 +206,7 @@ def drop_cache_marks(value: Any) -> Any:
 
 # Base64 encodes three bytes as four characters.
 _BASE64_RATIO: Final = 0.75
-# Characters per token, for text that is not counted.
+# Characters per token, for text that is only estimated.
 _TOKEN_CHARACTERS: Final = 4
 # How many characters of inline data are searched for the header of an image.
 _HEADER_CHARACTERS: Final = 128 * 1024
@@ -218,7 +228,7 @@ def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
 
 
 def estimate_part_tokens(raw: bytes, model: str) -> int:
-    """Estimates the tokens of all blocks of a piece that are not text, before calibration."""
+    """Estimates the tokens of all blocks of a piece that are not text. The estimate is not calibrated."""
     try:
         return _sum_block_tokens(decode_fields(raw), model)
     except UnreadableBodyError:
@@ -250,7 +260,7 @@ def _estimate_block(block: Any, model: str) -> int:
 
 
 def _get_image_url(source: Mapping[str, Any]) -> str:
-    """Returns the URL of an image. Inline data is cut behind the header that tells its size."""
+    """Returns the URL of an image. Inline data is cut after the header, which has the size of the image."""
     data = source.get("data")
     return (
         f"data:;base64,{data[:_HEADER_CHARACTERS]}" if isinstance(data, str) else str(source.get("url", ""))
@@ -273,12 +283,15 @@ def _estimate_document(source: Mapping[str, Any], model: str) -> int:
 
 
 def _estimate_thought(block: Mapping[str, Any]) -> int:
-    """Estimates a thinking block by its text, or by its encrypted copy if that may hold more."""
+    """Estimates the tokens of a thinking block by its text, or its encrypted copy if that may hold more."""
     text_length = max(len(str(block.get(key, ""))) for key in ("thinking", "data"))
     sealed_length = int(len(str(block.get("signature", ""))) * _BASE64_RATIO)
     return max(text_length, sealed_length) // _TOKEN_CHARACTERS
 
 
 def _estimate_unknown(block: Any) -> int:
-    """Estimates a block of unknown kind, such as a result of a provider's own tool: at most its bytes."""
+    """Estimates the tokens of a block of unknown kind, such as a result of a provider's own tool.
+
+    The estimate never exceeds the number of the block's bytes.
+    """
     return len(json.dumps(block, ensure_ascii=False)) // _TOKEN_CHARACTERS

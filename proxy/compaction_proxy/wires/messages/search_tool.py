@@ -21,7 +21,8 @@ TOOL_JSON: Final[bytes] = json.dumps(
     separators=(",", ":"),
     ensure_ascii=False,
 ).encode()
-# Stop reasons after which calls must not be run: the answer was cut or refused, or the provider continues it.
+# Stop reasons after which the proxy does not answer calls: the answer was cut off or refused, or the provider
+# continues it.
 CUT_OFF: Final = frozenset(
     {"max_tokens", "model_context_window_exceeded", "stop_sequence", "refusal", "pause_turn"}
 )
@@ -36,9 +37,10 @@ def inspect_tools(raw: bytes, name: str) -> ToolSupport:
 
     It cannot be added in these cases:
     - The client has a tool of that name.
-    - The client chooses among tools (`tool_choice` other than `auto`). With `any` or `tool`, each answer of
-      the upstream must call a tool, and with `none`, none may.
-    - The answer has a format. JSON cannot be joined from the text before a call and the text after it.
+    - The client sets a `tool_choice` other than `auto`. With `any` or `tool`, each answer of the upstream
+      must call a tool, and with `none`, no answer may call one.
+    - The client requires a format of the answer. The text before a call and the text after it cannot be
+      joined into JSON.
 
     Raises:
         UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
@@ -60,7 +62,10 @@ def inspect_tools(raw: bytes, name: str) -> ToolSupport:
 
 
 def forbid_calls(raw: bytes) -> bytes:
-    """Returns a body that forbids every call. The given body has no tool choice, or null for it."""
+    """Returns the body with a tool choice that forbids all calls.
+
+    In the given body, the tool choice is absent or null.
+    """
     place = find_members(raw).get("tool_choice")
     if place is not None:
         return b"".join((raw[: place.start], _CHOICE, raw[place.stop :]))
@@ -73,7 +78,7 @@ class SearchUse:
     """A call of the search tool, such as a `tool_use` block.
 
     Attributes:
-        arguments: Its input as JSON, as far as it has arrived.
+        arguments: The part of the call's input that has arrived, as JSON.
     """
 
     arguments: str = ""
@@ -93,10 +98,10 @@ def write_input(block: Mapping[str, Any]) -> str:
 
 
 def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
-    """Builds the assistant message of these blocks in the form in which its provider takes it back.
+    """Builds the assistant message of these blocks in the form in which its provider accepts it in a request.
 
-    Blank text is left out, and input that is not an object becomes an empty one, because providers refuse
-    both. The result of the call says what is wrong with the input.
+    Blank text is left out, and input that is not an object becomes an empty object, because providers refuse
+    both. The result of the call tells the model what was wrong with the input.
     """
     content = []
     for number, block in enumerate(blocks):
@@ -112,12 +117,12 @@ def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
 
 
 def binds_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether messages hold thinking, which newer models accept only with the same tools."""
+    """Returns whether messages hold thinking. New models accept it only in a request with the same tools."""
     return any(block.get("type") in THINKING for each in messages for block in each["content"])
 
 
 def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
-    """Returns the assistant message, and a message with a result for each of its calls, in order."""
+    """Returns the assistant message, and a user message with the results of its calls, in order."""
     calls = [block for block in message["content"] if block.get("type") == CALL]
     results = [
         {"type": RESULT, "tool_use_id": call["id"], "content": text}

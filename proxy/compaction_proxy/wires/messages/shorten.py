@@ -1,7 +1,7 @@
 """Shortens a client's message block by block. Blocks that need no change keep their bytes.
 
-Thinking is signed by its provider, so it stays unchanged. The client's cache marks are removed: a shortened
-message keeps its bytes from then on, while the marks move with each request.
+Thinking is signed by its provider, so it stays unchanged. The client's cache marks are removed, because a
+shortened message is sent with the same bytes in all later requests, but the client moves its marks.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,10 +36,10 @@ BlockChange = Callable[[Any], Any]
 
 
 def shorten_message(record: Message, share: float, handle: str) -> Message:
-    """Returns the message with about `share` (0..1) of its text, from head and tail, without cache marks.
+    """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
-    Long texts in the input of calls are shortened as well, and blocks that are not text become a note. The
-    result is never longer: where nothing can be saved, it is the message without its marks.
+    Long texts in the input of calls are shortened as well. Blocks of other kinds are replaced by a note with
+    the `handle`. Cache marks are removed. If the result would not be shorter, only the marks are removed.
     """
     raw = record.raw or encode_message(record)
     cut = partial(build_excerpt, share=share, handle=handle)
@@ -53,7 +53,7 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
 
 
 def _change_content(raw: bytes, change: BlockChange) -> bytes:
-    """Returns the message with its content changed. Every other byte stays the same."""
+    """Returns the message with its content changed by `change`. All other bytes stay the same."""
     place = find_message_members(raw).get("content")
     if place is None:
         return raw
@@ -86,9 +86,10 @@ def _get_pair_id(block: Mapping[str, Any]) -> str:
 
 
 def _find_unpaired_ids(values: list[Any]) -> frozenset[str]:
-    """Returns the ids of calls and results whose other half is in another message.
+    """Returns the ids of calls without their result, and of results without their call, in one message.
 
-    Such blocks stay, because neither half may go alone.
+    The other half of such a pair is in another message. The block stays, because providers refuse one half of
+    a pair without the other.
     """
     ids = [_get_pair_id(each) for each in values if isinstance(each, Mapping)]
     return frozenset(each for each in ids if each and ids.count(each) == 1)

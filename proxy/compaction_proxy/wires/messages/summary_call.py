@@ -1,8 +1,8 @@
 """Summary calls on the Messages wire: builds the request body and parses the answer.
 
-A call consists of a system prompt and a message of the proxy's own, or continues the client's request. In a
-continuation, everything that a provider reads before the messages stays the same byte for byte, so the
-provider's prompt cache still applies.
+The body of a call holds either a system prompt and a message that the proxy writes, or the client's
+conversation with the prompt at its end. In the second form, everything that a provider reads before the
+messages stays the same byte for byte, so the provider's prompt cache still applies.
 """
 
 import json
@@ -20,25 +20,27 @@ from compaction_proxy.wires.messages.thinking import adapt_for_provider
 from compaction_proxy.wires.messages.usage import open_usage_tap
 from compaction_proxy.wires.usage import as_mapping, parse_json
 
-# How much a model may think if no budget is set: by default, and with the client's setting, which must stay
-# because the prompt cache depends on it.
+# Tokens added to the output limit for thinking, if no budget is set. The first number applies if the request
+# has no setting for thinking, and the second if the call continues a request with such a setting. A call
+# keeps the client's setting because the prompt cache depends on it.
 UNASKED_ALLOWANCE_TOKENS: Final = 2_000
 CLIENT_ALLOWANCE_TOKENS: Final = 8_000
 
-# Members of a client's request that are about its own answer. A continuation must not have them.
+# Members of a client's request that concern only the answer to it. A summary call that continues the client's
+# conversation must not have them.
 _OF_THE_ANSWER: Final = frozenset(
     {"stream", "stop_sequences", "max_tokens", "temperature", "top_p", "top_k", "tool_choice", "metadata"}
     | {"output_config", "output_format", "diagnostics", "messages"}
 )
 _NO_TOOLS: Final = frozenset({b"[]", b"null", b""})
-# Values of `thinking.type` without thinking. The request may also leave it out (`None`).
+# Values of `thinking.type` that mean that thinking is off. `None` means that the request has no such member.
 _UNTHINKING: Final = frozenset({"None", "disabled"})
-# Stop reasons of this wire that mean an unfinished answer, with the words of the other wires.
+# Translates a stop reason of this wire that means an unfinished answer into the word of the other wires.
 _REASONS: Final = {"model_context_window_exceeded": "length"}
 
 
 def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
-    """Returns the tokens that a model may think, on top of the limit of its answer."""
+    """Returns how many tokens a model may use for thinking, in addition to the limit of its answer."""
     thinking = _read_thinking(conversation)
     if thinking.get("type") == "disabled":
         return 0
@@ -56,11 +58,11 @@ def _read_thinking(conversation: ContinuedConversation | None) -> Mapping[str, A
 
 
 def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Builds the members of the body that a provider may refuse, without those that it has refused before.
+    """Builds the members of a summary call that some providers refuse.
 
     Args:
         call: The summary call.
-        refused: Names of refused members.
+        refused: Names of members that the provider has refused before. These members are left out.
     """
     fields: dict[str, Any] = {}
     if call.temperature is not None and str(_read_thinking(call.conversation).get("type")) in _UNTHINKING:
@@ -91,7 +93,10 @@ def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> byt
 def _continue_conversation(
     conversation: ContinuedConversation, prompt: str, own_members: Mapping[str, Any]
 ) -> bytes:
-    """Returns the client's body with other messages, and with own members for those about its answer."""
+    """Returns the client's body with the prompt after its messages.
+
+    The members that concern the answer to the client are replaced by the call's own members.
+    """
     own_list = to_pieces(split_elements(memoryview(_read_client_members(conversation)["messages"])))
     messages: Sequence[Message] = conversation.messages
     if [each.raw for each in messages] != list(own_list):

@@ -1,12 +1,13 @@
 """Removes the thinking blocks that a provider would refuse in a rewritten list.
 
-Newer models accept signed thinking only behind exactly the list that it was made for, and refuse a request
-with any other. They do not miss thinking that is left out. So all thinking is removed from every rewritten
-request. The forwarded request then says the same each time, and prompt caches keep hitting.
+Newer models accept signed thinking only after exactly the messages that it was made for. Otherwise they
+refuse the request. They accept requests from which thinking was left out. So all thinking is removed from
+every rewritten request. As this happens each time, the forwarded messages stay the same, and prompt caches
+stay valid.
 
-Older models, whose thinking has a budget (`enabled`), check no list but demand that a turn with tools begins
-with thinking. For them thinking stays. If a compaction has removed the first thinking block, the turn
-continues without thinking.
+Older models, whose thinking has a budget (`enabled`), do not check the messages before the thinking. But they
+require that a turn with tools begins with thinking. So for them thinking stays. If a compaction has removed
+the first thinking block of a turn, all thinking is removed, and the request disables thinking.
 
 Sources: Anthropic's documentation of preserved thinking and of extended thinking with tools, 2026-11.
 """
@@ -26,24 +27,26 @@ _OFF: Final = b'{"type":"disabled"}'
 
 
 def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
-    """Returns the list without thinking that the provider would refuse, and the members to change with it.
+    """Returns the list without the thinking that the provider would refuse.
+
+    The result also has the members of the body that must change with the list.
 
     Args:
         raw: The client's body.
-        messages: The list that replaces the client's.
+        messages: The list of messages that replaces the client's list.
     """
     thinking = _read_thinking(raw)
     if as_mapping(thinking.get("block_binding")).get("prefix_mismatch_behavior") == "drop_block":
-        return AdaptedMessages(messages)  # the client has asked the provider to do the same
+        return AdaptedMessages(messages)  # the client has asked the provider to drop such thinking itself
     if thinking.get("type") == "enabled" and _begins_with_a_thought(messages):
         return AdaptedMessages(messages)
     return drop_thoughts(raw, messages)
 
 
 def drop_thoughts(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
-    """Returns the list without any thinking. `thinking` is disabled if the request had set a budget.
+    """Returns the list without any thinking. If the request sets a thinking budget, thinking is disabled.
 
-    A list that holds nothing but thinking is returned unchanged, because no provider accepts an empty one.
+    A list that holds nothing but thinking is returned unchanged, because no provider accepts an empty list.
     """
     remaining = _drop_all_thoughts(messages)
     if not remaining:

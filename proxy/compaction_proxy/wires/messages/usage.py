@@ -24,7 +24,7 @@ from compaction_proxy.wires.usage import (
 )
 from compaction_proxy.wires.wire import TokenUsage
 
-# How much of a stream's beginning is read, in bytes. Its first event holds no content.
+# How many bytes of a stream's beginning are read. They hold the first event, which is short.
 _HEAD_BYTES: Final = 2_048
 _USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
 
@@ -37,7 +37,7 @@ class _MessagesTokenCounts(msgspec.Struct):
 
 
 class _MessagesAnswer(msgspec.Struct):
-    """An answer as nearly every provider writes it. Only these fields are decoded."""
+    """An answer in the shape that nearly every provider uses. Only these fields are decoded."""
 
     usage: _MessagesTokenCounts
     stop_reason: str | None = None
@@ -85,5 +85,5 @@ _MESSAGES: Final = UsageParser(_parse_counts, _parse_body, _parse_stream, _HEAD_
 
 
 def open_usage_tap(content_type: str, content_encoding: str = "") -> UsageTap:
-    """Opens a tap on one answer."""
+    """Returns a new `UsageTap`, which reads the usage in one answer as its bytes pass."""
     return UsageTap(_MESSAGES, content_type, content_encoding)

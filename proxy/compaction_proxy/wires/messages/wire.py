@@ -40,7 +40,7 @@ from compaction_proxy.wires.messages.usage import open_usage_tap
 from compaction_proxy.wires.sse import EventSplitter, read_data
 from compaction_proxy.wires.wire import CallFormat, MemberNames, SearchTool, Wire
 
-# Events that come before the content of an answer.
+# Types of events that come before the content of an answer.
 _BEFORE: Final = frozenset({"message_start", "ping"})
 # A header that Anthropic requires in every request.
 _VERSION: Final = {"anthropic-version": "2023-06-01"}
@@ -53,7 +53,7 @@ _ERROR_KINDS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# The wordings about thinking that belongs to another list, that is missing, or that was changed.
+# Matches errors about thinking that belongs to other messages, that is missing, or that was changed.
 _REFUSES_THOUGHTS: Final = re.compile(
     rb"bound to a different conversation|Invalid `signature` in `thinking`"
     rb"|must start with a thinking block|`redacted_thinking` blocks in the latest assistant message"
@@ -69,7 +69,10 @@ def _parse_items(value: memoryview) -> tuple[bytes, ...]:
 
 
 def _find_skip_reason(indicators: Mapping[str, bytes]) -> str:
-    """Returns why a request must stay unchanged: the provider holds the conversation, or compacts it."""
+    """Returns why a request must stay unchanged; empty if it may change.
+
+    It must stay unchanged if the provider stores the conversation, or compacts it itself.
+    """
     values = {name: decode_small(raw) for name, raw in indicators.items()}
     if values.get("thread"):
         return "stateful"
@@ -86,7 +89,7 @@ def _may_continue(_: bytes) -> bool:
 
 
 def _may_hold_back(seen: bytes) -> bool:
-    """Returns whether a stream has shown neither content of the answer nor an error so far."""
+    """Returns whether the bytes of a stream so far hold neither content of the answer nor an error."""
     if seen.lstrip().startswith((b"{", b"[")):
         return False
     payloads = filter(None, map(read_data, EventSplitter().feed(seen)))
@@ -108,10 +111,11 @@ def _encode_error(error: ClientFacingError) -> bytes:
 
 
 def _drop_refused(raw: bytes, refusal: bytes) -> bytes | None:
-    """Returns the body without thinking if that is what the provider has refused, else None.
+    """Returns the body without thinking if the provider has refused the thinking, else None.
 
-    A client sends back thinking that followed a rewritten list. If such a request is forwarded unchanged,
-    because a compaction was undone or has expired, its thinking no longer fits.
+    The model may have made the thinking for a list of messages that the proxy had rewritten. The client sends
+    it back with its own list. If that list is forwarded unchanged, because the compaction was undone or has
+    expired, the provider refuses the thinking.
     """
     if _REFUSES_THOUGHTS.search(refusal) is None:
         return None

@@ -1,9 +1,9 @@
-"""The proxy's own compaction items on the Responses wire: detects triggers, and expands items that come back.
+"""Detects requests for a compaction item on the Responses wire, and expands items that the proxy has made.
 
-A client such as Codex ends its `input` with an item of type `compaction_trigger`, and takes a `compaction`
-item from the streamed answer. It then sends that item in place of the compacted input. An item of the proxy's
-own holds a token: the encrypted items of the compacted input. This module finds tokens and puts their items
-back; `gateway.compaction_items` encrypts and decrypts them.
+A client such as Codex asks for a compaction by ending its `input` with an item of type `compaction_trigger`.
+The streamed answer holds a `compaction` item, which the client then sends in place of the compacted input. If
+the proxy has made that item, it holds a token: the items of the compacted input, encrypted. This module finds
+tokens and replaces them by their items; `gateway.compaction_items` encrypts and decrypts them.
 """
 
 import json
@@ -18,7 +18,7 @@ from compaction_proxy.wires.project_instructions import starts_with_form
 from compaction_proxy.wires.responses.items import COMPACTED, TRIGGER, read_kind
 from compaction_proxy.wires.responses.messages import encode_message, parse_message
 
-# The beginning of every token of the proxy's own. No provider's token begins like this.
+# Every token of the proxy begins like this. The encrypted content of a provider's item never does.
 TOKEN_PREFIX: Final = "compaction-proxy:1:"  # noqa: S105 - a prefix, not a secret
 _PREFIX_BYTES: Final = TOKEN_PREFIX.encode()
 _TRIGGER_BYTES: Final = TRIGGER.encode()
@@ -37,12 +37,12 @@ class TriggeredRequest(NamedTuple):
 
 
 def has_trigger(raw: bytes) -> bool:
-    """Returns whether a body may end in a trigger. False is certain."""
+    """Returns whether a body may end in a trigger. If the result is False, it certainly does not."""
     return _TRIGGER_BYTES in raw
 
 
 def has_token(raw: bytes) -> bool:
-    """Returns whether a body may hold a token of the proxy's own. False is certain."""
+    """Returns whether a body may hold a token of the proxy. If the result is False, it certainly does not."""
     return _PREFIX_BYTES in raw
 
 
@@ -75,17 +75,18 @@ def read_items(raw: bytes) -> tuple[bytes, ...]:
 
 
 def expand_items(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool = False) -> bytes:
-    """Returns a body with the items of its tokens in place of the tokens; every other byte is the client's.
+    """Returns a body in which each token is replaced by its items. Items of the client keep their bytes.
 
-    Clients keep some user messages, so those of a token that also stand before it are left out. Privileged
-    messages come from the request; those of a token count only if the request has none. A token that occurs
-    twice is expanded once. A body without a list of items is returned unchanged.
+    Clients keep some user messages of the compacted input. So a user message of a token is left out if the
+    body also has it before the token. Instructions of a token are left out if the body has instructions of
+    its own: a privileged message or project instructions. A token that occurs twice is expanded only once. A
+    body without a list of items is returned unchanged.
 
     Args:
         raw: The body.
-        open_token: Returns the JSON array of a token's items. It may raise to stop the expansion.
+        open_token: Returns the JSON array of a token's items. It may raise an error to stop the expansion.
         with_latest: Whether the latest user message of a token is always put back, so that it is also the
-            latest of the body.
+            latest user message of the body.
     """
     try:
         return _expand_tokens(raw, open_token, with_latest=with_latest)
@@ -118,7 +119,13 @@ def _user_digests(items: Iterable[bytes]) -> list[bytes]:
 
 
 def _select_items(items: tuple[bytes, ...], known: set[bytes], *, instructed: bool) -> Iterator[bytes]:
-    """Yields the items of a token that the request does not hold already. `known` has digests of messages."""
+    """Yields the items of a token that the request does not already hold.
+
+    Args:
+        items: The items of the token.
+        known: The digests of the messages that the request holds.
+        instructed: Whether the request holds instructions. Then the instructions of the token are left out.
+    """
     for item in items:
         record = _read_message(item)
         if record is not None and (record.digest in known or (_has_instructions(record) and instructed)):
@@ -138,7 +145,7 @@ def _is_instruction(item: bytes) -> bool:
 
 
 def _has_instructions(record: Message) -> bool:
-    """Returns whether a message is privileged, or begins with instructions in the form of Codex."""
+    """Returns whether a message is privileged, or begins like project instructions of Codex."""
     return record.is_privileged or (record.role == "user" and starts_with_form(record.text, "codex"))
 
 
@@ -175,9 +182,9 @@ def _with_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[bytes]
 
 
 def strip_privilege(item: bytes) -> bytes:
-    """Returns an item of the proxy's own in the form in which it goes into a token.
+    """Returns an item that the proxy has written in the form in which it is put into a token.
 
-    Only the client gives instructions, so a replacement with the role `system` becomes the user's.
+    Only the client may give instructions. So a replacement with a privileged role gets the role `user`.
     """
     record = _read_message(item)
     return (
@@ -193,7 +200,7 @@ def build_item(item_id: str, token: str) -> dict[str, Any]:
 def build_response(
     response_id: str, model: str, created_at: int, item: Mapping[str, Any], usage: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Builds the whole answer to a trigger."""
+    """Builds the answer to a request for a compaction item, as one object that is not a stream."""
     return {
         "id": response_id,
         "object": "response",
@@ -215,7 +222,7 @@ def build_response(
 
 
 def build_stream(response: Mapping[str, Any]) -> bytes:
-    """Returns an answer as a stream of events: created, the item added and done, completed.
+    """Returns an answer as a stream of events: response created, item added, item done, response completed.
 
     Codex reads the item from `response.output_item.done`, and the id and the usage from `response.completed`.
     """

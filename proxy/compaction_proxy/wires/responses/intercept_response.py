@@ -9,20 +9,20 @@ from compaction_proxy.wires.json import large
 from compaction_proxy.wires.messages.search_tool import SearchUse
 from compaction_proxy.wires.responses.search_tool import asks_client, build_message, is_call, read_arguments
 
-# Members that identify the answer.
+# Members that identify an answer. A joined answer has those of the first answer.
 ENVELOPE: Final = ("id", "created_at", "model")
 COMPLETED: Final = "completed"
 _CALLING: Final = b'"function_call"'
 
 
 class ResponsesAnswerJoiner:
-    """Joins one or more answers of the upstream into one for the client.
+    """Joins one or more answers of the upstream into one answer for the client.
 
     Args:
         name: The name of the search tool.
 
     Attributes:
-        calls: The calls to answer, once `join_answer` has returned None.
+        calls: The calls that the proxy must answer after `join_answer` has returned None.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,7 +35,7 @@ class ResponsesAnswerJoiner:
         self.calls: tuple[SearchUse, ...] = ()
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """Returns the client's body if this is the last answer, else None; see `AnswerJoiner.join_answer`."""
+        """Returns the body for the client, or None if the proxy must answer calls; see `AnswerJoiner`."""
         if self._first and _CALLING not in body:
             return body
         payload = _decode_object(body)
@@ -45,7 +45,7 @@ class ResponsesAnswerJoiner:
         if self._first and not own_calls:
             return body
         if not isinstance(output, list):
-            return body if payload else b""  # the body may be an error
+            return body if payload else b""  # a body without items may be an error
         shown = [item for item in items if not is_call(item, self._name)]
         only_own_calls = bool(own_calls) and not any(map(asks_client, shown))
         if may_answer_calls and only_own_calls and payload.get("status", COMPLETED) == COMPLETED:
@@ -58,7 +58,7 @@ class ResponsesAnswerJoiner:
         return encode_ascii_json(payload)
 
     def get_assistant_message(self) -> JsonObject:
-        """Returns the items of the answer for which `join_answer` returned None, under `output`."""
+        """Returns the items of the answer for which `join_answer` returned None, in the member `output`."""
         return self._message
 
     def _record_answer(self, payload: JsonObject, items: list[JsonObject], shown: list[JsonObject]) -> None:

@@ -1,9 +1,10 @@
 """Hides calls of the search tool in a streamed answer on the Responses wire, and joins further answers.
 
 Bytes from the upstream go in, and bytes for the client come out. In the first answer, an event before the
-first call is forwarded unchanged. An item that calls the tool is left out, and later numbers close the gap.
-If the answer ends in such calls alone, its end is held back. The items of the upstream's next answer then
-follow as part of the same answer, whose end lists all items.
+first call is forwarded unchanged. An item that calls the tool is left out, and later items and events get
+lower numbers, so that no number is missing. If the client has nothing to answer but the proxy's tool was
+called, the end of the answer is held back. The items of the upstream's next answer then follow as part of the
+same answer. Its end lists all items.
 """
 
 import re
@@ -22,7 +23,8 @@ _OPENINGS: Final = frozenset({"response.created", "response.queued", "response.i
 _COMPLETED: Final = "response.completed"
 _ENDS: Final = frozenset({_COMPLETED, "response.incomplete", "response.failed"})
 _ITEM_DONE: Final = "response.output_item.done"
-# Matches the events of a first answer that must be parsed. Text in other events has its quotes escaped.
+# Matches the events of a first answer that must be parsed. Texts in other events cannot match, because quotes
+# in JSON strings are escaped.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:response\.(?:created|queued|in_progress|output_item\.(?:added|done)|completed|incomplete|failed)'
     rb'|error)"|\[DONE\]'
@@ -31,7 +33,7 @@ _NUMBERED: Final = b'"sequence_number"'
 
 
 class ResponsesStreamJoiner:
-    """Joins one or more streams of the upstream into one for the client.
+    """Joins one or more streams of the upstream into one stream for the client.
 
     Args:
         name: The name of the search tool.
@@ -43,7 +45,7 @@ class ResponsesStreamJoiner:
     def __init__(self, name: str) -> None:
         self._name = name
         self._first = True
-        self._hidden = True  # whether calls may be answered; if False, they are left out
+        self._hidden = True  # whether the proxy may answer calls of its tool; if False, they are left out
         self._number = 0  # output index of the next item that the client sees
         self._sequence = 0  # sequence number of the next event that the client sees
         self._envelope: JsonObject = {}
@@ -63,12 +65,12 @@ class ResponsesStreamJoiner:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the current answer that are kept to join it."""
+        """The number of bytes of the current answer that are kept because its end must list its items."""
         return self._kept.size
 
     @property
     def calls(self) -> tuple[SearchUse, ...]:
-        """The calls to answer before the answer continues; empty if it does not continue."""
+        """The calls that the proxy must answer before the answer continues; empty if it does not continue."""
         if not self._going:
             return ()
         return tuple(SearchUse(read_arguments(item)) for item in self._output if is_call(item, self._name))
@@ -78,16 +80,16 @@ class ResponsesStreamJoiner:
         return b"".join([self._filter_event(event) for event in self._events.feed(chunk)])
 
     def flush_rest(self) -> bytes:
-        """Returns the bytes left for the client when the upstream's answer has ended without a cut."""
+        """Returns the last bytes for the client. To be called when the upstream's answer ended normally."""
         rest = self._events.flush_rest()
         return self._filter_event(rest) if rest else b""
 
     def start_next_answer(self, *, may_answer_calls: bool) -> JsonObject:
-        """Prepares for the next answer, and returns the items of the current one, under `output`.
+        """Prepares for the next answer, and returns an object whose `output` has the current answer's items.
 
         Args:
-            may_answer_calls: Whether calls in the next answer may be answered as well. If False, they are
-                left out.
+            may_answer_calls: Whether the proxy may answer calls of its tool in the next answer as well. If
+                False, that is the last answer, and these calls are removed from it.
         """
         message = build_message(self._output)
         self._items += self._drop_calls(self._output)
@@ -97,7 +99,10 @@ class ResponsesStreamJoiner:
         return message
 
     def write_error(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client, with the documented and the SDKs' fields."""
+        """Returns the event that reports an error to the client.
+
+        The event has the fields of the documentation, and also the field `error`, which SDKs read.
+        """
         details = DECODER.decode(body.decode()).get("error")
         error = details if isinstance(details, dict) else {"message": str(details)}
         flat = {name: error.get(name) for name in ("code", "message", "param")}
@@ -110,7 +115,7 @@ class ResponsesStreamJoiner:
             return event
         data = read_data(event)
         if not data:
-            return event  # a comment, which keeps the connection alive
+            return event  # only a comment, which keeps the connection alive
         payload = _decode_object(data)
         kind = payload.get("type")
         if kind == "error":
@@ -124,7 +129,7 @@ class ResponsesStreamJoiner:
         return b"" if self._is_hidden(event, payload) else self._renumber_event(event, payload)
 
     def _is_hidden(self, event: bytes, payload: JsonObject) -> bool:
-        """Returns whether an event is about a call of the search tool, and records items as they come."""
+        """Records the item of an event, and returns whether the event is about a call of the search tool."""
         if payload.get("type") == "response.created":
             self._envelope = {
                 key: payload["response"][key] for key in ENVELOPE if key in _get_response(payload)
@@ -144,7 +149,7 @@ class ResponsesStreamJoiner:
         return key in self._mine
 
     def _renumber_event(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event with numbers that leave no gap; the same bytes if they are right already."""
+        """Returns the event with the client's numbers; the same bytes if the numbers stay the same."""
         numbers: JsonObject = {}
         index = payload.get("output_index")
         if type(index) is int:

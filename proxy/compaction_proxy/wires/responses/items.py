@@ -1,7 +1,7 @@
 """The items of a Responses input: which of them belong together, and what each type is for.
 
-All items of one answer form one piece, so that reasoning is never removed without the calls that came of it.
-This module decodes only the type and the role of an item.
+All items of one answer form one piece (see `Wire`), so that reasoning is never removed without the calls that
+follow from it. To group items, this module decodes only their type and role.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from compaction_proxy.wires.body import are_objects
 from compaction_proxy.wires.json import large
 from compaction_proxy.wires.json.slices import find_members, split_elements
 
-# The calls that the client answers with text, by the type of the answer.
+# The types of calls that the client answers with text, by the type of the answering item.
 ANSWERED: Final[Mapping[str, str]] = {
     "function_call_output": "function_call",
     "custom_tool_call_output": "custom_tool_call",
@@ -25,20 +25,24 @@ ANSWERED: Final[Mapping[str, str]] = {
     "apply_patch_call_output": "apply_patch_call",
 }
 ANSWER_OF: Final[Mapping[str, str]] = {call: answer for answer, call in ANSWERED.items()}
-# Items by which the provider, or the client with the provider's help, replaces everything before them.
+# Types of items with the provider's own compaction. Such an item replaces everything before it.
 COMPACTED: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
 # The type of the last item of a request that asks for a compaction item instead of an answer.
 TRIGGER: Final = "compaction_trigger"
-# Settings among the items that apply to all items after them.
+# Types of items with settings that apply to all items after them.
 STANDING: Final = frozenset({"additional_tools", "configuration_update"})
 
-# A longer item, in bytes, is decoded in pieces (see `json.large`).
+# An item with more bytes is decoded in pieces (see `json.large`).
 _LONG_BYTES: Final = large.LONG_BYTES
 _NOTHING: Final = frozenset({b"", b"null", b'""', b"[]"})
 
 
 class ItemGrouping(Enum):
-    """How an item is grouped into pieces: alone, with its neighbours, or with everything before it."""
+    """How an item is grouped into pieces.
+
+    It forms a piece alone (`ALONE`), with its neighbours of this kind (`RUN`), or with everything before it
+    (`COMPACTED`).
+    """
 
     ALONE = "alone"
     RUN = "run"
@@ -105,7 +109,7 @@ def parse_items(value: memoryview) -> tuple[bytes, ...]:
     """Splits the value of `input` into items. A string becomes one user message.
 
     Raises:
-        UnreadableBodyError: `no-array` or `no-messages`: it is not a list of objects.
+        UnreadableBodyError: `no-array` or `no-messages`: the value is not a list of objects.
     """
     if bytes(value[:1]) == b'"':
         return (b'{"role":"user","content":%b}' % bytes(value),)
@@ -119,7 +123,7 @@ def to_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Groups the items into pieces by `classify_item`.
 
     Raises:
-        UnreadableBodyError: One of the items rules out that the proxy rewrites the list.
+        UnreadableBodyError: The list has an item because of which the proxy must not rewrite the list.
     """
     groupings = [_classify_raw_item(each) for each in items]
     start = (
@@ -146,7 +150,10 @@ def regroups_previous(items: tuple[bytes, ...]) -> bool:
 
 
 def find_skip_reason(indicators: Mapping[str, bytes]) -> str:
-    """Returns why a body must stay unchanged: the provider has the rest, or compacts the input itself."""
+    """Returns why a body must stay unchanged; empty if it may change.
+
+    It must stay unchanged if the provider stores the rest of the conversation, or compacts the input itself.
+    """
     names = {name for name, value in indicators.items() if value not in _NOTHING}
     if names & {"previous_response_id", "conversation"}:
         return "stateful"

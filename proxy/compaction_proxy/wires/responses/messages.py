@@ -1,4 +1,7 @@
-"""Converts pieces of a Responses input to core records, and encodes messages of the proxy's own."""
+"""Converts pieces of a Responses input to core records, and encodes messages that the proxy writes.
+
+A piece is the JSON of one core message (see `Wire`): one item, or several items that belong together.
+"""
 
 import hashlib
 import json
@@ -23,9 +26,9 @@ from compaction_proxy.wires.responses.items import (
 
 # Separates the messages of one answer.
 _BREAK = "\n\n"
-# Members of an item that do not belong to its content.
+# Members of an item that do not belong to its content. Digests leave them out.
 _NAMING = frozenset({"id", "status"})
-# Calls without a name: the name that they get, and the member that holds their arguments.
+# Types of calls that have no name: the name in the call's record, and the member that holds the arguments.
 _BUILT_IN = {
     "local_shell_call": ("local_shell", "action"),
     "shell_call": ("shell", "action"),
@@ -53,7 +56,7 @@ def build_record(raw: bytes, items: Sequence[JsonObject]) -> Message:
     """
     try:
         return _convert_items(raw, items)
-    except RecursionError:  # JSON that could just be decoded cannot always be encoded again
+    except RecursionError:  # encoding JSON can exceed the recursion limit even if decoding it did not
         raise UnreadableBodyError("too-deep") from None
 
 
@@ -81,12 +84,12 @@ def as_string(value: object) -> str:
 
 
 def get_kind(item: Mapping[str, Any]) -> str:
-    """Returns the type of an item. A message may leave it out."""
+    """Returns the type of an item. An item without a type is a message."""
     return as_string(item.get("type")) or "message"
 
 
 def _convert_run(raw: bytes, items: Sequence[JsonObject]) -> Message:
-    """Converts an answer. Its reasoning only sets `signed`; all other items become content."""
+    """Converts the items of an answer. Reasoning only sets `signed`; all other items become content."""
     text, refusal, signed = "", "", False
     parts: list[ContentPart] = []
     calls: list[MessageToolCall] = []
@@ -121,7 +124,7 @@ def build_call(item: Mapping[str, Any]) -> MessageToolCall:
 
 
 def _get_call_id(item: Mapping[str, Any]) -> str:
-    """Returns the id that links a call and its answer. The answer of a local shell may have it as `id`."""
+    """Returns the id that links a call and its answer. Items of a local shell may have it as `id`."""
     return as_string(item.get("call_id")) or (
         as_string(item.get("id")) if get_kind(item).startswith("local_shell") else ""
     )
@@ -158,7 +161,7 @@ def read_content(content: object) -> tuple[str, tuple[ContentPart, ...], str]:
     """Returns the text, the other parts and the refusal of a message's content or a call's output.
 
     Raises:
-        UnreadableBodyError: `too-many`: it has more parts than a model could read.
+        UnreadableBodyError: `too-many`: the content has more parts than a model could read.
     """
     if not isinstance(content, list):
         plain = content is None or isinstance(content, str)
@@ -180,7 +183,7 @@ def read_content(content: object) -> tuple[str, tuple[ContentPart, ...], str]:
 
 
 def is_text(part: Any) -> bool:
-    """Returns whether a part of a content is text."""
+    """Returns whether a part of a message's content is text."""
     return isinstance(part, Mapping) and isinstance(part.get("text"), str)
 
 
@@ -210,10 +213,10 @@ def _build_part(part: Any, at: int) -> ContentPart:
 
 
 def encode_message(record: Message) -> bytes:
-    """Encodes a message of the proxy's own.
+    """Encodes a message that the proxy has written itself.
 
-    An assistant's message has the shape of an answer, because servers that translate to Chat Completions
-    accept no other.
+    An assistant message has the shape that it has in an answer, because servers that translate requests to
+    Chat Completions accept no other shape.
     """
     if record.answers:
         kind, _, ending = record.name.partition(":")
@@ -227,7 +230,7 @@ def encode_message(record: Message) -> bytes:
 
 
 def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
-    """Builds the answer to a call.
+    """Builds the item that answers a call.
 
     Args:
         record: The message to encode.
@@ -249,7 +252,7 @@ def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
 
 
 def join_messages(messages: Sequence[Message]) -> bytes:
-    """Returns the items of a list. An answer of the proxy's own has the type that its call requires."""
+    """Encodes a list as items. If the proxy has written a call's answer, the call determines its type."""
     encoded: list[bytes] = []
     messages = join_sources(messages)
     for index, each in enumerate(messages):

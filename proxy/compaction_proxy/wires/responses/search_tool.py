@@ -15,7 +15,8 @@ from compaction_proxy.wires.json.slices import find_members, read_member, split_
 from compaction_proxy.wires.usage import as_mapping, parse_json
 from compaction_proxy.wires.wire import ToolSupport
 
-# Not `strict`, which is the default of this wire, because no argument is required.
+# On this wire, `strict` is the default. It is off here because it does not allow optional arguments, and all
+# arguments of the tool are optional.
 TOOL_JSON: Final[bytes] = json.dumps(
     {
         "type": "function",
@@ -31,12 +32,14 @@ TOOL_JSON: Final[bytes] = json.dumps(
 CALL: Final = "function_call"
 RESULT: Final = "function_call_output"
 _REASONING: Final = "reasoning"
-# Items that the client need not answer: what the model says, and tools that the provider runs.
+# Types of items that the client need not answer: the model's text and reasoning, and calls of tools that the
+# provider runs itself.
 _UNASKING: Final = frozenset(
     {"message", _REASONING, "web_search_call", "file_search_call", "code_interpreter_call"}
     | {"image_generation_call", "mcp_call", "mcp_list_tools", "compaction"}
 )
-# Members with which the provider keeps the answer, or brings tools that the proxy's tool would replace.
+# With these members, the provider stores the answer, or uses stored tools, which a request's own tools
+# replace.
 _KEEPING: Final = ("previous_response_id", "conversation", "prompt")
 
 
@@ -44,11 +47,11 @@ def inspect_tools(raw: bytes, name: str) -> ToolSupport:
     """Tells whether a tool of this name can be added to a body.
 
     It cannot be added in these cases:
-    - The provider stores the answers, for example because `store` is not false. It then keeps each answer by
-      its id, and the client would continue an answer that ends in a call of the proxy's tool.
+    - The provider stores the answers, for example because `store` is not false. The client could then
+      continue a stored answer by its id, although that answer ends in a call of the proxy's tool.
     - The client has a tool of that name.
-    - The client chooses among tools (`tool_choice` other than `auto`).
-    - The answer must be JSON.
+    - The client sets a `tool_choice` other than `auto`.
+    - The answer must be JSON. The text before a call and the text after it cannot be joined into JSON.
 
     Raises:
         UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
@@ -72,7 +75,7 @@ def inspect_tools(raw: bytes, name: str) -> ToolSupport:
 
 
 def continue_request(raw: bytes, items: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns the body with more items behind its own. A string `input` becomes a list of one message.
+    """Returns the body with more items at the end of its `input`. A string becomes a list of one message.
 
     Raises:
         UnreadableBodyError: The body has no input.
@@ -93,7 +96,7 @@ def is_call(item: Mapping[str, Any], name: str) -> bool:
 
 
 def asks_client(item: Mapping[str, Any]) -> bool:
-    """Returns whether the client must answer an item. Items of unknown type count as such."""
+    """Returns whether the client must answer an item. For items of unknown type, the result is True."""
     return item.get("type") not in _UNASKING
 
 
@@ -104,11 +107,12 @@ def read_arguments(item: Mapping[str, Any]) -> str:
 
 
 def build_message(items: Iterable[JsonObject]) -> JsonObject:
-    """Builds the items of an answer, under `output`, in the form in which the provider takes them back.
+    """Returns an object whose `output` has the items of an answer as the provider accepts them in a request.
 
     Reasoning goes back unchanged, with its encrypted content. Reasoning without content is left out, because
-    a provider that stores nothing does not know it by its id. Then all ids are removed, because items that
-    came of that reasoning could not stand without it. Arguments that are not an object become an empty one.
+    a provider that stores nothing does not know it by its id. Then the ids of all other items are removed,
+    because the provider refuses items with ids if the reasoning before them is missing. Arguments that are
+    not an object become an empty object.
     """
     all_items = list(items)
     remaining = [item for item in all_items if item.get("type") != _REASONING or _has_content(item)]
@@ -130,7 +134,7 @@ def _mend_call(item: JsonObject, number: int) -> JsonObject:
 
 
 def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
-    """Returns the items of the answer, and an output for each of its calls, in order."""
+    """Returns the items of the answer, followed by an item with the result of each call, in order."""
     calls = [item for item in message["output"] if item.get("type") == CALL]
     results = [
         {"type": RESULT, "call_id": call["call_id"], "output": text}

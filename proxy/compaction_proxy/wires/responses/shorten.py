@@ -1,7 +1,7 @@
-"""Shortens pieces of a Responses input, and attaches a client's images to messages of the proxy's own.
+"""Shortens pieces of a Responses input, and adds a client's images to messages that the proxy writes.
 
-Reasoning, and items that only the provider reads, are encrypted or refer to each other, so they stay byte for
-byte.
+A piece is the JSON of one core message (see `Wire`). Reasoning, and items that only the provider reads, stay
+byte for byte, because they are encrypted or refer to each other.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,11 +26,11 @@ _ItemShortener = Callable[[JsonObject, TextCutter, str], JsonObject]
 
 
 def shorten_message(record: Message, share: float, handle: str) -> Message:
-    """Returns the piece with about `share` (0..1) of its text, from head and tail. Unknown fields stay.
+    """Returns the piece with about `share` (0..1) of its text, from the beginning and the end of the text.
 
-    Text in the arguments of calls is shortened if it is long. In a user's message or a tool's answer, parts
-    that are not text become a note. The result is never longer: where nothing can be saved, it is the piece
-    itself.
+    Unknown fields stay. Text in the arguments of calls is shortened if it is long. In a user's message or a
+    tool's result, each part that is not text is replaced by a note with the `handle`. A privileged message
+    stays as it is. If the result would not be shorter, the same record is returned.
     """
     raw = record.raw or encode_message(record)
     if record.is_privileged:
@@ -62,7 +62,7 @@ def _shorten_output(item: JsonObject, cut: TextCutter, handle: str) -> JsonObjec
 
 
 def _shorten_content(item: JsonObject, key: str, cut: TextCutter, handle: str) -> JsonObject:
-    """Returns the item with shorter content. Parts that are not text become a note if there is a handle."""
+    """Returns the item with shorter content. With a handle, a note replaces each part that is not text."""
     content = item.get(key)
     if isinstance(content, str):
         return {**item, key: cut(content)}
@@ -135,9 +135,13 @@ _SHORTENERS: Final[Mapping[str, _ItemShortener]] = {
 
 
 def attach_parts(record: Message, source: Message) -> Message:
-    """Returns a message of the proxy's own with the parts of another that are not text, unchanged.
+    """Returns a message with the text of `record` and all parts of `source` that are not text.
 
-    Only user messages may hold images and files, so a message with such parts is the user's.
+    Only user messages may hold images and files, so a message with such parts gets the role `user`.
+
+    Args:
+        record: A message that the proxy has written itself.
+        source: A message of the client. Its parts are copied unchanged.
     """
     [item, *_] = decode_items(source.raw) if source.raw else [{}]
     content = item.get("content")

@@ -1,8 +1,8 @@
 """Summary calls on the Responses wire: builds the request body and parses the answer.
 
-A call consists of instructions and one input of the proxy's own, or continues the client's request. In a
-continuation, everything that a provider reads before the input stays the same byte for byte, so the
-provider's prompt cache still applies.
+The body of a call holds either instructions and an input that the proxy writes, or the client's conversation
+with the prompt at its end. In the second form, everything that a provider reads before the input stays the
+same byte for byte, so the provider's prompt cache still applies.
 """
 
 import json
@@ -21,22 +21,23 @@ from compaction_proxy.wires.usage import as_mapping, build_usage, parse_json
 # The lowest effort that all reasoning models accept: newer ones refuse `minimal`, and older ones `none`.
 EFFORT: Final = "low"
 
-# Members of a client's request that are about its own answer. A continuation must not have them.
+# Members of a client's request that concern only the answer to it. A summary call that continues the client's
+# conversation must not have them.
 _OF_THE_ANSWER: Final = frozenset(
     {"stream", "stream_options", "max_output_tokens", "max_tool_calls", "text", "top_logprobs", "include"}
     | {"temperature", "top_p", "tool_choice", "metadata", "store", "background", "background_options"}
     | {"truncation", "input", "previous_response_id", "conversation", "context_management", "moderation"}
 )
-# Why an answer was cut, in the words that the proxy uses for every wire.
+# Translates the reasons why an answer was cut off into the words that the proxy uses for every wire.
 _REASONS: Final[Mapping[str, str]] = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
 def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Builds the members of the body that a provider may refuse, without those that it has refused before.
+    """Builds the members of a summary call that some providers refuse.
 
     Args:
         call: The summary call.
-        refused: Names of refused members.
+        refused: Names of members that the provider has refused before. These members are left out.
     """
     client = _read_client_members(call.conversation) if call.conversation else {}
     reasoning = get_thinking_allowance(call.model) > 0
@@ -69,7 +70,10 @@ def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> byt
 def _continue_conversation(
     conversation: ContinuedConversation, prompt: str, own_members: Mapping[str, Any]
 ) -> bytes:
-    """Returns the client's body with another input, and with own members for those about its answer."""
+    """Returns the client's body with the prompt at the end of its input.
+
+    The members that concern the answer to the client are replaced by the call's own members.
+    """
     messages = conversation.messages
     acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answers else ()
     fields = {

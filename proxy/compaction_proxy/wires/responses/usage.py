@@ -1,7 +1,7 @@
 """Parses the token usage in answers on the Responses wire.
 
-A stream ends in an event that repeats the whole answer with its tools and instructions, and may have
-megabytes. Then only the end of the event is kept, and the usage stands there.
+A stream ends with an event that repeats the whole answer with its tools and instructions, and may be
+megabytes long. Of a long event only the end is kept, which has the usage.
 """
 
 import re
@@ -25,7 +25,7 @@ from compaction_proxy.wires.usage import (
 from compaction_proxy.wires.wire import TokenUsage
 
 _USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
-# Opens the objects around the usage in an event whose beginning is lost.
+# Opens the objects around the usage of an event whose beginning was not kept, so that its end can be parsed.
 _OPENING: Final = b'{"response":{'
 
 
@@ -40,7 +40,7 @@ class _ResponsesTokenCounts(msgspec.Struct):
 
 
 class _ResponsesAnswer(msgspec.Struct):
-    """An answer as nearly every provider writes it. Only these fields are decoded."""
+    """An answer in the shape that nearly every provider uses. Only these fields are decoded."""
 
     usage: _ResponsesTokenCounts
     status: str | None = None
@@ -86,5 +86,8 @@ _RESPONSES: Final = UsageParser(_parse_counts, _parse_body, _parse_stream)
 
 
 def open_usage_tap(content_type: str, content_encoding: str = "") -> UsageTap:
-    """Opens a tap on one answer. The `finish_reason` of its usage is the answer's status."""
+    """Returns a new `UsageTap`, which reads the usage in one answer as its bytes pass.
+
+    The `finish_reason` of the usage is the answer's status.
+    """
     return UsageTap(_RESPONSES, content_type, content_encoding)

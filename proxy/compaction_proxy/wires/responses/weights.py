@@ -1,4 +1,8 @@
-"""Estimates the tokens of what is not text in a piece: parts, reasoning, and items made by the provider."""
+"""Estimates the tokens of everything in a piece that is not text.
+
+That is parts such as images, reasoning, and items that the provider has made. A piece is the JSON of one core
+message (see `Wire`).
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,18 +20,18 @@ from compaction_proxy.wires.responses.items import ANSWER_OF, ANSWERED, COMPACTE
 from compaction_proxy.wires.responses.messages import as_string, build_record, get_kind, is_text
 from compaction_proxy.wires.wire import UncountedMessage
 
-# The most tokens that a part of unknown kind counts.
+# A part of unknown kind is estimated at no more than this number of tokens.
 UNKNOWN_PART_TOKENS: Final = 1_000
 # Base64 encodes three bytes as four characters.
 _BASE64_RATIO: Final = 0.75
-# For English, JSON, and the text that encrypted reasoning holds.
+# Used for English, for JSON, and for the text that encrypted reasoning holds.
 _BYTES_PER_TOKEN: Final = 4
 
 ItemFields = Mapping[str, Any]
 
 
 def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
-    """Parses a piece, and estimates the tokens of what is not text in it.
+    """Parses a piece, and estimates the tokens of everything in it that is not text.
 
     Raises:
         UnreadableBodyError: The bytes are not a piece.
@@ -41,7 +45,7 @@ def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
 
 
 def estimate_part_tokens(raw: bytes, model: str) -> int:
-    """Estimates the tokens of everything in a piece that is not text, before calibration."""
+    """Estimates the tokens of everything in a piece that is not text. The estimate is not calibrated."""
     try:
         return _sum_item_tokens(decode_items(raw), model)
     except UnreadableBodyError:
@@ -57,8 +61,9 @@ def _sum_item_tokens(items: Sequence[ItemFields], model: str) -> int:
 def _select_read_items(items: Sequence[ItemFields]) -> Iterable[ItemFields]:
     """Returns the items that the model reads from a piece with a provider's compaction.
 
-    Providers return messages together with their compaction item, and the model reads both. If calls or their
-    answers stand before it as well, the client has kept the whole input, and the provider skips all of it.
+    Providers return a compaction item together with some messages, and the model reads both. But if the piece
+    also has calls or their answers, the client has kept its whole input. The provider then skips everything
+    except the compaction items.
     """
     is_uncut = any(get_kind(each) in {*ANSWER_OF, *ANSWERED} for each in items)
     return [each for each in items if not is_uncut or get_kind(each) in COMPACTED]
@@ -87,17 +92,18 @@ def _estimate_item(item: ItemFields, model: str) -> int:
 
 
 def _estimate_sealed(item: ItemFields) -> int:
-    """Estimates the tokens of encrypted content: no more than fit into its bytes."""
+    """Estimates the tokens of encrypted content by the number of its bytes."""
     return int(len(as_string(item.get("encrypted_content"))) * _BASE64_RATIO) // _BYTES_PER_TOKEN
 
 
 def _estimate_reasoning(item: ItemFields) -> int:
     """Estimates the tokens of a reasoning item.
 
-    Providers include reasoning of the current turn in the prompt and leave out that of earlier turns,
-    unbilled. A piece is estimated once, wherever it stands later, so all reasoning counts. An estimate that
-    is too high is on the safe side, and calibration corrects it. The model does not get the readable
-    reasoning if it gets the encrypted one.
+    In the prompt, providers include the reasoning of the current turn. They leave out the reasoning of
+    earlier turns, and do not bill it. A piece is estimated only once, even if its turn later becomes an
+    earlier turn. So all reasoning counts. An estimate that is too high is on the safe side, and calibration
+    corrects it. If an item has encrypted reasoning, its readable reasoning does not count, because the model
+    does not get both.
     """
     readable = [*_as_list(item.get("content")), *_as_list(item.get("summary"))]
     counted = _as_list(item.get("content")) or readable
@@ -132,5 +138,5 @@ def _estimate_part(part: Any, model: str) -> int:
     if part.get("type") == "input_audio" and isinstance(inner, Mapping):
         size = int(len(as_string(inner.get("data"))) * _BASE64_RATIO)
         return estimate_audio_tokens(model, size, as_string(inner.get("format")))
-    # Never more than its bytes, because the size gate relies on that.
+    # The estimate is never more tokens than the part has bytes of JSON, because the gate relies on that.
     return min(UNKNOWN_PART_TOKENS, len(json.dumps(part)))

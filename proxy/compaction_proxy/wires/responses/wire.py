@@ -30,7 +30,7 @@ from compaction_proxy.wires.responses.weights import estimate_part_tokens, parse
 from compaction_proxy.wires.sse import EventSplitter, read_data
 from compaction_proxy.wires.wire import CallFormat, MemberNames, SearchTool, Wire
 
-# Events that come before any content of the answer.
+# Types of events that come before any content of the answer.
 _OPENING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 
 
@@ -42,7 +42,7 @@ _RESPONSE_EVENT: Final = msgspec.json.Decoder(_ResponseEvent)
 
 
 def _may_hold_back(seen: bytes) -> bool:
-    """Returns whether a stream has shown only opening events and comments so far."""
+    """Returns whether the bytes of a stream so far hold only opening events (`_OPENING`) and comments."""
     return all(map(_is_opening_event, map(read_data, EventSplitter().feed(seen))))
 
 
