@@ -1,6 +1,7 @@
 """Which conversation a request without an id continues, where several replicas add heads at once."""
 
 import asyncio
+import gc
 import hashlib
 import time
 from collections.abc import AsyncIterator
@@ -309,9 +310,14 @@ async def test_a_long_request_is_compared_once_with_however_many_conversations(r
         await find(one, said(*EXAMPLES, f"Question {number}"))
     messages = said(*EXAMPLES, *(f"Message {number}" for number in range(20_000)))
     prefixes = compute_prefix_digests(messages)
-    start = time.process_time()
-    compute_prefix_digests(messages)
-    once = time.process_time() - start
-    start = time.process_time()
-    await one.find_conversation("t", messages, prefixes, has_tools=True)
-    assert time.process_time() - start < 100 * once
+    gc.disable()  # in a large test process one collection takes longer than all that is measured here
+    try:
+        start = time.thread_time()
+        compute_prefix_digests(messages)
+        once = time.thread_time() - start
+        start = time.thread_time()
+        await one.find_conversation("t", messages, prefixes, has_tools=True)
+        took = time.thread_time() - start
+    finally:
+        gc.enable()
+    assert took < 100 * once
