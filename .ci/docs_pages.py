@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from compaction_proxy.cli.client_config import FILES
+from compaction_proxy.cli.client_config import CLIENT_FILES
 from compaction_proxy.cli.connect import CLIENTS, ClientGuide, fill_placeholders
-from compaction_proxy.config.change import AT_START
+from compaction_proxy.config.change import RESTART_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -40,7 +40,7 @@ PROSE = re.compile(r"\w|\*\*|`(?!``)")
 CLIENTS_HEAD = """# Clients
 
 What to write where, so that a client asks the proxy. `compaction-proxy connect CLIENT` prints the same with
-the address of your proxy; `--apply` changes the file of FILES, and keeps the old one;
+the address of your proxy; `--apply` changes the file of CLIENT_FILES, and keeps the old one;
 and `compaction-proxy run -- COMMAND` changes nothing but the environment of one command.
 
 Keys stay where they are: the client's own goes on to the provider. Where the proxy has the provider's key
@@ -109,12 +109,12 @@ class Page(NamedTuple):
 
 def language(client: ClientGuide) -> str:
     """What a client's lines are written in."""
-    return next((name for word, name in LANGUAGES.items() if word in client.where), "text")
+    return next((name for word, name in LANGUAGES.items() if word in client.destination), "text")
 
 
 def client_chapter(name: str, client: ClientGuide) -> Iterator[str]:
     """A client's lines in docs/clients.md."""
-    yield f"\n## {client.title}\n\n`{name}`. Into {client.where}:\n"
+    yield f"\n## {client.title}\n\n`{name}`. Into {client.destination}:\n"
     if name not in RUN and language(client) != "text":
         yield "<!-- block: only read, it belongs to another program -->\n"
     yield f"```{language(client)}\n{fill_placeholders(client.lines, URL, MODEL)}\n```"
@@ -185,13 +185,13 @@ def agents() -> str:
 def clients_page() -> str:
     """docs/clients.md."""
     lines = (line for name, client in CLIENTS.items() for line in client_chapter(name, client))
-    head = CLIENTS_HEAD.replace("FILES", ", ".join(sorted(FILES)))
+    head = CLIENTS_HEAD.replace("CLIENT_FILES", ", ".join(sorted(CLIENT_FILES)))
     return head + "\n".join(lines) + "\n" + tried() + agents()
 
 
 def waiting_keys() -> str:
     """The keys that take effect with the next start."""
-    shown = (f"`{name}`" + ("" if "." in name else " (all of it)") for name in AT_START)
+    shown = (f"`{name}`" + ("" if "." in name else " (all of it)") for name in RESTART_KEYS)
     return ", ".join(shown) + "."
 
 

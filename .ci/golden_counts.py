@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from compaction_proxy.providers.tokenizers import DATA, O200K, load_encoding
+from compaction_proxy.providers.tokenizers import DATA_FOLDER, O200K, load_encoding
 
 TARGET = Path(__file__).resolve().parents[1] / "proxy" / "compaction_proxy" / "data" / "golden_counts.json"
 RANDOM = Random(20_261_122)
@@ -230,7 +230,7 @@ def drawn() -> Iterator[str]:
 
 def main() -> None:
     """Write the file: a row for each text, of the text, how often it is repeated, and its tokens."""
-    encoding = load_encoding(O200K, DATA)
+    encoding = load_encoding(O200K, DATA_FOLDER)
     texts = [(text, 1) for text in (*PROSE, *CJK, *CODE, *DATA_TEXTS, *MARKS, *BLANKS, *drawn())]
     rows = [[text, times, len(encoding.encode_ordinary(text * times))] for text, times in (*texts, *RUNS)]
     TARGET.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")

@@ -11,7 +11,7 @@ import logging
 import time
 from pathlib import Path
 
-from compaction_proxy.cli.replay_worker import open_stage
+from compaction_proxy.cli.replay_worker import open_components
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.replay.recordings import Recording, read_recordings
@@ -31,7 +31,7 @@ async def measured(file: Path, names: list[str], wanted: ReplayOptions) -> None:
     largest = max(read_recordings(file), key=_size)
     print(f"{largest.name}: {len(largest.messages)} messages, {_size(largest):,} bytes\n{HEAD}")
     for name in names:
-        async with open_stage(Config()) as stage:
+        async with open_components(Config()) as stage:
             before = time.process_time()
             told = await replay_recording(stage, largest, name, wanted)
             spent_s = time.process_time() - before

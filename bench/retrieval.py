@@ -37,14 +37,14 @@ CHOSEN_BY = ("locomo-conv-26", "locomo-conv-41", "bfcl-memory-customer")
 DEFAULT = RankingParameters()
 ABLATIONS: Mapping[str, RankingParameters] = {
     "as it is": DEFAULT,
-    "without neighbours": replace(DEFAULT, near=()),
-    "one neighbour": replace(DEFAULT, near=(0.5,)),
-    "two neighbours": replace(DEFAULT, near=(0.5, 0.25)),
-    "without irregular forms": replace(DEFAULT, root=stem_word),
-    "without stems": replace(DEFAULT, root=str),
+    "without neighbours": replace(DEFAULT, neighbour_weights=()),
+    "one neighbour": replace(DEFAULT, neighbour_weights=(0.5,)),
+    "two neighbours": replace(DEFAULT, neighbour_weights=(0.5, 0.25)),
+    "without irregular forms": replace(DEFAULT, find_root=stem_word),
+    "without stems": replace(DEFAULT, find_root=str),
     "without stop words": replace(DEFAULT, stop_words=frozenset()),
-    "length 0.75": replace(DEFAULT, length=0.75),
-    "length 0.25": replace(DEFAULT, length=0.25),
+    "length 0.75": replace(DEFAULT, length_weight=0.75),
+    "length 0.25": replace(DEFAULT, length_weight=0.25),
     "saturation 0.8": replace(DEFAULT, saturation=0.8),
     "saturation 2": replace(DEFAULT, saturation=2.0),
 }

@@ -9,8 +9,8 @@ from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.providers import usage_baseline as module
 from compaction_proxy.providers.usage_baseline import (
     ANCHORS_PER_ROOT,
-    KEPT_S,
-    LOOK_EVERY_S,
+    BASELINE_TTL_S,
+    REFRESH_INTERVAL_S,
     UsageBaseline,
     UsageBaselineStore,
 )
@@ -116,7 +116,7 @@ async def test_an_anchor_outlives_the_process_for_a_day() -> None:
     await before.anchors.close()
     assert await Replica(store).found() == anchor(4)
     [_] = await store.read([usage_baselines_key(TENANT, ROOT)])
-    assert KEPT_S == 86_400
+    assert BASELINE_TTL_S == 86_400
 
 
 async def test_what_two_replicas_have_counted_is_kept_of_both() -> None:
@@ -136,7 +136,7 @@ async def test_what_another_replica_counts_is_found_while_this_one_runs() -> Non
     assert await other.found() is None
     one.note(anchor(4))
     await one.anchors.flush()
-    other.time += LOOK_EVERY_S - 1
+    other.time += REFRESH_INTERVAL_S - 1
     assert await other.found() is None
     await other.settled()
     assert await other.found() is None
@@ -152,7 +152,7 @@ async def test_the_store_is_waited_for_once_a_root() -> None:
     await replica.found()
     replica.note(anchor(4))
     store.open.clear()
-    replica.time += LOOK_EVERY_S
+    replica.time += REFRESH_INTERVAL_S
     async with asyncio.timeout(30):
         assert [await replica.found() for _ in range(5)] == [anchor(4)] * 5
     await asyncio.sleep(0.01)
@@ -171,7 +171,7 @@ async def test_many_counts_of_a_conversation_are_written_once() -> None:
 
 
 async def test_what_is_noted_is_written_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FLUSH_S", 0.01)
+    monkeypatch.setattr(module, "FLUSH_INTERVAL_S", 0.01)
     store = Counted()
     replica = Replica(store)
     replica.anchors.start()

@@ -16,7 +16,7 @@ from compaction_proxy.recall.archive import (
     RemovedMessage,
     build_archive,
     format_message_text,
-    parse_contents,
+    parse_archive_contents,
     parse_messages,
     parse_piece_text,
     parse_round,
@@ -44,7 +44,7 @@ def archive_of(*messages: Message) -> list[RemovedMessage]:
     """What a store gives back of the archive of these messages."""
     items = build_archive("t_1", ROOT, ROUND, originals(*messages), 60.0).items
     held = stored(items)
-    pieces = parse_contents(held[items[0].key])
+    pieces = parse_archive_contents(held[items[0].key])
     texts = {
         name: parse_piece_text(held[archive_piece_key("t_1", ROOT, name)]) or "" for name, _ in pieces.texts
     }
@@ -57,7 +57,7 @@ def test_a_message_is_archived_as_text_with_its_calls_and_parts() -> None:
     messages = [
         Message("user", "Look:", parts=(ContentPart("image_url", b"x", 5),)),
         Message("assistant", "", calls=(call, MessageToolCall("", "ls", ""))),
-        Message("tool", "print(1)", answers=("call_1",)),
+        Message("tool", "print(1)", answered_call_ids=("call_1",)),
         Message("assistant", refusal="I cannot."),
     ]
     assert archive_of(*messages) == [
@@ -70,14 +70,14 @@ def test_a_message_is_archived_as_text_with_its_calls_and_parts() -> None:
 
 def test_the_record_and_its_line_name_the_round_and_are_committed_in_its_scope() -> None:
     (item,), line, pieces = build_archive("t_1", ROOT, ROUND, [], 60.0)
-    key = archive_key("t_1", ROOT, "chained", ROUND.place)
+    key = archive_key("t_1", ROOT, "chained", ROUND.checkpoint_place)
     assert (item.key, item.ttl_s, parse_round(item.fields), pieces) == (
         key,
         60.0,
         ROUND,
         ArchiveContents((), ()),
     )
-    assert line == ListItem(root_archives_key("t_1", ROOT), line.fields, 60.0, archive.KEPT_ARCHIVES)
+    assert line == ListItem(root_archives_key("t_1", ROOT), line.fields, 60.0, archive.MAX_ARCHIVES)
     assert (parse_round(line.fields), line.fields["bytes"]) == (ROUND, 0)
     assert parse_hash_tag(item.key) == parse_hash_tag(line.key)
 
@@ -85,19 +85,19 @@ def test_the_record_and_its_line_name_the_round_and_are_committed_in_its_scope()
 def test_a_text_that_comes_again_is_one_piece_and_so_is_what_a_branch_has_in_common() -> None:
     file = "x" * 150_000
     before = [Message("user", f"Step {k} of many.") for k in range(70)]
-    read = Message("tool", file, answers=("1",))
+    read = Message("tool", file, answered_call_ids=("1",))
     one = build_archive("t_1", ROOT, ROUND, originals(*before, read, read), 60.0)
-    other = replace(ROUND, place=bytes(64), strategy="full")
+    other = replace(ROUND, checkpoint_place=bytes(64), strategy="full")
     branch = build_archive("t_1", ROOT, other, originals(*before, Message("user", "Else."), read), 60.0)
-    assert one.pieces.texts == branch.pieces.texts == (ArchivePiece(one.pieces.texts[0].name, 150_000),)
-    assert [len(one.pieces.stretches), len({*one.pieces.stretches, *branch.pieces.stretches})] == [3, 4]
+    assert one.contents.texts == branch.contents.texts == (ArchivePiece(one.contents.texts[0].name, 150_000),)
+    assert [len(one.contents.stretches), len({*one.contents.stretches, *branch.contents.stretches})] == [3, 4]
     assert len(stored((*one.items, *branch.items))) == 2 + 4 + 1
-    assert one.line.fields["bytes"] == 150_000 + sum(len(each.text) for each in before)
+    assert one.list_line.fields["bytes"] == 150_000 + sum(len(each.text) for each in before)
 
 
 def test_a_huge_message_keeps_its_beginning_and_its_end() -> None:
     text = "a" * 200_000 + "b" * 200_000
-    [found] = archive_of(Message("tool", text, answers=("1",)))
+    [found] = archive_of(Message("tool", text, answered_call_ids=("1",)))
     left_out = 400_000 - archive.MAX_MESSAGE_CHARACTERS
     half = archive.MAX_MESSAGE_CHARACTERS // 2
     assert found.text == "a" * half + f"\n[… {left_out} characters left out …]\n" + "b" * half
@@ -105,7 +105,7 @@ def test_a_huge_message_keeps_its_beginning_and_its_end() -> None:
 
 def test_where_a_record_would_be_too_large_the_small_messages_stay_whole() -> None:
     small = Message("user", "Keep me whole. " * 10)
-    huge = [Message("tool", "x" * 300_000, answers=("1",)) for _ in range(12)]
+    huge = [Message("tool", "x" * 300_000, answered_call_ids=("1",)) for _ in range(12)]
     found = archive_of(small, *huge)
     assert found[0].text == small.text
     assert sum(len(each.text) for each in found) < archive.MAX_RECORD_CHARACTERS + 13 * 60
@@ -151,7 +151,7 @@ def test_what_is_no_archive_is_empty_and_what_is_no_message_is_passed_over() -> 
 
 
 def test_what_a_version_before_wrote_counts_with_its_size() -> None:
-    assert parse_contents({"messages": [["m_1", 0, "user", "größe"]]}) == ArchiveContents((), (), 7)
-    assert parse_contents({"stretches": [["a", 1], ["b"], 5], "texts": None}) == ArchiveContents(
+    assert parse_archive_contents({"messages": [["m_1", 0, "user", "größe"]]}) == ArchiveContents((), (), 7)
+    assert parse_archive_contents({"stretches": [["a", 1], ["b"], 5], "texts": None}) == ArchiveContents(
         (ArchivePiece("a", 1),), ()
     )

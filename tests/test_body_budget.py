@@ -9,8 +9,8 @@ from compaction_proxy.gateway import body_budget as module
 from compaction_proxy.gateway.body_budget import (
     COST_FACTOR,
     GROWTH_BYTES,
-    LEAST_BYTES,
     MAX_WAITING,
+    MIN_DEFAULT_BYTES,
     PROCESS_BYTES,
     RETRY_AFTER_S,
     SMALL_BYTES,
@@ -39,7 +39,7 @@ async def test_small_bodies_pass_while_the_budget_is_used_up_and_a_large_one_wai
 async def test_room_set_aside_for_a_body_that_does_not_come_is_given_back(
     declared: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ASIDE_S", 0.001)
+    monkeypatch.setattr(module, "PROGRESS_CHECK_S", 0.001)
     budget = BodyBudget(ROOM, wait_s=NEVER_S)
     slow = budget.open_hold()
     slow.add_bytes(SMALL_BYTES + 1)
@@ -52,8 +52,8 @@ async def test_room_set_aside_for_a_body_that_does_not_come_is_given_back(
 
 
 async def test_room_stays_set_aside_for_a_body_that_goes_on_coming(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ASIDE_S", 0.001)
-    monkeypatch.setattr(module, "LEAST_PROGRESS_BYTES", 0)
+    monkeypatch.setattr(module, "PROGRESS_CHECK_S", 0.001)
+    monkeypatch.setattr(module, "MIN_PROGRESS_BYTES", 0)
     budget = BodyBudget(ROOM, wait_s=NEVER_S)
     steady = budget.open_hold()
     steady.add_bytes(SMALL_BYTES + 1)
@@ -181,7 +181,7 @@ def test_a_body_released_twice_is_counted_off_once() -> None:
         (1024 * MIB, None, 1, (1024 * MIB - PROCESS_BYTES) // COST_FACTOR),
         (1024 * MIB, None, 2, (512 * MIB - PROCESS_BYTES) // COST_FACTOR),
         (64 * 1024 * MIB, 700 * MIB, 4, (700 * MIB - GROWTH_BYTES) // COST_FACTOR),
-        (128 * MIB, None, 1, LEAST_BYTES),
+        (128 * MIB, None, 1, MIN_DEFAULT_BYTES),
         (None, None, 1, PROCESS_BYTES // COST_FACTOR),
     ],
 )

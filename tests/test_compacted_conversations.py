@@ -102,7 +102,7 @@ async def test_what_the_store_did_not_take_is_listed_later() -> None:
 async def test_what_need_not_be_known_elsewhere_is_not_written() -> None:
     scene = Scene()
     compacted = scene.process()
-    await compacted.add("t", "c_1", is_listed=False)
+    await compacted.add("t", "c_1", should_publish=False)
     assert compacted.has_rounds("t", "c_1")
     assert await scene.lines("t") == 0
     await compacted.add("t", "c_1")  # it has become small

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 import structlog
 
-from compaction_proxy.gateway.server import Deadlines, serve_embedded
-from compaction_proxy.gateway.server.connection import DROPPED_BYTES, MAX_WAITING
+from compaction_proxy.gateway.server import ClientDeadlines, serve_embedded
+from compaction_proxy.gateway.server.connection import MAX_DROPPED_BYTES, MAX_WAITING_REQUESTS
 from compaction_proxy.gateway.server.cycle import encode_header_lines
-from compaction_proxy.gateway.server.parser import FIELDS, FRAMING_BYTES, HEAD_BYTES
+from compaction_proxy.gateway.server.parser import MAX_FIELDS, MAX_FRAMING_BYTES, MAX_HEAD_BYTES
 
 GET = b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n"
 LAST = b"GET /last HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
@@ -193,11 +193,12 @@ async def test_what_is_no_request_is_refused_as_an_error_that_clients_can_read(s
 @pytest.mark.parametrize(
     "sent",
     [
-        b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * FIELDS + b"\r\n",
-        b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * HEAD_BYTES + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 2 * HEAD_BYTES,
-        b"GET /" + b"y" * 2 * HEAD_BYTES,
-        b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: " + b"y" * FRAMING_BYTES,
+        b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * MAX_FIELDS + b"\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * MAX_HEAD_BYTES + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 2 * MAX_HEAD_BYTES,
+        b"GET /" + b"y" * 2 * MAX_HEAD_BYTES,
+        b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: "
+        + b"y" * MAX_FRAMING_BYTES,
     ],
 )
 async def test_a_header_without_end_is_refused(sent: bytes) -> None:
@@ -253,14 +254,14 @@ async def test_who_is_sent_an_answer_early_cannot_send_for_ever() -> None:
         await send({"type": "http.response.body"})
 
     head = b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 9223372036854775807\r\n\r\n"
-    lines = await said(early, head, *[b"x" * 65_536] * (DROPPED_BYTES // 65_536 + 1))
+    lines = await said(early, head, *[b"x" * 65_536] * (MAX_DROPPED_BYTES // 65_536 + 1))
     assert lines[0] == b"HTTP/1.1 413 Request Entity Too Large"
 
 
 async def test_of_very_many_requests_at_once_the_first_are_answered() -> None:
-    sent = GET % b"/1" * (2 * MAX_WAITING)
+    sent = GET % b"/1" * (2 * MAX_WAITING_REQUESTS)
     lines = await said(echo, sent)
-    assert lines.count(b"/1") == 1 + MAX_WAITING
+    assert lines.count(b"/1") == 1 + MAX_WAITING_REQUESTS
     assert lines.count(b"connection: close") == 1
 
 
@@ -274,7 +275,7 @@ async def test_a_client_that_reads_nothing_is_cut_off() -> None:
             await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
         over.set()
 
-    async with serve_embedded(application(endless), deadlines=Deadlines(send_s=0.3)) as url:
+    async with serve_embedded(application(endless), deadlines=ClientDeadlines(send_s=0.3)) as url:
         _, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port, limit=1)
         writer.write(GET % b"/")
         async with asyncio.timeout(30):

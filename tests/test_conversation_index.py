@@ -26,7 +26,7 @@ def worked(task: str, *results: str) -> list[Message]:
     made = [Message("user", task)]
     for step, result in enumerate(results):
         call = MessageToolCall(f"functions.ls:{step}", "ls", "{}")
-        made += [Message("assistant", calls=(call,)), Message("tool", result, answers=(call.id,))]
+        made += [Message("assistant", calls=(call,)), Message("tool", result, answered_call_ids=(call.id,))]
     return [each.with_digest_and_tokens(compute_message_digest(each), 1) for each in made]
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from compaction_proxy.providers import token_counting
 from compaction_proxy.providers.token_counting import (
-    AT_ONCE_CHARACTERS,
-    LITTLE_CHARACTERS,
+    MAX_INLINE_CHARACTERS,
+    MAX_INLINE_TEXT_CHARACTERS,
     SLICE_CHARACTERS,
     TokenScheduler,
 )
@@ -104,9 +104,9 @@ async def test_little_text_is_counted_on_the_loop_and_much_beside_it() -> None:
     watched = Watched()
     made = TokenScheduler(watched)
     await made.count(["first"], "m")
-    await made.count(["a" * AT_ONCE_CHARACTERS, "b"], "m")
-    await made.count(["c", "d" * (AT_ONCE_CHARACTERS + 1), "e"], "m")
-    await made.count(["f" * 4_096] * (LITTLE_CHARACTERS // 4_096) + ["g"], "m")
+    await made.count(["a" * MAX_INLINE_TEXT_CHARACTERS, "b"], "m")
+    await made.count(["c", "d" * (MAX_INLINE_TEXT_CHARACTERS + 1), "e"], "m")
+    await made.count(["f" * 4_096] * (MAX_INLINE_CHARACTERS // 4_096) + ["g"], "m")
     made.close()
     assert watched.seen == [
         ("m", "f", False),  # a model's first count may load its vocabulary

@@ -45,8 +45,10 @@ def test_what_is_not_too_large_comes_back_as_it_was(texts: list[str]) -> None:
 def test_a_record_stands_in_the_scope_of_the_archive_s() -> None:
     item = build_detail_item("t_1", ROOT, ROUND, [], [], 60.0)
 
-    assert (item.key, item.ttl_s) == (round_detail_key("t_1", ROOT, "chained", ROUND.place), 60.0)
-    assert parse_hash_tag(item.key) == parse_hash_tag(archive_key("t_1", ROOT, "chained", ROUND.place))
+    assert (item.key, item.ttl_s) == (round_detail_key("t_1", ROOT, "chained", ROUND.checkpoint_place), 60.0)
+    assert parse_hash_tag(item.key) == parse_hash_tag(
+        archive_key("t_1", ROOT, "chained", ROUND.checkpoint_place)
+    )
 
 
 def test_a_prompt_keeps_its_ends_and_of_many_the_last_are_kept() -> None:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from compaction_proxy.core.event import COMPACTED, FAILED, MEASURED, Event
-from compaction_proxy.storage.keys import feed_key
+from compaction_proxy.storage.keys import live_feed_key
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry import live_feed as module
 from compaction_proxy.telemetry.live_feed import COMPACTION, EXCHANGE, FeedItem
@@ -85,7 +85,7 @@ async def test_one_whose_place_is_gone_hears_what_is_newer() -> None:
 
 
 async def test_a_burst_between_two_looks_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_BEHIND", 1_000)
+    monkeypatch.setattr(module, "MAX_FOLLOWER_ITEMS", 1_000)
     process = Process(MemoryStore())
     items, _ = await started(process)
     for number in range(300):
@@ -96,7 +96,7 @@ async def test_a_burst_between_two_looks_is_told_whole(monkeypatch: pytest.Monke
 
 
 async def test_a_slow_follower_loses_the_oldest_and_is_told_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_BEHIND", 3)
+    monkeypatch.setattr(module, "MAX_FOLLOWER_ITEMS", 3)
     process = Process(MemoryStore())
     slow, _ = await started(process)
     quick, _ = await started(process)
@@ -119,16 +119,16 @@ async def test_exchanges_are_told_while_somebody_listens_anywhere(monkeypatch: p
         for number in range(count):
             there.feed.publish(EXCHANGE, {"number": number})
         await there.feed.flush()
-        return len(await there.records.read_tail(feed_key("exchanges"), 999))
+        return len(await there.records.read_tail(live_feed_key("exchanges"), 999))
 
     assert await told(10) == 0  # nobody listens
     items, _ = await started(here)
     assert await told(10) == 0  # nor is it known yet
-    now[0] += module.LOOK_EVERY_S
+    now[0] += module.LISTENER_CHECK_S
     assert await told(70) == 50
     assert [each.fields["number"] for each in await taken(items, 50)] == list(range(20, 70))
     await here.feed.close()
-    now[0] += module.LISTENING_S + module.LOOK_EVERY_S
+    now[0] += module.LISTENER_TTL_S + module.LISTENER_CHECK_S
     assert await told(10) == 50
 
 

@@ -7,7 +7,7 @@ import pytest
 from compaction_proxy.core.message import Message
 from compaction_proxy.recall.archive import Archive, ArchivedRound, ArchiveRef, OriginalMessage, build_archive
 from compaction_proxy.recall.fulltext import SqliteTextIndexBuilder
-from compaction_proxy.recall.retention import TENANT_EVERY_S, ArchiveBounds, ArchiveRetention
+from compaction_proxy.recall.retention import TENANT_CHECK_INTERVAL_S, ArchiveBounds, ArchiveRetention
 from compaction_proxy.recall.search import ArchiveSearch
 from compaction_proxy.storage import envelope
 from compaction_proxy.storage.keys import tenant_archives_key
@@ -57,7 +57,9 @@ class Shelf:
         archive = build_archive("t_1", root, made, messages, DAY_S)
         await self.history.record_root("t_1", conversation, root)
         key = archive.items[0].key
-        await self.records.save_if_absent(f"{key}:x", {}, ttl_s=DAY_S, also=[*archive.items, archive.line])
+        await self.records.save_if_absent(
+            f"{key}:x", {}, ttl_s=DAY_S, other_items=[*archive.items, archive.list_line]
+        )
         await self.holdings.add_archive("t_1", ArchiveRef(root, made), archive)
         await self.records.background_tasks.close()
         await self.holdings.enforce_bounds("t_1", root)
@@ -97,7 +99,7 @@ async def test_of_a_tenant_the_oldest_go_whatever_conversation_they_are_of() -> 
     shelf = Shelf(MemoryStore(), tenant=250)
     for number in range(1, 5):
         await shelf.put(number, "x" * 100, root=ROOTS[number % 2])
-        shelf.time += TENANT_EVERY_S
+        shelf.time += TENANT_CHECK_INTERVAL_S
     assert [await shelf.kept(root) for root in ROOTS] == [[("m_40", 100)], [("m_30", 100)]]
 
 
@@ -106,7 +108,7 @@ async def test_all_that_a_tenant_has_is_looked_at_once_in_a_while() -> None:
     for number in range(1, 4):
         await shelf.put(number, "x" * 100)
     assert len(await shelf.kept()) == 3
-    shelf.time += TENANT_EVERY_S
+    shelf.time += TENANT_CHECK_INTERVAL_S
     await shelf.put(4, "x" * 100)
     assert await shelf.kept() == [("m_40", 100)]
 
@@ -133,7 +135,7 @@ async def test_what_is_gone_expired_or_cannot_be_read_is_not_in_the_list_of_a_te
 async def test_a_line_that_names_no_root_is_passed_over(root: object) -> None:
     shelf = Shelf(MemoryStore())
     archive = await shelf.put(1, "x")
-    line = {**archive.line.fields, "root": root}
+    line = {**archive.list_line.fields, "root": root}
     assert await shelf.records.append_line(tenant_archives_key("t_1"), line, ttl_s=DAY_S, max_lines=10)
     assert await shelf.listed() == [(1, 1)]
 

@@ -13,7 +13,7 @@ from compaction_proxy.recall.archive import (
     build_archive,
 )
 from compaction_proxy.recall.fulltext import SearchDocument, TextMatch
-from compaction_proxy.recall.index_cache import READ_AT_ONCE, SearchIndexCache
+from compaction_proxy.recall.index_cache import MAX_CONCURRENT_LOADS, SearchIndexCache
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 
@@ -74,7 +74,7 @@ async def archive(records: RecordStore, number: int) -> ArchiveRef:
     written = build_archive(
         "t_1", root, made, [OriginalMessage(0, f"m_{number}", 1, Message("user", "word"))], DAY_S
     )
-    assert await records.write([*written.items, written.line])
+    assert await records.write([*written.items, written.list_line])
     return ArchiveRef(root, made)
 
 
@@ -147,7 +147,7 @@ async def test_the_archives_of_two_at_once_are_read_and_no_more() -> None:
     indexes = SearchIndexCache(records, Slow())
     places = [await archive(records, number) for number in range(6)]
     read = await asyncio.gather(*(indexes.get_or_load("t_1", [place]) for place in places))
-    assert ([len(each) for each in read], store.most) == ([1] * 6, READ_AT_ONCE)
+    assert ([len(each) for each in read], store.most) == ([1] * 6, MAX_CONCURRENT_LOADS)
     await indexes.close()
 
 

@@ -275,7 +275,7 @@ async def test_what_waits_while_the_store_is_away_is_written_when_it_is_back() -
 async def test_a_fault_of_ours_neither_ends_the_writing_nor_loses_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "FLUSH_S", 0.005)
+    monkeypatch.setattr(module, "FLUSH_INTERVAL_S", 0.005)
     reported: list[BaseException] = []
     monkeypatch.setattr(module, "_log_write_failure", reported.append)
     store = Faulty()
@@ -291,7 +291,7 @@ async def test_a_fault_of_ours_neither_ends_the_writing_nor_loses_anything(
 
 
 async def test_no_more_waits_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_NOTED", 4)
+    monkeypatch.setattr(module, "MAX_QUEUED", 4)
     monkeypatch.setattr(accounts_module, "MAX_WAITING", 2)
     store = MemoryStore()
     process = Process(store)
@@ -307,7 +307,7 @@ async def test_no_more_waits_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_nothing_is_written_of_what_was_forgotten_since_its_request_began() -> None:
     store = MemoryStore()
     process = Process(store)
-    with process.records.deletion_fence.use_start_mark():
+    with process.records.deletion_fence.scoped_start_mark():
         process.journal.record_exchange(*noted(1.0))
         process.journal.record_exchange(*noted(1.0, "c_2"))
         await process.records.delete_prefix(scope_prefix(TENANT, "c_1"))
@@ -327,7 +327,7 @@ async def test_what_is_forgotten_while_it_is_written_does_not_come_back() -> Non
             if self.forgets:
                 self.forgets = False
                 await process.records.delete_prefix(scope_prefix(TENANT, "c_1"))
-                with process.records.deletion_fence.use_start_mark():  # a new request
+                with process.records.deletion_fence.scoped_start_mark():  # a new request
                     process.journal.record_exchange(*noted(1.0, request_bytes=7))
             return found
 

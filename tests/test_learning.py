@@ -9,10 +9,10 @@ from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.providers import model_limits as module
 from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.model_limits import (
-    BELIEVED_S,
-    INFERRED_S,
-    KEPT_EVERY_S,
-    LOOK_EVERY_S,
+    INFERRED_TTL_S,
+    LIMITS_TTL_S,
+    REFRESH_INTERVAL_S,
+    SAVE_INTERVAL_S,
     LearnedLimits,
     ModelLimits,
     from_fields,
@@ -57,7 +57,7 @@ async def test_a_window_named_by_an_error_is_believed_for_a_day_and_after_a_rest
     await learning.learn_window(TENANT, ORIGIN, MODEL, 9_000)
     await learning.learn_window(TENANT, ORIGIN, MODEL, 12_000)  # an error about a larger one changes nothing
     assert (await ModelLimits(records, lambda: 0.0).get(TENANT, ORIGIN, MODEL)).window == 9_000
-    now[0] = BELIEVED_S
+    now[0] = LIMITS_TTL_S
     assert learning.peek_window(TENANT, ORIGIN, MODEL) is None
 
 
@@ -96,7 +96,7 @@ class Replica:
 
     async def look_again(self) -> None:
         """Let a request come by when it is time to look, and wait for what it begins."""
-        self.time += LOOK_EVERY_S
+        self.time += REFRESH_INTERVAL_S
         self.learning.peek_window(TENANT, ORIGIN, MODEL)
         while self.records.background_tasks.is_busy:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
@@ -113,7 +113,7 @@ async def test_what_one_replica_learns_reaches_another_while_it_runs() -> None:
     assert await other.known() == (None, 0)
     await one.learning.learn_window(TENANT, ORIGIN, MODEL, 9_000)
     await one.learning.learn_token_count(TENANT, ORIGIN, MODEL, 1_000, 1_300)
-    other.time += LOOK_EVERY_S - 1
+    other.time += REFRESH_INTERVAL_S - 1
     assert await other.known() == (None, 0)
     await other.look_again()
     assert await other.known() == (9_000, 1)
@@ -135,7 +135,7 @@ async def test_no_request_waits_for_what_other_replicas_may_have_learned() -> No
     replica = Replica(store)
     await replica.learning.learn_token_count(TENANT, ORIGIN, MODEL, 1_000, 1_300)
     store.asked.clear()
-    replica.time += LOOK_EVERY_S
+    replica.time += REFRESH_INTERVAL_S
     async with asyncio.timeout(30):
         assert await replica.known() == (None, 1)
     await store.asked.wait()
@@ -237,7 +237,7 @@ async def test_what_was_answered_is_believed_for_a_day() -> None:
     now = [0.0]
     learning = ModelLimits(RecordStore(MemoryStore(), ignored), lambda: now[0])
     await answered(learning, 140_000, 150_000)
-    now[0] = BELIEVED_S
+    now[0] = LIMITS_TTL_S
     assert await window(learning) == 128_000
 
 
@@ -252,7 +252,7 @@ async def test_silent_cuts_at_several_sizes_give_the_window_away_for_an_hour() -
     assert (
         learning.peek_calibration(TENANT, ORIGIN, MODEL).observations == 3
     )  # the cut says nothing of the ratio
-    now[0] = INFERRED_S
+    now[0] = INFERRED_TTL_S
     assert await window(learning) == 128_000
 
 
@@ -345,7 +345,7 @@ async def test_an_upstream_is_asked_once_in_a_day_whoever_asks(tokens: int | Non
             await settled(learning)
         assert await window(learning) == (tokens or 128_000)
     assert len(asked) == 1
-    now[0] = BELIEVED_S
+    now[0] = LIMITS_TTL_S
     learning.start_discovery(TENANT, ORIGIN, MODEL, told(tokens, asked))
     await settled(learning)
     assert len(asked) == 2
@@ -383,7 +383,7 @@ async def test_what_an_earlier_version_has_kept_is_read() -> None:
     fields = {"window": 9_000, "until": 2.0**40, "calibration": Calibration(0.1, 0.02, 4).to_dict()}
     await records.overwrite(model_limits_key(TENANT, ORIGIN, MODEL), fields, ttl_s=60)
     learned = await ModelLimits(records).get(TENANT, ORIGIN, MODEL)
-    assert (learned.window, learned.calibration.observations, learned.discovered) == (9_000, 4, None)
+    assert (learned.window, learned.calibration.observations, learned.discovered_window) == (9_000, 4, None)
 
 
 def test_what_rounds_come_to_is_learned_of_each_model_within_bounds() -> None:
@@ -406,7 +406,7 @@ async def test_a_ratio_that_moves_with_every_answer_is_kept_now_and_then() -> No
     for actual in (1_300, 1_500, 1_100, 1_600):
         await one.learning.learn_token_count(TENANT, ORIGIN, MODEL, 1_000, actual)
     assert await other.known() == (None, 1)
-    one.time += KEPT_EVERY_S
+    one.time += SAVE_INTERVAL_S
     await one.learning.learn_token_count(TENANT, ORIGIN, MODEL, 1_000, 2_000)
     await other.look_again()
     assert await other.known() == (None, 5)

@@ -19,7 +19,7 @@ from compaction_proxy.recall.tool import (
 )
 
 OURS = RecallContext("t", "c_1")
-MADE = ArchivedRound(conversation="c_1", strategy="anchored", place=b"p", number=1, at=0.0)
+MADE = ArchivedRound(conversation="c_1", strategy="anchored", checkpoint_place=b"p", number=1, made_at=0.0)
 MESSAGE = RecalledMessage(RemovedMessage("m_1", 4, "tool", "one\ntwo\nthree"), MADE)
 
 
@@ -51,7 +51,7 @@ class Scripted:
         query: str,
         limit: int,
         *,
-        known: Any,
+        known_ids: Any,
         snippet_characters: int,
     ) -> list[Hit]:
         self.asked.append((tenant, conversation, query, limit))
@@ -59,7 +59,7 @@ class Scripted:
         return self._hits
 
     async def find_message(
-        self, tenant: str, conversation: str | None, message_id: str, *, known: Any
+        self, tenant: str, conversation: str | None, message_id: str, *, known_ids: Any
     ) -> RecalledMessage | None:
         self.asked.append((tenant, conversation, message_id))
         return self._messages.get(conversation)

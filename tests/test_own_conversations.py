@@ -53,7 +53,7 @@ def conversations(known: Known, *, away: bool = False) -> TenantConversations:
     return TenantConversations(
         cast("ConversationCommands", known),
         cast("ConversationRegistry", known),
-        reachable=lambda: not away,
+        is_store_reachable=lambda: not away,
         now=lambda: NOW,
     )
 
@@ -102,7 +102,7 @@ async def test_another_tenant_s_conversation_is_as_absent_as_none() -> None:
     answers = {
         await ask("t", name)
         for name in ("c_9", "c_0")
-        for ask in (asked.describe_status, asked.request_compaction, asked.explain_missing)
+        for ask in (asked.describe_status, asked.request_compaction, asked.explain_if_unavailable)
     }
     assert (answers, known.compacted) == ({NOT_FOUND}, [])
 

@@ -64,7 +64,7 @@ async def test_whose_tenant_was_forgotten_is_nobody_s_until_it_is_in_use_again()
     for tenant, name in (("t_1", "c_1"), ("t_1", "c_2"), ("t_2", "c_3")):
         await records.overwrite(conversation_key(tenant, name), {}, ttl_s=DAY_S)
         await noting.record_activity(tenant, name)
-    with records.deletion_fence.use_start_mark():
+    with records.deletion_fence.scoped_start_mark():
         assert await records.delete_prefix(tenant_prefix("t_1")) == 2
         await noting.record_activity("t_1", "c_2")  # by a request from before
 
@@ -81,7 +81,7 @@ async def test_a_note_that_is_written_while_its_tenant_is_forgotten_is_taken_bac
 
     records = RecordStore(Slow(), ignored)
     owners = ConversationRegistry(records, DAY_S)
-    with records.deletion_fence.use_start_mark():
+    with records.deletion_fence.scoped_start_mark():
         await owners.record_activity("t_1", "c_1")
 
     assert await owners.find_tenant("c_1") is None

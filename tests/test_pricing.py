@@ -9,7 +9,14 @@ import pytest
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
-from compaction_proxy.providers.pricing import AT_ONCE, FAILED_S, HELD_S, MAX_ASKED, PriceBook, PriceKey
+from compaction_proxy.providers.pricing import (
+    FAILURE_TTL_S,
+    LOOKUP_BURST,
+    MAX_QUEUED_LOOKUPS,
+    PRICE_TTL_S,
+    PriceBook,
+    PriceKey,
+)
 
 ORIGIN = "https://api.example.com:443"
 M, N = ("m", ORIGIN), ("n", ORIGIN)
@@ -84,12 +91,12 @@ async def test_a_configured_price_needs_no_table() -> None:
 
 
 async def test_a_price_is_looked_up_once_an_hour_and_the_old_one_told_meanwhile() -> None:
-    table, time = opened(), [HELD_S - 1]
+    table, time = opened(), [PRICE_TTL_S - 1]
     pricing = PriceBook(Config(), table, now=lambda: time[0])
     await pricing.wait_for_prices([M])
     table.go.clear()
     told = [pricing.get_price(*M)]
-    time[0] = HELD_S
+    time[0] = PRICE_TTL_S
     told.append(pricing.get_price(*M))
     table.go.set()
     await pricing.wait_for_prices([M])
@@ -102,12 +109,12 @@ async def test_while_the_table_fails_no_price_is_known_and_after_a_minute_it_is_
 ) -> None:
     table, time = opened(ImportError("no such table")), [0.0]
     pricing = PriceBook(Config(), table, now=lambda: time[0])
-    for time[0] in (0.0, FAILED_S - 1):
+    for time[0] in (0.0, FAILURE_TTL_S - 1):
         await pricing.wait_for_prices([M])
         assert pricing.get_price(*M) is None
     assert len(table.asked) == capfd.readouterr().out.count("prices.failed") == 1
 
-    table.failure, time[0] = None, FAILED_S
+    table.failure, time[0] = None, FAILURE_TTL_S
     await pricing.wait_for_prices([M])
     assert pricing.get_price(*M) == price(2)
 
@@ -126,18 +133,20 @@ async def test_who_ceases_to_wait_takes_nothing_from_the_others() -> None:
 
 async def test_names_without_end_are_looked_up_at_leisure_and_not_all_of_them() -> None:
     table = Table()
-    pricing = PriceBook(Config(), table, now=clock(5.0), rest_s=0.05)
+    pricing = PriceBook(Config(), table, now=clock(5.0), pause_s=0.05)
     await asyncio.to_thread(
-        lambda: [pricing.get_price(f"m{number}", ORIGIN) for number in range(MAX_ASKED + 9)]
+        lambda: [pricing.get_price(f"m{number}", ORIGIN) for number in range(MAX_QUEUED_LOOKUPS + 9)]
     )
     table.go.set()
-    await pricing.wait_for_prices([(f"m{MAX_ASKED - 1}", ORIGIN), (f"m{MAX_ASKED + 8}", ORIGIN)])
-    assert sum(len(names) for names, _ in table.asked) == MAX_ASKED
-    assert pricing.get_price(f"m{MAX_ASKED - 1}", ORIGIN) is not None
+    await pricing.wait_for_prices(
+        [(f"m{MAX_QUEUED_LOOKUPS - 1}", ORIGIN), (f"m{MAX_QUEUED_LOOKUPS + 8}", ORIGIN)]
+    )
+    assert sum(len(names) for names, _ in table.asked) == MAX_QUEUED_LOOKUPS
+    assert pricing.get_price(f"m{MAX_QUEUED_LOOKUPS - 1}", ORIGIN) is not None
 
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    for number in range(AT_ONCE + 2):
+    for number in range(LOOKUP_BURST + 2):
         await pricing.wait_for_prices([(f"n{number}", ORIGIN)])
     assert loop.time() - begun >= 2 * 0.05
 

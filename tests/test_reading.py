@@ -7,7 +7,7 @@ import pytest
 
 from compaction_proxy.compaction import message_reader
 from compaction_proxy.compaction import message_reader as reading_module
-from compaction_proxy.compaction.message_reader import HOLDING_BYTES, CountingOptions, MessageReader
+from compaction_proxy.compaction.message_reader import CACHE_ENTRY_BYTES, CountingOptions, MessageReader
 from compaction_proxy.core.digest import compute_prefix_digests
 from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.wires.body import parse_body
@@ -49,7 +49,7 @@ async def test_a_message_known_from_the_request_before_is_not_counted_again() ->
 
 
 async def test_short_messages_take_the_room_of_their_records() -> None:
-    room = 2 * (HOLDING_BYTES + 100)  # for two messages, which take fewer than 100 with their texts
+    room = 2 * (CACHE_ENTRY_BYTES + 100)  # for two messages, which take fewer than 100 with their texts
     assert await asked_for(room, [said("one", "two", "six"), said("six"), said("one")]) == [
         "one",
         "two",
@@ -88,7 +88,7 @@ async def test_a_grown_list_is_what_it_would_be_read_from_its_first_message(
         body = reader.read(raw, "t")
         listed = await reading.read_request(body, gauge)
         assert listed == await fresh.read_request(parse_body(raw, CHAT), gauge)
-        assert listed.prefixes == tuple(compute_prefix_digests(listed.body))
+        assert listed.prefixes == tuple(compute_prefix_digests(listed.unfixed_messages))
         assert listed.tokens == sum(message.tokens for message in listed.messages)
         assert [message.raw for message in listed.messages] == list(parse_body(raw, CHAT).messages)
         assert await reading.read_request(body, gauge) == listed
@@ -117,9 +117,9 @@ async def test_large_messages_and_definitions_are_read_as_little_ones(
         json.dumps({"messages": messages, "tools": tools, "functions": {"a": 1}}).encode(), CHAT
     )
     found = []
-    for at_once in (message_reader.AT_ONCE_BYTES, 1):
+    for at_once in (message_reader.CHUNK_BYTES, 1):
         for module in (reading_module, message_reader):
-            monkeypatch.setattr(module, "AT_ONCE_BYTES", at_once)
+            monkeypatch.setattr(module, "CHUNK_BYTES", at_once)
         words = Words()
         reading = MessageReader({"tiktoken": TokenScheduler(words)})
         overhead = await reading.count_overhead(body.prompt_members, GAUGE)

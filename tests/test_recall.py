@@ -69,7 +69,7 @@ async def taken(
     ]
     archive = build_archive(tenant, root, made, messages, DAY_S)
     key = archive.items[0].key
-    await records.save_if_absent(f"{key}:x", {}, ttl_s=DAY_S, also=[*archive.items, archive.line])
+    await records.save_if_absent(f"{key}:x", {}, ttl_s=DAY_S, other_items=[*archive.items, archive.list_line])
     await holdings(records).add_archive(tenant, ArchiveRef(root, made), archive)
     await records.background_tasks.close()
     return made
@@ -165,17 +165,17 @@ async def test_a_branch_finds_what_another_archived_of_messages_that_are_its_own
     await taken(store, 1, "common word", *["foreign word"] * 9, conversation="c_2")
     await taken(store, 2, "own word")
     known = frozenset({"m_10"})
-    hits = await recall(store).search(*WHO, "word", 2, known=known)
+    hits = await recall(store).search(*WHO, "word", 2, known_ids=known)
     assert sorted((hit.message_id, hit.conversation) for hit in hits) == [("m_10", "c_2"), ("m_20", "c_1")]
-    assert await recall(store).find_message(*WHO, "m_11", known=known) is None
-    assert await recall(store).find_message(*WHO, "m_10", known=known) is not None
+    assert await recall(store).find_message(*WHO, "m_11", known_ids=known) is None
+    assert await recall(store).find_message(*WHO, "m_10", known_ids=known) is not None
 
 
 async def test_a_message_that_a_branch_archived_too_stays_the_conversation_s_own() -> None:
     store = MemoryStore()
     await taken(store, 1, "mine as well")
     await taken(store, 1, "mine as well", conversation="c_2", strategy="full")
-    [hit] = await recall(store).search(*WHO, "mine", 5, known=frozenset({"m_99"}))
+    [hit] = await recall(store).search(*WHO, "mine", 5, known_ids=frozenset({"m_99"}))
     assert (hit.message_id, hit.conversation) == ("m_10", "c_1")
 
 
@@ -205,9 +205,9 @@ async def test_an_archive_of_a_version_before_is_still_found() -> None:
     made = ArchivedRound("c_1", "chained", (2).to_bytes(64, "big"), 2, 2.0)
     _, line, _ = build_archive("t_1", ROOTS[0], made, [], DAY_S)
     before = {name: value for name, value in line.fields.items() if name != "bytes"}
-    key = archive_key("t_1", ROOTS[0], "chained", made.place)
+    key = archive_key("t_1", ROOTS[0], "chained", made.checkpoint_place)
     rows = {"messages": [["m_20", 20, "user", "old words"]]}
-    await records.save_if_absent(key, before | rows, ttl_s=DAY_S, also=[replace(line, fields=before)])
+    await records.save_if_absent(key, before | rows, ttl_s=DAY_S, other_items=[replace(line, fields=before)])
     assert sorted(await ids(store, "words")) == ["m_10", "m_20"]
     assert [each.message.turn for each in await recall(store).list_removed_messages(*WHO)] == [1, None]
 

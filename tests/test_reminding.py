@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from compaction_proxy.compaction.auto_recall import DEADLINE_S, HEADING, AutoRecall, build_query
+from compaction_proxy.compaction.auto_recall import DEADLINE_S, HEADING, AutoRecall, build_recall_query
 from compaction_proxy.compaction.types import CompactionMode, FitRequest, FitResult
 from compaction_proxy.core.search_tool import DATA_NOTICE
 from compaction_proxy.recall.search import Hit
@@ -37,7 +37,7 @@ class Searches:
     ended: int = 0
 
     async def __call__(
-        self, tenant: str, conversation: str | None, query: str, limit: int, *, known: AbstractSet[str]
+        self, tenant: str, conversation: str | None, query: str, limit: int, *, known_ids: AbstractSet[str]
     ) -> list[Hit]:
         self.asked.append(f"{tenant} {conversation} {query}")
         if self.takes_s:
@@ -45,7 +45,7 @@ class Searches:
         if self.fails:
             raise ZeroDivisionError
         self.ended += 1
-        return [hit(min(known))] if self.hits is None else self.hits
+        return [hit(min(known_ids))] if self.hits is None else self.hits
 
 
 class Turn(NamedTuple):
@@ -242,4 +242,4 @@ async def test_what_is_forgotten_is_not_held() -> None:
     ],
 )
 def test_a_message_is_searched_by_its_words_if_it_has_enough(text: str, expected: str) -> None:
-    assert build_query(text) == expected
+    assert build_recall_query(text) == expected

@@ -11,7 +11,7 @@ from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, FAILED, MEASURED, OVER_LIMIT, PINNED, Event
 from compaction_proxy.core.upstream_failure import UpstreamFailure, parse_failures
-from compaction_proxy.storage.keys import client_key_name, hours_key, writers_key
+from compaction_proxy.storage.keys import client_key_name, hourly_counts_key, statistics_writers_key
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry import statistics as module
@@ -147,7 +147,7 @@ async def test_a_large_hour_is_written_less_often_but_at_last(monkeypatch: pytes
     async def written(*, at_last: bool = False) -> int:
         for model in "ab":
             process.statistics.add_entries([ExchangeEntry("t", None, exchange(NOON, model=model), None)])
-        await process.statistics.flush(at_last=at_last)
+        await process.statistics.flush(force=at_last)
         [row] = await Process(store, lambda: now[0]).statistics.list_rows(NOON, NOON + 1, "total")
         return row.counters.requests
 
@@ -187,9 +187,9 @@ async def test_records_that_make_no_sense_count_nothing() -> None:
     records = RecordStore(MemoryStore(), ignored)
     day = "2026-11-22"
     for writer, told in (("a", {"rows": 7}), ("b", {"rows": [5, {"model": "m", "requests": "x"}]})):
-        await records.append_line(writers_key(day), {"writer": writer}, ttl_s=DAY_S, max_lines=9)
-        await records.overwrite(hours_key(day, 12, writer), told, ttl_s=DAY_S)
-    await records.append_line(writers_key(day), {"writer": 7}, ttl_s=DAY_S, max_lines=9)
+        await records.append_line(statistics_writers_key(day), {"writer": writer}, ttl_s=DAY_S, max_lines=9)
+        await records.overwrite(hourly_counts_key(day, 12, writer), told, ttl_s=DAY_S)
+    await records.append_line(statistics_writers_key(day), {"writer": 7}, ttl_s=DAY_S, max_lines=9)
     rows = await Statistics(records, MONTH_S, lambda: NOON).list_rows(NOON, NOON + 1, "model")
     assert [(row.label, to_fields(row.counters)) for row in rows] == [("m", {})]
 
@@ -223,7 +223,9 @@ def test_a_quantile_of_the_overhead_is_told_from_its_buckets(
     counters = ExchangeCounters()
     for overhead in overheads:
         counters.add_exchange(exchange(1.0, overhead_s=overhead))
-    assert counters.overhead_quantile_s(share) == (expected if expected is None else pytest.approx(expected))
+    assert counters.compute_overhead_quantile_s(share) == (
+        expected if expected is None else pytest.approx(expected)
+    )
 
 
 async def test_failures_of_upstreams_add_up_across_processes_and_hours_and_outlive_them() -> None:

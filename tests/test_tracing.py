@@ -10,14 +10,14 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.gateway.server import serve_embedded
-from compaction_proxy.runtime import COLLECTORS, create_tracer
+from compaction_proxy.runtime import COLLECTOR_VARIABLES, create_tracer
 
 NAMED = {"observability": {"otlp_endpoint": "http://127.0.0.1:9/"}}
 
 
 @pytest.fixture(autouse=True)
 def no_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*COLLECTORS, "OTEL_SDK_DISABLED"):
+    for name in (*COLLECTOR_VARIABLES, "OTEL_SDK_DISABLED"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -49,7 +49,7 @@ async def test_spans_that_wait_are_sent_to_the_collector_in_the_end(
     collector = Collector()
     async with serve_embedded(collector) as url:
         if named_by == "environment":
-            monkeypatch.setenv(COLLECTORS[0], url)
+            monkeypatch.setenv(COLLECTOR_VARIABLES[0], url)
         given = {} if named_by == "environment" else {"observability": {"otlp_endpoint": url}}
         tracer = await asyncio.to_thread(create_tracer, Config.model_validate(given))
         assert tracer is not None
@@ -76,5 +76,7 @@ def test_a_collector_that_nothing_can_be_sent_to_for_lack_of_a_library_is_said(
     with pytest.raises(ConfigError) as refused:
         create_tracer(Config.model_validate(NAMED))
     assert str(refused.value) == "observability.otlp_endpoint: needs `pip install compaction-proxy[otel]`"
-    monkeypatch.setenv(COLLECTORS[0], "http://127.0.0.1:9")  # set for all that runs there, not for us
+    monkeypatch.setenv(
+        COLLECTOR_VARIABLES[0], "http://127.0.0.1:9"
+    )  # set for all that runs there, not for us
     assert create_tracer(Config()) is None

@@ -35,8 +35,8 @@ def ignored(_: object) -> None:
 @pytest.fixture(autouse=True)
 def without_fts5(monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite knows no module of the name that is asked for."""
-    lists = fulltext._LISTS.replace("fts5(", "fts5_that_is_not_there(")
-    monkeypatch.setattr(fulltext, "_LISTS", lists)
+    lists = fulltext._SCHEMA_SQL.replace("fts5(", "fts5_that_is_not_there(")
+    monkeypatch.setattr(fulltext, "_SCHEMA_SQL", lists)
 
 
 async def removed() -> ArchiveSearch:
@@ -45,7 +45,7 @@ async def removed() -> ArchiveSearch:
     history, holdings = EventHistory(records, DAY_S), ArchiveRetention(records, DAY_S, ArchiveBounds())
     await history.record_root("t_1", "c_1", ROOT)
     archive = build_archive("t_1", ROOT, MADE, [OriginalMessage(0, "m_0", 1, Message("user", "word"))], DAY_S)
-    assert await records.write([*archive.items, archive.line])
+    assert await records.write([*archive.items, archive.list_line])
     return ArchiveSearch(records, history, holdings, SqliteTextIndexBuilder())
 
 

@@ -64,7 +64,7 @@ async def test_another_replica_sees_every_wish(store: Store) -> None:
         await wishing.add_pin(*WHO, "Be brief."),
         await wishing.request_compaction(*WHO),
         await wishing.undo_round(*WHO, place(1)),
-        await wishing.set_bypass(*WHO, on=True),
+        await wishing.set_bypass(*WHO, is_enabled=True),
     ]
     assert saved == [True] * 5
     assert await replica(store).get(*WHO) == Directives(

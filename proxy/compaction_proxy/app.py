@@ -12,16 +12,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compaction_proxy.admin.api.replay import create_replay_router
 from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
-from compaction_proxy.admin.app import create_admin
+from compaction_proxy.admin.app import create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy, BodyBudgetMiddleware
 from compaction_proxy.admin.queries import ConversationQueries
-from compaction_proxy.admin.replay_source import create_replay_source
+from compaction_proxy.admin.replay_source import create_conversation_loader
 from compaction_proxy.admin.ui.app import mount_pages
 from compaction_proxy.compaction.commands import ConversationCommands
 from compaction_proxy.compaction.prompts import check_instructions
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import LoadedConfig
-from compaction_proxy.config.sections import MESSAGES, RESPONSES
+from compaction_proxy.config.sections import MESSAGES_WIRE, RESPONSES_WIRE
 from compaction_proxy.config.validation import is_loopback
 from compaction_proxy.gateway import compact_api, count_tokens
 from compaction_proxy.gateway.after_response import AfterResponseHandler
@@ -46,7 +46,7 @@ from compaction_proxy.gateway.upstream import Upstream, build_upstreams
 from compaction_proxy.providers.discovery import HttpWindowDiscovery
 from compaction_proxy.recall.round_detail import RoundDetailReader
 from compaction_proxy.replay.jobs import ReplayJobRunner
-from compaction_proxy.runtime import Components, choose_budget
+from compaction_proxy.runtime import Components, choose_body_budget
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
 from compaction_proxy.wires.chat.wire import CHAT
@@ -62,15 +62,15 @@ class EndpointTable:
     """The endpoints, grouped by the kind of request that they answer.
 
     Attributes:
-        wires: The endpoints for requests that carry a conversation. The key is the name of the wire.
-        posts: The endpoints for other POST requests whose bodies the proxy reads. The key is the ending of
-            the path.
+        wire_endpoints: The endpoints for requests that carry a conversation. The key is the name of the wire.
+        post_endpoints: The endpoints for other POST requests whose bodies the proxy reads. The key is the
+            ending of the path.
         passthrough: The endpoint for all other requests.
         compact: The endpoint for `/v1/compact`.
     """
 
-    wires: Mapping[str, ASGIApp]
-    posts: Mapping[bytes, ASGIApp]
+    wire_endpoints: Mapping[str, ASGIApp]
+    post_endpoints: Mapping[bytes, ASGIApp]
     passthrough: ASGIApp
     compact: ASGIApp
 
@@ -89,51 +89,63 @@ def apply_deletion_fence(app: ASGIApp, records: RecordStore) -> ASGIApp:
 
 
 def build_endpoints(
-    config: Config, parts: Components, hop: str, gates: Mapping[str, SizeGate], admission: ConcurrencyLimiter
+    config: Config,
+    components: Components,
+    hop_mark: str,
+    gates: Mapping[str, SizeGate],
+    admission: ConcurrencyLimiter,
 ) -> EndpointTable:
     """Builds the endpoints for a configuration.
 
     Args:
         config: The configuration.
-        parts: The components that live as long as the process.
-        hop: The mark of this installation, by which a request that comes back to it is recognised.
+        components: The components that live as long as the process.
+        hop_mark: The mark of this installation, by which a request that comes back to it is recognised.
         gates: The size gates, by the wire's name.
         admission: Limits the number of concurrent requests.
     """
-    targets = build_upstreams(config, parts.engine, hop, parts.upstream_monitor)
+    targets = build_upstreams(config, components.engine, hop_mark, components.upstream_monitor)
     blind = PassthroughEndpoint(targets, admission)
-    items = CompactionItemCodec(config, lambda: parts.secret.accepted_keys, partial(resolve_name, _CIPHER))
+    items = CompactionItemCodec(
+        config, lambda: components.secret.accepted_keys, partial(resolve_name, _CIPHER)
+    )
     compactor = InputCompactor(
         config,
-        targets[RESPONSES],
-        parts.create_stateless_compaction(config),
-        lambda: parts.secret.current_key,
+        targets[RESPONSES_WIRE],
+        components.create_stateless_compaction(config),
+        lambda: components.secret.current_key,
     )
     triggers = TriggerResponder(
-        config, targets[RESPONSES], compactor=compactor, items=items, model_limits=parts.model_limits
+        config,
+        targets[RESPONSES_WIRE],
+        compactor=compactor,
+        items=items,
+        model_limits=components.model_limits,
     )
     wires = {
         name: apply_deletion_fence(
-            _build_wire_endpoint(config, parts, targets[name], wire, gates[name], admission, triggers),
-            parts.records,
+            _build_wire_endpoint(config, components, targets[name], wire, gates[name], admission, triggers),
+            components.records,
         )
         for name, wire in WIRES.items()
     }
     posts: dict[bytes, ASGIApp] = {
-        count_tokens.ENDING: _build_count_tokens(config, parts, targets[MESSAGES], blind, admission),
+        count_tokens.PATH_ENDING: _build_count_tokens_endpoint(
+            config, components, targets[MESSAGES_WIRE], blind, admission
+        ),
     }
     if config.upstream.responses_compact != "relay":
-        posts[compact_api.ENDING] = ResponsesCompactEndpoint(
-            config, targets[RESPONSES], compactor=compactor, items=items, admission=admission
+        posts[compact_api.PATH_ENDING] = ResponsesCompactEndpoint(
+            config, targets[RESPONSES_WIRE], compactor=compactor, items=items, admission=admission
         )
     return EndpointTable(
-        wires, posts, blind, _build_compact_endpoint(config, parts, targets[CHAT.name], admission)
+        wires, posts, blind, _build_compact_endpoint(config, components, targets[CHAT.name], admission)
     )
 
 
 def _build_wire_endpoint(
     config: Config,
-    parts: Components,
+    components: Components,
     upstream: Upstream,
     wire: Wire,
     gate: SizeGate,
@@ -145,18 +157,18 @@ def _build_wire_endpoint(
     Only the endpoint of the Responses wire handles compaction items and triggers.
     """
     searching = any(row.settings.recall.tool != "none" for row in config.settings_by_glob)
-    compactor = parts.create_compactor(config)
+    compactor = components.create_compactor(config)
     aftermath = AfterResponseHandler(
         upstream,
         compactor=compactor,
-        feedback=parts.create_feedback(),
-        notes=parts.exchange_log,
-        incidents=IncidentReporter(parts.event_bus, parts.history),
-        registry=parts.conversation_registry,
-        model_limits=parts.model_limits,
-        discovery=HttpWindowDiscovery(parts.transport),
+        feedback=components.create_feedback(),
+        exchange_recorder=components.exchange_log,
+        incidents=IncidentReporter(components.event_bus, components.history),
+        registry=components.conversation_registry,
+        model_limits=components.model_limits,
+        discovery=HttpWindowDiscovery(components.transport),
     )
-    unread = UnreadConversationFinder(wire, parts.conversation_index)
+    unread = UnreadConversationFinder(wire, components.conversation_index)
     return RelayEndpoint(
         config,
         upstream,
@@ -164,44 +176,44 @@ def _build_wire_endpoint(
         compactor=compactor,
         after_response=aftermath,
         gate=gate,
-        secret=lambda: parts.secret.current_key,
+        get_secret=lambda: components.secret.current_key,
         admission=admission,
-        tracer=parts.tracer,
-        memory=parts.recall_tool if searching else None,
-        triggers=triggers if wire.name == RESPONSES else None,
+        tracer=components.tracer,
+        recall_tool=components.recall_tool if searching else None,
+        trigger_responder=triggers if wire.name == RESPONSES_WIRE else None,
         conversation_finder=unread if config.session.fallback == "content" else None,
     )
 
 
-def _build_count_tokens(
+def _build_count_tokens_endpoint(
     config: Config,
-    parts: Components,
+    components: Components,
     upstream: Upstream,
-    blind: PassthroughEndpoint,
+    passthrough: PassthroughEndpoint,
     admission: ConcurrencyLimiter,
 ) -> CountTokensEndpoint:
     """Builds the endpoint for requests to count tokens."""
     return CountTokensEndpoint(
         config,
         upstream,
-        passthrough=blind,
-        message_reader=parts.message_reader,
-        model_limits=parts.model_limits,
-        secret=lambda: parts.secret.current_key,
+        passthrough=passthrough,
+        message_reader=components.message_reader,
+        model_limits=components.model_limits,
+        get_secret=lambda: components.secret.current_key,
         admission=admission,
     )
 
 
 def _build_compact_endpoint(
-    config: Config, parts: Components, upstream: Upstream, admission: ConcurrencyLimiter
+    config: Config, components: Components, upstream: Upstream, admission: ConcurrencyLimiter
 ) -> CompactEndpoint:
     """Builds the endpoint for `/v1/compact`."""
     return CompactEndpoint(
         config,
         upstream,
         format_origin(config.upstream.base_url),
-        stateless=parts.create_stateless_compaction(config),
-        secret=lambda: parts.secret.current_key,
+        stateless=components.create_stateless_compaction(config),
+        get_secret=lambda: components.secret.current_key,
         admission=admission,
     )
 
@@ -230,18 +242,18 @@ class _LifespanTracker:
         return bool(self._state.get("stopping"))
 
 
-def _build_queries(config: Config, parts: Components) -> ConversationQueries:
+def _build_queries(config: Config, components: Components) -> ConversationQueries:
     """Builds the queries that the admin API and the dashboard pages use."""
     return ConversationQueries(
-        records=parts.records,
-        conversation_registry=parts.conversation_registry,
-        usage=parts.usage,
-        history=parts.history,
-        details=RoundDetailReader(parts.records, parts.history),
-        directives=parts.directives,
-        statistics=parts.statistics,
-        feed=parts.feed,
-        pricing=parts.pricing,
+        records=components.records,
+        conversation_registry=components.conversation_registry,
+        usage=components.usage,
+        history=components.history,
+        details=RoundDetailReader(components.records, components.history),
+        directives=components.directives,
+        statistics=components.statistics,
+        feed=components.feed,
+        pricing=components.pricing,
         config=config,
         origin=format_origin(config.upstream.base_url),
     )
@@ -252,36 +264,45 @@ def _build_access_policy(config: Config) -> AccessPolicy:
     return AccessPolicy(config.server.host, config.server.admin_key.get_secret_value())
 
 
-def _build_commands(parts: Components) -> ConversationCommands:
+def _build_commands(components: Components) -> ConversationCommands:
     """Builds the commands that act on a conversation, given its id."""
     return ConversationCommands(
-        parts.records,
-        parts.conversation_registry,
-        parts.history,
-        parts.directives,
-        parts.recall,
-        compacted=parts.compacted_conversations,
-        announce=parts.event_bus,
-        on_search=parts.metrics.count_search,
+        components.records,
+        components.conversation_registry,
+        components.history,
+        components.directives,
+        components.recall,
+        compacted=components.compacted_conversations,
+        announce=components.event_bus,
+        on_search=components.metrics.count_search,
     )
 
 
 def _create_api(
-    config: Config, parts: Components, loaded: LoadedConfig | None, is_stopping: Callable[[], bool]
+    config: Config,
+    components: Components,
+    loaded_config: LoadedConfig | None,
+    is_stopping: Callable[[], bool],
 ) -> FastAPI:
     """Creates the FastAPI application with the admin API, health checks and metrics."""
-    commands = _build_commands(parts)
+    commands = _build_commands(components)
     access_policy = _build_access_policy(config)
     settings = AdminSettings(config)
-    if loaded is not None:
-        settings = AdminSettings(config, loaded.origins, str(loaded.path or ""), loaded.warnings)
-    queries = _build_queries(config, parts)
-    replay_jobs = ReplayJobRunner(config, create_replay_source(commands, queries))
+    if loaded_config is not None:
+        settings = AdminSettings(
+            config, loaded_config.origins, str(loaded_config.path or ""), loaded_config.warnings
+        )
+    queries = _build_queries(config, components)
+    replay_jobs = ReplayJobRunner(config, create_conversation_loader(commands, queries))
     api = AdminApi(
         commands, queries, access_policy, settings, is_stopping, (create_replay_router(replay_jobs),)
     )
-    return create_admin(
-        parts.get_readiness, config.server.base_path, api, parts.render_metrics, parts.run_lifespan
+    return create_admin_app(
+        components.get_readiness,
+        config.server.base_path,
+        api,
+        components.render_metrics,
+        components.run_lifespan,
     )
 
 
@@ -291,39 +312,41 @@ def _has_provider_key(config: Config) -> bool:
     return upstream or any(row.settings.summary.api_key.get_secret_value() for row in config.settings_by_glob)
 
 
-def _build_client_authenticator(config: Config, *, guarded: bool) -> ClientAuthenticator:
+def _build_client_authenticator(config: Config, *, refuses_foreign_pages: bool) -> ClientAuthenticator:
     """Builds the component that checks client keys.
 
-    If no client keys are configured, every client is admitted. With `guarded`, web pages of other machines
-    are refused even then.
+    If no client keys are configured, every client is admitted. With `refuses_foreign_pages`, web pages of
+    other machines are refused even then.
     """
     server = config.server
     return ClientAuthenticator(
         [key.get_secret_value() for key in server.client_keys],
-        has_provider_key=guarded,
+        has_provider_key=refuses_foreign_pages,
         loopback_only=server.unix_socket is None and is_loopback(server.host),
         keys_identify_tenants=config.session.tenant == "credential",
     )
 
 
-def _build_mcp_endpoint(config: Config, parts: Components, admission: ConcurrencyLimiter) -> ASGIApp:
+def _build_mcp_endpoint(config: Config, components: Components, admission: ConcurrencyLimiter) -> ASGIApp:
     """Builds the MCP endpoint for agents.
 
     The endpoint always refuses web pages of other machines. Otherwise such a page could read the
     conversations of clients that send no key.
     """
     conversations = TenantConversations(
-        _build_commands(parts), parts.conversation_registry, reachable=lambda: parts.records.is_reachable
+        _build_commands(components),
+        components.conversation_registry,
+        is_store_reachable=lambda: components.records.is_reachable,
     )
     endpoint = McpEndpoint(
         config,
         format_origin(config.upstream.base_url),
-        tools=McpToolRunner(parts.recall_tool, conversations),
-        secret=lambda: parts.secret.current_key,
+        tools=McpToolRunner(components.recall_tool, conversations),
+        secret=lambda: components.secret.current_key,
         admission=admission,
-        clients=_build_client_authenticator(config, guarded=True),
+        clients=_build_client_authenticator(config, refuses_foreign_pages=True),
     )
-    return apply_deletion_fence(endpoint, parts.records)
+    return apply_deletion_fence(endpoint, components.records)
 
 
 class Proxy:
@@ -331,31 +354,31 @@ class Proxy:
 
     Args:
         config: The configuration.
-        parts: The components that live as long as the process.
-        loaded: The origin of the configuration, for the admin API; None if it is unknown.
+        components: The components that live as long as the process.
+        loaded_config: The origin of the configuration, for the admin API; None if it is unknown.
 
     Attributes:
         api: The FastAPI application. It describes the proxy's own paths, and the endpoints whose requests the
             proxy compacts, under their usual paths.
     """
 
-    def __init__(self, config: Config, parts: Components, loaded: LoadedConfig | None) -> None:
-        self._parts = parts
-        self._lifespan = _LifespanTracker(Router(lifespan=parts.run_lifespan))
-        bodies = BodyBudget(choose_budget(config.server))
-        self._admission = ConcurrencyLimiter(config.server.max_in_flight, bodies=bodies)
-        parts.metrics.figures["inflight_body_bytes"] = lambda: bodies.used_bytes
-        parts.metrics.figures["inflight_body_limit_bytes"] = lambda: bodies.most_bytes
+    def __init__(self, config: Config, components: Components, loaded_config: LoadedConfig | None) -> None:
+        self._parts = components
+        self._lifespan = _LifespanTracker(Router(lifespan=components.run_lifespan))
+        bodies = BodyBudget(choose_body_budget(config.server))
+        self._admission = ConcurrencyLimiter(config.server.max_in_flight, body_budget=bodies)
+        components.metrics.figures["inflight_body_bytes"] = lambda: bodies.used_bytes
+        components.metrics.figures["inflight_body_limit_bytes"] = lambda: bodies.limit_bytes
         self._hop = token_hex(HOP_BYTES)
-        self._gates = self._open_gates(config)
+        self._gates = self._build_gates(config)
         self._access_policy = _build_access_policy(config)
-        self._dispatcher = self._build_dispatcher(config, loaded)
+        self._dispatcher = self._build_dispatcher(config, loaded_config)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answers one request with the current configuration, or handles the server's lifespan events."""
         return self._dispatcher(scope, receive, send)
 
-    def reload(self, loaded: LoadedConfig) -> None:
+    def reload(self, loaded_config: LoadedConfig) -> None:
         """Applies another configuration to all later requests.
 
         The keys in `config.reload.AT_START` take effect only when a process starts.
@@ -364,26 +387,26 @@ class Proxy:
             ConfigError: The configuration names something that does not exist. The old configuration stays in
                 use.
         """
-        config = loaded.config
+        config = loaded_config.config
         check_instructions(config)
-        self._gates = self._open_gates(config)
+        self._gates = self._build_gates(config)
         self._parts.pricing.reload(config)
         if self._parts.tracer is not None:
             self._parts.tracer.set_upstream(config.upstream.base_url)
         self._access_policy = _build_access_policy(config)
-        self._dispatcher = self._build_dispatcher(config, loaded)
+        self._dispatcher = self._build_dispatcher(config, loaded_config)
 
-    def record_reload(self, *, taken: bool) -> None:
-        """Records in the metrics that a new configuration was applied (`taken`) or refused."""
-        self._parts.metrics.record_reload(succeeded=taken)
+    def record_reload(self, *, succeeded: bool) -> None:
+        """Records in the metrics that a new configuration was applied (`succeeded`) or refused."""
+        self._parts.metrics.record_reload(succeeded=succeeded)
 
-    def _open_gates(self, config: Config) -> Mapping[str, SizeGate]:
+    def _build_gates(self, config: Config) -> Mapping[str, SizeGate]:
         parts = self._parts
         return build_gates(
             config, parts.model_limits, parts.directives, parts.compacted_conversations, parts.pricing
         )
 
-    def _build_dispatcher(self, config: Config, loaded: LoadedConfig | None) -> Dispatcher:
+    def _build_dispatcher(self, config: Config, loaded_config: LoadedConfig | None) -> Dispatcher:
         parts, admission = self._parts, self._admission
         current_policy = self._access_policy
 
@@ -394,20 +417,22 @@ class Proxy:
         base_path = config.server.base_path
         relay = partial(
             RelayHandler,
-            hop=self._hop,
-            clients=_build_client_authenticator(config, guarded=_has_provider_key(config)),
+            hop_mark=self._hop,
+            authenticator=_build_client_authenticator(
+                config, refuses_foreign_pages=_has_provider_key(config)
+            ),
             keep_alive_s=config.server.keep_alive_s,
         )
         endpoints = build_endpoints(config, parts, self._hop, self._gates, admission)
-        wires = {name: relay(endpoint) for name, endpoint in endpoints.wires.items()}
+        wires = {name: relay(endpoint) for name, endpoint in endpoints.wire_endpoints.items()}
         compact = relay(endpoints.compact)
-        self.api = _create_api(config, parts, loaded, is_ending)
+        self.api = _create_api(config, parts, loaded_config, is_ending)
         self.api.router.routes.extend(create_relay_routes(wires, compact, base_path))
         admin = apply_deletion_fence(mount_pages(self.api, self._access_policy, base_path), parts.records)
         return Dispatcher(
-            admin=BodyBudgetMiddleware(admin, admission.bodies),
-            wires=wires,
-            posts={path: relay(endpoint) for path, endpoint in endpoints.posts.items()},
+            admin=BodyBudgetMiddleware(admin, admission.body_budget),
+            wire_endpoints=wires,
+            post_endpoints={path: relay(endpoint) for path, endpoint in endpoints.post_endpoints.items()},
             passthrough=relay(endpoints.passthrough),
             compact=compact,
             mcp=relay(_build_mcp_endpoint(config, parts, admission)),
@@ -416,15 +441,17 @@ class Proxy:
         )
 
 
-def create_app(config: Config, *, store: Store | None = None, loaded: LoadedConfig | None = None) -> Proxy:
+def create_app(
+    config: Config, *, store: Store | None = None, loaded_config: LoadedConfig | None = None
+) -> Proxy:
     """Returns the proxy as an ASGI application. Its lifespan opens and closes all components.
 
     Args:
         config: The configuration.
         store: A store to use in place of the configured one.
-        loaded: The origin of the configuration, for the admin API; None if it is unknown.
+        loaded_config: The origin of the configuration, for the admin API; None if it is unknown.
 
     Raises:
         ConfigError: The configuration names something that does not exist.
     """
-    return Proxy(config, Components(config, store), loaded)
+    return Proxy(config, Components(config, store), loaded_config)

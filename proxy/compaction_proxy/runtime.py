@@ -67,7 +67,7 @@ from compaction_proxy.storage.factory import (
 )
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
-from compaction_proxy.storage.resilient import RateLimitedLog, run_with_deadline
+from compaction_proxy.storage.resilient import RateLimitedReporter, run_with_deadline
 from compaction_proxy.storage.store import Store
 from compaction_proxy.storage.timed import InstrumentedStore
 from compaction_proxy.support.fail_open import suppress_and_report
@@ -97,9 +97,9 @@ SECRET_RETRY_S = 1.0
 # has then stored the secret again, or all replicas have taken over a new one.
 SECRET_CHECK_S = 5.0
 # The largest number of earlier secrets that a process remembers.
-MAX_PREVIOUS = 16
+MAX_PREVIOUS_SECRETS = 16
 # Environment variables that can name the server to which traces are sent.
-COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 ReportStoreFailure = Callable[[StoreUnavailableError], None]
 
@@ -128,7 +128,7 @@ def open_configured_store(config: Config, store_url: str) -> Store:
     return store
 
 
-def choose_budget(server: ServerSection) -> int:
+def choose_body_budget(server: ServerSection) -> int:
     """Returns how many bytes of request bodies this process may hold at once.
 
     The configuration decides. If it sets no number, the result follows from the available memory.
@@ -152,7 +152,7 @@ def create_full_text_index() -> TextIndexBuilder:
 def create_tracer(config: Config) -> Tracer | None:
     """Returns a tracer if the configuration or the environment says where to send traces, else None.
 
-    The environment variables are `COLLECTORS`. `OTEL_SDK_DISABLED=true` disables tracing.
+    The environment variables are `COLLECTOR_VARIABLES`. `OTEL_SDK_DISABLED=true` disables tracing.
 
     Raises:
         ConfigError: The configuration says where to send traces, but the packages for tracing are not
@@ -160,7 +160,7 @@ def create_tracer(config: Config) -> Tracer | None:
     """
     endpoint = config.observability.otlp_endpoint
     off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    if off or not (endpoint or any(map(os.environ.get, COLLECTORS))):
+    if off or not (endpoint or any(map(os.environ.get, COLLECTOR_VARIABLES))):
         return None
     try:
         tracing = import_module("compaction_proxy.telemetry.otel")
@@ -196,7 +196,7 @@ class TenantSecret:
         self._report = report
         self._store = None if configured or not is_shared_store(store_url) else store
 
-    async def agree_with_store(self) -> bool:
+    async def sync_with_store(self) -> bool:
         """Takes over the secret in the shared store, or stores ours there if the store has none.
 
         Returns False if that failed and the store has to be asked again.
@@ -212,7 +212,7 @@ class TenantSecret:
                 self._report(error)  # the records already report an unavailable store
             return False
         if shared != self.current_key:
-            self._previous = [self.current_key, *self._previous][:MAX_PREVIOUS]
+            self._previous = [self.current_key, *self._previous][:MAX_PREVIOUS_SECRETS]
             self.current_key = shared
         return True
 
@@ -222,9 +222,9 @@ class TenantSecret:
         return self.current_key, *self._previous
 
     async def poll_store(self) -> None:
-        """Runs `agree_with_store` at intervals for ever, because the store may lose its content."""
+        """Runs `sync_with_store` at intervals for ever, because the store may lose its content."""
         while self._store is not None:  # noqa: ASYNC110 - the store offers no event to wait for
-            await asyncio.sleep(SECRET_CHECK_S if await self.agree_with_store() else SECRET_RETRY_S)
+            await asyncio.sleep(SECRET_CHECK_S if await self.sync_with_store() else SECRET_RETRY_S)
 
 
 # The HTTP engines. Only the configured one is imported, because the library of the other one would take
@@ -262,7 +262,7 @@ class Components:
     Args:
         config: The configuration. If it sets no store URL, the store is in memory.
         store: A store to use in place of the configured one.
-        writer: Writes summaries in place of the models that the configuration names.
+        summary_model: Writes summaries in place of the models that the configuration names.
         clock: Returns monotonic seconds. It measures how long the proxy makes no new summary for a
             conversation after a summary has failed.
     """
@@ -271,7 +271,7 @@ class Components:
         self,
         config: Config,
         store: Store | None,
-        writer: SummaryModel | None = None,
+        summary_model: SummaryModel | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -279,7 +279,7 @@ class Components:
         store_url = config.store.url or "memory://"
         self.store = store or open_configured_store(config, store_url)
         self.metrics = Metrics(__version__)
-        report = RateLimitedLog(log_store_failure)
+        report = RateLimitedReporter(log_store_failure)
 
         def record_store_failure(error: StoreUnavailableError) -> None:
             self.metrics.count_store_failure(error.reason)
@@ -303,7 +303,7 @@ class Components:
         self.pricing = PriceBook(config, PriceProcess())
         self.growth = GrowthTracker()
         self.usage_baselines = UsageBaselineStore(self.records)
-        self._build_telemetry(config, quiet=writer is not None)
+        self._build_telemetry(config, is_rehearsal=summary_model is not None)
         self.conversation_registry = ConversationRegistry(self.records, config.store.ttl_s)
         self.conversation_index = ConversationIndex(
             self.records, self._mint_conversation_id, config.store.ttl_s
@@ -313,14 +313,14 @@ class Components:
         self.compacted_conversations = CompactedConversations(self.records, config.store.ttl_s)
         self.effectiveness = RoundEffectiveness()
         self.retention = ArchiveRetention(self.records, config.store.ttl_s, _get_archive_bounds(config))
-        self._build_rounds(writer or HttpSummaryModel(self.transport), clock)
+        self._build_rounds(summary_model or HttpSummaryModel(self.transport), clock)
         self._build_recall()
         self.secret = TenantSecret(config, store_url, self.store, report)
         self.is_ready = False
 
-    def _build_rounds(self, writer: SummaryModel, clock: Callable[[], float]) -> None:
+    def _build_rounds(self, summary_model: SummaryModel, clock: Callable[[], float]) -> None:
         """Builds the components that make compactions."""
-        summarizer = Summarizer(writer, self.message_reader, price=self.pricing.compute_cost)
+        summarizer = Summarizer(summary_model, self.message_reader, price=self.pricing.compute_cost)
         self.metrics.breakers["summary"] = lambda: summarizer.has_resting_model
         self.round_builder = RoundBuilder(
             summarizer,
@@ -328,7 +328,7 @@ class Components:
             self.checkpoint_index,
             self.history,
             self.message_reader,
-            holdings=self.retention,
+            retention=self.retention,
             announce=self.event_bus,
         )
         self.inflight_rounds = InflightRounds(
@@ -346,10 +346,10 @@ class Components:
             self.recall.search, self.message_reader, self.records, count, on_search=count_search
         )
 
-    def _build_telemetry(self, config: Config, *, quiet: bool) -> None:
+    def _build_telemetry(self, config: Config, *, is_rehearsal: bool) -> None:
         """Builds the components that record requests and events, and report them.
 
-        `quiet` disables tracing. It is set for a rehearsal, which serves no requests.
+        `is_rehearsal` disables tracing. It is set for a rehearsal, which serves no requests.
         """
         self.usage = UsageStore(self.records, config.store.ttl_s)
         self.statistics = Statistics(self.records, config.store.ttl_s)
@@ -364,7 +364,7 @@ class Components:
         self.upstream_monitor = UpstreamMonitor(
             self.metrics.count_upstream_error, self.statistics.record_upstream_failure
         )
-        self.tracer = None if quiet else create_tracer(config)
+        self.tracer = None if is_rehearsal else create_tracer(config)
         if self.tracer is not None:
             self.event_bus.listeners.append(self.tracer.on_event)
 
@@ -390,7 +390,7 @@ class Components:
             stack.push_async_callback(self.auto_recall.close)
             await asyncio.gather(
                 self.records.open(),
-                self.secret.agree_with_store(),
+                self.secret.sync_with_store(),
                 self.token_scheduler.run_in_worker(self.counter.warm_up),
             )
             _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
@@ -406,8 +406,8 @@ class Components:
             yield
             self.is_ready = False
 
-    def _count_exchanges(self, entries: Sequence[ExchangeEntry], alike: Sequence[ExchangeBatch]) -> None:
-        for each in alike:
+    def _count_exchanges(self, entries: Sequence[ExchangeEntry], batches: Sequence[ExchangeBatch]) -> None:
+        for each in batches:
             self.metrics.count_batch(each)
         self.metrics.count_exchanges(entries)
 
@@ -427,9 +427,9 @@ class Components:
         """Returns whether requests can be served, and whether the store is reachable."""
         return Readiness(self.is_ready, "ok" if self.records.is_reachable else "down", __version__)
 
-    def _create_job_builder(self, config: Config, *, keeps: bool = True) -> JobBuilder:
+    def _create_job_builder(self, config: Config, *, has_archive: bool = True) -> JobBuilder:
         return JobBuilder(
-            build_instructions, self._mint_conversation_id, config.store.ttl_s, has_archive=keeps
+            build_instructions, self._mint_conversation_id, config.store.ttl_s, has_archive=has_archive
         )
 
     def _mint_conversation_id(self, tenant: str, prefix: bytes) -> str:
@@ -442,7 +442,7 @@ class Components:
             self.message_reader,
             self.model_limits,
             self.round_builder.summarizer,
-            self._create_job_builder(config, keeps=False),
+            self._create_job_builder(config, has_archive=False),
             EventBus(self.statistics.on_event, self.metrics.on_event),
         )
 

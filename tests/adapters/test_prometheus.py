@@ -23,7 +23,7 @@ from compaction_proxy.telemetry.metrics import (
     COUNTERS,
     GAUGES,
     HISTOGRAMS,
-    MAX_NAMES,
+    MAX_LABEL_VALUES,
     LabelValues,
     Metrics,
     _observe_all,
@@ -178,8 +178,8 @@ async def test_calls_of_the_store_are_timed_whether_they_succeed_or_not() -> Non
 def test_the_first_models_have_series_of_their_own_and_refused_ones_never() -> None:
     names = LabelValues()
     assert names.to_label_value("tried-by-a-stranger", may_add=False) == "other"
-    firsts = [names.to_label_value(f"model-{number}") for number in range(MAX_NAMES)]
-    assert firsts == [f"model-{number}" for number in range(MAX_NAMES)]
+    firsts = [names.to_label_value(f"model-{number}") for number in range(MAX_LABEL_VALUES)]
+    assert firsts == [f"model-{number}" for number in range(MAX_LABEL_VALUES)]
     assert [names.to_label_value(name, may_add=False) for name in ("model-7", "one-more", "")] == [
         "model-7",
         "other",

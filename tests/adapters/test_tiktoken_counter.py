@@ -22,7 +22,7 @@ from compaction_proxy.providers import tokenizers
 from compaction_proxy.providers.token_counting import sample_slices
 from compaction_proxy.providers.tokenizers import (
     CL100K,
-    DATA,
+    DATA_FOLDER,
     O200K,
     CharacterCounter,
     TiktokenCounter,
@@ -74,7 +74,7 @@ def counter() -> TiktokenCounter:
 def _vendored(url: str, expected_hash: str) -> dict[bytes, int]:
     """What tiktoken's loader would download, from the package's own file."""
     name = url.rpartition("/")[2]
-    lines = lzma.decompress((DATA / f"{name}.xz").read_bytes()).splitlines()
+    lines = lzma.decompress((DATA_FOLDER / f"{name}.xz").read_bytes()).splitlines()
     return {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
 
 
@@ -249,7 +249,7 @@ def test_warming_loads_what_the_first_count_would(monkeypatch: pytest.MonkeyPatc
 
 def test_a_vocabulary_is_not_held_twice() -> None:
     tracemalloc.start()
-    encoding = tokenizers.load_encoding.__wrapped__(CL100K, DATA)
+    encoding = tokenizers.load_encoding.__wrapped__(CL100K, DATA_FOLDER)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert encoding.encode_ordinary("hello world") == [15339, 1917]
@@ -281,7 +281,7 @@ def test_text_beyond_the_budget_is_extrapolated(
 ) -> None:
     text = CORPUS["english"] * 30_000
     exact = counter.count(text, "gpt-5")
-    encoding = tokenizers.load_encoding(O200K, DATA)
+    encoding = tokenizers.load_encoding(O200K, DATA_FOLDER)
     seen: list[int] = []
 
     class Watching:

@@ -11,8 +11,8 @@ import pytest
 
 from compaction_proxy.providers import tokenizers, tokenizers_fast
 from compaction_proxy.providers.token_counting import SLICE_CHARACTERS
-from compaction_proxy.providers.tokenizers import DATA, O200K, TiktokenCounter, load_encoding
-from compaction_proxy.providers.tokenizers_fast import GOLDEN, ToktokCounter, read_golden_texts
+from compaction_proxy.providers.tokenizers import DATA_FOLDER, O200K, TiktokenCounter, load_encoding
+from compaction_proxy.providers.tokenizers_fast import GOLDEN_COUNTS_PATH, ToktokCounter, read_golden_texts
 
 pytest.importorskip("toktok", reason="needs the extra `fast`")
 
@@ -21,7 +21,7 @@ def silent(line: str) -> None:
     raise AssertionError(line)
 
 
-def adopted(known: Path = GOLDEN, report: Callable[[str], None] = silent) -> ToktokCounter:
+def adopted(known: Path = GOLDEN_COUNTS_PATH, report: Callable[[str], None] = silent) -> ToktokCounter:
     made = ToktokCounter(TiktokenCounter(report), report, known)
     made.warm_up()
     return made
@@ -38,7 +38,7 @@ def reference() -> TiktokenCounter:
 
 
 def test_the_stored_counts_are_tiktokens() -> None:
-    encoding = load_encoding(O200K, DATA)
+    encoding = load_encoding(O200K, DATA_FOLDER)
     known = read_golden_texts()
     assert [len(encoding.encode_ordinary(each.text)) for each in known] == [each.tokens for each in known]
     assert len(known) >= 200
@@ -59,7 +59,7 @@ def test_until_it_is_warm_tiktoken_counts(reference: TiktokenCounter) -> None:
 
 def other(folder: Path) -> Path:
     """The stored counts with one that is wrong."""
-    rows = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    rows = json.loads(GOLDEN_COUNTS_PATH.read_text(encoding="utf-8"))
     rows[7][2] += 1
     path = folder / "counts.json"
     path.write_text(json.dumps(rows), encoding="utf-8")

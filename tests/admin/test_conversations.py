@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from compaction_proxy.admin.api.routing import AdminApi
-from compaction_proxy.admin.app import Readiness, create_admin
+from compaction_proxy.admin.app import Readiness, create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.compaction.directives import MAX_PINS, Directives, build_pin_id
 from compaction_proxy.core.event import COMPACTED, Event
@@ -75,7 +75,7 @@ class Place:
     def client(self, *, key: str = "", base_path: str = "", peer: str = "127.0.0.1") -> httpx.AsyncClient:
         ready = Readiness(ready=True, store="ok", version="1")
         api = AdminApi(self.steering, self.watching, AccessPolicy("127.0.0.1", key))
-        app = create_admin(lambda: ready, base_path, api)
+        app = create_admin_app(lambda: ready, base_path, api)
         transport = httpx.ASGITransport(app, client=(peer, 1))
         return httpx.AsyncClient(transport=transport, base_url="http://localhost:4141")
 
@@ -105,7 +105,7 @@ class Place:
         told = build_round_line(TENANT, ROOT, event, DAY_S)
         listed = ListItem(checkpoint_list_key(TENANT, ROOT, "chained"), {"place": event.place}, DAY_S, 200)
         await self.records.save_if_absent(
-            f"{item.key}:x", {}, ttl_s=DAY_S, also=[item, *pieces, line, told, listed]
+            f"{item.key}:x", {}, ttl_s=DAY_S, other_items=[item, *pieces, line, told, listed]
         )
 
 
@@ -120,7 +120,9 @@ async def two_rounds(**settings: Any) -> AsyncIterator[tuple[Place, httpx.AsyncC
     await here.round(1, Message("user", "The port is 4141."), Message("assistant", "Noted."))
     call = MessageToolCall("1", "read", '{"path": "port.txt"}')
     await here.round(
-        2, Message("assistant", "", calls=(call,)), Message("tool", "port: 80 \ud83d", answers=("1",))
+        2,
+        Message("assistant", "", calls=(call,)),
+        Message("tool", "port: 80 \ud83d", answered_call_ids=("1",)),
     )
     async with here.client(**settings) as client:
         yield here, client
@@ -305,7 +307,7 @@ async def test_what_was_taken_out_is_found_and_given_whole() -> None:
 async def test_of_a_message_some_lines_are_given() -> None:
     async with two_rounds() as (here, client):
         text = "\n".join(f"line {number}" for number in range(1, 60))
-        await here.round(3, Message("tool", text, answers=("1",)))
+        await here.round(3, Message("tool", text, answered_call_ids=("1",)))
         some = (await client.get(f"{PATH}/messages/m_30?lines=10-12")).json()
         rest = (await client.get(f"{PATH}/messages/m_30?lines=58-")).json()
         bad = [

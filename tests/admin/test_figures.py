@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from compaction_proxy.admin.api import schemas
 from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
-from compaction_proxy.admin.app import Readiness, create_admin
+from compaction_proxy.admin.app import Readiness, create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import ServerSection
@@ -54,7 +54,7 @@ async def looked_at() -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
     failed = Event(FAILED, NOW - 40, ONE, id="e_2", reason="timeout")
     told = build_round_line("t_1", ROOT, made, DAY_S)
     await here.history.record_root("t_1", ONE, ROOT)
-    await here.records.save_if_absent(f"{told.key}:x", {}, ttl_s=DAY_S, also=[told])
+    await here.records.save_if_absent(f"{told.key}:x", {}, ttl_s=DAY_S, other_items=[told])
     await here.history.record_event("t_1", failed)
     for event in (made, failed):
         for hear in (here.statistics.on_event, here.accounts.on_event, here.feed.on_event):
@@ -62,7 +62,7 @@ async def looked_at() -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
     await here.journal.flush()
     ready = Readiness(ready=True, store="ok", version="1")
     api = AdminApi(here.steering, here.watching, AccessPolicy("127.0.0.1", ""), SETTINGS)
-    transport = httpx.ASGITransport(create_admin(lambda: ready, "", api), client=("127.0.0.1", 1))
+    transport = httpx.ASGITransport(create_admin_app(lambda: ready, "", api), client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost/admin/v1") as client:
         yield here, client
     await here.records.close()
@@ -192,7 +192,7 @@ async def test_a_store_that_is_away_is_said_to_be() -> None:
 
     here = Watched(Away(), DAY_S)
     api = AdminApi(here.steering, here.watching, AccessPolicy("127.0.0.1", ""))
-    app = create_admin(lambda: Readiness(ready=True, store="down", version="1"), "", api)
+    app = create_admin_app(lambda: Readiness(ready=True, store="down", version="1"), "", api)
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
     paths = (
         "conversations", "stats", "events", "events/stream", "models", "export.json", "export.csv",

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from compaction_proxy.admin.api.routing import PATH, AdminApi
-from compaction_proxy.admin.app import Readiness, create_admin
+from compaction_proxy.admin.api.routing import API_PATH, AdminApi
+from compaction_proxy.admin.app import Readiness, create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.core.event import COMPACTED, Event, to_fields
 from compaction_proxy.storage.memory import MemoryStore
@@ -23,7 +23,7 @@ STREAM = "events/stream"
 def client() -> tuple[Watched, httpx.AsyncClient]:
     here = Watched(MemoryStore(), 60.0)
     ready = Readiness(ready=True, store="ok", version="1")
-    app = create_admin(
+    app = create_admin_app(
         lambda: ready, "", AdminApi(here.steering, here.watching, AccessPolicy("127.0.0.1", "k"))
     )
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
@@ -38,7 +38,7 @@ async def test_what_the_guide_asks_of_all_conversations_is_answered() -> None:
     commands = [shlex.split(line) for line in GUIDE.splitlines() if line.startswith("curl ")]
     urls = [words[-1] for words in commands if "…" not in words[-1] and not words[-1].endswith(STREAM)]
     async with asked:
-        statuses = {path: (await asked.get(f"{PATH}/{path}")).status_code for path in paths}
+        statuses = {path: (await asked.get(f"{API_PATH}/{path}")).status_code for path in paths}
         statuses |= {url: (await asked.get(url)).status_code for url in urls}
     await here.records.close()
     assert len(statuses) >= 8
@@ -48,14 +48,14 @@ async def test_what_the_guide_asks_of_all_conversations_is_answered() -> None:
 async def test_every_route_stands_in_the_guide() -> None:
     here, asked = client()
     async with asked:
-        described: dict[str, Any] = (await asked.get(f"{PATH}/openapi.json")).json()["paths"]
+        described: dict[str, Any] = (await asked.get(f"{API_PATH}/openapi.json")).json()["paths"]
     await here.records.close()
     told = [
         re.sub(r"\?.*", "", path)
         for path in re.findall(r"`(?:[A-Z]+(?:`, `[A-Z]+)* )?([\w{}/.…?=&-]+)`", GUIDE)
     ]
     named = {path.replace("…", "conversations/{id}") for path in told}
-    wanted = {path.removeprefix(f"{PATH}/").replace("{conversation}", "{id}") for path in described}
+    wanted = {path.removeprefix(f"{API_PATH}/").replace("{conversation}", "{id}") for path in described}
     assert wanted - named == set()
 
 

@@ -1,7 +1,7 @@
 import httpx
 import pytest
 
-from compaction_proxy.admin.app import ALIVE_PATHS, READY_PATHS, Readiness, create_admin
+from compaction_proxy.admin.app import ALIVE_PATHS, READY_PATHS, Readiness, create_admin_app
 from compaction_proxy.gateway.server import serve_embedded
 
 
@@ -10,7 +10,7 @@ from compaction_proxy.gateway.server import serve_embedded
 async def test_a_store_that_is_down_does_not_make_it_unready(base_path: str, store: str) -> None:
     now = Readiness(ready=True, store="down" if store == "down" else "ok", version="1")
     async with (
-        serve_embedded(create_admin(lambda: now, base_path)) as url,
+        serve_embedded(create_admin_app(lambda: now, base_path)) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
         answers = [await client.get(base_path + path) for path in READY_PATHS]
@@ -20,7 +20,10 @@ async def test_a_store_that_is_down_does_not_make_it_unready(base_path: str, sto
 
 async def test_while_unready_it_is_alive_but_not_ready() -> None:
     now = Readiness(ready=False, store="ok", version="1")
-    async with serve_embedded(create_admin(lambda: now)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with (
+        serve_embedded(create_admin_app(lambda: now)) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
         ready = [(await client.get(path)).status_code for path in READY_PATHS]
         alive = [(await client.get(path)).json() for path in ALIVE_PATHS]
         head = await client.head("/livez")
@@ -47,7 +50,10 @@ async def test_a_path_without_an_answer_is_refused_in_openai_s_shape(
     method: str, path: str, status: int, code: str
 ) -> None:
     now = Readiness(ready=True, store="ok", version="1")
-    async with serve_embedded(create_admin(lambda: now)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with (
+        serve_embedded(create_admin_app(lambda: now)) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
         answer = await client.request(method, path)
     message = f"{method} {path} is not something this proxy answers"
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")

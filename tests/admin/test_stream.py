@@ -13,7 +13,7 @@ import pytest
 
 from compaction_proxy.admin.api.events import HEARTBEAT, STREAM_OPENING, stream_events
 from compaction_proxy.admin.api.routing import AdminApi
-from compaction_proxy.admin.app import Readiness, create_admin
+from compaction_proxy.admin.app import Readiness, create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
@@ -32,7 +32,7 @@ STREAM = "/admin/v1/events/stream"
 async def followed() -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
     here = Watched(MemoryStore(), 60.0, time.time)
     ready = Readiness(ready=True, store="ok", version="1")
-    app = create_admin(
+    app = create_admin_app(
         lambda: ready, "", AdminApi(here.steering, here.watching, AccessPolicy("127.0.0.1", ""))
     )
     async with (

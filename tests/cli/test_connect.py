@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import Result
 
-from compaction_proxy.cli.client_config import FILES, ClientConfigError, edit_codex
+from compaction_proxy.cli.client_config import CLIENT_FILES, ClientConfigError, edit_codex
 from compaction_proxy.cli.connect import CLIENTS, MAX_FILE_BYTES, fill_placeholders
 
 Run = Callable[..., Result]
@@ -34,7 +34,7 @@ def test_every_client_has_lines_that_name_the_proxy(run: Run) -> None:
         assert done.exit_code == 0
         assert "http://here:1" in done.stdout
         assert not {"<URL>", "<MODEL>", "<ROOT>"} & set(done.stdout.split())
-        assert client.where in done.stdout
+        assert client.destination in done.stdout
     assert [line.split()[0] for line in run("connect", "--list").stdout.splitlines()[1:]] == list(CLIENTS)
 
 
@@ -54,11 +54,11 @@ def test_the_url_is_the_configured_one(run: Run, tmp_path: Path) -> None:
     assert "OPENAI_API_BASE_URL=http://127.0.0.1:4242/v1" in run("connect", "open-webui").stdout.splitlines()
 
 
-@pytest.mark.parametrize("tool", FILES)
+@pytest.mark.parametrize("tool", CLIENT_FILES)
 def test_apply_keeps_what_stands_there_shows_the_change_and_does_it_once(
     tool: str, run: Run, tmp_path: Path
 ) -> None:
-    file = tmp_path / FILES[tool].path.removeprefix("~/")
+    file = tmp_path / CLIENT_FILES[tool].path.removeprefix("~/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(OLD[tool])
     file.chmod(0o640)
@@ -74,10 +74,10 @@ def test_apply_keeps_what_stands_there_shows_the_change_and_does_it_once(
     assert (file.read_text(), sorted(file.parent.glob("*before*"))) == (made, [backup])
 
 
-@pytest.mark.parametrize("tool", FILES)
+@pytest.mark.parametrize("tool", CLIENT_FILES)
 def test_apply_makes_the_file_where_there_is_none(tool: str, run: Run, tmp_path: Path) -> None:
     assert run("connect", tool, "--apply").exit_code == 0
-    assert URL in (tmp_path / FILES[tool].path.removeprefix("~/")).read_text()
+    assert URL in (tmp_path / CLIENT_FILES[tool].path.removeprefix("~/")).read_text()
 
 
 @pytest.mark.parametrize(

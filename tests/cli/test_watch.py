@@ -8,7 +8,7 @@ import pytest
 from typer.testing import Result
 
 from compaction_proxy.cli.admin_client import AdminClient
-from compaction_proxy.cli.watch import StreamMessage, follow_events, format_line
+from compaction_proxy.cli.watch import StreamMessage, follow_events, format_event_line
 from tests.scripted_admin import Scripted
 
 Run = Callable[..., Result]
@@ -63,7 +63,7 @@ def test_a_line_says_sizes_and_why(script: Scripted) -> None:
         "at": 0, "kind": "compacted", "conversation": "c_1", "asked": "gpt-5.4", "tokens_before": 45000,
         "tokens_after": 12000, "strategy": "anchored", "round": 2, "reason": "tokens", "seconds": 1.23456,
     }  # fmt: skip
-    assert format_line("compaction", fields).split()[1:] == [
+    assert format_event_line("compaction", fields).split()[1:] == [
         "compaction", "compacted", "c_1", "gpt-5.4", "45,000", "→", "12,000", "by", "anchored", "round", "2",
         "took", "s", "1.235", "because", "tokens",
     ]  # fmt: skip
@@ -71,12 +71,14 @@ def test_a_line_says_sizes_and_why(script: Scripted) -> None:
 
 def test_a_line_says_how_often_the_model_searched_where_it_did() -> None:
     fields = {"at": 0, "status": "reused", "conversation": "c_1", "model": "gpt-5.4", "code": 200}
-    with_searches, without = (format_line("exchange", {**fields, **more}) for more in ({"recalls": 2}, {}))
+    with_searches, without = (
+        format_event_line("exchange", {**fields, **more}) for more in ({"recalls": 2}, {})
+    )
     assert with_searches == f"{without}  searches 2"
 
 
 def test_what_came_too_fast_is_counted() -> None:
-    assert format_line("lost", {"lost": 1_200}) == "1,200 more came too fast to be told"
+    assert format_event_line("lost", {"lost": 1_200}) == "1,200 more came too fast to be told"
 
 
 @pytest.mark.parametrize("data", [b"data: [1]\n\n", b"data: nonsense\n\n", b"data:\n\n", b"id: 9\n\n"])

@@ -106,15 +106,15 @@ def record(fields: JsonObject) -> Any:
 @pytest.mark.parametrize("sign", SIGNED.values(), ids=SIGNED)
 def test_calls_that_are_signed_are_never_shortened_and_say_the_same_unsigned(sign: JsonObject) -> None:
     signed, plain = record(calling(**sign)), record(calling())
-    assert (signed.signed, plain.signed) == (True, False)
+    assert (signed.has_signed_reasoning, plain.has_signed_reasoning) == (True, False)
     assert signed.digest == plain.digest
     assert shorten_message(signed, 0.1, "m_1") is signed
     assert len(shorten_message(plain, 0.1, "m_1").raw) < len(plain.raw) / 2
 
 
 def test_a_signature_on_a_call_signs_its_message() -> None:
-    assert record(calling(of_call=SIGNED["gemini"])).signed
-    assert not record(calling(extra_content={}, reasoning_content="unsigned")).signed
+    assert record(calling(of_call=SIGNED["gemini"])).has_signed_reasoning
+    assert not record(calling(extra_content={}, reasoning_content="unsigned")).has_signed_reasoning
 
 
 @pytest.mark.parametrize("sign", SIGNED.values(), ids=SIGNED)

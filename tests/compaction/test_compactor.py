@@ -229,7 +229,7 @@ async def test_a_refused_request_is_made_shorter_than_the_limit_that_the_error_n
     sent = await chained.compactor.fit_request(asked)
     assert sent.report.status is CompactionStatus.NONE
     refit = await chained.compactor.refit_after_refusal(
-        asked, sent, Overflow("context", limit=3_000, used=9_000)
+        asked, sent, Overflow("context", limit_tokens=3_000, used_tokens=9_000)
     )
     assert refit is not None
     assert (refit.report.tokens_after or 0) <= 3_000
@@ -244,7 +244,7 @@ async def test_a_refused_size_is_remembered_for_a_limit_that_the_request_mention
     asked = replace(chained.ask(messages), settings=get_model_settings(Config(), "gpt-x"))
     sent = await chained.compactor.fit_request(asked)
     refit = await chained.compactor.refit_after_refusal(
-        asked, sent, Overflow("context", limit=3_000, used=9_000)
+        asked, sent, Overflow("context", limit_tokens=3_000, used_tokens=9_000)
     )
     assert refit is not None
     assert (refit.report.tokens_after or 0) <= 3_000
@@ -256,7 +256,9 @@ async def test_a_refused_size_is_remembered_for_a_limit_that_the_request_mention
 async def test_what_one_tenant_provokes_teaches_nothing_about_another(chained: Bench) -> None:
     asked = replace(chained.ask(talk(100)), settings=get_model_settings(Config(), "gpt-x"))
     sent = await chained.compactor.fit_request(asked)
-    await chained.compactor.refit_after_refusal(asked, sent, Overflow("context", limit=3_000, used=9_000))
+    await chained.compactor.refit_after_refusal(
+        asked, sent, Overflow("context", limit_tokens=3_000, used_tokens=9_000)
+    )
     other = await chained.compactor.fit_request(replace(asked, tenant="other"))
     assert (other.report.window, other.report.status) == (128_000, CompactionStatus.NONE)
 
@@ -266,7 +268,9 @@ async def test_nothing_is_done_where_every_trigger_is_off(chained: Bench) -> Non
     fit = await chained.compactor.fit_request(asked)
     assert (fit.raw is asked.body.raw, fit.report.status) == (True, CompactionStatus.NONE)
     assert (
-        await chained.compactor.refit_after_refusal(asked, fit, Overflow("context", limit=3_000, used=9_000))
+        await chained.compactor.refit_after_refusal(
+            asked, fit, Overflow("context", limit_tokens=3_000, used_tokens=9_000)
+        )
         is None
     )
 

@@ -19,7 +19,7 @@ WHO = "t/root/anchored/c_1"
 def judged(clock: list[float], *rounds: tuple[int, int]) -> RoundEffectiveness:
     effects = RoundEffectiveness(lambda: clock[0])
     for number, (before, after) in enumerate(rounds):
-        effects.record_round(WHO, bytes([number + 1]), before=before, after=after)
+        effects.record_round(WHO, bytes([number + 1]), before_tokens=before, after_tokens=after)
     return effects
 
 
@@ -45,9 +45,9 @@ def test_a_pause_ends_with_growth_or_time() -> None:
 def test_a_round_is_judged_once_and_others_are_not_touched() -> None:
     effects = RoundEffectiveness(lambda: 0.0)
     for _ in range(3):
-        effects.record_round(WHO, b"same", before=1_000, after=900)
+        effects.record_round(WHO, b"same", before_tokens=1_000, after_tokens=900)
     assert not effects.is_paused(WHO, 900)
-    effects.record_round(WHO, b"next", before=1_000, after=900)
+    effects.record_round(WHO, b"next", before_tokens=1_000, after_tokens=900)
     assert effects.is_paused(WHO, 900)
     assert not effects.is_paused("other", 900)
     assert not effects.is_paused("t/other/anchored/c_1", 900)
@@ -62,11 +62,11 @@ def failed_at(clock: list[float], *prefixes: bytes) -> RoundEffectiveness:
 def test_a_round_that_failed_is_not_tried_again_for_the_same_messages_and_more() -> None:
     effects = failed_at([0.0], b"1", b"2")
     for prefixes in ((b"1", b"2"), (b"1", b"2", b"3")):
-        assert effects.is_failing(WHO, prefixes, window=8_000, tokens=1_000, urgent=False)
+        assert effects.is_failing(WHO, prefixes, window=8_000, tokens=1_000, is_urgent=False)
     for others in ((b"1",), (b"1", b"other"), (b"1", b"other", b"3")):
-        assert not effects.is_failing(WHO, others, window=8_000, tokens=1_000, urgent=False)
-    assert not effects.is_failing(WHO, (b"1", b"2"), window=9_000, tokens=1_000, urgent=False)
-    assert not effects.is_failing("other", (b"1", b"2"), window=8_000, tokens=1_000, urgent=False)
+        assert not effects.is_failing(WHO, others, window=8_000, tokens=1_000, is_urgent=False)
+    assert not effects.is_failing(WHO, (b"1", b"2"), window=9_000, tokens=1_000, is_urgent=False)
+    assert not effects.is_failing("other", (b"1", b"2"), window=8_000, tokens=1_000, is_urgent=False)
 
 
 @pytest.mark.parametrize(("urgent", "growth"), [(False, FAILURE_GROWTH), (True, URGENT_GROWTH)])
@@ -74,18 +74,18 @@ def test_a_round_that_failed_is_tried_again_after_growth_or_time(*, urgent: bool
     clock = [0.0]
     effects = failed_at(clock, b"1")
     grown = int(1_000 * (1 + growth))
-    assert effects.is_failing(WHO, (b"1",), window=8_000, tokens=grown - 1, urgent=urgent)
-    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=grown, urgent=urgent)
+    assert effects.is_failing(WHO, (b"1",), window=8_000, tokens=grown - 1, is_urgent=urgent)
+    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=grown, is_urgent=urgent)
     clock[0] = PAUSE_S
-    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=1_000, urgent=urgent)
+    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=1_000, is_urgent=urgent)
 
 
 def test_only_so_many_failures_are_remembered() -> None:
     effects = failed_at([0.0], b"1")
     for number in range(MAX_CONVERSATIONS):
         effects.record_failure(str(number), (b"1",), window=8_000, tokens=1_000)
-    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=1_000, urgent=False)
-    assert effects.is_failing("0", (b"1",), window=8_000, tokens=1_000, urgent=False)
+    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=1_000, is_urgent=False)
+    assert effects.is_failing("0", (b"1",), window=8_000, tokens=1_000, is_urgent=False)
 
 
 def crowded(turns: int, system: int) -> list[JsonObject]:

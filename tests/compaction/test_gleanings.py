@@ -46,7 +46,7 @@ def test_a_text_is_read_once(read: list[str]) -> None:
 
 
 def test_what_was_not_asked_for_longest_is_forgotten_first(read: list[str]) -> None:
-    held = LedgerCache(max_held=2 * (RECORD_CHARACTERS + len(HOST)))
+    held = LedgerCache(max_held_characters=2 * (RECORD_CHARACTERS + len(HOST)))
     for text in (PORT, HOST, PORT, "And now?", PORT, HOST):
         held.get_statements(text)
     assert read == [PORT, HOST, "And now?", HOST]
@@ -57,7 +57,7 @@ def test_what_a_message_shows_depends_on_all_that_it_is_read_from() -> None:
     calls = (MessageToolCall("1", "read", '{"path":"src/a.py"}'),)
     asked = [
         Message("assistant", "ValueError: bad"),
-        Message("tool", "ValueError: bad", answers=("1",)),
+        Message("tool", "ValueError: bad", answered_call_ids=("1",)),
         Message("assistant", "ValueError: bad", calls=calls),
     ]
     assert [held.get_shown_facts(each) for each in asked * 2] == [
@@ -66,7 +66,7 @@ def test_what_a_message_shows_depends_on_all_that_it_is_read_from() -> None:
 
 
 def test_of_a_list_that_has_grown_only_what_is_new_is_read(read: list[str]) -> None:
-    held = LedgerCache(max_held=RECORD_CHARACTERS)  # it holds no more than the last list
+    held = LedgerCache(max_held_characters=RECORD_CHARACTERS)  # it holds no more than the last list
     held.get_active_statements(users(PORT, HOST))
     grown = held.get_active_statements(users(PORT, HOST, "The port is 9090."))
     assert read == [PORT, HOST, "The port is 9090."]
@@ -80,7 +80,7 @@ def test_an_edited_last_message_has_nothing_else_read_again(read: list[str]) -> 
     read.clear()
     edited = held.get_active_statements(users(PORT, "The port is 9090."))
     assert read == ["The port is 9090."]
-    assert edited.superseded.texts == {0: (PORT,)}
+    assert edited.superseded.texts_by_message == {0: (PORT,)}
 
 
 def test_the_same_list_twice_is_remembered_once() -> None:
@@ -113,7 +113,7 @@ def test_of_a_conversation_that_has_grown_the_frontier_reads_only_what_is_new(
         call = MessageToolCall("1", "edit", f'{{"path":"{step}.py"}}')
         messages += [*users(f"Please fix {step}.py."), Message("assistant", calls=(call,))]
         messages += [
-            Message("tool", "ok", answers=("1",)),
+            Message("tool", "ok", answered_call_ids=("1",)),
             Message("assistant", f"The file {step}.py is fixed."),
         ]
         read.clear()

@@ -131,7 +131,7 @@ def test_what_the_last_round_left_is_known_from_its_first_answer() -> None:
 
     pace = growth.get_stats(key(asked))
     assert pace is not None
-    assert (pace.growth, pace.tokens_after_round) == (2_000, 5_000)
+    assert (pace.growth_tokens, pace.tokens_after_round) == (2_000, 5_000)
 
 
 def test_a_request_that_stood_on_nothing_says_nothing() -> None:
@@ -147,7 +147,7 @@ def aimed(
     prices: dict[str, Any] | None, growth: GrowthTracker, *rows: dict[str, Any], strategy: str = "anchored"
 ) -> PriceTriggerSizes:
     asked = ask([user("Go.")], model=triggered(*rows, strategy=strategy))
-    return PriceTriggers(priced(prices), growth).resolve_sizes(
+    return PriceTriggers(priced(prices), growth).compute_thresholds(
         asked, resolve_policy(asked.settings), key(asked), 8_000
     )
 
@@ -161,9 +161,9 @@ def test_the_optimum_stands_on_prices_growth_and_what_rounds_leave() -> None:
     after = aimed(PRICES, growth, {"cost_optimal": True}, strategy="full")
 
     # `anchored` leaves 40 percent; `full` does not say, until a round of it has shown what it leaves
-    assert (share.aims.optimum, round(share.basis["after"])) == (48_000, 19_084)
-    assert (before.aims.optimum, after.basis["after"]) == (48_000, 20_000)
-    assert after.aims.optimum == 71_000
+    assert (share.thresholds.optimum_tokens, round(share.basis["after"])) == (48_000, 19_084)
+    assert (before.thresholds.optimum_tokens, after.basis["after"]) == (48_000, 20_000)
+    assert after.thresholds.optimum_tokens == 71_000
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_the_optimum_stands_on_prices_growth_and_what_rounds_leave() -> None:
         (
             COSTLY,
             [{"price_tier": True}],
-            PriceTriggerSizes(PriceThresholds(tier=6_000), {"surcharge": 6_000.0}),
+            PriceTriggerSizes(PriceThresholds(tier_tokens=6_000), {"surcharge": 6_000.0}),
         ),
     ],
 )

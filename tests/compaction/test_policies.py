@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compaction_proxy.compaction.request_limits import resolve_policy
 from compaction_proxy.config import Config, ModelSettings, get_model_settings
-from compaction_proxy.config.strategies import FIELDS, StrategiesSection, get_setting, set_field
+from compaction_proxy.config.strategies import POLICY_FIELDS, StrategiesSection, get_setting, set_field
 from compaction_proxy.core.strategies import (
     ANCHORED,
     CHAINED,
@@ -111,7 +111,7 @@ def test_a_field_that_is_set_changes_no_other(strategy: str, name: str, default:
     assert {field for field in own if now[field] != own[field]} <= along
 
 
-@given(st.sampled_from([name for name in FIELDS if name.endswith("_percent")]), st.floats(0, 100))
+@given(st.sampled_from([name for name in POLICY_FIELDS if name.endswith("_percent")]), st.floats(0, 100))
 def test_a_percentage_is_a_share_of_the_row(name: str, percent: float) -> None:
     assert get_setting(set_field(ANCHORED, name, percent), name) == pytest.approx(percent, abs=1e-6)
 
@@ -238,10 +238,10 @@ def test_the_output_reserve_of_a_model_is_the_strategy_s() -> None:
 
 
 def test_every_key_that_names_a_row_field_is_in_the_table() -> None:
-    assert {name for _, name, _ in fields()} == set(FIELDS)
+    assert {name for _, name, _ in fields()} == set(POLICY_FIELDS)
 
 
 def test_every_strategy_with_a_summary_has_its_prompt() -> None:
     prompts = Path(__file__).resolve().parents[2] / "proxy" / "compaction_proxy" / "prompts"
-    named = {row.summary.prompt for row in STRATEGIES.values() if row.summary}
+    named = {row.summary.prompt_name for row in STRATEGIES.values() if row.summary}
     assert named - {path.stem for path in prompts.glob("*.md")} == set()

@@ -38,7 +38,7 @@ from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.chat.summary_call import build_own_members, build_request_body
 from compaction_proxy.wires.chat.wire import CHAT
 
-SHAPE = SummaryShape(prompt="chained", tokens=200, max_tokens=250)
+SHAPE = SummaryShape(prompt_name="chained", tokens=200, max_tokens=250)
 GAUGE = CountingOptions("gpt-4o", "characters", CHAT)
 CHEAP = SummaryRoute("https://api.openai.com/v1/chat/completions", {}, "cheap", 100_000)
 OWN = replace(CHEAP, model="gpt-4o")
@@ -54,7 +54,7 @@ def tool(text: str) -> tuple[Message, Message]:
     """A call and its result."""
     return (
         Message(role="assistant", calls=(MessageToolCall("a", "read", "{}"),)),
-        Message(role="tool", text=text, answers=("a",)),
+        Message(role="tool", text=text, answered_call_ids=("a",)),
     )
 
 
@@ -343,7 +343,7 @@ async def test_aligned_runs_that_cannot_be_told_apart_are_read_from_transcripts(
 async def test_what_the_source_does_not_hold_is_refused_where_the_strategy_verifies(bench: Bench) -> None:
     said = "- see https://evil.example/x\n- pay 99,999.95 EUR to DE-77123-X"
     bench.model.answers = [SummaryAnswer(said, "stop")]
-    brief = replace(BRIEF, shape=replace(SHAPE, verified=True))
+    brief = replace(BRIEF, shape=replace(SHAPE, is_verified=True))
     assert await bench.reason(brief) == "unfaithful"
     assert len(bench.model.calls) == 1
 
@@ -559,7 +559,7 @@ async def test_the_expected_time_is_that_of_answers_and_of_deadlines(bench: Benc
                 await bench.write()
 
     def expected(*routes: SummaryRoute, tenant: str = BRIEF.tenant) -> float | None:
-        return bench.summarising.estimate_call_s(replace(BRIEF, routes=routes, tenant=tenant))
+        return bench.summarising.estimate_call_duration_s(replace(BRIEF, routes=routes, tenant=tenant))
 
     assert expected(CHEAP) is None
     await slow(2.0)
@@ -765,7 +765,7 @@ MESSAGES = st.lists(
 def test_portions_are_the_messages_in_order_on_unit_edges(messages: tuple[Message, ...], room: int) -> None:
     cut = list(split_into_portions(messages, SHAPE, room))
     assert tuple(message for portion in cut for message in portion) == messages
-    assert not any(portion[0].answers for portion in cut)
+    assert not any(portion[0].answered_call_ids for portion in cut)
     assert all(count_shown_characters(portion, SHAPE) <= room or len(portion) <= 2 for portion in cut)
 
 

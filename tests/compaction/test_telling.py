@@ -126,14 +126,14 @@ async def test_what_the_model_saw_and_was_asked_is_kept_with_what_was_removed() 
         [call] = made.summaries.calls
         assert detail is not None
         assert [detail.event] == made.heard
-    assert [(each.role, each.text) for each in detail.seen] == [
+    assert [(each.role, each.text) for each in detail.visible_messages] == [
         (each["role"], each["content"])
         for each in forwarded(fit)[1:]  # the first one is privileged
     ]
     assert detail.prompts == (SummaryPrompt(ROUTE.model, call.system, call.prompt),)
-    kept = {each.id for each in detail.seen if each.origin == KEPT}
+    kept = {each.id for each in detail.visible_messages if each.origin == KEPT}
     gone = {each.id for each in detail.removed}
-    assert {each.origin for each in detail.seen} == {KEPT, STAND_IN}
+    assert {each.origin for each in detail.visible_messages} == {KEPT, STAND_IN}
     assert (len(gone | kept), gone & kept) == (len(sent) - 1, set())
 
 
@@ -144,7 +144,7 @@ async def test_a_masked_result_is_shown_as_a_stand_in_under_its_own_id() -> None
         detail = await RoundDetailReader(made.records, made.history).find_detail("t", "c_1", place)
     assert detail is not None
     assert detail.prompts == ()
-    masked = {each.id for each in detail.seen if each.origin == STAND_IN}
+    masked = {each.id for each in detail.visible_messages if each.origin == STAND_IN}
     assert masked == {each.id for each in detail.removed}
     assert masked
 
@@ -181,7 +181,7 @@ async def test_a_round_of_an_expired_detail_still_says_what_is_known() -> None:
                 "t", "c_1", bytes.fromhex(fit.report.checkpoint_id)
             )
     assert found is not None
-    assert (found.event, found.removed, found.prompts, found.seen) == (event, (), (), ())
+    assert (found.event, found.removed, found.prompts, found.visible_messages) == (event, (), (), ())
 
 
 def test_eight_prompts_are_kept() -> None:

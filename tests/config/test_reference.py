@@ -61,7 +61,7 @@ def test_every_key_says_what_it_means() -> None:
     "key", [*iter_keys(), *iter_keys(ModelSection)], ids=lambda key: format_key_path(key.path)
 )
 def test_no_value_to_choose_is_a_boolean_for_yaml(key: ConfigKey) -> None:
-    choices = [choice for choice in getattr(key.kind, "__args__", ()) if isinstance(choice, str)]
+    choices = [choice for choice in getattr(key.value_type, "__args__", ()) if isinstance(choice, str)]
     if isinstance(key.default, str):
         choices.append(key.default)
     assert [choice for choice in choices if isinstance(yaml.safe_load(choice or "''"), bool)] == []

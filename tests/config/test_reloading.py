@@ -1,6 +1,6 @@
 """A configuration that takes another's place: what takes effect at once, and what waits for a start."""
 
-from compaction_proxy.config.change import AT_START, ConfigChange, compare_configs
+from compaction_proxy.config.change import RESTART_KEYS, ConfigChange, compare_configs
 from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.config.keys import format_key_path, iter_keys
 
@@ -40,4 +40,4 @@ def test_a_port_and_a_store_wait_for_the_next_start_and_the_rest_does_not_wait_f
 
 def test_every_key_that_waits_exists() -> None:
     known = {format_key_path(key.path) for key in iter_keys()}
-    assert all(name in known or any(each.startswith(f"{name}.") for each in known) for name in AT_START)
+    assert all(name in known or any(each.startswith(f"{name}.") for each in known) for name in RESTART_KEYS)

@@ -14,7 +14,7 @@ from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_va
 from compaction_proxy.config.policy import build_policy
 from compaction_proxy.config.sections import TriggerRow
 from compaction_proxy.config.types import parse_duration
-from compaction_proxy.config.validation import KEYS_OF_OURS
+from compaction_proxy.config.validation import UPSTREAM_KEY_MISSING
 from compaction_proxy.core.budget import Reserves
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.core.strategies import CHAINED, SummaryShape
@@ -487,7 +487,7 @@ def test_without_a_home_it_keeps_what_it_keeps_in_memory_and_says_so(tmp_path: P
 
 def test_clients_keys_are_never_shown_to_the_upstream(tmp_path: Path) -> None:
     assert problems("server: {client_keys: [a]}", tmp_path) == [
-        f"config.yaml:1:10: server.client_keys: {KEYS_OF_OURS.format('upstream')}"
+        f"config.yaml:1:10: server.client_keys: {UPSTREAM_KEY_MISSING.format('upstream')}"
     ]
     environ = {**HOME, P + "SERVER__CLIENT_KEYS": '["a", "b"]', P + "UPSTREAM__API_KEY": "x"}
     keys = load_config(None, environ).config.server.client_keys
@@ -613,7 +613,7 @@ summary: {input: transcript}
         least_messages=9,
         task_tokens=replace(CHAINED.task_tokens, tokens=600),
         summary=SummaryShape(
-            prompt="chained",
+            prompt_name="chained",
             tokens=400,
             max_tokens=500,
             temperature=0.5,

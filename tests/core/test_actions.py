@@ -188,7 +188,7 @@ def test_a_line_that_would_be_too_long_keeps_the_success() -> None:
 
     assert "card right → paid" in line.text
     assert len(line.text) <= 200
-    assert line.short == "pay A-1 → Error: no money on card 39"
+    assert line.short_text == "pay A-1 → Error: no money on card 39"
 
 
 @given(st.text(max_size=300), st.text(max_size=300), st.text(max_size=40))

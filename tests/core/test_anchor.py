@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.usage_baseline import (
-    MARGIN,
+    DIFFERENCE_MARGIN,
     UsageBaseline,
     build_baseline,
     build_baseline_key,
@@ -17,7 +17,7 @@ from compaction_proxy.providers.usage_baseline import (
     matches_request,
     predict_tokens,
     predict_upper_bound,
-    select_deepest,
+    select_deepest_baseline,
     to_fields,
 )
 
@@ -36,12 +36,12 @@ anchors = st.builds(
 
 def test_what_was_added_counts_at_the_mean_of_both_ratios() -> None:
     assert predict_tokens(ANCHOR, 11_000, EVEN) == 12_100 + 1_100
-    assert predict_upper_bound(ANCHOR, 11_000, EVEN) == 12_100 + math.ceil(1_100 * MARGIN)
+    assert predict_upper_bound(ANCHOR, 11_000, EVEN) == 12_100 + math.ceil(1_100 * DIFFERENCE_MARGIN)
 
 
 def test_what_was_taken_away_takes_less_off_the_bound() -> None:
     assert predict_tokens(ANCHOR, 9_000, EVEN) == 12_100 - 1_100
-    assert predict_upper_bound(ANCHOR, 9_000, EVEN) == 12_100 - math.floor(1_100 / MARGIN)
+    assert predict_upper_bound(ANCHOR, 9_000, EVEN) == 12_100 - math.floor(1_100 / DIFFERENCE_MARGIN)
 
 
 @given(anchors, estimates, st.floats(-1.2, 1.3))
@@ -85,8 +85,8 @@ def test_the_anchor_that_covers_most_is_taken_and_the_newest_of_equal_ones() -> 
     longer = UsageBaseline(PREFIXES[3], 4, PLACE, 20_000, 24_000)
     again = replace(longer, actual=25_000)
     edited = UsageBaseline(b"\x09" * 32, 5, PLACE, 30_000, 36_000)
-    assert select_deepest([ANCHOR, longer, again, edited], PREFIXES, PLACE) == again
-    assert select_deepest([edited], PREFIXES, PLACE) is None
+    assert select_deepest_baseline([ANCHOR, longer, again, edited], PREFIXES, PLACE) == again
+    assert select_deepest_baseline([edited], PREFIXES, PLACE) is None
 
 
 def test_an_answered_request_becomes_an_anchor() -> None:

@@ -15,13 +15,13 @@ from compaction_proxy.core.digest import chain_digests, compute_message_digest, 
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall, Span
 from compaction_proxy.core.planner import (
     PlanConstraints,
-    ReplacementKind,
+    PlannedReplacement,
     RoundPlan,
     count_growth,
     plan_round,
 )
 from compaction_proxy.core.render import build_effective_list, build_excerpt, format_replacement_text
-from compaction_proxy.core.repair import GO_ON, alternate_roles, repair_messages
+from compaction_proxy.core.repair import CONTINUE_TEXT, alternate_roles, repair_messages
 from compaction_proxy.core.strategies import (
     CHAINED,
     STRATEGIES,
@@ -38,14 +38,14 @@ from compaction_proxy.core.summary.prompt import (
     validate_summary,
 )
 from compaction_proxy.core.summary.sections import PromptSection
-from compaction_proxy.core.token_rules import CHARACTERS, list_countable_texts, sum_message_tokens
+from compaction_proxy.core.token_rules import CHARACTER_RULE, list_countable_texts, sum_message_tokens
 from compaction_proxy.core.trigger import TriggerRule, compute_min_trigger, find_reached_rule
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.providers.windows import get_known_window
 
 SUMMARY = "### Current State\n- Working on: AI"
 LONG_SUMMARY = "### Current State\n- Working on: AI integration of the flashcard app\n- Last completed: SM-2"
-ROOM = PlanConstraints(trigger=93_600, target=None, size=0)
+ROOM = PlanConstraints(trigger_tokens=93_600, target_tokens=None, request_tokens=0)
 assert CHAINED.summary is not None
 SHAPE = CHAINED.summary
 PROMPT = files("compaction_proxy").joinpath("prompts", "chained.md").read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ def calling(text: str) -> Message:
 
 
 def result(text: str = "ok") -> Message:
-    return made("tool", text, answers=("call_1",))
+    return made("tool", text, answered_call_ids=("call_1",))
 
 
 SYSTEM = made("system", "You build things.")
@@ -101,7 +101,7 @@ def planned(messages: Sequence[Message], earlier: Checkpoint | None = None) -> R
 
 def one_text(number: int, length: int, spans: Sequence[Span], fresh: Sequence[int]) -> RoundPlan:
     """A round whose text stands in the first span."""
-    fills = (ReplacementKind("text"), *(ReplacementKind("nothing") for _ in spans[1:]))
+    fills = (PlannedReplacement("text"), *(PlannedReplacement("nothing") for _ in spans[1:]))
     return RoundPlan(number, length, tuple(spans), fills, (tuple(fresh),))
 
 
@@ -136,7 +136,9 @@ def characters(messages: Sequence[Message]) -> int:
     counter = CharacterCounter()
     return sum(
         sum_message_tokens(
-            each, [counter.count(piece, "") for piece in list_countable_texts(each, CHARACTERS)], CHARACTERS
+            each,
+            [counter.count(piece, "") for piece in list_countable_texts(each, CHARACTER_RULE)],
+            CHARACTER_RULE,
         )
         for each in messages
     )
@@ -155,7 +157,7 @@ def test_estimation_a_message_is_two_tokens_and_its_text_tool_names_and_argument
 
     assert characters([made("user", "x" * 10)]) == 2 + 3
     assert characters([made("assistant", "x", calls=calls)]) == 2 + 1 + (2 + 3) + 1
-    assert characters([made("tool", "x" * 401, answers=("call_1",))]) == 2 + 101
+    assert characters([made("tool", "x" * 401, answered_call_ids=("call_1",))]) == 2 + 101
     assert characters([SYSTEM, TASK]) == (2 + 5) + (2 + 6)
     assert characters([]) == 0
 
@@ -172,12 +174,12 @@ def test_defaults_are_the_seeds() -> None:
         stand_in_role="assistant",
         frame=SummaryFrame(
             opening="## Session Summary (Compaction Round {round})\n\n",
-            task="### Original Task",
-            integrates=True,
+            task_heading="### Original Task",
+            mentions_earlier_rounds=True,
         ),
         least_messages=11,
         summary=SummaryShape(
-            prompt="chained",
+            prompt_name="chained",
             tokens=800,
             max_tokens=1_000,
             temperature=0.3,
@@ -257,7 +259,7 @@ def test_tool_pair_the_boundary_walks_back_to_the_call() -> None:
 
 def test_tool_pair_the_boundary_walks_back_over_all_results_of_a_call() -> None:
     calls = tuple(MessageToolCall(f"c{number}", "read", "{}") for number in range(8))
-    results = [made("tool", "x", answers=(call.id,)) for call in calls]
+    results = [made("tool", "x", answered_call_ids=(call.id,)) for call in calls]
     messages = [SYSTEM, TASK, made("assistant", "a"), made("assistant", calls=calls), *results]
     messages += [made("assistant", f"{number}") for number in range(4)] + [made("user", "next")]
 
@@ -278,7 +280,7 @@ def test_edge_case_twelve_messages_are_enough() -> None:
 def test_edge_case_when_all_messages_are_recent_nothing_is_taken() -> None:
     calls = tuple(MessageToolCall(f"c{number}", "read", "{}") for number in range(20))
     messages = [SYSTEM, made("assistant", calls=calls)]
-    messages += [made("tool", "x", answers=(call.id,)) for call in calls]
+    messages += [made("tool", "x", answered_call_ids=(call.id,)) for call in calls]
 
     assert planned(messages) is None
 
@@ -289,7 +291,7 @@ def test_selection_a_message_that_merely_looks_like_a_summary_is_text() -> None:
     found = planned(messages)
 
     assert found is not None
-    assert (found.round, found.fresh_indices[0]) == (1, 0)
+    assert (found.round, found.summarized_indices[0]) == (1, 0)
     assert "[0] ASSISTANT:\n\\## Session Summary (Compaction Round 7)" in build_transcript([fake], SHAPE)
 
 
@@ -327,7 +329,12 @@ def test_prompt_leaves_heading_and_task_to_us() -> None:
 def asked(messages: Sequence[Message], earlier: str = "", task: str = "Build") -> str:
     """The data of a summary call, its fences without what they are named after."""
     text = build_prompt(
-        [messages], SHAPE, task=task, earlier=[earlier] if earlier else [], language="English", tokens=800
+        [messages],
+        SHAPE,
+        task=task,
+        earlier_summaries=[earlier] if earlier else [],
+        language="English",
+        max_tokens=800,
     )
     return re.sub("-[0-9a-f]{16}>", ">", text)
 
@@ -372,7 +379,7 @@ def test_formatting_text_of_content_parts_is_text_and_other_parts_are_named() ->
 def test_formatting_long_content_is_cut_and_marked(
     role: str, answers: tuple[str, ...], size: int, kept: int | None
 ) -> None:
-    entry = build_transcript([made(role, "x" * size, answers=answers)], SHAPE)
+    entry = build_transcript([made(role, "x" * size, answered_call_ids=answers)], SHAPE)
     expected = "x" * size if kept is None else "x" * kept + "\n[...truncated...]"
 
     assert entry == f"[0] {role.upper()}:\n{expected}"
@@ -514,7 +521,7 @@ def test_role_is_assistant_and_follows_a_one_line_user_message_where_roles_must_
     sent = alternate_roles(repair_messages(effective(messages, checkpoint)))
 
     assert [each.role for each in sent[:4]] == ["system", "user", "assistant", "user"]
-    assert sent[1].text == GO_ON
+    assert sent[1].text == CONTINUE_TEXT
 
 
 def test_event_names_every_message_that_was_summarised() -> None:
@@ -523,4 +530,4 @@ def test_event_names_every_message_that_was_summarised() -> None:
     names = [format_message_id(prefix) for prefix in chain_digests(each.digest for each in body)]
 
     assert found is not None
-    assert len({names[index] for index in found.fresh_indices}) == 39
+    assert len({names[index] for index in found.summarized_indices}) == 39

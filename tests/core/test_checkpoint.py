@@ -8,16 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compaction_proxy.core.checkpoint import (
-    CLEARED_CHARACTERS,
-    EXTRACT,
+    EXTRACT_WRITER,
     HEAD_CHARACTERS,
+    MAX_NOTICE_CHARACTERS,
     Checkpoint,
     build_checkpoint_id,
+    can_apply_checkpoint,
     compute_exact_digest,
     find_deepest_checkpoint,
     from_fields,
     get_prefix_digest,
-    is_applicable,
     list_covered_results,
     list_participant_names,
     to_fields,
@@ -41,7 +41,7 @@ def text(message: Message, text: str) -> Message:
 
 TASK = digested(Message("user", "Build it"))
 CALLING = digested(Message("assistant", "Reading.", calls=(MessageToolCall("a", "read", '{"p": "x"}'),)))
-RESULT = digested(Message("tool", LONG, answers=("a",)))
+RESULT = digested(Message("tool", LONG, answered_call_ids=("a",)))
 SAID = digested(Message("assistant", "It says 42."))
 NEXT = digested(Message("user", "Go on"))
 LIST = [TASK, CALLING, RESULT, SAID, NEXT]
@@ -75,23 +75,31 @@ def with_result(message: Message) -> list[Message]:
 
 
 def test_a_checkpoint_stands_for_the_list_it_was_made_of_and_for_what_it_grows_to() -> None:
-    assert is_applicable(COVERING, LIST)
-    assert is_applicable(COVERING, [*LIST, SAID, NEXT])
+    assert can_apply_checkpoint(COVERING, LIST)
+    assert can_apply_checkpoint(COVERING, [*LIST, SAID, NEXT])
 
 
 @pytest.mark.parametrize(
     "cleared",
-    ["", "[cleared]", "x" * CLEARED_CHARACTERS, LONG[:400], LONG[:HEAD_CHARACTERS] + "\n[… cut]" + "y" * 300],
+    [
+        "",
+        "[cleared]",
+        "x" * MAX_NOTICE_CHARACTERS,
+        LONG[:400],
+        LONG[:HEAD_CHARACTERS] + "\n[… cut]" + "y" * 300,
+    ],
     ids=["emptied", "notice", "longest-notice", "head", "head-and-mark"],
 )
 def test_a_covered_tool_result_may_be_cleared_or_shortened(cleared: str) -> None:
-    assert is_applicable(COVERING, with_result(text(RESULT, cleared)))
+    assert can_apply_checkpoint(COVERING, with_result(text(RESULT, cleared)))
 
 
 def test_a_covered_tool_result_may_lose_its_images_with_its_text() -> None:
     image = digested(replace(RESULT, parts=(ContentPart("image_url", bytes(32), 0),)))
 
-    assert is_applicable(covering(with_result(image), Span(0, 4)), with_result(text(RESULT, "[cleared]")))
+    assert can_apply_checkpoint(
+        covering(with_result(image), Span(0, 4)), with_result(text(RESULT, "[cleared]"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +108,7 @@ def test_a_covered_tool_result_may_lose_its_images_with_its_text() -> None:
         text(RESULT, LONG + "more"),
         text(RESULT, LONG[1:]),
         text(RESULT, "!" + LONG[1:-1]),
-        digested(replace(RESULT, text="[cleared]", answers=("b",))),
+        digested(replace(RESULT, text="[cleared]", answered_call_ids=("b",))),
         digested(replace(RESULT, text="[cleared]", role="function")),
         digested(Message("user", "short")),
         digested(Message("assistant", "short")),
@@ -108,15 +116,15 @@ def test_a_covered_tool_result_may_lose_its_images_with_its_text() -> None:
     ids=["grown", "without-head", "rewritten", "other-call", "other-role", "user", "assistant"],
 )
 def test_a_covered_tool_result_may_not_become_anything_else(other: Message) -> None:
-    assert not is_applicable(COVERING, with_result(other))
+    assert not can_apply_checkpoint(COVERING, with_result(other))
 
 
 def test_a_tool_result_that_is_not_covered_must_stay_as_it_is() -> None:
     kept = covering([NEXT, *LIST], Span(0, 2))
     behind = replace(kept, length=4, exact=compute_exact_digest([NEXT, TASK, CALLING, RESULT]))
 
-    assert is_applicable(behind, [NEXT, *LIST])
-    assert not is_applicable(behind, [NEXT, *with_result(text(RESULT, ""))])
+    assert can_apply_checkpoint(behind, [NEXT, *LIST])
+    assert not can_apply_checkpoint(behind, [NEXT, *with_result(text(RESULT, ""))])
 
 
 EDITS: dict[str, Callable[[list[Message]], list[Message]]] = {
@@ -140,40 +148,40 @@ EDITS: dict[str, Callable[[list[Message]], list[Message]]] = {
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 def test_a_checkpoint_does_not_stand_for(edit: Callable[[list[Message]], list[Message]]) -> None:
-    assert not is_applicable(COVERING, edit(LIST))
+    assert not can_apply_checkpoint(COVERING, edit(LIST))
 
 
 def test_the_latest_user_message_is_never_hidden() -> None:
-    assert not is_applicable(COVERING, LIST[:4])
-    assert not is_applicable(COVERING, [*LIST[:4], SAID])
-    assert is_applicable(covering(LIST, Span(1, 4)), LIST[:4])
+    assert not can_apply_checkpoint(COVERING, LIST[:4])
+    assert not can_apply_checkpoint(COVERING, [*LIST[:4], SAID])
+    assert can_apply_checkpoint(covering(LIST, Span(1, 4)), LIST[:4])
 
 
 def test_a_user_message_that_is_carried_may_be_the_latest() -> None:
     carrying = replace(COVERING, carried=0)
 
-    assert is_applicable(carrying, LIST[:4])
-    assert is_applicable(carrying, LIST)
-    assert not is_applicable(replace(COVERING, carried=1), LIST[:4])
+    assert can_apply_checkpoint(carrying, LIST[:4])
+    assert can_apply_checkpoint(carrying, LIST)
+    assert not can_apply_checkpoint(replace(COVERING, carried=1), LIST[:4])
 
 
 def test_a_shortened_message_may_not_be_the_latest_of_the_user() -> None:
     shortened = replace(covering(LIST, Span(0, 1)), edited=frozenset({0}))
 
-    assert not is_applicable(shortened, LIST[:4])
-    assert is_applicable(shortened, LIST)
+    assert not can_apply_checkpoint(shortened, LIST[:4])
+    assert can_apply_checkpoint(shortened, LIST)
 
 
 def test_a_further_result_of_a_call_that_is_gone_is_a_miss() -> None:
     parallel = digested(
         Message("assistant", calls=(MessageToolCall("a", "read", ""), MessageToolCall("b", "read", "")))
     )
-    late = digested(Message("tool", "late", answers=("b",)))
+    late = digested(Message("tool", "late", answered_call_ids=("b",)))
     covering_the_call = covering([TASK, parallel, RESULT, NEXT], Span(1, 3))
 
-    assert is_applicable(covering_the_call, [TASK, parallel, RESULT, NEXT])
-    assert not is_applicable(covering_the_call, [TASK, parallel, RESULT, late, NEXT])
-    assert is_applicable(
+    assert can_apply_checkpoint(covering_the_call, [TASK, parallel, RESULT, NEXT])
+    assert not can_apply_checkpoint(covering_the_call, [TASK, parallel, RESULT, late, NEXT])
+    assert can_apply_checkpoint(
         replace(covering_the_call, spans=(Span(2, 3),), edited=frozenset({2})), [TASK, parallel, RESULT, late]
     )
 
@@ -197,15 +205,15 @@ def test_places_differ_by_prefix_content_spans_and_variant() -> None:
 
 
 def test_of_equally_deep_checkpoints_the_newest_that_a_model_wrote_is_taken() -> None:
-    first = replace(COVERING, writer=EXTRACT)
-    written, later = replace(COVERING, writer="small"), replace(COVERING, round=2, writer=EXTRACT)
+    first = replace(COVERING, writer=EXTRACT_WRITER)
+    written, later = replace(COVERING, writer="small"), replace(COVERING, round=2, writer=EXTRACT_WRITER)
 
     assert find_deepest_checkpoint([first, written], LIST) == written
     assert find_deepest_checkpoint([written, later, first], LIST) == later
 
 
 def test_a_checkpoint_of_nothing_stands_for_nothing() -> None:
-    assert not is_applicable(replace(COVERING, length=0, spans=(), stand_ins=()), LIST)
+    assert not can_apply_checkpoint(replace(COVERING, length=0, spans=(), stand_ins=()), LIST)
 
 
 def test_the_deepest_checkpoint_that_stands_is_taken() -> None:
@@ -301,10 +309,10 @@ def test_fields_are_read_whatever_they_hold(
 def test_a_shorter_result_of_a_conversation_with_another_id_is_another_result() -> None:
     made = covering(LIST, Span(0, 4))
     cleared = [TASK, CALLING, text(RESULT, "gone"), SAID, NEXT]
-    assert is_applicable(made, cleared)
-    assert is_applicable(made, cleared, "c_1")
-    assert not is_applicable(made, cleared, "c_2")
-    assert is_applicable(made, LIST, "c_2")
+    assert can_apply_checkpoint(made, cleared)
+    assert can_apply_checkpoint(made, cleared, "c_1")
+    assert not can_apply_checkpoint(made, cleared, "c_2")
+    assert can_apply_checkpoint(made, LIST, "c_2")
 
 
 def test_what_the_client_has_shortened_itself_is_not_put_back() -> None:
@@ -337,5 +345,5 @@ def test_a_name_that_only_one_side_has_makes_no_difference_and_two_names_do() ->
         )
         assert from_fields(to_fields(made)) == made
         for sent in (plain, named, other):
-            assert is_applicable(made, sent) is (sent in standing)
-            assert not is_applicable(replace(made, names=None), sent) or sent == body
+            assert can_apply_checkpoint(made, sent) is (sent in standing)
+            assert not can_apply_checkpoint(replace(made, names=None), sent) or sent == body

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core import digest as module
 from compaction_proxy.core.digest import (
-    VERSION,
+    DIGEST_VERSION,
     canonicalize_arguments,
     chain_digests,
     compute_message_digest,
@@ -28,6 +28,7 @@ from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "digest.json").read_text())
 IMAGE = bytes(range(32))
 OTHER_IMAGE = bytes(32)
+_FIELD_OF_MEMBER = {"answers": "answered_call_ids", "signed": "has_signed_reasoning"}  # of the vectors
 
 
 def read(fields: dict[str, Any]) -> Message:
@@ -36,7 +37,9 @@ def read(fields: dict[str, Any]) -> Message:
         ContentPart(kind, bytes.fromhex(payload), at) for kind, payload, at in fields.get("parts", ())
     )
     calls = tuple(MessageToolCall(*call) for call in fields.get("calls", ()))
-    return Message(**{**fields, "parts": parts, "calls": calls, "answers": tuple(fields.get("answers", ()))})
+    fields = {_FIELD_OF_MEMBER.get(name, name): value for name, value in fields.items()}
+    fields["answered_call_ids"] = tuple(fields.get("answered_call_ids", ()))
+    return Message(**{**fields, "parts": parts, "calls": calls})
 
 
 def digested(message: Message) -> Message:
@@ -48,7 +51,7 @@ def calling(arguments: str) -> Message:
 
 
 def test_the_version_is_the_one_of_the_vectors() -> None:
-    assert VERSION == b"\x01"
+    assert DIGEST_VERSION == b"\x01"
 
 
 @pytest.mark.parametrize("vector", VECTORS["message"], ids=lambda vector: vector["name"])
@@ -71,7 +74,7 @@ BASE = Message(
     refusal="no",
     name="ann",
     calls=(MessageToolCall("c1", "read", "{}"), MessageToolCall("c2", "list", "{}")),
-    answers=("c0", "c9"),
+    answered_call_ids=("c0", "c9"),
 )
 DIFFERENT = {
     "role": replace(BASE, role="user"),
@@ -80,8 +83,8 @@ DIFFERENT = {
     "white space in text": replace(BASE, text="text "),
     "no part": replace(BASE, parts=()),
     "kind of part": replace(BASE, parts=(replace(IMAGE_PART, kind="file"),)),
-    "payload of part": replace(BASE, parts=(replace(IMAGE_PART, payload=OTHER_IMAGE),)),
-    "place of part": replace(BASE, parts=(replace(IMAGE_PART, at=2),)),
+    "payload of part": replace(BASE, parts=(replace(IMAGE_PART, payload_digest=OTHER_IMAGE),)),
+    "place of part": replace(BASE, parts=(replace(IMAGE_PART, text_offset=2),)),
     "a part twice": replace(BASE, parts=(IMAGE_PART, IMAGE_PART)),
     "refusal": replace(BASE, refusal=""),
     "name": replace(BASE, name="bob"),
@@ -90,8 +93,8 @@ DIFFERENT = {
     "arguments of call": replace(BASE, calls=(MessageToolCall("c1", "read", "[]"), BASE.calls[1])),
     "order of calls": replace(BASE, calls=BASE.calls[::-1]),
     "a call fewer": replace(BASE, calls=BASE.calls[:1]),
-    "answers": replace(BASE, answers=("c0",)),
-    "order of answers": replace(BASE, answers=("c9", "c0")),
+    "answered_call_ids": replace(BASE, answered_call_ids=("c0",)),
+    "order of answers": replace(BASE, answered_call_ids=("c9", "c0")),
 }
 
 
@@ -159,13 +162,13 @@ def test_arguments_that_do_not_parse_are_taken_as_they_are(arguments: str) -> No
 
 
 def test_a_cleared_tool_result_keeps_its_outline() -> None:
-    full = digested(Message("tool", "42", parts=(IMAGE_PART,), answers=("c1",)))
-    cleared = digested(Message("tool", "[cleared]", answers=("c1",)))
+    full = digested(Message("tool", "42", parts=(IMAGE_PART,), answered_call_ids=("c1",)))
+    cleared = digested(Message("tool", "[cleared]", answered_call_ids=("c1",)))
 
     assert full.digest != cleared.digest
     assert compute_outline_digest(full) == compute_outline_digest(cleared)
     assert compute_outline_digest(full) != compute_outline_digest(
-        digested(Message("tool", "42", answers=("c2",)))
+        digested(Message("tool", "42", answered_call_ids=("c2",)))
     )
 
 
@@ -190,14 +193,14 @@ MESSAGES = st.builds(
     refusal=TEXT,
     name=TEXT,
     calls=CALLS,
-    answers=st.lists(TEXT, max_size=2).map(tuple),
+    answered_call_ids=st.lists(TEXT, max_size=2).map(tuple),
 ).map(digested)
 
 
 def content(message: Message) -> tuple[object, ...]:
     """What the digest stands for, compared without it."""
     calls = [(call.id, call.name, canonicalize_arguments(call.arguments)) for call in message.calls]
-    return message.role, message.text, message.refusal, message.name, calls, message.answers
+    return message.role, message.text, message.refusal, message.name, calls, message.answered_call_ids
 
 
 @given(MESSAGES, MESSAGES)
@@ -223,8 +226,8 @@ def test_moving_the_edge_between_two_fields_makes_another_message(fields: list[s
 
     assert (compute_message_digest(one) == compute_message_digest(other)) == (at == len(whole))
     assert compute_message_digest(
-        Message("tool", answers=(whole[:at], whole[at:]))
-    ) != compute_message_digest(Message("tool", answers=(whole,)))
+        Message("tool", answered_call_ids=(whole[:at], whole[at:]))
+    ) != compute_message_digest(Message("tool", answered_call_ids=(whole,)))
 
 
 @given(st.lists(MESSAGES, max_size=6), st.lists(MESSAGES, max_size=3))

@@ -178,7 +178,7 @@ def test_without_a_price_or_a_count_nothing_is_known_and_the_conversation_is_rem
     unpriced, remembered = compute_single_answer_saving(exchange, (b"a",), None, None)
 
     assert (uncounted, unpriced, nothing) == (None, None, CacheState())
-    assert [each.before for each in remembered.requests] == [9]
+    assert [each.client_tokens for each in remembered.requests] == [9]
 
 
 @st.composite
@@ -241,7 +241,7 @@ def before(*listed: tuple[Exchange, tuple[int, int]]) -> list[int]:
     for count, (exchange, counted) in enumerate(listed, 1):
         _, standing = compute_single_answer_saving(exchange, digests(2 * count), standing, PRICE, counted)
     assert standing is not None
-    return [each.before for each in standing.requests]
+    return [each.client_tokens for each in standing.requests]
 
 
 def test_what_calibration_makes_of_a_count_from_one_request_to_the_next_is_no_saving() -> None:

@@ -19,7 +19,7 @@ def named(index: int) -> str:
 
 def step(number: int, path: str, said: str, result: str = "ok") -> list[Message]:
     call = MessageToolCall(f"call_{number}", "edit_file", f'{{"path":"{path}"}}')
-    return [Message("assistant", said, calls=(call,)), Message("tool", result, answers=(call.id,))]
+    return [Message("assistant", said, calls=(call,)), Message("tool", result, answered_call_ids=(call.id,))]
 
 
 WORK = [
@@ -156,7 +156,7 @@ def test_very_long_conversations_and_messages_take_no_longer_than_a_moment() -> 
             ),
         )
     ]
-    messages.append(Message("tool", "x1 /a/b " * 50_000, answers=("z",)))
+    messages.append(Message("tool", "x1 /a/b " * 50_000, answered_call_ids=("z",)))
     messages.append(Message("assistant", "A word and more of it. " * 20_000))
     started = time.thread_time()
     text = build_extractive_summary(messages, 4_000, named)

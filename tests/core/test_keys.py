@@ -28,12 +28,12 @@ def every_key(tenant: str, name: str) -> list[str]:
 def everybody_s_keys() -> list[str]:
     day = "2026-11-22"
     return [
-        keys.hours_key(day, 13, "w"),
-        keys.writers_key(day),
+        keys.hourly_counts_key(day, 13, "w"),
+        keys.statistics_writers_key(day),
         keys.recent_conversations_key(day),
-        keys.feed_key("events"),
-        keys.feed_key("exchanges"),
-        keys.feed_key("listening"),
+        keys.live_feed_key("events"),
+        keys.live_feed_key("exchanges"),
+        keys.live_feed_key("listening"),
     ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compaction_proxy.core.ledger import ledger as ledger_module
 from compaction_proxy.core.ledger.ledger import (
     MAX_RULES,
-    PIN,
+    PIN_INDEX,
     Ledger,
     LedgerEntry,
     ObservedFact,
@@ -62,7 +62,7 @@ def test_only_users_make_rules(role: str) -> None:
 
 
 def test_a_user_message_that_answers_a_call_makes_no_rule() -> None:
-    assert of([Message("user", "Never push to main.", answers=("x",))]) == Ledger()
+    assert of([Message("user", "Never push to main.", answered_call_ids=("x",))]) == Ledger()
 
 
 def test_messages_that_stay_are_not_quoted_but_replace_what_was_said_before() -> None:
@@ -129,7 +129,7 @@ def test_the_record_has_sections_and_says_what_is_data() -> None:
         ),
         Message("user", "Fix the login bug."),
         Message("assistant", calls=(MessageToolCall("1", "edit", '{"path":"a.py"}'),)),
-        Message("tool", "KeyError: 'x'", answers=("1",)),
+        Message("tool", "KeyError: 'x'", answered_call_ids=("1",)),
     ]
 
     assert render_ledger(of(messages), 9_000) == (
@@ -150,7 +150,7 @@ def test_answered_requests_of_which_the_same_came_share_a_line() -> None:
         Message("assistant", "Shall I also drop the old cookie?"),
         Message("user", "Yes, and rename the cookie."),
         Message("assistant", calls=(MessageToolCall("1", "edit", '{"path":"a.py"}'),)),
-        Message("tool", "ok", answers=("1",)),
+        Message("tool", "ok", answered_call_ids=("1",)),
         Message("assistant", "The cookie has a new name."),
         Message("user", "Thanks!"),
     ]
@@ -229,7 +229,7 @@ def test_whatever_users_write_the_ledger_quotes_it(said: list[str], characters: 
 
     assert render_ledger(found, characters) == render_ledger(of(messages), characters)
     for entry in found.entries:
-        assert all(part in messages[entry.at].text for part in entry.text.split("; "))
+        assert all(part in messages[entry.message_index].text for part in entry.text.split("; "))
 
 
 NOUNS = (
@@ -282,8 +282,17 @@ def test_rules_are_bounded_and_nothing_else_is_left_out(said: list[str], pins: l
     left_out = [entry for entry in whole.entries if entry not in found.entries]
     assert [entry for entry in whole.entries if entry not in left_out] == list(found.entries)
     assert {entry.kind for entry in left_out} <= {StatementKind.RULE}
-    kept = [entry for entry in found.entries if entry.kind is StatementKind.RULE and entry.at != PIN]
-    assert all(old.at < new.at for old in left_out if old.at != PIN for new in kept)
+    kept = [
+        entry
+        for entry in found.entries
+        if entry.kind is StatementKind.RULE and entry.message_index != PIN_INDEX
+    ]
+    assert all(
+        old.message_index < new.message_index
+        for old in left_out
+        if old.message_index != PIN_INDEX
+        for new in kept
+    )
 
 
 @given(

@@ -28,11 +28,11 @@ PIECES = ("the ", "e", "a.", "x=1 ", " ", "\n", "\u5b57", '"', "@", "no ", "```\
 
 def checked(text: str) -> None:
     with contextlib.suppress(SummaryError):
-        verify_summary(text, sources=[Message("user", text)], earlier=(), language="English")
+        verify_summary(text, sources=[Message("user", text)], earlier_summaries=(), language="English")
 
 
 def read_as_a_result(text: str) -> None:
-    result, call = Message("tool", text, answers=("1",)), MessageToolCall("1", "bash", text)
+    result, call = Message("tool", text, answered_call_ids=("1",)), MessageToolCall("1", "bash", text)
     shape = STRATEGIES["anchored"].summary
     assert shape is not None
     format_mask(result, call, "m_1")

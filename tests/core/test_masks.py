@@ -7,14 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compaction_proxy.core.masking import (
-    ARGUMENT_CHARACTERS,
-    ERROR_CHARACTERS,
-    find_answered_calls,
+    MAX_ARGUMENT_CHARACTERS,
+    MAX_ERROR_CHARACTERS,
     find_call_subject,
     find_first_error,
     format_mask,
+    map_results_to_calls,
     order_results_to_mask,
-    to_sanitized_line,
+    sanitize_to_line,
 )
 from compaction_proxy.core.message import Message, MessageToolCall
 
@@ -32,7 +32,7 @@ def calling(name: str = "read", arguments: str = '{"path": "a.py"}', call: str =
 
 
 def result(text: str, call: str = "c") -> Message:
-    return Message("tool", text, answers=(call,))
+    return Message("tool", text, answered_call_ids=(call,))
 
 
 def masked(text: str, name: str = "read", arguments: str = '{"path": "a.py"}') -> str:
@@ -61,7 +61,7 @@ def test_a_mask_of_an_empty_result_without_a_call() -> None:
         ('{"limit": 5}', '{"limit": 5}'),
         ("not JSON", "not JSON"),
         ("", ""),
-        ('{"path": "' + "x" * 200 + '"}', "x" * (ARGUMENT_CHARACTERS - 1) + "…"),
+        ('{"path": "' + "x" * 200 + '"}', "x" * (MAX_ARGUMENT_CHARACTERS - 1) + "…"),
     ],
 )
 def test_a_call_is_about_the_argument_that_names_something(arguments: str, expected: str) -> None:
@@ -121,7 +121,7 @@ def confined(line: str) -> bool:
         and line[-1] == "]"
         and not set(line[1:-1]) & set("[]\uff3b\uff3d\u3010\u3011\u27e6\u27e7\u202e\u202c\ufeff\u200b")
         and not any(0xE0000 <= ord(letter) <= 0xE007F for letter in line)
-        and len(line) <= 2 * ARGUMENT_CHARACTERS + ERROR_CHARACTERS + REST_CHARACTERS
+        and len(line) <= 2 * MAX_ARGUMENT_CHARACTERS + MAX_ERROR_CHARACTERS + REST_CHARACTERS
     )
 
 
@@ -135,7 +135,7 @@ def test_a_mask_is_confined_whatever_was_said(text: str, name: str, arguments: s
 @UNHURRIED
 @given(st.text(max_size=300), st.integers(2, 50))
 def test_a_line_is_one_line_and_no_longer_than_asked_for(text: str, characters: int) -> None:
-    line = to_sanitized_line(text, characters)
+    line = sanitize_to_line(text, characters)
 
     assert len(line) <= characters
     assert line.splitlines() in ([line], [])
@@ -145,7 +145,7 @@ def test_ids_that_are_used_again_belong_to_the_nearest_call_before() -> None:
     first, second = calling("read"), calling("write")
     messages = [first, result("a"), second, result("b"), result("c", "unknown")]
 
-    assert find_answered_calls(messages) == {1: first.calls[0], 3: second.calls[0]}
+    assert map_results_to_calls(messages) == {1: first.calls[0], 3: second.calls[0]}
 
 
 def test_first_goes_what_is_worthless_then_what_is_old_then_what_tells_of_an_error() -> None:

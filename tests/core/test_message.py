@@ -12,17 +12,17 @@ from compaction_proxy.core.message import (
     Span,
     find_latest_user_message,
     find_unit_start,
-    iter_exchanges,
+    iter_tool_exchanges,
     iter_units,
 )
 
 SYSTEM = Message("system", "rules")
 USER = Message("user", "do it")
 CALLING = Message("assistant", calls=(MessageToolCall("a", "read", "{}"), MessageToolCall("b", "list", "{}")))
-ANSWER_A = Message("tool", "1", answers=("a",))
-ANSWER_B = Message("tool", "2", answers=("b",))
+ANSWER_A = Message("tool", "1", answered_call_ids=("a",))
+ANSWER_B = Message("tool", "2", answered_call_ids=("b",))
 DONE = Message("assistant", "done")
-SIGNED = replace(CALLING, signed=True)
+SIGNED = replace(CALLING, has_signed_reasoning=True)
 
 
 def test_a_call_and_all_its_results_are_one_unit() -> None:
@@ -43,7 +43,7 @@ def test_nothing_has_no_units_and_no_latest_user_message() -> None:
 
 
 def test_a_user_message_that_answers_calls_is_not_the_latest_user_message() -> None:
-    answering = Message("user", "result", answers=("a",))
+    answering = Message("user", "result", answered_call_ids=("a",))
 
     assert find_latest_user_message([SYSTEM, USER, CALLING, answering]) == 1
     assert find_latest_user_message([SYSTEM, CALLING, answering]) is None
@@ -81,11 +81,11 @@ def test_signed_reasoning_leaves_with_the_calls_behind_it_that_are_not_signed_th
     ]
 
     assert list(iter_units(listed)) == [Span(0, 2), Span(2, 7), Span(7, 9), Span(9, 10), Span(10, 11)]
-    assert [stop - start for start, stop in iter_exchanges(listed)] == [2, 2, 2, 1, 2, 1, 1]
+    assert [stop - start for start, stop in iter_tool_exchanges(listed)] == [2, 2, 2, 1, 2, 1, 1]
 
 
 def test_signed_words_without_a_call_are_a_unit_of_their_own() -> None:
-    assert list(iter_units([replace(DONE, signed=True), CALLING])) == [Span(0, 1), Span(1, 2)]
+    assert list(iter_units([replace(DONE, has_signed_reasoning=True), CALLING])) == [Span(0, 1), Span(1, 2)]
 
 
 def test_a_signature_is_kept_when_a_message_is_counted_and_is_no_part_of_what_it_says() -> None:

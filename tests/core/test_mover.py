@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from compaction_proxy.core.message import Message, MessageToolCall
-from compaction_proxy.core.mover import RequestEnd, build_request_end, find_moving_start, is_followed
+from compaction_proxy.core.mover import RequestEnd, build_request_end, find_moving_start, is_continuation
 
 
 def messages(said: str) -> list[Message]:
@@ -16,7 +16,7 @@ def messages(said: str) -> list[Message]:
         answers = ("1",) if word[0] == "r" else ()
         role = {"u": "user", "r": "tool"}.get(word[0], "assistant")
         digest = hashlib.sha256(word.encode()).digest()
-        made.append(Message(role, word, calls=calls, answers=answers, digest=digest))
+        made.append(Message(role, word, calls=calls, answered_call_ids=answers, digest=digest))
     return made
 
 
@@ -78,14 +78,14 @@ def test_a_rewritten_tool_result_is_a_difference() -> None:
 
 
 def test_the_end_of_a_request_is_eight_messages_or_two_units() -> None:
-    assert end_of(" ".join(f"a{k}" for k in range(20))).start == 12
-    assert end_of(f"{DONE} c4 {'r4 ' * 9}c5 r5").start == 6
+    assert end_of(" ".join(f"a{k}" for k in range(20))).start_index == 12
+    assert end_of(f"{DONE} c4 {'r4 ' * 9}c5 r5").start_index == 6
 
 
 def test_few_common_messages_need_the_last_one_to_come_again() -> None:
     end = end_of("u1 uf ok u2")
-    assert not is_followed(end, messages("u1 u9 a9 u8 a8"), 1)
-    assert is_followed(end, messages("u1 u2 a2 ug ok u3"), 1)
-    assert is_followed(end_of("uf ok u1"), messages("u1 a1 ug ok u2"), 0)
-    assert not is_followed(end_of("uf ok u1"), messages("u1"), 0)
-    assert is_followed(end_of("u1"), messages("u1 a1 u2"), 1)
+    assert not is_continuation(end, messages("u1 u9 a9 u8 a8"), 1)
+    assert is_continuation(end, messages("u1 u2 a2 ug ok u3"), 1)
+    assert is_continuation(end_of("uf ok u1"), messages("u1 a1 ug ok u2"), 0)
+    assert not is_continuation(end_of("uf ok u1"), messages("u1"), 0)
+    assert is_continuation(end_of("u1"), messages("u1 a1 u2"), 1)

@@ -18,7 +18,7 @@ def named(text: str) -> list[tuple[str, str]]:
 
 
 def result(text: object) -> Message:
-    return Message("tool", text if isinstance(text, str) else json.dumps(text), answers=("x",))
+    return Message("tool", text if isinstance(text, str) else json.dumps(text), answered_call_ids=("x",))
 
 
 def test_json_is_read_by_its_keys() -> None:

@@ -6,7 +6,7 @@ from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.message import Message, MessageToolCall, Span
 from compaction_proxy.core.planner import (
     PlanConstraints,
-    ReplacementKind,
+    PlannedReplacement,
     RoundPlan,
     add_edits,
     build_unchanged_plan,
@@ -19,7 +19,7 @@ from compaction_proxy.core.strategies import CHAINED, FULL, KeepRules, Policy
 from compaction_proxy.core.trigger import GrowthCounts
 
 KEEP_3 = replace(CHAINED, keep=KeepRules(messages=3), least_messages=4)
-ROOM = PlanConstraints(trigger=1_000, target=None, size=0)
+ROOM = PlanConstraints(trigger_tokens=1_000, target_tokens=None, request_tokens=0)
 STAND_IN = Message("assistant", "summary")
 
 
@@ -38,7 +38,7 @@ def calling() -> Message:
 
 
 def answer(call: str = "c") -> Message:
-    return Message("tool", "ok", answers=(call,))
+    return Message("tool", "ok", answered_call_ids=(call,))
 
 
 def chat(turns: int) -> list[Message]:
@@ -65,7 +65,7 @@ def planned(
 
 def one_text(number: int, length: int, spans: list[Span], fresh: tuple[int, ...]) -> RoundPlan:
     """A round whose text stands in the first span."""
-    fills = (ReplacementKind("text"), *(ReplacementKind("nothing") for _ in spans[1:]))
+    fills = (PlannedReplacement("text"), *(PlannedReplacement("nothing") for _ in spans[1:]))
     return RoundPlan(number, length, tuple(spans), fills, (fresh,))
 
 
@@ -150,7 +150,7 @@ def test_a_round_never_speaks_of_less_than_the_one_before() -> None:
 
 
 def test_the_task_is_the_first_message_of_the_user_that_answers_no_call() -> None:
-    result = Message("user", "a result", answers=("c",))
+    result = Message("user", "a result", answered_call_ids=("c",))
 
     assert find_task_index([said(), result, user("task"), user("more")]) == 2
     assert find_task_index([said(), result]) is None
@@ -161,7 +161,7 @@ def test_edits_alone_make_no_round() -> None:
         round=0,
         length=4,
         spans=(Span(1, 2), Span(3, 4)),
-        fills=(ReplacementKind("cap", 1), ReplacementKind("mask", 3)),
+        planned_replacements=(PlannedReplacement("cap", 1), PlannedReplacement("mask", 3)),
     )
 
 
@@ -177,15 +177,19 @@ def test_edits_stand_beside_what_an_earlier_round_did_and_replace_an_earlier_edi
         1,
         9,
         (Span(0, 4), Span(6, 7)),
-        (ReplacementKind("before", 0), ReplacementKind("before", 1)),
-        carried=2,
+        (PlannedReplacement("before", 0), PlannedReplacement("before", 1)),
+        carried_index=2,
     )
     assert add_edits(build_unchanged_plan(earlier), {6: "mask", 10: "cap"}) == RoundPlan(
         round=1,
         length=11,
         spans=(Span(0, 4), Span(6, 7), Span(10, 11)),
-        fills=(ReplacementKind("before", 0), ReplacementKind("mask", 6), ReplacementKind("cap", 10)),
-        carried=2,
+        planned_replacements=(
+            PlannedReplacement("before", 0),
+            PlannedReplacement("mask", 6),
+            PlannedReplacement("cap", 10),
+        ),
+        carried_index=2,
     )
 
 
@@ -195,15 +199,15 @@ def test_a_plan_names_what_is_summarised_and_what_goes() -> None:
         9,
         (Span(0, 2), Span(2, 4), Span(5, 6), Span(7, 8)),
         (
-            ReplacementKind("before"),
-            ReplacementKind("text"),
-            ReplacementKind("nothing"),
-            ReplacementKind("mask", 7),
+            PlannedReplacement("before"),
+            PlannedReplacement("text"),
+            PlannedReplacement("nothing"),
+            PlannedReplacement("mask", 7),
         ),
         ((2, 3, 5),),
     )
 
-    assert (found.fresh_indices, found.removed_indices) == ((2, 3, 5), (2, 3, 5))
+    assert (found.summarized_indices, found.removed_indices) == ((2, 3, 5), (2, 3, 5))
 
 
 def test_a_list_without_messages_has_nothing_to_take() -> None:

@@ -11,7 +11,7 @@ TOKENS = st.integers(0, 3_000)
 
 
 def test_a_request_costs_its_tokens_by_kind() -> None:
-    cost = FLAT.compute_cost(1_000, cached=600, completion=100)
+    cost = FLAT.compute_cost(1_000, cached_tokens=600, completion_tokens=100)
 
     assert round(cost * 1_000_000, 6) == 600 * 0.5 + 400 * 2.0 + 100 * 8.0
 

@@ -5,7 +5,7 @@ import pytest
 from compaction_proxy.core.message import Instruction, Message, Span, find_latest_user_message
 from compaction_proxy.core.planner import find_task_index
 from compaction_proxy.core.project_instructions import (
-    MAX_BLOCKS,
+    MAX_INSTRUCTIONS,
     allocate_instruction_tokens,
     compute_instruction_budget,
     compute_instruction_id,
@@ -54,7 +54,7 @@ def test_surroundings_are_cut_before_files() -> None:
 
 
 def test_of_too_many_the_first_and_the_last_stay() -> None:
-    messages = [block(str(k), 1) for k in range(MAX_BLOCKS + 8)]
+    messages = [block(str(k), 1) for k in range(MAX_INSTRUCTIONS + 8)]
     assert allocate_instruction_tokens(messages, 10_000) == dict.fromkeys(range(16, 24), 0)
 
 

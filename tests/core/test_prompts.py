@@ -16,7 +16,7 @@ from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.strategies import CHAINED, STRATEGIES
 from compaction_proxy.core.summary.prompt import build_prompt
 
-NAMES = sorted({row.summary.prompt for row in STRATEGIES.values() if row.summary})
+NAMES = sorted({row.summary.prompt_name for row in STRATEGIES.values() if row.summary})
 assert CHAINED.summary is not None
 SHAPE = CHAINED.summary
 
@@ -145,8 +145,10 @@ def text_of(name: str) -> str:
 
 def asked(text: str, role: str = "tool") -> str:
     answers = ("call_1",) if role == "tool" else ()
-    groups = [[Message("user", "Look into it"), Message(role, text, answers=answers)]]
-    return build_prompt(groups, SHAPE, task="Build it", earlier=["before"], language="German", tokens=800)
+    groups = [[Message("user", "Look into it"), Message(role, text, answered_call_ids=answers)]]
+    return build_prompt(
+        groups, SHAPE, task="Build it", earlier_summaries=["before"], language="German", max_tokens=800
+    )
 
 
 def test_every_row_that_summarises_has_a_prompt_file_and_no_file_is_without_a_row() -> None:
@@ -227,9 +229,9 @@ def test_the_task_earlier_summaries_and_calls_are_made_harmless_like_the_transcr
         [[Message("assistant", "x", calls=(call,))]],
         SHAPE,
         task=BREAK if place == "task" else "",
-        earlier=[BREAK] if place == "earlier" else [],
+        earlier_summaries=[BREAK] if place == "earlier" else [],
         language="",
-        tokens=800,
+        max_tokens=800,
     )
 
     assert BREAK not in given_

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core.checkpoint import (
     Checkpoint,
+    can_apply_checkpoint,
     find_deepest_checkpoint,
     from_fields,
-    is_applicable,
     to_fields,
 )
 from compaction_proxy.core.digest import compute_message_digest
@@ -36,7 +36,7 @@ from compaction_proxy.core.planner import (
 from compaction_proxy.core.render import build_effective_list
 from compaction_proxy.core.repair import alternate_roles, repair_messages
 from compaction_proxy.core.strategies import STRATEGIES, Policy
-from compaction_proxy.core.truncate import GONE, WHOLE, plan_truncation
+from compaction_proxy.core.truncate import KEEP_WHOLE, LEAVE_OUT, plan_truncation
 
 FULL_RUN = settings.get_current_profile_name() == "full"
 # The machine may be busy.
@@ -61,7 +61,7 @@ IMAGE = ContentPart("image_url", bytes(32), 0)
 def exchange(names: Sequence[str], text: str, *, unanswered: int = 0) -> list[Message]:
     """A message with calls, and their results but for the last `unanswered`."""
     calls = tuple(MessageToolCall(name, "read", f'{{"path": "{text}"}}') for name in names)
-    answers = [Message("tool", f"{text}: a line\nand more", answers=(name,)) for name in names]
+    answers = [Message("tool", f"{text}: a line\nand more", answered_call_ids=(name,)) for name in names]
     return [Message("assistant", text, calls=calls), *answers[: len(names) - unanswered]]
 
 
@@ -82,9 +82,9 @@ def spoken(kind: int, text: str) -> list[Message]:
         exchange([one, other, one], text),
         [*exchange([one, other], text, unanswered=1)],
         exchange([one], text, unanswered=1),
-        [Message("tool", text, answers=(one,))],
+        [Message("tool", text, answered_call_ids=(one,))],
         [Message("assistant")],
-        [Message("user", text, answers=(one,))],
+        [Message("user", text, answered_call_ids=(one,))],
     )[kind]
 
 
@@ -123,10 +123,10 @@ def paired(messages: Sequence[Message]) -> bool:
     """Whether each call has exactly one result, right behind it."""
     open_calls: list[str] = []
     for message in messages:
-        if message.answers:
-            if message.answers[0] not in open_calls:
+        if message.answered_call_ids:
+            if message.answered_call_ids[0] not in open_calls:
                 return False
-            open_calls.remove(message.answers[0])
+            open_calls.remove(message.answered_call_ids[0])
             continue
         if open_calls:
             return False
@@ -163,7 +163,7 @@ class Step:
             return [*messages[:at], digested(edited), *messages[at + 1 :]]
         if self.act == "clear":
             return [
-                digested(replace(each, text="")) if each.answers and k < at else each
+                digested(replace(each, text="")) if each.answered_call_ids and k < at else each
                 for k, each in enumerate(messages)
             ]
         new = conversation(self.data, first)
@@ -241,7 +241,9 @@ class Proxy:
 
     def room(self, effective: Sequence[Message]) -> PlanConstraints:
         target = self.policy.target.compute_tokens(self.trigger) if self.policy.target else None
-        return PlanConstraints(self.trigger, target, sum(each.tokens for each in effective), records=20)
+        return PlanConstraints(
+            self.trigger, target, sum(each.tokens for each in effective), replacement_tokens=20
+        )
 
     def planned(self, messages: list[Message], earlier: Checkpoint | None) -> RoundPlan | None:
         effective = applied(messages, earlier)
@@ -267,7 +269,7 @@ def applied(messages: Sequence[Message], checkpoint: Checkpoint | None) -> tuple
 def masked(body: Sequence[Message], earlier: Checkpoint | None) -> RoundPlan | None:
     """Two results that are still there shortened where they stand: one masked, one capped."""
     away = (earlier.removed_indices | earlier.edited) if earlier else frozenset()
-    there = [index for index, each in enumerate(body) if each.answers and index not in away]
+    there = [index for index, each in enumerate(body) if each.answered_call_ids and index not in away]
     kinds = dict(zip(order_results_to_mask(body, there), ("mask", "cap"), strict=False))
     return add_edits(build_unchanged_plan(earlier), kinds) if kinds else None  # type: ignore[arg-type] # from literals
 
@@ -310,7 +312,8 @@ def the_latest_user_message_is_there_word_for_word(proxy: Proxy, answer: Answer)
         assert proxy.policy.name == "full"
         assert message not in answer.effective
         assert any(
-            each.text.endswith(f"\n\n{proxy.policy.frame.request}{message.text}") for each in answer.effective
+            each.text.endswith(f"\n\n{proxy.policy.frame.request_introduction}{message.text}")
+            for each in answer.effective
         )
 
 
@@ -322,13 +325,16 @@ def what_was_to_stay_is_never_taken(proxy: Proxy, answer: Answer) -> None:
     before = applied(answer.messages, answer.earlier)
     newest = before[len(before) - keep.messages :] if keep.messages else ()
     said = [index for index, each in enumerate(body) if each.role == "assistant"]
-    users = {index for index, each in enumerate(body) if each.role == "user" and not each.answers}
-    moves = proxy.policy.frame.request is not None and find_latest_user_message(body) == len(body) - 1
+    users = {index for index, each in enumerate(body) if each.role == "user" and not each.answered_call_ids}
+    moves = (
+        proxy.policy.frame.request_introduction is not None
+        and find_latest_user_message(body) == len(body) - 1
+    )
 
     assert not {body[index].name for index in taken} & {each.name for each in newest if each.name}
     assert not keep.iterations or not taken & set(range(min(said[-keep.iterations :]), len(body)))
-    assert not keep.task or find_task_index(body) not in taken
-    assert proxy.policy.takes != "runs" or not taken & users
+    assert not keep.keeps_task or find_task_index(body) not in taken
+    assert proxy.policy.removal_scope != "runs" or not taken & users
     assert moves or not taken & set(range(*list(iter_units(body))[-1]))
 
 
@@ -375,17 +381,24 @@ def what_an_earlier_round_wrote_stays_byte_for_byte_where_it_is_frozen(proxy: Pr
         if span.start not in earlier.edited
         for each in put
     ]
-    frozen = {"leave": written, "freeze": raws(list_chain_records(earlier))[: made.frozen], "integrate": []}
+    frozen = {
+        "leave": written,
+        "freeze": raws(list_chain_records(earlier))[: made.frozen_record_count],
+        "integrate": [],
+    }
     now = raws(answer.effective)
 
     assert [each for each in now if each in set(written)] == (
-        written if not made.removed_indices else frozen[proxy.policy.earlier]
+        written if not made.removed_indices else frozen[proxy.policy.earlier_rounds]
     )
     assert checkpoint.edited >= outside
     assert all(
         checkpoint.edited_messages[index].raw == earlier.edited_messages[index].raw for index in outside
     )
-    assert list_chain_records(checkpoint)[: made.frozen] == list_chain_records(earlier)[: made.frozen]
+    assert (
+        list_chain_records(checkpoint)[: made.frozen_record_count]
+        == list_chain_records(earlier)[: made.frozen_record_count]
+    )
 
 
 def the_same_request_again_gets_the_same_bytes_and_no_second_round(proxy: Proxy, answer: Answer) -> None:
@@ -395,14 +408,17 @@ def the_same_request_again_gets_the_same_bytes_and_no_second_round(proxy: Proxy,
     again = proxy.planned(answer.messages, same)
     room = proxy.room(answer.effective)
     fits = (
-        sum(list_forwarded_sizes(answer.body, same)) <= room.trigger
+        sum(list_forwarded_sizes(answer.body, same)) <= room.trigger_tokens
     )  # a tail of tokens says nothing where all fits
 
     assert raws(applied(answer.messages, same)) == raws(answer.effective)
     assert (
         again is None
         or not answer.made.removed_indices
-        or (proxy.policy.takes == "runs" and (proxy.policy.one_run or room.size < room.trigger))
+        or (
+            proxy.policy.removal_scope == "runs"
+            and (proxy.policy.one_run or room.request_tokens < room.trigger_tokens)
+        )
         or (proxy.policy.name == "anchored" and fits)
     )
 
@@ -414,8 +430,10 @@ def what_stands_before_the_tail_is_frozen_while_the_list_grows(proxy: Proxy, ans
 
     assert raws(after[: len(answer.effective)]) == raws(answer.effective)
     assert raws(after[len(answer.effective) :]) == raws(new)
-    goes_on = any(each.answers for each in body_of(new)[:1])  # a late result of what was the last unit
-    assert answer.checkpoint is None or goes_on or is_applicable(answer.checkpoint, body_of(grown))
+    goes_on = any(
+        each.answered_call_ids for each in body_of(new)[:1]
+    )  # a late result of what was the last unit
+    assert answer.checkpoint is None or goes_on or can_apply_checkpoint(answer.checkpoint, body_of(grown))
 
 
 def a_stored_checkpoint_is_the_same(_: Proxy, answer: Answer) -> None:
@@ -440,10 +458,10 @@ def a_checkpoint_stands_for_no_list_with_what_it_speaks_of_changed(proxy: Proxy,
     at = proxy.at * checkpoint.length // 256
     changed = digested(replace(body[at], text=body[at].text + "!" * 300))  # no result is so long
 
-    assert is_applicable(checkpoint, body)
-    assert not is_applicable(checkpoint, [*body[:at], changed, *body[at + 1 :]])
-    assert not is_applicable(checkpoint, [*body[:at], *body[at + 1 :]])
-    assert not is_applicable(checkpoint, body[: checkpoint.length - 1])
+    assert can_apply_checkpoint(checkpoint, body)
+    assert not can_apply_checkpoint(checkpoint, [*body[:at], changed, *body[at + 1 :]])
+    assert not can_apply_checkpoint(checkpoint, [*body[:at], *body[at + 1 :]])
+    assert not can_apply_checkpoint(checkpoint, body[: checkpoint.length - 1])
 
 
 ALWAYS = (
@@ -515,7 +533,7 @@ def test_alternation_really_alternates_and_adds_only(messages: list[Message]) ->
     turns = [
         speaker
         for index, speaker in enumerate(speakers)
-        if not (index and body_of(made)[index].answers and speakers[index - 1] == "user")
+        if not (index and body_of(made)[index].answered_call_ids and speakers[index - 1] == "user")
     ]
 
     assert turns == ["user" if index % 2 == 0 else "assistant" for index in range(len(turns))]
@@ -533,18 +551,18 @@ def test_the_floor_of_the_ladder_keeps_its_promises(
     ours = frozenset(k for k in mine if listed[k].role == "assistant" and not listed[k].calls)
     squeezed = plan_truncation(listed, limit, ours, most)
     sizes = [
-        message.tokens if allowed is WHOLE else min(allowed, message.tokens)
+        message.tokens if allowed is KEEP_WHOLE else min(allowed, message.tokens)
         for message, allowed in zip(listed, squeezed.allowances, strict=True)
     ]
     latest = find_latest_user_message([each for k, each in enumerate(listed) if k not in ours])
     theirs = [k for k in range(len(listed)) if k not in ours]
-    gone = {k for k, allowed in enumerate(squeezed.allowances) if allowed == GONE}
+    gone = {k for k, allowed in enumerate(squeezed.allowances) if allowed == LEAVE_OUT}
 
     assert not squeezed.fits or sum(sizes) <= max(limit, most)
-    assert all(squeezed.allowances[k] is WHOLE for k, each in enumerate(listed) if each.is_privileged)
-    assert latest is None or squeezed.allowances[theirs[latest]] is WHOLE
-    assert not gone & ours or plan_truncation(listed, limit, frozenset(), most).allowances.count(WHOLE) < len(
-        listed
-    )
+    assert all(squeezed.allowances[k] is KEEP_WHOLE for k, each in enumerate(listed) if each.is_privileged)
+    assert latest is None or squeezed.allowances[theirs[latest]] is KEEP_WHOLE
+    assert not gone & ours or plan_truncation(listed, limit, frozenset(), most).allowances.count(
+        KEEP_WHOLE
+    ) < len(listed)
     assert len(gone) < len(listed) or not listed
     assert paired([each for k, each in enumerate(listed) if k not in gone])

@@ -14,7 +14,7 @@ from compaction_proxy.recall.ranking import (
 )
 
 ROWS = 20
-ALONE = RankingParameters(near=())
+ALONE = RankingParameters(neighbour_weights=())
 counts = st.dictionaries(st.integers(0, ROWS - 1), st.integers(1, 9), max_size=ROWS)
 
 
@@ -58,7 +58,7 @@ def test_more_words_tell_more() -> None:
 
 def test_a_long_row_needs_more_of_a_word() -> None:
     lengths = (100, *(10,) * (ROWS - 1))
-    even = scored(replace(ALONE, length=0.0), {0: 1, 5: 1}, lengths=lengths)
+    even = scored(replace(ALONE, length_weight=0.0), {0: 1, 5: 1}, lengths=lengths)
     shares = scored(ALONE, {0: 1, 5: 1}, lengths=lengths)
     assert shares[0] < shares[5]
     assert even[0] == even[5]

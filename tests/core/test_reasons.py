@@ -13,7 +13,7 @@ from compaction_proxy.compaction.round_job import AHEAD_REASON
 from compaction_proxy.core import event
 from compaction_proxy.core.event import (
     DUE_REASONS,
-    LEFT_ALONE_REASONS,
+    NO_BENEFIT_REASONS,
     REASON_PREFIXES,
     REASONS,
     is_known_reason,
@@ -80,12 +80,16 @@ def test_every_reason_that_is_known_occurs() -> None:
 
 def test_whatever_makes_a_round_due_is_known() -> None:
     assert {*TRIGGER_FIELDS, *FORCED_REASONS, AHEAD_REASON} <= DUE_REASONS
-    assert QUIET_REASONS == LEFT_ALONE_REASONS
+    assert QUIET_REASONS == NO_BENEFIT_REASONS
 
 
 @pytest.mark.parametrize(
     ("told", "list_"),
-    [(formatting.REASONS, REASONS), (formatting.CAUSES, DUE_REASONS), (formatting.KINDS, event.KINDS)],
+    [
+        (formatting.REASON_TEXTS, REASONS),
+        (formatting.DUE_REASON_TEXTS, DUE_REASONS),
+        (formatting.EVENT_KIND_TEXTS, event.EVENT_KINDS),
+    ],
     ids=["reasons", "causes", "kinds"],
 )
 def test_the_pages_have_words_for_each_and_for_nothing_else(

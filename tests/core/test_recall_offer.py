@@ -27,7 +27,7 @@ def test_the_tool_is_offered_once_something_was_removed_or_always_as_configured(
     tool: RecallToolMode, *, before: bool, after: bool
 ) -> None:
     found = [
-        should_offer_tool(settings(tool), compacted=compacted, has_tools=True, model="any")
+        should_offer_tool(settings(tool), is_compacted=compacted, has_tools=True, model="any")
         for compacted in (False, True)
     ]
     assert found == [before, after]
@@ -47,7 +47,7 @@ def test_a_model_takes_tools_as_configured_else_where_the_request_has_some_else_
     *, tools: bool | None, has_tools: bool, model: str, expected: bool
 ) -> None:
     asked = settings("inject", tools=tools)
-    assert should_offer_tool(asked, compacted=True, has_tools=has_tools, model=model) is expected
+    assert should_offer_tool(asked, is_compacted=True, has_tools=has_tools, model=model) is expected
 
 
 @pytest.mark.parametrize("model", [

@@ -10,7 +10,7 @@ from compaction_proxy.core.search_tool import (
     DATA_NOTICE,
     LINE_CHARACTERS,
     LINE_RANGE_HELP,
-    MOST_TOKENS,
+    MAX_RESULT_TOKENS,
     NO_HITS_TEXT,
     TOOL_PARAMETERS,
     QuotedMessage,
@@ -72,9 +72,9 @@ def test_hits_say_where_they_are_from() -> None:
 
 def test_the_best_hits_are_kept_where_not_all_have_room() -> None:
     hits = [QuotedMessage(f"m_{number}", "user", "word " * 60) for number in range(50)]
-    few = shown(format_hits(hits, count, most_tokens=500))
+    few = shown(format_hits(hits, count, max_tokens=500))
     assert [line for line in few if line.startswith("[")] == [f"[m_{number} · user]" for number in range(4)]
-    assert format_hits(hits, count, most_tokens=20) == ""
+    assert format_hits(hits, count, max_tokens=20) == ""
     assert format_hits([], count) == NO_HITS_TEXT
 
 
@@ -82,7 +82,7 @@ def test_the_best_hits_are_kept_where_not_all_have_room() -> None:
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4))
 def test_whatever_hits_hold_it_is_bounded_and_stays_between_the_fences(hits: list[tuple[str, str]]) -> None:
     text = format_hits([QuotedMessage("m_1", role, text) for role, text in hits], count)
-    assert count(text) <= MOST_TOKENS
+    assert count(text) <= MAX_RESULT_TOKENS
     text.encode("utf-8")
     if text:
         assert not any("<|" in line or "\x00" in line for line in shown(text))
@@ -95,7 +95,7 @@ def test_every_line_of_a_message_comes_within_reach_however_it_is_read(text: str
     lines, wanted = 0, ""
     while True:
         page = format_message(found, wanted, count)
-        assert count(page) <= MOST_TOKENS
+        assert count(page) <= MAX_RESULT_TOKENS
         page.encode("utf-8")
         lines += len(shown(page))
         more = NEXT.search(page.partition("\n")[0])

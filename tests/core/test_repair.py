@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.repair import (
-    GO_ON,
-    NO_RESPONSE,
-    UNDERSTOOD,
+    ACKNOWLEDGEMENT_TEXT,
+    CONTINUE_TEXT,
+    NO_RESPONSE_TEXT,
     alternate_roles,
     is_valid_message_list,
     repair_messages,
@@ -24,7 +24,7 @@ def calling(*ids: str, name: str = "read") -> Message:
 
 
 def answer(call: str, text: str = "ok") -> Message:
-    return Message("tool", text, answers=(call,))
+    return Message("tool", text, answered_call_ids=(call,))
 
 
 def test_a_valid_list_stays_as_it_is() -> None:
@@ -48,7 +48,7 @@ def test_a_missing_result_is_filled_in_behind_those_that_came() -> None:
     assert repair_messages([calling("a", "b"), answer("b"), USER]) == (
         calling("a", "b"),
         answer("b"),
-        answer("a", NO_RESPONSE),
+        answer("a", NO_RESPONSE_TEXT),
         USER,
     )
 
@@ -56,7 +56,7 @@ def test_a_missing_result_is_filled_in_behind_those_that_came() -> None:
 def test_a_missing_legacy_result_is_filled_in_by_name() -> None:
     assert repair_messages([calling("", name="weather")]) == (
         calling("", name="weather"),
-        Message("function", NO_RESPONSE, name="weather", answers=("",)),
+        Message("function", NO_RESPONSE_TEXT, name="weather", answered_call_ids=("",)),
     )
 
 
@@ -85,7 +85,7 @@ def test_reused_ids_are_paired_by_position() -> None:
         calling("a"),
         answer("a", "1"),
         calling("a"),
-        answer("a", NO_RESPONSE),
+        answer("a", NO_RESPONSE_TEXT),
         USER,
         calling("a"),
         answer("a", "3"),
@@ -99,7 +99,7 @@ def test_an_id_used_twice_in_one_message_takes_two_results() -> None:
 
 
 def test_a_message_that_names_a_call_twice_answers_it_once() -> None:
-    twice = Message("user", "both", answers=("a", "a"))
+    twice = Message("user", "both", answered_call_ids=("a", "a"))
 
     assert repair_messages([calling("a"), twice]) == (calling("a"), twice)
 
@@ -136,16 +136,16 @@ def test_a_privileged_message_behind_the_results_stays_behind_them() -> None:
 
 
 def test_alternation_begins_with_a_user_message() -> None:
-    assert alternate_roles([SYSTEM, SAID]) == (SYSTEM, Message("user", GO_ON), SAID)
+    assert alternate_roles([SYSTEM, SAID]) == (SYSTEM, Message("user", CONTINUE_TEXT), SAID)
 
 
 def test_two_of_a_kind_get_the_other_between_them() -> None:
     assert alternate_roles([USER, USER, SAID, SAID]) == (
         USER,
-        Message("assistant", UNDERSTOOD),
+        Message("assistant", ACKNOWLEDGEMENT_TEXT),
         USER,
         SAID,
-        Message("user", GO_ON),
+        Message("user", CONTINUE_TEXT),
         SAID,
     )
 
@@ -156,6 +156,6 @@ def test_results_take_the_place_of_a_user_message() -> None:
         USER,
         calling("a"),
         answer("a"),
-        Message("assistant", UNDERSTOOD),
+        Message("assistant", ACKNOWLEDGEMENT_TEXT),
         USER,
     )

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.providers.token_counting import iter_slices, sample_slices, spread_counts
+from compaction_proxy.providers.token_counting import extrapolate_counts, iter_slices, sample_slices
 
 TEXT = st.text(alphabet=st.sampled_from("ab \n压😀"), max_size=200)
 LIMIT = st.integers(1, 10).map(lambda number: 4 * number)
@@ -45,8 +45,8 @@ def test_a_sample_stays_within_its_budget(sizes: list[int], budget: int) -> None
 @given(SIZES, st.integers(50, 500), st.integers(1, 4))
 def test_an_even_text_is_extrapolated_to_its_true_count(sizes: list[int], budget: int, density: int) -> None:
     counted = {index: density * sizes[index] for index in sample_slices(sizes, budget)}
-    assert spread_counts(sizes, counted) == [density * size for size in sizes]
+    assert extrapolate_counts(sizes, counted) == [density * size for size in sizes]
 
 
 def test_what_was_counted_stays_as_counted() -> None:
-    assert spread_counts([10, 10, 5], {0: 3, 2: 4}) == [3, 5, 4]
+    assert extrapolate_counts([10, 10, 5], {0: 3, 2: 4}) == [3, 5, 4]

@@ -102,7 +102,7 @@ def test_the_prompt_of_a_strategy_asks_for_exactly_its_sections(row: object) -> 
     assert policy.summary is not None
     lines = (
         files("compaction_proxy")
-        .joinpath("prompts", f"{policy.summary.prompt}.md")
+        .joinpath("prompts", f"{policy.summary.prompt_name}.md")
         .read_text("utf-8")
         .splitlines()
     )

@@ -14,7 +14,7 @@ from compaction_proxy.core.digest import compute_message_digest
 from compaction_proxy.core.message import Message, MessageToolCall, Span, iter_units
 from compaction_proxy.core.planner import (
     PlanConstraints,
-    ReplacementKind,
+    PlannedReplacement,
     RoundPlan,
     add_edits,
     build_unchanged_plan,
@@ -23,7 +23,7 @@ from compaction_proxy.core.planner import (
     plan_round,
 )
 from compaction_proxy.core.render import build_effective_list, format_replacement_text
-from compaction_proxy.core.repair import NO_RESPONSE, repair_messages
+from compaction_proxy.core.repair import NO_RESPONSE_TEXT, repair_messages
 from compaction_proxy.core.strategies import STRATEGIES, Policy, ScaledLimit
 from compaction_proxy.core.trigger import TriggerRule, compute_trigger_marks, find_reached_rule
 
@@ -32,7 +32,7 @@ AsCheckpoint = Callable[[RoundPlan, Sequence[Message], Policy, Checkpoint | None
 FULL, SELECTIVE, SPLIT, PRUNE, ITERATIONS, ANCHORED = (
     STRATEGIES[name] for name in ("full", "selective", "split", "prune", "iterations", "anchored")
 )
-AMPLE = PlanConstraints(trigger=1_000_000, target=None, size=0)
+AMPLE = PlanConstraints(trigger_tokens=1_000_000, target_tokens=None, request_tokens=0)
 # Tokens of each message here.
 EACH = 100
 
@@ -57,7 +57,7 @@ def calling(text: str = "c", *ids: str) -> Message:
 
 
 def result(text: str = "r", answered: str = "call_1") -> Message:
-    return made("tool", text, answers=(answered,))
+    return made("tool", text, answered_call_ids=(answered,))
 
 
 def loop(count: int, first: int = 0) -> list[Message]:
@@ -158,7 +158,7 @@ def test_full_parallel_calls_at_the_end_follow_whole_and_missing_results_are_fil
     messages = [TASK, said(), calling("both", "a", "b", "a"), result("1", "a"), result("2", "b")]
     sent = repair_messages(applied(messages, compacted(messages, FULL)))
 
-    assert texts(sent)[1:] == ["both", "1", "2", NO_RESPONSE]
+    assert texts(sent)[1:] == ["both", "1", "2", NO_RESPONSE_TEXT]
 
 
 def test_full_without_a_user_message_there_is_no_request_line(compacted: Compacting) -> None:
@@ -179,9 +179,9 @@ def test_full_the_next_round_integrates_the_one_before(compacted: Compacting) ->
         round=2,
         length=23,
         spans=(Span(0, 23),),
-        fills=(ReplacementKind("text"),),
+        planned_replacements=(PlannedReplacement("text"),),
         groups=(tuple(range(12, 23)),),
-        carried=22,
+        carried_index=22,
     )
     assert texts(applied(grown, second)) == [
         SYSTEM.text,
@@ -241,7 +241,10 @@ def test_selective_the_earliest_run_is_taken_and_the_next_until_the_request_is_u
     # A run of six has 600 tokens, of which its summary is expected to take 180.
     def groups(over: int) -> list[int]:
         found = planned(
-            three_runs(), selective(), None, PlanConstraints(trigger=1_000, target=None, size=1_000 + over)
+            three_runs(),
+            selective(),
+            None,
+            PlanConstraints(trigger_tokens=1_000, target_tokens=None, request_tokens=1_000 + over),
         )
         return [each[0] for each in found.groups] if found else []
 
@@ -316,7 +319,7 @@ def test_selective_a_closing_tag_inside_a_summary_is_broken_up() -> None:
 
 
 def halves(trigger: int, records: int = 0) -> PlanConstraints:
-    return PlanConstraints(trigger, trigger // 2, 0, records=records)
+    return PlanConstraints(trigger, trigger // 2, 0, replacement_tokens=records)
 
 
 def test_split_compacts_at_95_percent_of_the_window() -> None:
@@ -353,7 +356,7 @@ def test_split_the_message_that_reaches_the_target_is_kept_and_five_at_least(
         round=1,
         length=stop,
         spans=(Span(0, stop),),
-        fills=(ReplacementKind("text"),),
+        planned_replacements=(PlannedReplacement("text"),),
         groups=(tuple(range(stop)),),
     )
 
@@ -424,7 +427,7 @@ def test_prune_it_asks_for_no_summary_and_goes_on_from_where_it_was(compacted: C
     found = planned(grown, PRUNE, first)
 
     assert found is not None
-    assert (found.groups, {fill.kind for fill in found.fills}) == ((), {"before", "nothing"})
+    assert (found.groups, {fill.kind for fill in found.planned_replacements}) == ((), {"before", "nothing"})
     assert applied(grown, compacted(grown, PRUNE, first)) == (TASK, *grown[-50:])
 
 
@@ -493,7 +496,7 @@ def test_iterations_earlier_rounds_are_part_of_what_is_summarised(compacted: Com
 
 # anchored
 
-TIGHT = PlanConstraints(trigger=2_000, target=800, size=0)
+TIGHT = PlanConstraints(trigger_tokens=2_000, target_tokens=800, request_tokens=0)
 
 
 def test_anchored_the_task_stays_in_place_and_the_records_follow_it(compacted: Compacting) -> None:
@@ -526,14 +529,14 @@ def test_anchored_rounds_are_frozen_and_a_further_one_covers_only_what_is_new(co
 
     assert (first.spans, first.rounds) == ((Span(1, 37),), (37,))
     assert found is not None
-    assert (found.frozen, found.fresh_indices) == (1, tuple(range(37, 77)))
+    assert (found.frozen_record_count, found.summarized_indices) == (1, tuple(range(37, 77)))
     assert (second.spans, second.rounds) == ((Span(1, 77),), (37, 77))
     assert second.stand_ins[0][0] == first.stand_ins[0][0]
     assert [each.text[:9] for each in second.stand_ins[0]] == ["[Record 1", "[Record 2", "Ledger 2"]
 
 
 def test_anchored_after_six_rounds_the_chain_is_written_anew(compacted: Compacting) -> None:
-    roomy = replace(TIGHT, target=100_000)
+    roomy = replace(TIGHT, target_tokens=100_000)
     checkpoint, chains = None, []
     for count in range(20, 180, 20):
         messages = [TASK, *loop(count)]
@@ -551,9 +554,9 @@ def test_anchored_over_a_quarter_of_the_target_the_chain_is_written_anew(compact
     size = sum(each.tokens for each in list_chain_records(second))
 
     def frozen(earlier: Checkpoint, target: int) -> int:
-        found = planned([TASK, *loop(60)], ANCHORED, earlier, replace(TIGHT, target=target))
+        found = planned([TASK, *loop(60)], ANCHORED, earlier, replace(TIGHT, target_tokens=target))
         assert found is not None
-        return found.frozen
+        return found.frozen_record_count
 
     assert (frozen(second, 4 * size), frozen(second, 4 * size - 1)) == (2, 0)
     assert frozen(first, 1) == 1  # one record instead of one would be no shorter
@@ -603,7 +606,8 @@ def test_results_that_were_cut_behind_what_is_taken_stay_cut_in_every_strategy(
 def test_an_agent_loop_with_one_user_message_shrinks(compacted: Compacting) -> None:
     messages = [SYSTEM, TASK, *loop(200)]
     sent = applied(
-        messages, compacted(messages, ANCHORED, None, PlanConstraints(20_000, 8_000, 40_000, records=900))
+        messages,
+        compacted(messages, ANCHORED, None, PlanConstraints(20_000, 8_000, 40_000, replacement_tokens=900)),
     )
 
     assert sent[:2] == (SYSTEM, TASK)
@@ -627,7 +631,9 @@ def test_anchored_the_tail_has_a_floor_and_ends_where_the_target_or_its_limit_do
     trigger: int, target: int, fixed: int, records: int, growth: int, tail: int, compacted: Compacting
 ) -> None:
     messages = [TASK, *loop(300)]
-    room = PlanConstraints(trigger, target, 0, fixed=fixed, records=records, growth=growth)
+    room = PlanConstraints(
+        trigger, target, 0, fixed_tokens=fixed, replacement_tokens=records, growth_tokens=growth
+    )
 
     assert applied(messages, compacted(messages, ANCHORED, None, room))[3:] == tuple(messages[-tail:])
 
@@ -664,7 +670,7 @@ def test_t_is_the_number_of_the_row_that_names_tokens(policy: Policy, window: in
     spent = compute_budget(window, policy.reserves, None)
 
     assert (
-        compute_trigger_marks(policy.trigger, spent, policy.soft_share, policy.hard_percent).trigger
+        compute_trigger_marks(policy.trigger, spent, policy.soft_share, policy.hard_percent).trigger_tokens
         == trigger
     )
 

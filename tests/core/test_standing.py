@@ -27,7 +27,7 @@ MESSAGES = st.lists(
     st.one_of(
         st.builds(Message, st.just("user"), SAID),
         st.builds(Message, st.just("assistant"), SAID),
-        st.builds(Message, st.just("user"), SAID, answers=st.just(("call_1",))),
+        st.builds(Message, st.just("user"), SAID, answered_call_ids=st.just(("call_1",))),
     ),
     max_size=24,
 )

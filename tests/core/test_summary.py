@@ -30,13 +30,15 @@ ASKED = "At most 800 tokens, which is about 560 words. Write in German."
 
 
 def asked(*groups: list[Message], task: str = "Build it", earlier: tuple[str, ...] = ("before",)) -> str:
-    return build_prompt(groups, SHAPE, task=task, earlier=earlier, language="German", tokens=800)
+    return build_prompt(
+        groups, SHAPE, task=task, earlier_summaries=earlier, language="German", max_tokens=800
+    )
 
 
 def reason_of(text: str, finish_reason: str = "stop", cut_characters: int | None = None) -> str:
     with pytest.raises(SummaryError) as failed:
         validate_summary(
-            text, finish_reason, called_tools=False, refused=False, cut_characters=cut_characters
+            text, finish_reason, called_tools=False, refused=False, max_characters=cut_characters
         )
     return failed.value.reason
 
@@ -49,7 +51,7 @@ def test_a_transcript_numbers_messages_and_names_their_roles() -> None:
             "Reading.",
             calls=(MessageToolCall("a", "read", '{"p":"x"}'), MessageToolCall("b", "stop", "")),
         ),
-        Message("tool", "found", answers=("a",)),
+        Message("tool", "found", answered_call_ids=("a",)),
         Message("assistant", refusal="I will not."),
     ]
 
@@ -63,7 +65,11 @@ def test_a_transcript_numbers_messages_and_names_their_roles() -> None:
 
 def test_messages_are_cut_to_the_size_of_their_kind() -> None:
     shape = replace(SHAPE, tool_characters=3, message_characters=5)
-    messages = [Message("tool", "abcd", answers=("a",)), Message("user", "abcde"), Message("user", "abcdef")]
+    messages = [
+        Message("tool", "abcd", answered_call_ids=("a",)),
+        Message("user", "abcde"),
+        Message("user", "abcdef"),
+    ]
 
     assert build_transcript(messages, shape) == (
         f"[0] TOOL:\nabc{CUT_MARK}\n\n---\n\n[1] USER:\nabcde\n\n---\n\n[2] USER:\nabcde{CUT_MARK}"
@@ -83,7 +89,7 @@ def test_a_large_tool_result_that_ends_in_an_error_keeps_its_end(
     role: str, end: str, room: int, expected: str
 ) -> None:
     shape = replace(SHAPE, tool_characters=room, message_characters=room)
-    message = Message(role, "x" * 9_000 + end, answers=("a",) if role == "tool" else ())
+    message = Message(role, "x" * 9_000 + end, answered_call_ids=("a",) if role == "tool" else ())
 
     assert build_transcript([message], shape) == f"[0] {role.upper()}:\n{expected}"
 
@@ -98,7 +104,9 @@ def test_a_prompt_is_size_and_language_the_earlier_summary_the_task_and_the_fenc
 
 
 def test_a_first_round_has_no_previous_summary_and_a_strategy_without_a_task_shows_none() -> None:
-    text = build_prompt([[Message("user", "hi")]], SHAPE, task="", earlier=(), language="", tokens=600)
+    text = build_prompt(
+        [[Message("user", "hi")]], SHAPE, task="", earlier_summaries=(), language="", max_tokens=600
+    )
 
     assert text.startswith(
         "## Size and Language\n"
@@ -133,7 +141,7 @@ def test_a_lone_surrogate_does_not_keep_a_transcript_from_being_fenced() -> None
 
 
 def test_an_aligned_prompt_begins_with_the_instructions_and_names_size_and_language() -> None:
-    text = build_aligned_prompt("Summarise.\n", language="German", tokens=800, groups=1)
+    text = build_aligned_prompt("Summarise.\n", language="German", max_tokens=800, run_count=1)
 
     assert text == (
         f"Summarise.\n\n## Size and Language\n{ASKED}\n\n"
@@ -143,7 +151,7 @@ def test_an_aligned_prompt_begins_with_the_instructions_and_names_size_and_langu
 
 
 def test_an_aligned_prompt_about_several_runs_says_which_and_gives_their_marks() -> None:
-    text = build_aligned_prompt("Summarise.", language="", tokens=800, groups=2)
+    text = build_aligned_prompt("Summarise.", language="", max_tokens=800, run_count=2)
 
     assert "take the 2 earliest. There are 2 runs." in text
     assert text.count("=== RUN ") == 2
@@ -309,7 +317,7 @@ def test_a_summary_that_tells_of_failure_is_none(text: str) -> None:
 def test_a_strategy_that_cuts_gets_whole_lines_within_its_size(
     text: str, finish_reason: str, characters: int, expected: str
 ) -> None:
-    cut = validate_summary(text, finish_reason, called_tools=False, refused=False, cut_characters=characters)
+    cut = validate_summary(text, finish_reason, called_tools=False, refused=False, max_characters=characters)
 
     assert cut == expected
 
@@ -351,7 +359,7 @@ def test_an_answer_is_used_within_its_size_or_refused_and_nothing_else_happens(
     used = ""
     with suppress(SummaryError):
         used = validate_summary(
-            text, finish_reason, called_tools=False, refused=False, cut_characters=characters
+            text, finish_reason, called_tools=False, refused=False, max_characters=characters
         )
 
     assert not used or 40 <= len(used) <= (characters or len(text) + 400)
@@ -360,5 +368,8 @@ def test_an_answer_is_used_within_its_size_or_refused_and_nothing_else_happens(
 def test_the_task_is_the_first_user_message_that_answers_no_call() -> None:
     task = Message("user", "Build it")
 
-    assert find_task_message([Message("system", "s"), Message("user", "r", answers=("a",)), task]) is task
+    assert (
+        find_task_message([Message("system", "s"), Message("user", "r", answered_call_ids=("a",)), task])
+        is task
+    )
     assert find_task_message([Message("assistant", "hello")]) is None

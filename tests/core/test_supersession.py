@@ -12,7 +12,7 @@ from compaction_proxy.core.ledger.supersession import find_remainder, may_supers
 
 def replaced(old: str, new: str, *, next_to: bool = False) -> bool:
     (before,), (after,) = read_statements(old), read_statements(new)
-    return supersedes_statement(after, before, next_to=next_to)
+    return supersedes_statement(after, before, is_adjacent=next_to)
 
 
 @pytest.mark.parametrize(
@@ -95,5 +95,5 @@ def test_what_concerns_no_statement_leaves_it_whole(first: str, second: str, nex
     for old in read_statements(first):
         for new in read_statements(second):
             if not may_supersede(new, old):
-                assert not supersedes_statement(new, old, next_to=next_to)
+                assert not supersedes_statement(new, old, is_adjacent=next_to)
                 assert find_remainder(new, old) is None

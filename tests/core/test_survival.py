@@ -11,7 +11,7 @@ from compaction_proxy.core.ledger.facts import list_message_facts
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.summary.retention import MAX_FACTS, count_retained_facts
 
-FAILED = Message("tool", "ValueError: no port in ledger.toml\nexit code 3", answers=("1",))
+FAILED = Message("tool", "ValueError: no port in ledger.toml\nexit code 3", answered_call_ids=("1",))
 CALLED = Message("assistant", calls=(MessageToolCall("1", "bash", '{"command": "pytest tests/unit -x"}'),))
 EDITED = Message("assistant", calls=(MessageToolCall("2", "edit", '{"path": "src/a.py"}'),))
 SAID = Message(
@@ -82,7 +82,7 @@ def test_of_very_many_facts_the_newest_are_counted() -> None:
 @pytest.mark.parametrize("piece", ["a/b ", "a-1 ", "error: a a a ", "$1 ", "x" * 40 + " "])
 def test_no_messages_take_long(piece: str) -> None:
     text = piece * (30_000 // len(piece))
-    removed = [Message("tool", f"{number} {text}", answers=("1",)) for number in range(60)]
+    removed = [Message("tool", f"{number} {text}", answered_call_ids=("1",)) for number in range(60)]
     begun = time.process_time()
     count_retained_facts(
         removed, [each.text for each in removed], [f"{piece * 9}{number}" for number in range(600)]

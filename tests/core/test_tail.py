@@ -18,11 +18,11 @@ from compaction_proxy.core.planner import (
 from compaction_proxy.core.render import build_effective_list
 from compaction_proxy.core.strategies import STRATEGIES, KeepRules, Policy, ScaledLimit
 
-ROOM = PlanConstraints(trigger=1_000, target=None, size=0)
+ROOM = PlanConstraints(trigger_tokens=1_000, target_tokens=None, request_tokens=0)
 USER = Message("user", "u", tokens=100)
 SAID = Message("assistant", "a", tokens=100)
 CALLING = Message("assistant", "c", calls=(MessageToolCall("c", "read", "{}"),), tokens=100)
-RESULT = Message("tool", "r", answers=("c",), tokens=100)
+RESULT = Message("tool", "r", answered_call_ids=("c",), tokens=100)
 RECORD = Message("user", "[Record]", tokens=9)
 SYSTEM = Message("system", "s", tokens=100)
 
@@ -111,7 +111,7 @@ def test_a_tail_of_tokens_holds_whole_units_and_where_all_fit_it_says_nothing() 
 
 def test_the_message_that_reaches_the_tail_belongs_to_it_where_the_row_says_so() -> None:
     def tail(tokens: int) -> int:
-        return stop([USER] * 10, KeepRules(tail=ScaledLimit(tokens, 1.0), reaching=True))
+        return stop([USER] * 10, KeepRules(tail=ScaledLimit(tokens, 1.0), includes_reaching_message=True))
 
     assert [tail(tokens) for tokens in (0, 100, 101, 500, 501, 1_000)] == [9, 9, 8, 5, 4, 0]
 
@@ -138,7 +138,7 @@ def test_planning_3_000_messages_takes_no_time_to_speak_of(policy: Policy) -> No
     messages = [USER, *[CALLING, RESULT] * 1_499, USER]
     earlier = made(*((Span(k, k + 2), (RECORD,)) for k in range(1, 2_001, 2)), rounds=1)
     listed = build_effective_list(messages, earlier.spans, earlier.stand_ins)
-    room = PlanConstraints(trigger=50_000, target=20_000, size=100_000)
+    room = PlanConstraints(trigger_tokens=50_000, target_tokens=20_000, request_tokens=100_000)
 
     started = process_time()
     found = plan_round(messages, listed, policy, earlier, room)

@@ -4,8 +4,8 @@ import pytest
 
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.token_rules import (
-    CHARACTERS,
-    TIKTOKEN,
+    CHARACTER_RULE,
+    TIKTOKEN_RULE,
     TokenRule,
     list_countable_texts,
     minify_definition,
@@ -26,7 +26,7 @@ def test_pieces_are_every_text_a_model_is_shown_and_none_is_empty() -> None:
 
 
 def test_pieces_under_the_character_rule_are_text_names_and_arguments() -> None:
-    assert list_countable_texts(CALLING, CHARACTERS) == ("Looking.", "search", '{"q":"x"}', "stop")
+    assert list_countable_texts(CALLING, CHARACTER_RULE) == ("Looking.", "search", '{"q":"x"}', "stop")
 
 
 def test_an_unknown_role_is_counted_as_text() -> None:
@@ -38,19 +38,19 @@ def test_an_unknown_role_is_counted_as_text() -> None:
 @pytest.mark.parametrize(
     ("message", "rule", "expected"),
     [
-        (Message(role="user"), TIKTOKEN, 4),
-        (Message(role="user", name="ann"), TIKTOKEN, 5 + 7),
-        (Message(role="user", text="x"), TIKTOKEN, 4 + 7),
-        (Message(role="user"), CHARACTERS, 2),
-        (Message(role="user", name="ann"), CHARACTERS, 2),
-        (Message(role="user", text="x"), CHARACTERS, 2 + 7),
+        (Message(role="user"), TIKTOKEN_RULE, 4),
+        (Message(role="user", name="ann"), TIKTOKEN_RULE, 5 + 7),
+        (Message(role="user", text="x"), TIKTOKEN_RULE, 4 + 7),
+        (Message(role="user"), CHARACTER_RULE, 2),
+        (Message(role="user", name="ann"), CHARACTER_RULE, 2),
+        (Message(role="user", text="x"), CHARACTER_RULE, 2 + 7),
     ],
 )
 def test_a_message_is_its_pieces_and_its_framing(message: Message, rule: TokenRule, expected: int) -> None:
     assert sum_message_tokens(message, [7 for _ in list_countable_texts(message, rule)], rule) == expected
 
 
-@pytest.mark.parametrize("rule", [TIKTOKEN, CHARACTERS])
+@pytest.mark.parametrize("rule", [TIKTOKEN_RULE, CHARACTER_RULE])
 def test_content_that_is_not_text_is_added(rule: TokenRule) -> None:
     message = Message(role="user")
     assert (

@@ -16,7 +16,7 @@ from compaction_proxy.core.trigger import (
     set_price_thresholds,
 )
 
-BUDGET = Budget(10_000, usable=8_000, limit=9_000, input_limit=9_500)
+BUDGET = Budget(10_000, usable=8_000, compaction_limit=9_000, input_limit=9_500)
 NOTHING_NEW = GrowthCounts(messages=0, turns=0, iterations=0)
 
 
@@ -81,20 +81,26 @@ def test_without_rows_nothing_is_automatic() -> None:
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ([TriggerRule(percent=75)], TriggerMarks(soft=4_980, trigger=6_000, hard=7_200)),
-        ([TriggerRule(percent=95)], TriggerMarks(soft=6_308, trigger=7_600, hard=7_600)),
-        ([TriggerRule(percent_of_window=95)], TriggerMarks(soft=6_640, trigger=8_000, hard=8_000)),
-        ([TriggerRule(iterations=8)], TriggerMarks(soft=None, trigger=8_000, hard=8_000)),
+        ([TriggerRule(percent=75)], TriggerMarks(soft_tokens=4_980, trigger_tokens=6_000, hard_tokens=7_200)),
+        ([TriggerRule(percent=95)], TriggerMarks(soft_tokens=6_308, trigger_tokens=7_600, hard_tokens=7_600)),
+        (
+            [TriggerRule(percent_of_window=95)],
+            TriggerMarks(soft_tokens=6_640, trigger_tokens=8_000, hard_tokens=8_000),
+        ),
+        (
+            [TriggerRule(iterations=8)],
+            TriggerMarks(soft_tokens=None, trigger_tokens=8_000, hard_tokens=8_000),
+        ),
         (
             [TriggerRule(iterations=8), TriggerRule(tokens=5_000)],
-            TriggerMarks(soft=4_150, trigger=5_000, hard=7_200),
+            TriggerMarks(soft_tokens=4_150, trigger_tokens=5_000, hard_tokens=7_200),
         ),
         (
             [TriggerRule(tokens=5_000), TriggerRule(tokens=4_000)],
-            TriggerMarks(soft=3_320, trigger=4_000, hard=7_200),
+            TriggerMarks(soft_tokens=3_320, trigger_tokens=4_000, hard_tokens=7_200),
         ),
-        ([TriggerRule(tokens=0)], TriggerMarks(soft=None, trigger=8_000, hard=8_000)),
-        ([], TriggerMarks(soft=None, trigger=8_000, hard=8_000)),
+        ([TriggerRule(tokens=0)], TriggerMarks(soft_tokens=None, trigger_tokens=8_000, hard_tokens=8_000)),
+        ([], TriggerMarks(soft_tokens=None, trigger_tokens=8_000, hard_tokens=8_000)),
     ],
 )
 def test_marks_are_those_of_the_rows_that_name_tokens_and_never_above_what_is_usable(
@@ -109,7 +115,7 @@ def test_without_a_soft_share_nothing_is_done_ahead_of_need() -> None:
     ) == TriggerMarks(None, 6_000, 8_000)
 
 
-LARGE = Budget(200_000, usable=190_000, limit=195_000, input_limit=198_000)
+LARGE = Budget(200_000, usable=190_000, compaction_limit=195_000, input_limit=198_000)
 
 
 @pytest.mark.parametrize(
@@ -117,22 +123,22 @@ LARGE = Budget(200_000, usable=190_000, limit=195_000, input_limit=198_000)
     [
         (
             TriggerRule(price_tier=True),
-            PriceThresholds(tier=100_000),
+            PriceThresholds(tier_tokens=100_000),
             90_000,
         ),  # an answer of 8,000 and an error of 2,000 stay below
         (
             TriggerRule(price_tier=True),
-            PriceThresholds(tier=20_000),
+            PriceThresholds(tier_tokens=20_000),
             15_000,
         ),  # no more than a quarter is left free
-        (TriggerRule(price_tier=True), PriceThresholds(tier=272_000), 190_000),
+        (TriggerRule(price_tier=True), PriceThresholds(tier_tokens=272_000), 190_000),
         (TriggerRule(price_tier=True), UNKNOWN_PRICE_THRESHOLDS, 190_000),
-        (TriggerRule(cost_optimal=True), PriceThresholds(optimum=60_000), 60_000),
-        (TriggerRule(cost_optimal=True), PriceThresholds(optimum=5_000), 32_000),
-        (TriggerRule(cost_optimal=True), PriceThresholds(optimum=900_000), 142_500),
+        (TriggerRule(cost_optimal=True), PriceThresholds(optimum_tokens=60_000), 60_000),
+        (TriggerRule(cost_optimal=True), PriceThresholds(optimum_tokens=5_000), 32_000),
+        (TriggerRule(cost_optimal=True), PriceThresholds(optimum_tokens=900_000), 142_500),
         (TriggerRule(cost_optimal=True), UNKNOWN_PRICE_THRESHOLDS, 142_500),
-        (TriggerRule(cost_optimal=True, tokens=70_000), PriceThresholds(optimum=60_000), 70_000),
-        (TriggerRule(tokens=70_000), PriceThresholds(tier=1, optimum=1), 70_000),
+        (TriggerRule(cost_optimal=True, tokens=70_000), PriceThresholds(optimum_tokens=60_000), 70_000),
+        (TriggerRule(tokens=70_000), PriceThresholds(tier_tokens=1, optimum_tokens=1), 70_000),
     ],
 )
 def test_what_a_row_about_money_comes_to_is_kept_within_bounds(
@@ -148,6 +154,6 @@ def test_what_a_row_about_money_comes_to_is_kept_within_bounds(
 
 
 def test_a_small_window_comes_before_the_least_optimum() -> None:
-    [row] = set_price_thresholds([TriggerRule(cost_optimal=True)], PriceThresholds(optimum=5_000))
+    [row] = set_price_thresholds([TriggerRule(cost_optimal=True)], PriceThresholds(optimum_tokens=5_000))
 
     assert row.compute_token_threshold(BUDGET) == 6_000

@@ -31,7 +31,7 @@ NEW = Calibration(0.0, 0.02, 2)
         # cached tokens left out of the count
         (AnsweredRequest(10_000, 2_000, cached=8_000), None, TRUSTED, "whole"),
         # images priced too high
-        (AnsweredRequest(10_000, 5_000, guessed=True), None, TRUSTED, "whole"),
+        (AnsweredRequest(10_000, 5_000, has_media=True), None, TRUSTED, "whole"),
         # tiny
         (AnsweredRequest(1_999, 300), None, TRUSTED, "whole"),
         (AnsweredRequest(10_000, 199), None, TRUSTED, "whole"),

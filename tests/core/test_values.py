@@ -60,7 +60,7 @@ def tried_everywhere(text: str) -> list[ExactValue]:
     """The values where every shape is tried at every place, the first one first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shapes, "_VALUE", PLAIN)
-        patch.setattr(shapes, "_VALUE_BUT_ADDRESSES", PLAIN)
+        patch.setattr(shapes, "_VALUE_WITHOUT_ADDRESSES", PLAIN)
         patch.setattr(shapes, "_KINDS", {name: name for name in shapes._SHAPES})
         return list(find_values(text))
 
@@ -84,5 +84,5 @@ def test_no_message_takes_long_to_be_read(piece: str) -> None:
     text = piece * 1_300_000
     begun = time.process_time()
     read_statements(text)
-    list_message_facts(Message("tool", text, answers=("1",)))
+    list_message_facts(Message("tool", text, answered_call_ids=("1",)))
     assert time.process_time() - begun < MOST_S * len(take_head_and_tail(text)) * 10

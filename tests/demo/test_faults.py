@@ -53,7 +53,7 @@ async def test_a_hang_ends_when_the_client_leaves(words: TokenCounter) -> None:
     provider = create_provider(DemoProviderSettings(words))
     with pytest.raises(httpx.ReadTimeout):
         await ask(provider, BODY, "hang", timeout_s=0.1)
-    assert (provider.departures, provider.log[0].status) == (1, 0)
+    assert (provider.departure_count, provider.log[0].status) == (1, 0)
 
 
 async def test_a_client_that_leaves_mid_stream_ends_the_stream(words: TokenCounter) -> None:
@@ -62,10 +62,10 @@ async def test_a_client_that_leaves_mid_stream_ends_the_stream(words: TokenCount
         async with http.stream("POST", f"{url}/v1/chat/completions", json=STREAM) as answer:
             await anext(answer.aiter_raw())
         for _ in range(200):
-            if provider.departures:
+            if provider.departure_count:
                 break
             await asyncio.sleep(0.01)
-    assert provider.departures == 1
+    assert provider.departure_count == 1
 
 
 async def test_garbage_is_no_json(words: TokenCounter) -> None:

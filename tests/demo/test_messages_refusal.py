@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from compaction_proxy.cli.demo.messages_binding import compute_prefix_digest
-from compaction_proxy.cli.demo.messages_refusal import judge_count_request, judge_request
+from compaction_proxy.cli.demo.messages_refusal import validate_count_request, validate_request
 from compaction_proxy.cli.demo.messages_wire import check_overflow
 from compaction_proxy.cli.demo.signing import seal_thought, sign_thought
 
@@ -29,7 +29,7 @@ def text(said: str, **more: object) -> dict[str, Any]:
 
 
 def judged(*messages: object, **more: object) -> str | None:
-    wrong = judge_request({"model": "m", "max_tokens": 9, "messages": list(messages), **more})
+    wrong = validate_request({"model": "m", "max_tokens": 9, "messages": list(messages), **more})
     return wrong.message if wrong else None
 
 
@@ -173,10 +173,10 @@ def test_a_fifth_mark_for_the_cache_is_refused_wherever_it_is() -> None:
 def test_what_is_required_is_required(missing: str, message: str) -> None:
     body = {"model": "m", "max_tokens": 9, "messages": [USER]}
     del body[missing]
-    wrong = judge_request(body)
+    wrong = validate_request(body)
     assert wrong is not None
     assert wrong.message == message
-    assert (judge_count_request(body) is None) == (missing == "max_tokens")
+    assert (validate_count_request(body) is None) == (missing == "max_tokens")
 
 
 def test_an_overflow_has_the_wording_and_numbers_of_anthropic() -> None:

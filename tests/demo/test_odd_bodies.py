@@ -39,5 +39,5 @@ bodies = st.fixed_dictionaries(
 @given(bodies)
 def test_any_body_is_judged_and_a_valid_one_is_read(body: dict[str, Any]) -> None:
     for form in (RESPONSES, MESSAGES, COUNT_TOKENS):
-        wrong = form.judge(body)
-        assert (wrong is None and form.read(body).prompt["model"] == "m") or (wrong and wrong.message)
+        wrong = form.validate(body)
+        assert (wrong is None and form.read_request(body).prompt["model"] == "m") or (wrong and wrong.message)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.validation import Refusal, check_overflow, judge_request
+from compaction_proxy.cli.demo.validation import Refusal, check_overflow, validate_request
 
 USER = {"role": "user", "content": "hello"}
 
@@ -18,7 +18,7 @@ def answering(call_id: str) -> dict[str, Any]:
 
 
 def judged(*messages: object) -> tuple[str | None, str | None] | None:
-    wrong = judge_request({"model": "m", "messages": list(messages)})
+    wrong = validate_request({"model": "m", "messages": list(messages)})
     return (wrong.param, wrong.code) if wrong else None
 
 
@@ -59,14 +59,14 @@ def test_an_invalid_conversation_is_refused_where_it_goes_wrong(
 
 
 def test_unanswered_calls_are_named() -> None:
-    wrong = judge_request({"model": "m", "messages": [calling("a", "b"), answering("a"), USER]})
+    wrong = validate_request({"model": "m", "messages": [calling("a", "b"), answering("a"), USER]})
     assert wrong is not None
     assert wrong.message.endswith("The following tool_call_ids did not have response messages: b")
 
 
 def test_a_request_without_a_model_or_messages_is_refused() -> None:
-    assert judge_request({"messages": [USER]}) == Refusal("you must provide a model parameter")
-    assert judge_request({"model": "m"}) == Refusal(
+    assert validate_request({"messages": [USER]}) == Refusal("you must provide a model parameter")
+    assert validate_request({"model": "m"}) == Refusal(
         "Missing required parameter: 'messages'.", "messages", "missing_required_parameter"
     )
 

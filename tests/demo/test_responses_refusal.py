@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.responses_refusal import judge_request
+from compaction_proxy.cli.demo.responses_refusal import validate_request
 from compaction_proxy.cli.demo.signing import seal_thought
 
 USER = {"role": "user", "content": "hello"}
@@ -23,7 +23,7 @@ def reasoning(own: str = "rs_1", **more: object) -> dict[str, Any]:
 
 
 def judged(*items: object) -> tuple[str, str | None, str | None] | None:
-    wrong = judge_request({"model": "m", "input": list(items)})
+    wrong = validate_request({"model": "m", "input": list(items)})
     return (wrong.message, wrong.param, wrong.code) if wrong else None
 
 
@@ -121,6 +121,6 @@ def test_a_wrong_item_is_refused_where_it_is(item: object, refused: tuple[str, s
     ],
 )
 def test_a_request_that_is_not_whole_is_refused(body: dict[str, Any], code: str) -> None:
-    wrong = judge_request(body)
+    wrong = validate_request(body)
     assert wrong is not None
     assert wrong.code == code

@@ -160,7 +160,7 @@ async def test_a_stream_arrives_as_it_is_made(chain: Chain) -> None:
 
 async def departs(chain: Chain) -> None:
     async with asyncio.timeout(30):
-        while not chain.provider.departures:  # noqa: ASYNC110 - the provider keeps a count, no event
+        while not chain.provider.departure_count:  # noqa: ASYNC110 - the provider keeps a count, no event
             await asyncio.sleep(0.02)
 
 

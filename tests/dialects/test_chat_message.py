@@ -16,7 +16,7 @@ from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.wires.chat.messages import (
     UNKNOWN_PART_TOKENS,
     encode_message,
-    estimate_part_tokens,
+    estimate_nontext_tokens,
     parse_message,
     shorten_message,
 )
@@ -123,11 +123,11 @@ SHAPES: list[tuple[dict[str, Any], Message]] = [
     ),
     (
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "ok"}]},
-        Message("tool", "ok", answers=("c1",)),
+        Message("tool", "ok", answered_call_ids=("c1",)),
     ),
     (
         {"role": "function", "name": "read", "content": "ok"},
-        Message("function", "ok", name="read", answers=("",)),
+        Message("function", "ok", name="read", answered_call_ids=("",)),
     ),
     (
         {
@@ -142,7 +142,7 @@ SHAPES: list[tuple[dict[str, Any], Message]] = [
     ({"role": "user", "content": {"a": [1]}}, Message("user", '{"a": [1]}')),
     ({"role": "user", "content": 5}, Message("user", "5")),
     ({"role": 1, "content": "x", "name": 2, "refusal": 3}, Message("", "x")),
-    ({"role": "tool", "tool_call_id": 5, "content": "x"}, Message("tool", "x", answers=("",))),
+    ({"role": "tool", "tool_call_id": 5, "content": "x"}, Message("tool", "x", answered_call_ids=("",))),
     ({"role": "assistant", "tool_calls": "x", "function_call": "y", "audio": "z"}, Message("assistant")),
     (
         {
@@ -307,9 +307,12 @@ def test_messages_differ_by(messages: list[dict[str, Any]]) -> None:
     [
         (Message("assistant", 'é "x"\n'), '{"role":"assistant","content":"é \\"x\\"\\n"}'.encode()),
         (Message("user", "\ud800"), b'{"role":"user","content":"\\ud800"}'),
-        (Message("tool", "x", answers=("c1",)), b'{"role":"tool","tool_call_id":"c1","content":"x"}'),
         (
-            Message("function", "x", name="read", answers=("",)),
+            Message("tool", "x", answered_call_ids=("c1",)),
+            b'{"role":"tool","tool_call_id":"c1","content":"x"}',
+        ),
+        (
+            Message("function", "x", name="read", answered_call_ids=("",)),
             b'{"role":"function","name":"read","content":"x"}',
         ),
     ],
@@ -465,7 +468,7 @@ def test_shorter_messages_stay_valid_and_their_sizes_follow_their_shares(
         assert (before.id, before.name) == (after.id, after.name)
         assert parses(after.arguments) or not parses(before.arguments)
     assert json.loads(small.raw).get("x") == fields.get("x")
-    assert (small.role, small.answers) == (record.role, record.answers)
+    assert (small.role, small.answered_call_ids) == (record.role, record.answered_call_ids)
 
 
 @pytest.mark.parametrize(
@@ -480,17 +483,17 @@ def test_shorter_messages_stay_valid_and_their_sizes_follow_their_shares(
     ],
 )
 def test_parts_weigh_what_their_kind_weighs(part: Any, expected: int) -> None:
-    assert estimate_part_tokens(written({"role": "user", "content": [part]}), "gpt-4o") == expected
+    assert estimate_nontext_tokens(written({"role": "user", "content": [part]}), "gpt-4o") == expected
 
 
 def test_an_image_weighs_the_same_beside_a_lone_surrogate() -> None:
     part = image("https://x/y.png")
-    alone = estimate_part_tokens(written({"role": "user", "content": [part]}), "gpt-4o")
-    beside = estimate_part_tokens(written({"role": "user", "content": ["\ud800", part]}), "gpt-4o")
+    alone = estimate_nontext_tokens(written({"role": "user", "content": [part]}), "gpt-4o")
+    beside = estimate_nontext_tokens(written({"role": "user", "content": ["\ud800", part]}), "gpt-4o")
 
     assert alone == beside > 0
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"content":"x"}', b'{"content":null}', b"{}"])
 def test_what_has_no_parts_weighs_nothing(raw: bytes) -> None:
-    assert estimate_part_tokens(raw, "gpt-4o") == 0
+    assert estimate_nontext_tokens(raw, "gpt-4o") == 0

@@ -122,13 +122,13 @@ async def all_judged_beside(raws: list[bytes]) -> list[Judgement]:
     return judgements
 
 
-@pytest.mark.parametrize("grown", [0, chat_reader.GROWN_BYTES], ids=["large", "middling"])
+@pytest.mark.parametrize("grown", [0, chat_reader.MAX_INLINE_GROWN_BYTES], ids=["large", "middling"])
 @given(histories())
 @settings(UNHURRIED, max_examples=30)
 def test_a_large_body_is_read_as_a_little_one(grown: int, raws: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_reader, "LITTLE_BYTES", 0)
-        patch.setattr(chat_reader, "GROWN_BYTES", grown)
+        patch.setattr(chat_reader, "MAX_INLINE_BYTES", 0)
+        patch.setattr(chat_reader, "MAX_INLINE_GROWN_BYTES", grown)
         judgements = asyncio.run(all_judged_beside(raws))
     assert judgements == [judged(partial(parse_body, wire=CHAT), raw) for raw in raws]
 
@@ -143,8 +143,11 @@ def test_of_a_list_that_has_grown_only_the_late_messages_are_cut_out(
     first = reader.read(written(messages[:known], {}, behind, layout), "t", "c")
     raw = written(messages, {}, behind, layout)
     body = reader.read(raw, "t", "c")
-    assert (body.previous_mark, body.new_pieces) == (first.mark, parse_body(raw, CHAT).new_pieces[known:])
-    assert (body.mark == first.mark) is (known == len(messages))
+    assert (body.previous_fingerprint, body.new_pieces) == (
+        first.fingerprint,
+        parse_body(raw, CHAT).new_pieces[known:],
+    )
+    assert (body.fingerprint == first.fingerprint) is (known == len(messages))
 
 
 def talk(turns: int, **members: Any) -> bytes:
@@ -177,7 +180,7 @@ def test_what_stands_behind_a_known_beginning_is_judged_as_strictly(behind: byte
     raw = b'{"before":1,' + talk(3)[1:]
     start = raw.removesuffix(b"]}")
     reader = IncrementalReader(KEY, CHAT)
-    assert reader.read(raw, "t").mark
+    assert reader.read(raw, "t").fingerprint
     assert judged(lambda raw: reader.read(raw, "t"), start + behind) == judged(
         partial(parse_body, wire=CHAT), start + behind
     )
@@ -186,16 +189,16 @@ def test_what_stands_behind_a_known_beginning_is_judged_as_strictly(behind: byte
 def test_tenants_know_nothing_of_one_another() -> None:
     reader = IncrementalReader(KEY, CHAT)
     bodies = [reader.read(talk(3), "a"), reader.read(talk(4), "b"), reader.read(talk(3), "b")]
-    assert [body.previous_mark for body in bodies] == [b"", b"", b""]
-    assert len({body.mark for body in bodies}) == 3
+    assert [body.previous_fingerprint for body in bodies] == [b"", b"", b""]
+    assert len({body.fingerprint for body in bodies}) == 3
 
 
 def test_conversations_that_begin_alike_are_told_apart() -> None:
     reader = IncrementalReader(KEY, CHAT)
     grown = [talk(2)[:-2] + b',{"role":"user","content":"branch %d"}]}' % branch for branch in range(9)]
-    marks = [reader.read(raw, "t").mark for raw in grown]
+    marks = [reader.read(raw, "t").fingerprint for raw in grown]
     further = [reader.read(raw[:-2] + b',{"role":"assistant","content":"so"}]}', "t") for raw in grown]
-    assert [body.previous_mark for body in further] == marks
+    assert [body.previous_fingerprint for body in further] == marks
     assert [len(body.new_pieces) for body in further] == [1] * 9
 
 
@@ -203,38 +206,40 @@ def test_an_edit_that_leaves_the_length_and_the_end_as_they_were_is_noticed() ->
     reader = IncrementalReader(KEY, CHAT)
     reader.read(talk(3), "t")
     edited = talk(4).replace(b"turn 1 words", b"turn 1 swore")
-    assert reader.read(edited, "t").previous_mark == b""
+    assert reader.read(edited, "t").previous_fingerprint == b""
 
 
 def test_the_last_message_may_be_asked_anew() -> None:
     reader = IncrementalReader(KEY, CHAT)
-    marks = [reader.read(talk(turns), "t").mark for turns in (3, 4, 5)]
+    marks = [reader.read(talk(turns), "t").fingerprint for turns in (3, 4, 5)]
     again = reader.read(talk(4)[:-2] + b',{"role":"user","content":"rather this"}]}', "t")
-    assert again.previous_mark == marks[1]
+    assert again.previous_fingerprint == marks[1]
 
 
 def test_memory_is_bounded_by_the_number_of_beginnings() -> None:
     reader = IncrementalReader(KEY, CHAT, max_beginnings=4)
     for conversation in range(9):
         reader.read(talk(2), "t", f"c{conversation}")
-    known = [bool(reader.read(talk(3), "t", f"c{conversation}").previous_mark) for conversation in (8, 0)]
+    known = [
+        bool(reader.read(talk(3), "t", f"c{conversation}").previous_fingerprint) for conversation in (8, 0)
+    ]
     assert known == [True, False]
 
 
 def test_hundreds_of_conversations_without_an_id_are_known_again() -> None:
     reader = IncrementalReader(KEY, CHAT)
     first = [talk(1)[:-2] + b',{"role":"user","content":"%d"}]}' % number for number in range(500)]
-    marks = [reader.read(raw, "t").mark for raw in first]
+    marks = [reader.read(raw, "t").fingerprint for raw in first]
     grown = [reader.read(raw[:-2] + b',{"role":"assistant","content":"so"}]}', "t") for raw in first]
-    assert [body.previous_mark for body in grown] == marks
+    assert [body.previous_fingerprint for body in grown] == marks
 
 
 def test_a_conversation_is_known_again_whatever_it_has_grown_by() -> None:
     reader = IncrementalReader(KEY, CHAT)
-    mark = reader.read(talk(2), "t", "c").mark
+    mark = reader.read(talk(2), "t", "c").fingerprint
     braces = "{}" * 5 * chat_reader.MAX_BRACES
     body = reader.read(talk(2)[:-2] + b',{"role":"user","content":"%b"}]}' % braces.encode(), "t", "c")
-    assert body.previous_mark == mark
+    assert body.previous_fingerprint == mark
 
 
 def test_members_before_the_messages_count_as_before() -> None:
@@ -244,5 +249,5 @@ def test_members_before_the_messages_count_as_before() -> None:
     )
     reader.read(head + b"]}", "t")
     body = reader.read(head + b',{"role":"user"}],"functions":[2]}', "t")
-    assert body.previous_mark
+    assert body.previous_fingerprint
     assert (body.model, body.max_output, body.prompt_members) == ("m", 7, ("[1]", "[2]"))

@@ -37,7 +37,7 @@ def expanded(*items: Any, held: list[Any]) -> list[Any]:
 def test_a_trigger_is_the_last_item_and_is_taken_out() -> None:
     found = read_trigger(body(ASKED, TRIGGER, stream=True))
     assert found is not None
-    assert (json.loads(found.raw)["input"], found.streamed) == ([ASKED], True)
+    assert (json.loads(found.raw)["input"], found.is_streamed) == ([ASKED], True)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,9 @@ TOOLS = b'[ {"type":"function", "function":{"name":"f"}} ]'
 SHAPING = b' "model" : "gpt-4o","tools":' + TOOLS + b',"parallel_tool_calls":false,"prompt_cache_key":"mine"'
 ASKED = b'{"role":"user","content":"data"}'
 HI = Message(role="user", raw=b'{"role":"user", "content":"hi", "big":12345678901234567890.10}')
-RESULT = Message(role="tool", text="done", answers=("a",), raw=b'{"role":"tool","tool_call_id":"a"}')
+RESULT = Message(
+    role="tool", text="done", answered_call_ids=("a",), raw=b'{"role":"tool","tool_call_id":"a"}'
+)
 
 
 def continued(raw: bytes, *messages: Message, model: str = "gpt-4o") -> bytes:

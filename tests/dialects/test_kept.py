@@ -14,7 +14,7 @@ def test_what_was_added_comes_back(events: list[bytes]) -> None:
     held = EventBuffer()
     for each in events:
         held.add(each)
-    assert (list(held), held.size, held.is_whole) == (events, sum(map(len, events)), True)
+    assert (list(held), held.size_bytes, held.is_complete) == (events, sum(map(len, events)), True)
 
 
 def test_a_long_answer_takes_little_memory() -> None:
@@ -22,11 +22,11 @@ def test_a_long_answer_takes_little_memory() -> None:
     for number in range(20_000):
         held.add(event % number)
     packed = sum(map(sys.getsizeof, held._blocks))
-    assert packed + 2 * intercept_stream.BLOCK_BYTES < held.size / 3
+    assert packed + 2 * intercept_stream.BLOCK_BYTES < held.size_bytes / 3
 
 
 def test_of_an_answer_that_is_too_long_nothing_is_kept() -> None:
     held = EventBuffer()
     for _ in range(2):
         held.add(b"x" * intercept_stream.MAX_KEPT_BYTES)
-    assert (list(held), held.is_whole) == ([], False)
+    assert (list(held), held.is_complete) == ([], False)

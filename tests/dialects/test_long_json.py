@@ -26,7 +26,7 @@ def little_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large, "PIECE_BYTES", SHORTEST_PIECE)
     monkeypatch.setattr(pieces, "PIECE_BYTES", SHORTEST_PIECE)
     monkeypatch.setattr(slices, "SHORT_BYTES", 4)
-    monkeypatch.setattr(large, "_MANY", 3)
+    monkeypatch.setattr(large, "_MAX_ITEMS", 3)
 
 
 def outcome(raw: bytes, *, whole: bool) -> Any:

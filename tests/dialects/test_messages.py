@@ -20,7 +20,7 @@ from compaction_proxy.core.errors import (
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.wires.body import parse_body, rewrite_messages
 from compaction_proxy.wires.chat.messages import parse_message as chat_message
-from compaction_proxy.wires.messages.messages import FAILED, parse_message
+from compaction_proxy.wires.messages.messages import FAILED_RESULT_NAME, parse_message
 from compaction_proxy.wires.messages.wire import MESSAGES
 
 # The machine may be busy.
@@ -94,13 +94,17 @@ SHAPES: list[tuple[str, Any, Message]] = [
             (ContentPart("server_tool_use", sha('{"id": "s", "type": "server_tool_use"}'), 0),),
         ),
     ),
-    ("user", [result("ok")], Message("tool", "ok", answers=("c1",))),
-    ("user", [result([text("a"), text("b")], **MARK)], Message("tool", "ab", answers=("c1",))),
-    ("user", [result(None, is_error=True)], Message("tool", "", name=FAILED, answers=("c1",))),
+    ("user", [result("ok")], Message("tool", "ok", answered_call_ids=("c1",))),
+    ("user", [result([text("a"), text("b")], **MARK)], Message("tool", "ab", answered_call_ids=("c1",))),
+    (
+        "user",
+        [result(None, is_error=True)],
+        Message("tool", "", name=FAILED_RESULT_NAME, answered_call_ids=("c1",)),
+    ),
     (
         "user",
         [result([text("a"), IMAGE])],
-        Message("tool", "a", (ContentPart("image_url", sha(PIXEL), 1),), answers=("c1",)),
+        Message("tool", "a", (ContentPart("image_url", sha(PIXEL), 1),), answered_call_ids=("c1",)),
     ),
     (
         "user",
@@ -189,7 +193,7 @@ def test_results_are_pieces_of_their_own_and_their_bytes_are_the_clients() -> No
     ],
 )
 def test_any_other_message_is_a_piece_as_it_came(each: dict[str, Any]) -> None:
-    assert MESSAGES.to_pieces((written(each),)) == (written(each),)
+    assert MESSAGES.group_into_pieces((written(each),)) == (written(each),)
 
 
 @pytest.mark.parametrize(
@@ -229,9 +233,9 @@ def test_other_edits_by_the_provider_are_no_reason() -> None:
         (Message("user", "a"), {"role": "user", "content": "a"}),
         (Message("assistant", "a"), {"role": "assistant", "content": "a"}),
         (Message("system", "a"), {"role": "user", "content": "a"}),
-        (Message("tool", "a", answers=("c",)), {"role": "user", "content": [result("a", "c")]}),
+        (Message("tool", "a", answered_call_ids=("c",)), {"role": "user", "content": [result("a", "c")]}),
         (
-            Message("tool", "a", name=FAILED, answers=("c",)),
+            Message("tool", "a", name=FAILED_RESULT_NAME, answered_call_ids=("c",)),
             {"role": "user", "content": [result("a", "c", is_error=True)]},
         ),
     ],
@@ -241,7 +245,7 @@ def test_a_message_of_ours_is_written_as_the_wire_has_it(record: Message, expect
 
     assert json.loads(raw) == expected
     assert parse_message(raw).text == record.text
-    assert parse_message(raw).answers == record.answers
+    assert parse_message(raw).answered_call_ids == record.answered_call_ids
 
 
 def test_a_stand_in_takes_parts_along_without_marks() -> None:
@@ -335,7 +339,7 @@ def test_a_message_that_cannot_be_shorter_and_has_no_mark_is_itself() -> None:
 def test_blocks_that_are_no_text_have_a_weight(block: Any, least: int, most: int) -> None:
     raw = written({"role": "assistant" if block not in (IMAGE, PDF) else "user", "content": [block]})
 
-    assert least <= MESSAGES.estimate_part_tokens(raw, "claude-haiku-4-5") <= most
+    assert least <= MESSAGES.estimate_nontext_tokens(raw, "claude-haiku-4-5") <= most
 
 
 @pytest.mark.parametrize(
@@ -378,7 +382,7 @@ START = event("message_start", message={"type": "message", "usage": {"input_toke
     ],
 )
 def test_a_stream_may_be_held_back_until_its_first_content(seen: bytes, opening: bool) -> None:  # noqa: FBT001 - parametrised
-    assert MESSAGES.may_hold_back(seen) is opening
+    assert MESSAGES.may_hold_back_stream(seen) is opening
 
 
 JSON = st.recursive(
@@ -408,7 +412,11 @@ def test_a_shortened_message_is_no_longer_has_no_marks_and_keeps_what_is_signed(
     made = MESSAGES.shorten_message(record, share, "m_1")
 
     assert len(made.raw) <= len(raw)
-    assert (made.role, made.answers, made.signed) == (record.role, record.answers, record.signed)
+    assert (made.role, made.answered_call_ids, made.has_signed_reasoning) == (
+        record.role,
+        record.answered_call_ids,
+        record.has_signed_reasoning,
+    )
     assert [each.id for each in made.calls] == [each.id for each in record.calls]
     assert b'"cache_control"' not in made.raw
     for kept in (THOUGHT, REDACTED):
@@ -425,8 +433,8 @@ def test_pieces_joined_again_mean_what_they_were(messages: list[dict[str, Any]])
 
     calls = [call for each in records for call in each.calls]
     assert [call for raw in again.messages for call in parse_message(raw).calls] == calls
-    answers = [each.digest for each in records if each.answers]
-    assert [each.digest for each in map(parse_message, again.messages) if each.answers] == answers
+    answers = [each.digest for each in records if each.answered_call_ids]
+    assert [each.digest for each in map(parse_message, again.messages) if each.answered_call_ids] == answers
 
 
 REMINDER = {"type": "text", "text": "<system-reminder>\nThe list is empty.\n</system-reminder>\n"}
@@ -436,16 +444,16 @@ def test_what_a_program_reminds_of_beside_results_is_said_by_no_user() -> None:
     beside = {"role": "user", "content": [result("a"), result("b", "c2"), REMINDER]}
     behind = {"role": "user", "content": [result("a"), REMINDER, text("Go on.")]}
     raws = [written(beside), written(behind)]
-    found = [parse_message(each) for each in MESSAGES.to_pieces(tuple(raws))]
+    found = [parse_message(each) for each in MESSAGES.group_into_pieces(tuple(raws))]
 
-    assert [(each.role, each.answers) for each in found] == [
+    assert [(each.role, each.answered_call_ids) for each in found] == [
         ("tool", ("c1",)),
         ("tool", ("c2",)),
         ("tool", ("c1",)),
         ("user", ()),
     ]
     assert json.loads(MESSAGES.join_messages(found[:2])) == beside
-    late = MESSAGES.encode_message(Message("tool", "none", answers=("c3",)))
+    late = MESSAGES.encode_message(Message("tool", "none", answered_call_ids=("c3",)))
     kinds = [
         each["type"]
         for each in json.loads(MESSAGES.join_messages([*found[:2], parse_message(late)]))["content"]

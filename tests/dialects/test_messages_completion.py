@@ -13,7 +13,7 @@ from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.messages.messages import parse_message
 from compaction_proxy.wires.messages.summary_call import (
     CLIENT_ALLOWANCE_TOKENS,
-    UNASKED_ALLOWANCE_TOKENS,
+    DEFAULT_ALLOWANCE_TOKENS,
     build_own_members,
     get_thinking_allowance,
 )
@@ -37,7 +37,9 @@ LISTED = [
 
 
 def sent(call: SummaryCall, *refused: str) -> Any:
-    return json.loads(MESSAGES.call_format.build_request(call, build_own_members(call, frozenset(refused))))
+    return json.loads(
+        MESSAGES.summary_call_format.build_request(call, build_own_members(call, frozenset(refused)))
+    )
 
 
 def continued(**members: Any) -> SummaryCall:
@@ -120,7 +122,7 @@ def test_where_the_client_has_the_model_think_there_is_room_and_no_temperature(
 
 @pytest.mark.parametrize(
     ("model", "allowance"),
-    [("claude-haiku-4-5", 0), ("anthropic/claude-opus-4-8", UNASKED_ALLOWANCE_TOKENS), ("qwen", 0)],
+    [("claude-haiku-4-5", 0), ("anthropic/claude-opus-4-8", DEFAULT_ALLOWANCE_TOKENS), ("qwen", 0)],
 )
 def test_models_that_think_unasked_have_room_for_it(model: str, allowance: int) -> None:
     assert get_thinking_allowance(model) == allowance
@@ -128,7 +130,7 @@ def test_models_that_think_unasked_have_room_for_it(model: str, allowance: int) 
 
 def answered(content: Any, reason: str | None, **usage: int) -> SummaryAnswer:
     body = {"type": "message", "content": content, "stop_reason": reason, "usage": usage}
-    return MESSAGES.call_format.parse_answer(json.dumps(body).encode())
+    return MESSAGES.summary_call_format.parse_answer(json.dumps(body).encode())
 
 
 def test_an_answer_is_its_text_and_all_that_was_read_for_it() -> None:
@@ -161,4 +163,4 @@ def test_how_an_answer_ended_is_told(content: Any, reason: str | None, expected:
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"content":"x"}'])
 def test_what_is_no_answer_is_garbage(body: bytes) -> None:
     with pytest.raises(SummaryError, match="garbage"):
-        MESSAGES.call_format.parse_answer(body)
+        MESSAGES.summary_call_format.parse_answer(body)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message, iter_units
-from compaction_proxy.core.repair import GO_ON, repair_messages
+from compaction_proxy.core.repair import CONTINUE_TEXT, repair_messages
 from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.messages.messages import parse_message
@@ -44,7 +44,8 @@ def said(role: str, content: Any) -> dict[str, Any]:
 
 def records(listed: Sequence[Any]) -> list[Message]:
     return [
-        parse_message(raw) for raw in MESSAGES.to_pieces(tuple(json.dumps(each).encode() for each in listed))
+        parse_message(raw)
+        for raw in MESSAGES.group_into_pieces(tuple(json.dumps(each).encode() for each in listed))
     ]
 
 
@@ -104,7 +105,7 @@ CASES: list[tuple[str, list[Message], Any]] = [
     (
         "the user begins",
         [ours("assistant", "Summary"), *records([said("user", "b")])],
-        [said("user", GO_ON), said("assistant", "Summary"), said("user", "b")],
+        [said("user", CONTINUE_TEXT), said("assistant", "Summary"), said("user", "b")],
     ),
     (
         "a beginning of the answer stays last",
@@ -160,7 +161,7 @@ def test_marks_stay_with_messages_that_stay_and_leave_with_those_that_are_shorte
     listed += [said("assistant", [use("b")]), said("user", [new, text("go", **MARK)])]
     question, call, first, *rest = records(listed)
 
-    masked = ours("tool", "[left out]", answers=first.answers)
+    masked = ours("tool", "[left out]", answered_call_ids=first.answered_call_ids)
     capped = MESSAGES.shorten_message(first, 0.1, "m_1")
 
     for instead in (masked, capped):

@@ -78,7 +78,7 @@ def test_a_list_of_nothing_but_thoughts_keeps_them() -> None:
 def test_a_refused_list_of_nothing_but_thoughts_is_not_sent_again() -> None:
     fields = {"model": "claude-x", "messages": [answer(THOUGHT), answer(SEALED)], "max_tokens": 9}
     refusal = b"messages.0.content.0: Invalid `signature` in `thinking` block"
-    assert MESSAGES.drop_refused(json.dumps(fields).encode(), refusal) is None
+    assert MESSAGES.drop_refused_content(json.dumps(fields).encode(), refusal) is None
 
 
 def test_thoughts_stay_where_the_provider_was_asked_to_drop_what_does_not_fit() -> None:

@@ -90,7 +90,7 @@ def test_odd_messages_are_read_and_written_or_are_unreadable(
         for each in records:
             shorter = dialect.shorten_message(each, 0.2, "m_0")
             assert len(shorter.raw) <= len(each.raw)
-            assert dialect.parse_message(shorter.raw).answers == each.answers
+            assert dialect.parse_message(shorter.raw).answered_call_ids == each.answered_call_ids
             assert json.loads(dialect.attach_parts(each, each).raw)
 
 
@@ -100,7 +100,7 @@ def test_odd_messages_are_read_and_written_or_are_unreadable(
 def test_odd_answers_say_nothing_or_something(dialect: Wire, told: object, more: object) -> None:
     for answer in (told, dict.fromkeys(("content", "output", "choices", "usage", "status"), told)):
         with suppress(SummaryError):
-            dialect.call_format.parse_answer(written(answer))
+            dialect.summary_call_format.parse_answer(written(answer))
         tap = dialect.open_tap("application/json", "")
         tap.feed(written(answer))
         tap.result()
@@ -109,7 +109,7 @@ def test_odd_answers_say_nothing_or_something(dialect: Wire, told: object, more:
     tap = dialect.open_tap("text/event-stream", "")
     tap.feed(stream)
     tap.result()
-    dialect.may_hold_back(stream)
+    dialect.may_hold_back_stream(stream)
 
 
 def test_a_text_that_stays_is_not_written_as_a_list() -> None:

@@ -63,7 +63,7 @@ def test_thousands_separators_are_read(number: str) -> None:
 def test_a_code_outweighs_an_exclusion() -> None:
     body = openai("Please wait before trying again with less.", code="context_length_exceeded")
 
-    assert parse_overflow(429, body) == Overflow("context", is_sized=False)
+    assert parse_overflow(429, body) == Overflow("context", is_size_meaningful=False)
 
 
 @pytest.mark.parametrize("status", [413, 429])
@@ -71,7 +71,7 @@ def test_a_status_about_a_rate_or_bytes_says_nothing_of_the_window_without_a_num
     unnumbered = openai("It is too long.", code="context_length_exceeded")
     numbered = openai("prompt is too long: 213462 tokens > 200000 maximum", code="prompt_too_long")
 
-    assert parse_overflow(status, unnumbered) == Overflow("context", is_sized=False)
+    assert parse_overflow(status, unnumbered) == Overflow("context", is_size_meaningful=False)
     assert parse_overflow(status, numbered) == Overflow("context", 200_000, 213_462)
 
 

@@ -16,10 +16,10 @@ from compaction_proxy.wires.messages.wire import MESSAGES
 from compaction_proxy.wires.project_instructions import (
     CLIENTS,
     divide_message,
-    find_client,
+    find_client_by_headers,
     find_client_by_members,
     find_client_by_prompt,
-    join_sources,
+    rejoin_divided_messages,
 )
 from compaction_proxy.wires.responses.wire import RESPONSES
 from compaction_proxy.wires.wire import Wire
@@ -88,12 +88,12 @@ CLAUDE = ("instructions", "/repo/CLAUDE.md")
     ],
 )
 def test_a_client_is_known_by_its_header_fields(fields: dict[bytes, bytes], client: str) -> None:
-    assert find_client(fields) == client
+    assert find_client_by_headers(fields) == client
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_is_known_by_how_its_system_prompt_begins(client: str) -> None:
-    for prompt in CLIENTS[client].prompts:
+    for prompt in CLIENTS[client].prompt_prefixes:
         assert find_client_by_prompt(f"{prompt} More.") == client
         assert find_client_by_prompt(f"Say: {prompt}") == ""
         assert find_client_by_members([json.dumps(f"{prompt} More.")]) == client
@@ -105,7 +105,7 @@ def test_a_client_is_known_by_how_its_system_prompt_begins(client: str) -> None:
 
 def test_parts_of_a_message_with_an_id_do_not_share_it() -> None:
     raw = json.dumps({"type": "message", "id": "msg_1", **user(AGENTS, PLACE)}).encode()
-    divided = divide_message(Message(role="user", raw=raw), "codex", is_first=True)
+    divided = divide_message(Message(role="user", raw=raw), "codex", is_before_first_answer=True)
 
     assert [kind.kind if kind else "" for _, kind in divided] == ["instructions", "environment"]
     assert [json.loads(piece) for piece, _ in divided] == [
@@ -119,7 +119,7 @@ async def test_instructions_become_messages_of_their_own_and_go_on_as_they_came(
     messages = [{"role": "system", "content": "Help."}, user(SKILLS, "First.", CONTEXT, "Second.")]
     found = await listed(messages, "claude-code", dialect)
     assert kinds(found) == [None, ("environment", "skills"), CLAUDE, None]
-    assert [each.text for each in found.body] == ["First.Second."]
+    assert [each.text for each in found.unfixed_messages] == ["First.Second."]
     joined = json.loads(b"[" + dialect.join_messages(found.messages[1:]) + b"]")
     assert joined == [messages[1]]
 
@@ -146,7 +146,7 @@ async def test_parts_that_qwen_code_puts_before_the_words_of_a_user_are_not_the_
         user(parts[0], "x"),
     ]
     found = await listed(messages, "qwen-code")
-    assert [each.text for each in found.body if each.role == "user"][:2] == ["First.", "Second."]
+    assert [each.text for each in found.unfixed_messages if each.role == "user"][:2] == ["First.", "Second."]
     paths = [each.instruction.path for each in found.messages if each.instruction]
     assert paths == ["skills", "context for our chat", "tools", "date"]
 
@@ -222,7 +222,9 @@ async def test_a_list_that_grows_is_read_as_one_that_comes_at_once() -> None:
         since = b"%d" % (stop - 1) if stop > 1 else b""
         whole = parse_body(body(CHAT, messages[:stop]), CHAT)
         grown = whole._replace(
-            mark=b"%d" % stop, previous_mark=since, new_pieces=whole.messages[-1 if since else 0 :]
+            fingerprint=b"%d" % stop,
+            previous_fingerprint=since,
+            new_pieces=whole.messages[-1 if since else 0 :],
         )
         assert await reading.read_request(grown, gauge, "codex") == await reading.read_request(
             whole, gauge, "codex"
@@ -232,18 +234,21 @@ async def test_a_list_that_grows_is_read_as_one_that_comes_at_once() -> None:
 def test_a_divided_message_that_lost_a_part_goes_on_in_parts() -> None:
     raw = json.dumps(user(CONTEXT, "Go on.")).encode()
     record = CHAT.parse_message(raw)
-    pieces = divide_message(record, "claude-code", is_first=True)
+    pieces = divide_message(record, "claude-code", is_before_first_answer=True)
     assert [each for _, each in pieces] == [Instruction("claude-code", *CLAUDE), None]
     source = SourceMessage(raw, 2)
     parts = [Message("user", raw=piece, source=source) for piece, _ in pieces]
-    assert [each.raw for each in join_sources(parts)] == [raw]
-    assert list(join_sources(parts[:1])) == parts[:1]
+    assert [each.raw for each in rejoin_divided_messages(parts)] == [raw]
+    assert list(rejoin_divided_messages(parts[:1])) == parts[:1]
     other = Message("user", "x", raw=b"{}")
-    assert [each.raw for each in join_sources([other, *parts, other])] == [b"{}", raw, b"{}"]
+    assert [each.raw for each in rejoin_divided_messages([other, *parts, other])] == [b"{}", raw, b"{}"]
     assert alternate_roles(parts) == tuple(parts)
 
 
 def test_what_is_no_message_is_not_divided() -> None:
     for raw in (b'{"role":"user","content":"<environment_context>', b'["user","<environment_context>"]'):
-        assert divide_message(Message("user", raw=raw), "codex", is_first=True) == []
-    assert divide_message(CHAT.parse_message(json.dumps(user(AGENTS)).encode()), "", is_first=True) == []
+        assert divide_message(Message("user", raw=raw), "codex", is_before_first_answer=True) == []
+    assert (
+        divide_message(CHAT.parse_message(json.dumps(user(AGENTS)).encode()), "", is_before_first_answer=True)
+        == []
+    )

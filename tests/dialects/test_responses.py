@@ -141,9 +141,9 @@ def test_an_answer_has_text_calls_and_parts_and_its_reasoning_only_signs_it() ->
         "assistant",
         "on it\n\non it",
         calls=(MessageToolCall("a", "read", '{"path":"x"}'), MessageToolCall("b", "patch", "*** Begin")),
-        signed=True,
+        has_signed_reasoning=True,
     )
-    assert [(part.kind, part.at) for part in made.parts] == [("web_search_call", 5)]
+    assert [(part.kind, part.text_offset) for part in made.parts] == [("web_search_call", 5)]
     assert made.digest == record(SAID, {**SEARCHED, "id": "ws_2"}, SAID, CALLED, CUSTOM).digest
 
 
@@ -163,12 +163,15 @@ def test_the_calls_of_built_in_tools_are_calls() -> None:
 
 
 ANSWERS: list[tuple[dict[str, Any], Message]] = [
-    (ANSWERED, Message("tool", "text of x", answers=("a",))),
-    ({**ANSWERED, "output": [{"type": "input_text", "text": "x"}]}, Message("tool", "x", answers=("a",))),
-    (PATCHED, Message("tool", "Done", name="custom_tool_call_output", answers=("b",))),
+    (ANSWERED, Message("tool", "text of x", answered_call_ids=("a",))),
+    (
+        {**ANSWERED, "output": [{"type": "input_text", "text": "x"}]},
+        Message("tool", "x", answered_call_ids=("a",)),
+    ),
+    (PATCHED, Message("tool", "Done", name="custom_tool_call_output", answered_call_ids=("b",))),
     (
         {"type": "local_shell_call_output", "id": "a", "call_id": "a", "output": "x"},
-        Message("tool", "x", name="local_shell_call_output", answers=("a",)),
+        Message("tool", "x", name="local_shell_call_output", answered_call_ids=("a",)),
     ),
     (
         {
@@ -176,7 +179,7 @@ ANSWERS: list[tuple[dict[str, Any], Message]] = [
             "call_id": "a",
             "output": [{"stdout": "x", "stderr": "", "outcome": {"type": "exit", "exit_code": 2}}],
         },
-        Message("tool", "x", name="shell_call_output:2", answers=("a",)),
+        Message("tool", "x", name="shell_call_output:2", answered_call_ids=("a",)),
     ),
     (
         {
@@ -184,11 +187,11 @@ ANSWERS: list[tuple[dict[str, Any], Message]] = [
             "call_id": "a",
             "output": [{"stdout": "x", "stderr": "", "outcome": {"type": "timeout"}}],
         },
-        Message("tool", "x", name="shell_call_output:timeout", answers=("a",)),
+        Message("tool", "x", name="shell_call_output:timeout", answered_call_ids=("a",)),
     ),
     (
         {"type": "apply_patch_call_output", "call_id": "a", "status": "failed", "output": "x"},
-        Message("tool", "x", name="apply_patch_call_output:failed", answers=("a",)),
+        Message("tool", "x", name="apply_patch_call_output:failed", answered_call_ids=("a",)),
     ),
 ]
 
@@ -307,7 +310,7 @@ def test_text_and_arguments_get_shorter_and_nothing_sealed_changes() -> None:
     assert spoke["content"][0]["annotations"] == []
     assert len(short.raw) - len(raw_of(THOUGHT)) < 0.4 * (len(whole.raw) - len(raw_of(THOUGHT)))
     assert "of m_1 left out" in short.text
-    assert (short.signed, [call.name for call in short.calls]) == (True, ["read", "patch"])
+    assert (short.has_signed_reasoning, [call.name for call in short.calls]) == (True, ["read", "patch"])
     assert json.loads(short.calls[0].arguments)["path"] == "x"
 
 
@@ -316,7 +319,7 @@ def test_an_image_of_a_user_or_a_tool_becomes_a_note() -> None:
     notes = ["[input_image of m_1 left out]"]
     for whole in (record({**ASKED, "content": parts}), record({**ANSWERED, "output": parts})):
         short = RESPONSES.shorten_message(whole, 0.1, "m_1")
-        assert (short.role, short.answers, short.parts) == (whole.role, whole.answers, ())
+        assert (short.role, short.answered_call_ids, short.parts) == (whole.role, whole.answered_call_ids, ())
         assert short.text.endswith(notes[0])
 
 
@@ -370,17 +373,17 @@ def test_images_are_carried_by_a_message_of_the_user() -> None:
 def test_what_is_no_text_weighs_what_its_kind_weighs(item: dict[str, Any], expected: int) -> None:
     weighed = RESPONSES.parse_uncounted(raw_of(item), "gpt-5")
 
-    assert (weighed.part_tokens, weighed.digest) == (expected, record(item).digest)
-    assert RESPONSES.estimate_part_tokens(raw_of(item), "gpt-5") == expected
+    assert (weighed.nontext_tokens, weighed.digest) == (expected, record(item).digest)
+    assert RESPONSES.estimate_nontext_tokens(raw_of(item), "gpt-5") == expected
 
 
 def test_of_a_compacted_beginning_counts_what_the_model_reads() -> None:
     retained = b",".join(map(raw_of, [{"role": "user", "content": LONG}, COMPACTED]))
     uncleared = b",".join(map(raw_of, [{"role": "user", "content": LONG}, CALLED, ANSWERED, COMPACTED]))
-    alone = RESPONSES.estimate_part_tokens(raw_of(COMPACTED), "gpt-5")
+    alone = RESPONSES.estimate_nontext_tokens(raw_of(COMPACTED), "gpt-5")
 
-    assert RESPONSES.estimate_part_tokens(retained, "gpt-5") == alone + len(LONG) // 4
-    assert RESPONSES.estimate_part_tokens(uncleared, "gpt-5") == alone
+    assert RESPONSES.estimate_nontext_tokens(retained, "gpt-5") == alone + len(LONG) // 4
+    assert RESPONSES.estimate_nontext_tokens(uncleared, "gpt-5") == alone
 
 
 def event(kind: str, **fields: Any) -> bytes:
@@ -408,7 +411,7 @@ def test_a_stream_is_held_back_as_long_as_nothing_of_the_answer_has_come(
     seen: bytes,
     expected: bool,  # noqa: FBT001 - a case of the table
 ) -> None:
-    assert RESPONSES.may_hold_back(seen) is expected
+    assert RESPONSES.may_hold_back_stream(seen) is expected
 
 
 TEXT = st.text(st.characters(codec=None) | st.sampled_from('"\\/:{}[], '), max_size=8)
@@ -473,11 +476,11 @@ def test_late_pieces_are_cut_out_alone_where_the_list_has_only_grown() -> None:
         body([ASKED, THOUGHT, CALLED, ANSWERED, THOUGHT, SAID, ASKED, COMPACTED, ASKED]), "t", "c"
     )
 
-    assert (grown.previous_mark, grown.new_pieces) == (
-        first.mark,
+    assert (grown.previous_fingerprint, grown.new_pieces) == (
+        first.fingerprint,
         (b",".join(map(raw_of, [THOUGHT, SAID])), raw_of(ASKED)),
     )
-    assert (compacted.previous_mark, len(compacted.new_pieces)) == (b"", 2)
+    assert (compacted.previous_fingerprint, len(compacted.new_pieces)) == (b"", 2)
 
 
 @UNHURRIED

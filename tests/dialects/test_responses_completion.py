@@ -34,7 +34,7 @@ RAW = (
 
 
 def sent(call: SummaryCall, *refused: str) -> Any:
-    asking = RESPONSES.call_format
+    asking = RESPONSES.summary_call_format
     return json.loads(asking.build_request(call, asking.build_own_members(call, frozenset(refused))))
 
 
@@ -55,7 +55,7 @@ def test_a_reasoning_model_thinks_little_on_top_of_the_limit() -> None:
 
 
 def test_the_member_that_an_error_names_is_found() -> None:
-    own = RESPONSES.call_format.build_own_members(replace(CALL, model="gpt-5"), frozenset())
+    own = RESPONSES.summary_call_format.build_own_members(replace(CALL, model="gpt-5"), frozenset())
     error = {"message": "Unsupported value: 'low' is not supported.", "param": "reasoning.effort"}
 
     assert find_refused_member(json.dumps({"error": error}).encode(), own) == "reasoning"
@@ -64,7 +64,7 @@ def test_the_member_that_an_error_names_is_found() -> None:
 def test_a_continued_conversation_keeps_what_shapes_the_prefix_byte_for_byte() -> None:
     messages = (RESPONSES.parse_message(ANSWER),)
     call = replace(CALL, model="gpt-5", cache_key="k", conversation=ContinuedConversation(RAW, messages))
-    asking = RESPONSES.call_format
+    asking = RESPONSES.summary_call_format
     raw = asking.build_request(call, asking.build_own_members(call, frozenset()))
 
     assert raw.startswith(
@@ -93,7 +93,7 @@ def test_a_continued_conversation_keeps_what_shapes_the_prefix_byte_for_byte() -
 
 
 def answered(*output: Any, **fields: Any) -> SummaryAnswer:
-    return RESPONSES.call_format.parse_answer(
+    return RESPONSES.summary_call_format.parse_answer(
         json.dumps({"status": "completed", "output": output, **fields}).encode()
     )
 
@@ -133,5 +133,5 @@ def test_calls_and_refusals_are_told() -> None:
 )
 def test_what_is_no_answer_is_garbage(body: bytes) -> None:
     with pytest.raises(SummaryError) as failed:
-        RESPONSES.call_format.parse_answer(body)
+        RESPONSES.summary_call_format.parse_answer(body)
     assert failed.value.reason == "garbage"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from compaction_proxy.cli.connect import CLIENTS
-from compaction_proxy.config.change import AT_START
+from compaction_proxy.config.change import RESTART_KEYS
 from tests.docs.blocks import ROOT
 from tests.pages import page
 
@@ -27,7 +27,7 @@ def test_every_client_and_every_key_that_waits_is_on_a_page() -> None:
     clients, operations = page("clients.md"), page("operations.md")
 
     assert [name for name in CLIENTS if f"\n\n`{name}`. Into " not in clients] == []
-    assert [name for name in AT_START if f"`{name}`" not in operations] == []
+    assert [name for name in RESTART_KEYS if f"`{name}`" not in operations] == []
 
 
 @pytest.mark.parametrize(

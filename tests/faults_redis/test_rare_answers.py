@@ -126,7 +126,7 @@ async def test_slots_that_move_between_nodes_cost_no_record(cluster: Cluster) ->
     source, target, _ = sorted(owners, key=lambda name: key_owner(owners[name], slot))
     async with records_on(cluster.url, told) as records:
         await records.save_if_absent(
-            key, {"key": key}, ttl_s=DAY_S, also=[RecordItem(other, {"key": other}, DAY_S)]
+            key, {"key": key}, ttl_s=DAY_S, other_items=[RecordItem(other, {"key": other}, DAY_S)]
         )
         stored = parse_redis_url(cluster.url).prefix
         owners[target].admin.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source)

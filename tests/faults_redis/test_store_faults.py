@@ -59,7 +59,10 @@ class Scene:
         self.n += 1
         await records.get_many([f"{{t}}{self.n}"])
         used = await records.save_if_absent(
-            f"{{t}}{self.n}", {"n": self.n}, ttl_s=DAY_S, also=[ListItem("{t}log", {"n": self.n}, DAY_S, 5)]
+            f"{{t}}{self.n}",
+            {"n": self.n},
+            ttl_s=DAY_S,
+            other_items=[ListItem("{t}log", {"n": self.n}, DAY_S, 5)],
         )
         assert used == {"n": self.n}
 

@@ -10,12 +10,12 @@ import pytest
 
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
-from compaction_proxy.core.summary.prompt import ALIGNED_END
+from compaction_proxy.core.summary.prompt import ALIGNED_CLOSING
 from compaction_proxy.gateway.server import serve_embedded
 from tests.summaries import put_as_asked
 
 SUMMARY_MODEL = "summary-small"
-_SUMMARY_SIGNS = (SUMMARY_MODEL.encode(), json.dumps(ALIGNED_END, ensure_ascii=False)[1:-1].encode())
+_SUMMARY_SIGNS = (SUMMARY_MODEL.encode(), json.dumps(ALIGNED_CLOSING, ensure_ascii=False)[1:-1].encode())
 
 
 class Provider:
@@ -70,7 +70,7 @@ def _summary_prompt(raw: bytes) -> str | None:
         return None
     return (
         last
-        if body.get("model") == SUMMARY_MODEL or (isinstance(last, str) and ALIGNED_END in last)
+        if body.get("model") == SUMMARY_MODEL or (isinstance(last, str) and ALIGNED_CLOSING in last)
         else None
     )
 

@@ -48,7 +48,9 @@ async def recall(texts: dict[str, list[str]], store: Store | None = None) -> Arc
         ]
         archive = build_archive(tenant, ROOT, made, messages, DAY_S)
         key = archive.items[0].key
-        await records.save_if_absent(f"{key}:x", {}, ttl_s=DAY_S, also=[*archive.items, archive.line])
+        await records.save_if_absent(
+            f"{key}:x", {}, ttl_s=DAY_S, other_items=[*archive.items, archive.list_line]
+        )
         await holdings.add_archive(tenant, ArchiveRef(ROOT, made), archive)
     await records.background_tasks.close()
     return ArchiveSearch(records, history, holdings, SqliteTextIndexBuilder())
@@ -69,11 +71,11 @@ async def test_a_thousand_queries_find_nothing_of_another_tenant_and_none_raises
     started = time.process_time()
     for number, query in enumerate(queries(1_000)):
         where = CONVERSATION if number % 2 else None
-        hits = await found.search("a", where, query, 20, known=known)
+        hits = await found.search("a", where, query, 20, known_ids=known)
         assert [hit for hit in hits if not hit.message_id.startswith("m_a")] == []
         assert not [hit for hit in hits if "theirs-only" in hit.snippet]
-    assert await found.find_message("a", CONVERSATION, "m_b0", known=known) is None
-    assert await found.find_message("a", None, "m_b0", known=known) is None
+    assert await found.find_message("a", CONVERSATION, "m_b0", known_ids=known) is None
+    assert await found.find_message("a", None, "m_b0", known_ids=known) is None
     assert len(await found.search("b", None, "canary", 20)) > 1
     assert time.process_time() - started < 2 * PATIENCE_S
 

@@ -8,7 +8,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from compaction_proxy.admin.api.routing import AdminApi
-from compaction_proxy.admin.app import ALIVE_PATHS, READY_PATHS, Readiness, create_admin
+from compaction_proxy.admin.app import ALIVE_PATHS, READY_PATHS, Readiness, create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
@@ -32,7 +32,7 @@ def application() -> Any:
     """The application behind our own paths, to be asked for its routes."""
     admin = Watched(MemoryStore(), 60)
     ready = Readiness(ready=True, store="ok", version="1")
-    return create_admin(
+    return create_admin_app(
         lambda: ready, "", AdminApi(admin.steering, admin.watching, AccessPolicy("127.0.0.1", KEY))
     )
 

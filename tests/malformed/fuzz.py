@@ -58,7 +58,7 @@ class Listener:
         is_own_path(head.path)
         find_deployment(head.raw_path)
         find_conversation_id(head.fields, ["x-session-id"], b"secret", "tenant")
-        for name, held in to_upstream_headers(head.fields, api_key="", hop="0" * 16):
+        for name, held in to_upstream_headers(head.fields, api_key="", hop_mark="0" * 16):
             assert not set(name + held) & {0, 10, 13}, (name, held)
         to_client_headers(200, head.fields)
 

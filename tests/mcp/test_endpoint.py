@@ -83,13 +83,15 @@ async def test_where_keys_are_named_one_is_needed_and_the_path_moves_with_the_ot
             assert await said(client, "conversation_status") == "No conversation is known yet."
         refused = await asyncio.to_thread(called, McpTarget(stack.url, {"authorization": "Bearer sk-other"}))
         told = f"The proxy at {stack.url} refused: Show a key that this proxy knows."
-        assert refused == McpToolResult(told, failed=True)
+        assert refused == McpToolResult(told, is_error=True)
 
 
 def test_over_stdio_a_socket_where_nobody_listens_is_told_of(tmp_path: Path) -> None:
     told = called(McpTarget("http://localhost", {}, str(tmp_path / "none")))
     where = f"The proxy at unix:{tmp_path}/none"
-    assert told == McpToolResult(f"{where} does not answer (FileNotFoundError). Is it running?", failed=True)
+    assert told == McpToolResult(
+        f"{where} does not answer (FileNotFoundError). Is it running?", is_error=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ async def test_over_stdio_another_program_on_the_port_is_told_of(answer: bytes, 
     async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
         url = "http://127.0.0.1:{1}".format(*server.sockets[0].getsockname())
         told = await asyncio.to_thread(called, McpTarget(url, {}))
-    assert told == McpToolResult(f"The proxy at {url} {wanted}", failed=True)
+    assert told == McpToolResult(f"The proxy at {url} {wanted}", is_error=True)
 
 
 def test_the_library_is_loaded_by_nobody_and_where_it_is_missing_both_ways_say_what_to_install() -> None:

@@ -161,7 +161,7 @@ class Provider:
     async def _answer(
         self, answer: Scripted, seen: Asked, number: int, client: DemoClient, send: Send, wire: Wire
     ) -> None:
-        wrong = wire.format.judge(seen.body) if wire.format else None
+        wrong = wire.format.validate(seen.body) if wire.format else None
         seen.wrong = wrong.message if wrong else ""
         reply = answer(seen.body) if callable(answer) else answer
         told = reply if isinstance(reply, Raw) else self.written(reply, seen.body, number, wire)
@@ -184,8 +184,8 @@ class Provider:
             asked = wire.DemoRequest(body, prompt, 0, streamed=bool(body.get("stream")))
             answer = wire.DemoAnswer(asked, number, 1_700_000_000 + number, f"{number:02x}", reply, usage)
             if not asked.streamed:
-                return Raw((told.format.whole(answer),), fields=(JSON,))
-            return Raw(tuple(told.format.events(answer)))
+                return Raw((told.format.encode_answer(answer),), fields=(JSON,))
+            return Raw(tuple(told.format.encode_events(answer)))
         envelope = wire.Envelope(f"chatcmpl-{number}", 1_700_000_000 + number, f"m-{number}")
         if not body.get("stream"):
             return Raw((wire.encode_completion(envelope, reply, usage),), fields=(JSON,))
@@ -295,7 +295,7 @@ class Script:
     def definitions(self) -> dict[str, Any]:
         """The tool as it is offered, by the name of the wire."""
         tools = {name: wire.search_tool for name, wire in DIALECTS.items()}
-        return {name: json.loads(tool.json) for name, tool in tools.items() if tool}
+        return {name: json.loads(tool.definition_json) for name, tool in tools.items() if tool}
 
     said = staticmethod(said)
     recall = staticmethod(recall)

@@ -70,9 +70,15 @@ class Memory:
 
 
 def offer(memory: Any = None) -> ToolOffer:
-    whole = {"raw": BODY, "bare": BODY, "has_tools": True, "hops": 4, "asker": RecallContext("t", "c_1")}
+    whole = {
+        "raw_with_tool": BODY,
+        "raw_without_tool": BODY,
+        "has_tools": True,
+        "max_hops": 4,
+        "context": RecallContext("t", "c_1"),
+    }
     whole |= {"wire": CHAT, "tool": CHAT.search_tool}
-    return ToolOffer(memory=memory or Memory(), **whole)  # type: ignore[arg-type]
+    return ToolOffer(recall_tool=memory or Memory(), **whole)  # type: ignore[arg-type]
 
 
 def course(
@@ -207,7 +213,7 @@ async def test_an_upstream_that_is_away_is_told_in_a_stream_which_is_cut(error: 
 async def test_an_upstream_that_is_away_is_the_answer_where_nothing_was_sent(error: Any, status: int) -> None:
     client, (going, _) = Client(), course(error, kind="application/json")
     assert not await relay_with_recall(going, UpstreamResponse(plain(SEARCHING)), client, ())
-    assert (client.status, going.code, client.whole) == (status, status, True)
+    assert (client.status, going.status, client.whole) == (status, status, True)
 
 
 async def test_every_answer_is_closed() -> None:
@@ -220,9 +226,9 @@ async def test_every_answer_is_closed() -> None:
 def passage(going: RecallLoop | None) -> RequestState:
     hold = BodyBudget().open_hold()
     made = RequestState(
-        Identity("t", "c_1"), BODY, {"headers": []}, ControlHeaders(), len(BODY), "r_1", hold, code=200
+        Identity("t", "c_1"), BODY, {"headers": []}, ControlHeaders(), len(BODY), "r_1", hold, status=200
     )
-    made.fit = FitResult(BODY, 1_000, CompactionReport(CompactionStatus.REUSED, "c_1", "anchored", 1))
+    made.fit_result = FitResult(BODY, 1_000, CompactionReport(CompactionStatus.REUSED, "c_1", "anchored", 1))
     made.recall_loop = going
     return made
 
@@ -231,8 +237,8 @@ async def test_the_figures_are_of_all_answers_and_what_is_learned_is_of_the_firs
     going, _ = course(streamed(chat.Reply("Five."), usage=130))
     assert await relay_with_recall(going, UpstreamResponse(streamed(SEARCHING, usage=100)), Client(), ())
     made = passage(going)
-    made.record_wait(9.0)  # by a later answer, which is part of the first
-    usage = going.tap.result()
+    made.record_upstream_wait(9.0)  # by a later answer, which is part of the first
+    usage = going.client_tap.result()
     told = made.build_exchange(usage)
     assert usage == TokenUsage(230, 10, 4, "stop")
     assert (told.prompt_tokens, told.completion_tokens, told.cached_tokens) == (230, 10, 4)
@@ -246,7 +252,7 @@ async def test_an_answer_that_went_on_by_itself_has_the_figures_it_always_had() 
     assert await relay_with_recall(
         going, UpstreamResponse(streamed(chat.Reply("Five."), usage=100)), Client(), ()
     )
-    made, usage = passage(going), going.tap.result()
+    made, usage = passage(going), going.client_tap.result()
     told = made.build_exchange(usage)
     assert (told.recalls, told.recall_prompt_tokens) == (None, None)
     assert made.to_completed_request(usage).usage == usage == TokenUsage(100, 5, 2, "stop")
@@ -254,8 +260,8 @@ async def test_an_answer_that_went_on_by_itself_has_the_figures_it_always_had() 
 
 def test_the_tool_is_part_of_what_was_sized() -> None:
     made = passage(None)
-    assert made.to_completed_request(None).fit == made.fit
-    made.offer = offer()
-    fit = made.to_completed_request(None).fit
+    assert made.to_completed_request(None).fit_result == made.fit_result
+    made.tool_offer = offer()
+    fit = made.to_completed_request(None).fit_result
     assert fit is not None
     assert fit.estimate == 1_000 + len(TOOL_JSON) // 4

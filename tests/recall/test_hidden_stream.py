@@ -149,7 +149,7 @@ def test_an_answer_goes_on_as_if_it_had_never_ended() -> None:
     stream = ChatStreamJoiner(TOOL)
     got = through(stream, streamed("Let me see", ours()))
     [call] = stream.calls
-    assert (call.arguments, stream.done) == ('{"query":"budget"}', True)
+    assert (call.arguments, stream.is_done) == ('{"query":"budget"}', True)
     message = stream.start_next_answer(may_answer_calls=True)
     got += through(stream, streamed(", it was $5.", envelope=LATER))
     assert message == {

@@ -31,7 +31,7 @@ def write(name: str, text: str, *calls: chat.ToolCall, reason: str = "", number:
     reply = chat.Reply(text, calls, reason or ("tool_calls" if calls else "stop"))
     asked = chat.DemoRequest(BODIES[name], {"model": "m"}, 0, streamed=True)
     answer = chat.DemoAnswer(asked, number, 1, f"{number:02x}", reply, chat.DemoUsage(100, 10, 50))
-    return b"".join(FORMATS[name].events(answer))
+    return b"".join(FORMATS[name].encode_events(answer))
 
 
 def pass_through(stream: StreamJoiner, data: bytes, cuts: Sequence[int] = ()) -> bytes:
@@ -106,7 +106,7 @@ def test_a_call_that_was_cut_short_is_left_out_and_the_answer_ends_as_it_did(nam
 def test_comments_pass_while_the_end_is_kept_back(name: str) -> None:
     stream = JOINERS[name](TOOL)
     pass_through(stream, write(name, "So", SEARCH))
-    assert (len(stream.calls), stream.done) == (1, True)
+    assert (len(stream.calls), stream.is_done) == (1, True)
     assert stream.feed(b": keep-alive\n\n") == b": keep-alive\n\n"
 
 

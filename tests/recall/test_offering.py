@@ -13,7 +13,7 @@ from compaction_proxy.wires.chat.continuation import (
     add_tool,
     continue_request,
     forbid_calls,
-    inspect_tools,
+    inspect_tool_support,
     is_prefill,
 )
 from compaction_proxy.wires.messages import search_tool as messages_tool
@@ -51,7 +51,7 @@ def test_each_wire_defines_the_same_tool_in_its_own_shape() -> None:
     ],
 )  # fmt: skip
 def test_the_tool_comes_last_and_every_other_byte_stays(raw: bytes, made: bytes) -> None:
-    found = inspect_tools(raw, NAME)
+    found = inspect_tool_support(raw, NAME)
     assert (found.can_add_tool, add_tool(found, TOOL)) == (True, made % TOOL)
 
 
@@ -74,13 +74,13 @@ def test_the_tool_comes_last_and_every_other_byte_stays(raw: bytes, made: bytes)
     ],
 )
 def test_where_a_tool_of_ours_has_no_place(raw: bytes) -> None:
-    assert not inspect_tools(raw, NAME).can_add_tool
+    assert not inspect_tool_support(raw, NAME).can_add_tool
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"a":1,"a":2}', b'{"n":1}x', b"[" * 100_000])
 def test_what_is_no_request_is_refused(raw: bytes) -> None:
     with pytest.raises(UnreadableBodyError):
-        inspect_tools(raw, NAME)
+        inspect_tool_support(raw, NAME)
 
 
 @settings(max_examples=40, deadline=None)
@@ -91,7 +91,7 @@ def test_what_is_no_request_is_refused(raw: bytes) -> None:
 )
 def test_a_body_means_the_same_but_for_the_tool(body: dict[str, Any], tools: Any, indent: int | None) -> None:
     given_body = {**body, "messages": [], "tools": tools}
-    found = inspect_tools(json.dumps(given_body, indent=indent).encode(), NAME)
+    found = inspect_tool_support(json.dumps(given_body, indent=indent).encode(), NAME)
     assert json.loads(add_tool(found, TOOL)) == {**given_body, "tools": [*(tools or ()), json.loads(TOOL)]}
 
 

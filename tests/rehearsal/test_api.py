@@ -9,9 +9,9 @@ import pytest
 
 from compaction_proxy.admin.api.replay import MAX_BYTES, create_replay_router
 from compaction_proxy.admin.api.routing import AdminApi
-from compaction_proxy.admin.app import Readiness, create_admin
+from compaction_proxy.admin.app import Readiness, create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
-from compaction_proxy.admin.replay_source import create_replay_source
+from compaction_proxy.admin.replay_source import create_conversation_loader
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.config.config import Config
@@ -73,7 +73,7 @@ async def test_what_cannot_be_played_is_refused(client: httpx.AsyncClient) -> No
 async def test_a_rehearsal_that_crashes_is_an_error_in_openai_s_shape() -> None:
     command = (sys.executable, "-c", "raise MemoryError('all of it')")
     here = Watched(MemoryStore(), 60.0)
-    playing = ReplayJobRunner(Config(), create_replay_source(here.steering, here.watching), command)
+    playing = ReplayJobRunner(Config(), create_conversation_loader(here.steering, here.watching), command)
     ready = Readiness(ready=True, store="ok", version="1")
     api = AdminApi(
         here.steering,
@@ -82,7 +82,7 @@ async def test_a_rehearsal_that_crashes_is_an_error_in_openai_s_shape() -> None:
         extra_routers=(create_replay_router(playing),),
     )
     async with (
-        serve_embedded(create_admin(lambda: ready, "", api)) as url,
+        serve_embedded(create_admin_app(lambda: ready, "", api)) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client,
     ):
         answer = await client.post("/admin/v1/replay", json={"messages": TALK})

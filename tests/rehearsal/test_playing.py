@@ -19,7 +19,7 @@ from compaction_proxy.cli.demo.provider import (
 )
 from compaction_proxy.cli.demo.run import _build_expected_history, _wait_until_quiet
 from compaction_proxy.cli.demo.script import load_script
-from compaction_proxy.cli.replay_worker import open_stage
+from compaction_proxy.cli.replay_worker import open_components
 from compaction_proxy.compaction.types import FitRequest, FitResult
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.strategies import STRATEGIES
@@ -96,7 +96,7 @@ class Watched:
 @pytest.mark.parametrize("strategy", ["anchored", "full"])
 async def test_the_provider_is_sent_the_same_as_through_the_proxy(strategy: str) -> None:
     real, rounds = await lived(strategy)
-    async with open_stage(config("http://127.0.0.1:1", strategy)) as stage:
+    async with open_components(config("http://127.0.0.1:1", strategy)) as stage:
         watched = Watched(stage.compactor)
         result = await replay_recording(
             replace(stage, compactor=cast("Any", watched)), recording(), strategy, ReplayOptions(every=EVERY)
@@ -112,7 +112,7 @@ async def test_the_provider_is_sent_the_same_as_through_the_proxy(strategy: str)
 
 async def test_each_overriding_wish_is_played() -> None:
     wanted = ReplayOptions(model="gpt-5.4", trigger_tokens=5_000, window=9_000, every=5)
-    async with open_stage(config("http://127.0.0.1:1")) as stage:
+    async with open_components(config("http://127.0.0.1:1")) as stage:
         told: list[tuple[int, int]] = []
         result = await replay_recording(
             stage, recording(), "full", wanted, lambda done, total: told.append((done, total))
@@ -128,7 +128,7 @@ async def test_each_overriding_wish_is_played() -> None:
 
 
 async def test_a_window_that_the_requests_outgrow_is_kept() -> None:
-    async with open_stage(Config()) as stage:
+    async with open_components(Config()) as stage:
         result = await replay_recording(
             stage, recording(), "anchored", ReplayOptions(window=6_000, trigger_tokens=100_000, every=2)
         )
@@ -137,7 +137,7 @@ async def test_a_window_that_the_requests_outgrow_is_kept() -> None:
 
 
 async def test_every_strategy_can_be_played_with_its_own_trigger() -> None:
-    async with open_stage(Config.model_validate({"models": {"*": {"window": WINDOW_TOKENS}}})) as stage:
+    async with open_components(Config.model_validate({"models": {"*": {"window": WINDOW_TOKENS}}})) as stage:
         results = [
             await replay_recording(stage, recording(), name, ReplayOptions(every=20)) for name in STRATEGIES
         ]
@@ -146,7 +146,7 @@ async def test_every_strategy_can_be_played_with_its_own_trigger() -> None:
 
 async def test_the_largest_conversation_is_played_in_time(shared: Path) -> None:
     largest = max(read_recordings(shared / "data" / "conversations" / "coding_aider.jsonl"), key=_size)
-    async with open_stage(Config()) as stage:
+    async with open_components(Config()) as stage:
         before = time.process_time()
         result = await replay_recording(stage, largest, "anchored", ReplayOptions(window=100_000))
         spent_s = time.process_time() - before

@@ -48,7 +48,7 @@ def test_sizes_and_cached_tokens_are_those_of_the_demo_provider(
         prompt = ProviderPrompt(
             "m", (dump_json(TOOLS).decode(),) if tools else (), [dump_json(each) for each in messages]
         )
-        assert (provider.count_prompt_tokens(prompt), provider.read_through_cache(prompt)) == (
+        assert (provider.count_prompt_tokens(prompt), provider.count_and_cache_prompt(prompt)) == (
             meter.count_prompt(body),
             cache.match_prompt(body),
         )

@@ -38,7 +38,7 @@ async def kept(_: str) -> dict[str, Any]:
 def rehearsing(command: tuple[str, ...] = COMMAND, limit_s: float = 30.0) -> ReplayJobRunner:
     told = {"upstream": {"api_key": SECRET}, "server": {"admin_key": SECRET}}
     config = Config.model_validate({**told, "store": {"url": f"redis://:{SECRET}@store.test/0"}})
-    return ReplayJobRunner(config, kept, command, limit_s=limit_s)
+    return ReplayJobRunner(config, kept, command, timeout_s=limit_s)
 
 
 def wish(**members: object) -> ReplayJob:

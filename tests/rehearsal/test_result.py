@@ -26,7 +26,7 @@ PLAYED = (
         10,
         (),
         800,
-        over=False,
+        exceeds_window=False,
         failed=False,
         has_stable_prefix=False,
     ),
@@ -35,7 +35,7 @@ PLAYED = (
         10,
         (SummaryCallUsage("small", 700, 0, 50),),
         800,
-        over=False,
+        exceeds_window=False,
         failed=False,
         has_stable_prefix=False,
     ),
@@ -44,7 +44,7 @@ PLAYED = (
         10,
         (),
         800,
-        over=True,
+        exceeds_window=True,
         failed=False,
         has_stable_prefix=True,
     ),
@@ -58,11 +58,11 @@ def test_figures_add_up_by_hand() -> None:
     assert (told.over_without, told.over_with, told.largest_tokens, told.failed) == (2, 1, 900, 0)
     assert (told.cached_share, told.cached_share_without, told.prefix_stability) == (0.24, 0.6, 1.0)
     assert told.dollars is not None
-    assert told.dollars.without == pytest.approx((1_280 * 2 + 1_920 * 0.5 + 30 * 8) / 1e6)
+    assert told.dollars.uncompacted == pytest.approx((1_280 * 2 + 1_920 * 0.5 + 30 * 8) / 1e6)
     assert told.dollars.compacted == pytest.approx((1_216 * 2 + 384 * 0.5 + 30 * 8) / 1e6)
     assert told.dollars.summaries == pytest.approx((700 * 2 + 50 * 8) / 1e6)
     assert told.tokens.summaries == pytest.approx(0.1 * (700 + 5 * 50))
-    assert told.tokens.without == pytest.approx(1_280 + 192 + 150)
+    assert told.tokens.uncompacted == pytest.approx(1_280 + 192 + 150)
 
 
 def test_without_a_price_nothing_is_said_in_dollars() -> None:
@@ -90,7 +90,7 @@ def test_several_conversations_are_summed() -> None:
     other = replace(one, conversation="other", model="else", dollars=None)
     total: ReplayResult = sum_results([one, other], "2 conversations")
     assert (total.requests, total.sent_tokens, total.largest_tokens, total.model) == (6, 6_400, 900, "")
-    assert (total.dollars, total.tokens.without) == (None, 2 * one.tokens.without)
+    assert (total.dollars, total.tokens.uncompacted) == (None, 2 * one.tokens.uncompacted)
     assert one.dollars is not None
     without, compacted, summaries, _ = one.dollars
     assert sum_results([one, one], "twice").dollars == ReplayBill(

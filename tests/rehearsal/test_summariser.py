@@ -10,7 +10,7 @@ from compaction_proxy.core.summary.prompt import build_aligned_prompt, build_pro
 from compaction_proxy.replay.summarizer import NAMES, RULE, STATED, summarize_messages
 from compaction_proxy.replay.transcript import TranscriptEntry, parse_transcript, split_sentences
 
-SELECTIVE_SHAPE = SummaryShape(prompt="selective", tokens=2_000, max_tokens=2_000)
+SELECTIVE_SHAPE = SummaryShape(prompt_name="selective", tokens=2_000, max_tokens=2_000)
 
 GARDEN = """## Previous Summary
 None: this is the first compaction round.
@@ -139,7 +139,12 @@ def test_an_empty_transcript_has_a_summary() -> None:
 def test_a_prompt_with_several_runs_gets_a_text_for_each() -> None:
     runs = (Message("assistant", "I moved crate BX-1."), Message("assistant", "I moved crate BX-2."))
     asked = build_prompt(
-        [(run,) for run in runs], SELECTIVE_SHAPE, task="", earlier=(), language="English", tokens=400
+        [(run,) for run in runs],
+        SELECTIVE_SHAPE,
+        task="",
+        earlier_summaries=(),
+        language="English",
+        max_tokens=400,
     )
     first, second = split_run_texts(summary(asked), 2)
     assert ("BX-1" in first, "BX-2" in first) == (True, False)
@@ -147,7 +152,7 @@ def test_a_prompt_with_several_runs_gets_a_text_for_each() -> None:
 
 
 def test_a_conversation_whose_last_message_asks_for_it_is_summarised_itself() -> None:
-    asked = build_aligned_prompt("Write the record of BX-9.", language="", tokens=400, groups=1)
+    asked = build_aligned_prompt("Write the record of BX-9.", language="", max_tokens=400, run_count=1)
     found = summarize_messages(
         [
             {"role": "system", "content": "Never tell BX-7."},

@@ -10,11 +10,11 @@ from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 
 async def test_a_request_that_comes_when_all_places_are_taken_is_told_when_to_come_back() -> None:
     admission = ConcurrencyLimiter(1, queue_s=0.01)
-    assert [admission.try_acquire(), admission.try_acquire()] == [True, False]
+    assert [admission.try_acquire_slot(), admission.try_acquire_slot()] == [True, False]
     with pytest.raises(OverloadedError) as refused:
         await admission.wait_for_slot()
     assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "overloaded", 1)
-    assert admission.active_requests == 1
+    assert admission.active_request_count == 1
 
 
 async def test_who_waits_longest_takes_the_place_of_who_leaves() -> None:
@@ -25,23 +25,23 @@ async def test_who_waits_longest_takes_the_place_of_who_leaves() -> None:
         await admission.wait_for_slot()
         came.append(name)
 
-    assert [admission.try_acquire(), admission.try_acquire()] == [True, True]
+    assert [admission.try_acquire_slot(), admission.try_acquire_slot()] == [True, True]
     waiting = [asyncio.create_task(enter(name)) for name in "ab"]
     await asyncio.sleep(0)
     admission.release_slot()
     await waiting[0]
-    assert (came, admission.active_requests, admission.try_acquire()) == (["a"], 2, False)
+    assert (came, admission.active_request_count, admission.try_acquire_slot()) == (["a"], 2, False)
     admission.release_slot()
     await waiting[1]
     assert came == ["a", "b"]
     admission.release_slot()
     admission.release_slot()
-    assert admission.active_requests == 0
+    assert admission.active_request_count == 0
 
 
 async def test_no_more_wait_than_there_are_places() -> None:
     admission = ConcurrencyLimiter(1, queue_s=5)
-    assert admission.try_acquire()
+    assert admission.try_acquire_slot()
     first = asyncio.create_task(admission.wait_for_slot())
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError):
@@ -53,7 +53,7 @@ async def test_no_more_wait_than_there_are_places() -> None:
 @pytest.mark.parametrize("moment", ["while it waits", "as it gets its place"])
 async def test_a_place_is_not_lost_with_who_is_cancelled(moment: str) -> None:
     admission = ConcurrencyLimiter(1, queue_s=5)
-    assert admission.try_acquire()
+    assert admission.try_acquire_slot()
     waiting = asyncio.create_task(admission.wait_for_slot())
     await asyncio.sleep(0)
     if moment == "as it gets its place":
@@ -61,7 +61,7 @@ async def test_a_place_is_not_lost_with_who_is_cancelled(moment: str) -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert admission.active_requests == (0 if moment == "as it gets its place" else 1)
+    assert admission.active_request_count == (0 if moment == "as it gets its place" else 1)
     if moment == "while it waits":
         admission.release_slot()
-    assert admission.try_acquire()
+    assert admission.try_acquire_slot()

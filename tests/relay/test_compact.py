@@ -274,9 +274,9 @@ def test_a_narrowed_window_leaves_no_more_room_than_wanted(limit: int, strategy:
     reserves = resolve_policy(settings, strategy).reserves
     window = find_window_for_limit(limit, ask)
     assert (
-        compute_budget(window, reserves, None).limit
+        compute_budget(window, reserves, None).compaction_limit
         <= limit
-        < compute_budget(window + 1, reserves, None).limit
+        < compute_budget(window + 1, reserves, None).compaction_limit
     )
     assert find_window_for_limit(limit, replace(ask, strategy=None)) >= limit
 

@@ -88,7 +88,7 @@ async def running(provider: Provider, told: Told) -> AsyncIterator[httpx.AsyncCl
             passthrough=PassthroughEndpoint(targets, admission),
             message_reader=reading,
             model_limits=learning,
-            secret=lambda: b"s",
+            get_secret=lambda: b"s",
             admission=admission,
         )
         try:
@@ -97,7 +97,7 @@ async def running(provider: Provider, told: Told) -> AsyncIterator[httpx.AsyncCl
                 httpx.AsyncClient(base_url=front, trust_env=False) as client,
             ):
                 yield client
-            assert admission.active_requests == 0
+            assert admission.active_request_count == 0
         finally:
             reading.close()
             await engine.aclose()

@@ -85,7 +85,7 @@ async def test_what_was_peeked_is_relayed_verbatim() -> None:
     sent = Sent()
     assert await looked_at.peek(3) == b"abcd"
     assert await looked_at.peek(2) == b"abcd"
-    assert await relay_response(looked_at, sent, extra=[(b"x-b", b"2")])
+    assert await relay_response(looked_at, sent, extra_headers=[(b"x-b", b"2")])
     assert sent[0] == {
         "type": "http.response.start",
         "status": 400,
@@ -132,8 +132,8 @@ async def test_a_request_names_its_target_and_its_limits() -> None:
         target=b"/v1/chat/completions?a=%2F",
         headers=[(b"x-a", b"1"), (b"x-compaction-hop", b"0" * 16)],
         body=b"{}",
-        connect_s=1.5,
-        silence_s=2.5,
+        connect_timeout_s=1.5,
+        silence_timeout_s=2.5,
     )
 
 

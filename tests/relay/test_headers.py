@@ -26,7 +26,7 @@ HOP_BY_HOP = [
 
 @pytest.mark.parametrize("name", [*HOP_BY_HOP, b"host", b"content-length", b"expect"])
 def test_fields_of_this_connection_do_not_go_upstream(name: bytes) -> None:
-    assert to_upstream_headers([(name, b"x"), (b"accept", b"*/*")], api_key="", hop=HOP) == [
+    assert to_upstream_headers([(name, b"x"), (b"accept", b"*/*")], api_key="", hop_mark=HOP) == [
         (b"accept", b"*/*"),
         MARK,
     ]
@@ -39,7 +39,7 @@ def test_fields_of_the_upstream_connection_do_not_go_back(name: bytes) -> None:
 
 def test_fields_named_in_connection_end_here() -> None:
     fields = [(b"connection", b"close, X-Secret ,x-b"), (b"x-secret", b"1"), (b"x-b", b"2"), (b"x-c", b"3")]
-    assert to_upstream_headers(fields, api_key="", hop=HOP) == [(b"x-c", b"3"), MARK]
+    assert to_upstream_headers(fields, api_key="", hop_mark=HOP) == [(b"x-c", b"3"), MARK]
     assert to_client_headers(200, [(b"Connection", b"X-Secret"), (b"X-Secret", b"1"), (b"x-c", b"3")]) == [
         (b"x-c", b"3")
     ]
@@ -52,7 +52,7 @@ def test_our_own_fields_end_here_and_session_fields_go_on() -> None:
         (b"x-session-id", b"s"),
         (b"cookie", b"a=b"),
     ]
-    assert to_upstream_headers(fields, api_key="", hop=HOP) == [
+    assert to_upstream_headers(fields, api_key="", hop_mark=HOP) == [
         (b"x-session-id", b"s"),
         (b"cookie", b"a=b"),
         MARK,
@@ -67,17 +67,17 @@ def test_the_proxys_own_key_replaces_every_credential() -> None:
         (b"x-goog-api-key", b"theirs"),
         (b"openai-organization", b"org"),
     ]
-    assert to_upstream_headers(fields, api_key="ours", hop=HOP) == [
+    assert to_upstream_headers(fields, api_key="ours", hop_mark=HOP) == [
         (b"openai-organization", b"org"),
         (b"authorization", b"Bearer ours"),
         MARK,
     ]
-    assert to_upstream_headers(fields, api_key="", hop=HOP) == [*fields, MARK]
+    assert to_upstream_headers(fields, api_key="", hop_mark=HOP) == [*fields, MARK]
 
 
 @pytest.mark.parametrize("name", [b"api-key", b"x-api-key", b"x-goog-api-key"])
 def test_the_proxys_own_key_takes_the_form_of_the_clients(name: bytes) -> None:
-    assert to_upstream_headers([(name, b"theirs")], api_key="ours", hop=HOP) == [(name, b"ours"), MARK]
+    assert to_upstream_headers([(name, b"theirs")], api_key="ours", hop_mark=HOP) == [(name, b"ours"), MARK]
 
 
 def test_duplicates_keep_their_order_and_case() -> None:
@@ -99,7 +99,7 @@ def test_a_request_that_was_here_before_is_refused() -> None:
 def test_a_request_through_another_installation_passes_and_keeps_its_mark() -> None:
     other = (b"x-compaction-hop", b"f" * 16)
     refuse_loop([other], HOP)
-    assert to_upstream_headers([other], api_key="", hop=HOP) == [other, MARK]
+    assert to_upstream_headers([other], api_key="", hop_mark=HOP) == [other, MARK]
 
 
 @pytest.mark.parametrize(("declared", "expected"), [(b"12", 12), (b"x", None), (b"-1", None), (b"", None)])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.identity import IdentityResolver, derive_conversation_id, find_hint
+from compaction_proxy.gateway.identity import IdentityResolver, derive_conversation_id, find_conversation_hint
 from compaction_proxy.gateway.side_requests import (
     CLASS_HEADER,
     SideRequestDetector,
@@ -32,7 +32,7 @@ async def found(
     """The tenant and the conversation."""
     fields = [(name.encode(), value.replace("ID", ID).encode()) for name, value in headers.items()]
     raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}], **body})
-    who, _ = await told.identify_with_body(
+    who, _ = await told.complete_identity(
         told.identify_client(fields, dict(fields)), raw.replace("ID", ID).encode(), dict(fields)
     )
     return who.tenant, who.conversation
@@ -87,7 +87,7 @@ async def test_a_large_body_names_the_same_conversation_as_a_small_one() -> None
 def test_metadata_as_long_as_openai_takes_it_names_a_session() -> None:
     values = {f"{n:064}": "v" * 512 for n in range(15)}
 
-    assert find_hint(json.dumps({"metadata": {**values, "session_id": ID}}).encode()) == (
+    assert find_conversation_hint(json.dumps({"metadata": {**values, "session_id": ID}}).encode()) == (
         "metadata.session_id",
         ID.encode(),
     )
@@ -113,7 +113,7 @@ def test_metadata_as_long_as_openai_takes_it_names_a_session() -> None:
     ],
 )
 def test_what_is_no_id_of_a_session_is_passed_over(body: bytes) -> None:
-    assert find_hint(body) is None
+    assert find_conversation_hint(body) is None
 
 
 TITLE: dict[str, Any] = {"messages": [{"role": "user", "content": 'Name this: "tools", "assistant"'}]}

@@ -24,7 +24,7 @@ def passage() -> RequestState:
         "r_1",
         BodyBudget().open_hold(),
         model="m",
-        at=7.0,
+        received_at=7.0,
     )
 
 
@@ -42,8 +42,8 @@ def test_what_is_no_request_id_gets_a_new_one(given: bytes | None) -> None:
 
 def test_a_request_that_was_not_read_has_its_size_and_times_only() -> None:
     ours = passage()
-    ours.code = 200
-    ours.record_wait(0.5)
+    ours.status = 200
+    ours.record_upstream_wait(0.5)
     ours.record_overhead()
     told = ours.build_exchange(None)
     timed = (told.overhead_s, told.upstream_s)
@@ -57,7 +57,7 @@ def test_a_request_that_was_read_tells_what_became_of_it_and_what_was_counted() 
         CompactionStatus.REUSED, "c_2", "anchored", 3, messages_before=9, messages_after=4,
         tokens_before=900, tokens_after=400, window=1_000, trigger=800, reason="soft",
     )  # fmt: skip
-    ours.fit = FitResult(b"{}", 400, report)
+    ours.fit_result = FitResult(b"{}", 400, report)
     told = ours.build_exchange(TokenUsage(410, 20, 256))
     assert told == Exchange(
         7.0, "m", "reused", 0, "r_1", "anchored", 3, "soft", 2, 9, 4, 900, 400, 1_000, 800, 410, 20, 256,
@@ -68,8 +68,8 @@ def test_a_request_that_was_read_tells_what_became_of_it_and_what_was_counted() 
 def test_overhead_is_what_the_upstream_was_not_waited_for() -> None:
     ours = passage()
     ours.started -= 2.0  # it came two seconds ago, and the upstream took one and a half of them
-    ours.record_wait(1.0)
-    ours.record_wait(0.5)
+    ours.record_upstream_wait(1.0)
+    ours.record_upstream_wait(0.5)
     ours.record_overhead()
     assert ours.overhead_s == pytest.approx(0.5, abs=0.2)
     told = ours.build_exchange(None)
@@ -79,6 +79,6 @@ def test_overhead_is_what_the_upstream_was_not_waited_for() -> None:
 
 def test_a_body_is_let_go_of_unless_something_is_learned_from_it() -> None:
     ours = passage()
-    ours.fit = replace(ours.to_fit_result(), estimate=5)
+    ours.fit_result = replace(ours.to_fit_result(), estimate=5)
     ours.release_bodies()
-    assert (ours.raw, ours.fit.raw, ours.fit.estimate) == (b"", b"", 5)
+    assert (ours.raw, ours.fit_result.raw, ours.fit_result.estimate) == (b"", b"", 5)

@@ -68,7 +68,7 @@ async def test_the_same_trouble_is_told_once_a_minute_and_another_at_once(scene:
 
 
 async def test_a_shorter_request_that_was_taken_is_told_of(scene: Scene) -> None:
-    await scene.trouble("t", CompactionReport(CompactionStatus.APPLIED, "c_1"), *TOLD, recovered=True)
+    await scene.trouble("t", CompactionReport(CompactionStatus.APPLIED, "c_1"), *TOLD, was_recovered=True)
     await scene.trouble("t", CompactionReport(CompactionStatus.OVER_LIMIT, None), *TOLD)
     assert scene.kinds == [RECOVERED, OVER_LIMIT]
 

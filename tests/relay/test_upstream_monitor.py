@@ -105,9 +105,9 @@ def test_recovery_is_logged_once_for_each_line_of_a_failure(scene: Scene) -> Non
     with capture_logs() as logged:
         for _ in range(50):  # every second request fails
             scene.monitor.record_status(TARGET, 503)
-            assert scene.monitor.failing == {TARGET: 1}
+            assert scene.monitor.failure_counts == {TARGET: 1}
             scene.monitor.record_status(TARGET, 200)
-            assert scene.monitor.failing == {}
+            assert scene.monitor.failure_counts == {}
             scene.seconds += 1
     assert [line["event"] for line in logged] == ["upstream.failed", "upstream.recovered"]
     assert logged[1]["failures"] == 1
@@ -118,7 +118,7 @@ def test_a_refused_key_says_nothing_of_others_and_a_client_error_is_counted_only
         for status in (401, 429, 400, 404):
             scene.monitor.record_status(TARGET, status)
         scene.monitor.record_cut(TARGET, httpx.ReadError(""))
-    assert scene.monitor.failing == {}
+    assert scene.monitor.failure_counts == {}
     assert scene.counted == ["http-401", "http-429", "http-400", "http-404", "answer-cut"]
     assert scene.kept == ["http-401", "http-429", "answer-cut"]
     assert [line["cause"] for line in logged] == scene.kept
@@ -127,14 +127,14 @@ def test_a_refused_key_says_nothing_of_others_and_a_client_error_is_counted_only
 def test_what_is_wrong_here_is_no_state_of_the_upstream(scene: Scene) -> None:
     scene.monitor.record_error(TARGET, caused(httpx.ConnectError(""), OSError(errno.EMFILE, "")))
     scene.monitor.record_error(TARGET, httpx.LocalProtocolError(""))
-    assert (scene.monitor.failing, scene.kept) == ({}, ["out-of-sockets", "not-sendable"])
+    assert (scene.monitor.failure_counts, scene.kept) == ({}, ["out-of-sockets", "not-sendable"])
 
 
 def test_targets_that_nobody_asks_any_more_are_forgotten(scene: Scene) -> None:
     scene.monitor.record_status(TARGET, 500)
     scene.monitor.record_status("https://other.example:443", 500)
-    scene.monitor.keep_targets({"https://other.example:443"})
-    assert scene.monitor.failing == {"https://other.example:443": 1}
+    scene.monitor.forget_other_targets({"https://other.example:443"})
+    assert scene.monitor.failure_counts == {"https://other.example:443": 1}
 
 
 async def test_a_target_shows_no_credential_and_no_path() -> None:
@@ -142,7 +142,7 @@ async def test_a_target_shows_no_credential_and_no_path() -> None:
     url = "http://name:password@up.example/secret/v1?key=secret"
     asked = Upstream(url, "", "0" * 16, Engine(Reply(503)), 1.0, 1.0, monitor=monitor)
     await send_request(asked, build_request(asked, SCOPE, b""))
-    assert monitor.failing == {"http://up.example:80": 1}
+    assert monitor.failure_counts == {"http://up.example:80": 1}
 
 
 async def test_a_cut_that_was_seen_early_and_relayed_later_is_reported_once(scene: Scene) -> None:

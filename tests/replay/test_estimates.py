@@ -27,7 +27,7 @@ from compaction_proxy.providers.usage_baseline import (
     predict_tokens,
     predict_upper_bound,
 )
-from compaction_proxy.storage.keys import conversation_root
+from compaction_proxy.storage.keys import get_conversation_root
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.wires.chat.wire import CHAT
@@ -106,7 +106,7 @@ async def test_an_anchored_estimate_is_within_two_percent_from_the_third_request
     overhead = await reading.count_overhead([json.dumps(session["tools"])], gauge)
     reading.close()
     prefixes = compute_prefix_digests(messages)
-    root = conversation_root(prefixes)
+    root = get_conversation_root(prefixes)
     assert root is not None
     anchors = UsageBaselineStore(RecordStore(MemoryStore(), print))
     calibration = Calibration.build_prior(session["model"])

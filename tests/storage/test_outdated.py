@@ -26,7 +26,7 @@ def test_only_what_was_forgotten_since_it_began_is_too_old(
     outdated = DeletionFence()
     for prefix in before:
         outdated.add_deletion(prefix)
-    with outdated.use_start_mark():
+    with outdated.scoped_start_mark():
         for prefix in since:
             outdated.add_deletion(prefix)
         assert outdated.is_deleted(key) == any(key.startswith(prefix) for prefix in since)
@@ -55,7 +55,7 @@ async def test_what_a_request_starts_is_as_old_as_the_request() -> None:
 
 def test_what_is_older_than_all_that_is_remembered_writes_nothing() -> None:
     outdated = DeletionFence()
-    with outdated.use_start_mark():
+    with outdated.scoped_start_mark():
         for _ in range(module.MAX_DELETIONS + 1):
             outdated.add_deletion("k")
         assert outdated.is_deleted("other")
@@ -64,7 +64,7 @@ def test_what_is_older_than_all_that_is_remembered_writes_nothing() -> None:
 async def test_nothing_that_is_too_old_reaches_the_store_or_what_is_held() -> None:
     store = MemoryStore()
     records = RecordStore(store, ignored)
-    with records.deletion_fence.use_start_mark():
+    with records.deletion_fence.scoped_start_mark():
         await records.delete_prefix("v1:{t.")
         used: list[Fields | bool | None] = [
             await records.save_if_absent("v1:{t.c}:k", {"n": 1}, ttl_s=DAY_S),
@@ -88,7 +88,7 @@ async def test_what_is_forgotten_between_the_two_steps_of_a_write_is_not_written
     told: list[str] = []
     store = Slow()
     records = RecordStore(store, lambda error: told.append(error.reason))
-    with records.deletion_fence.use_start_mark():
+    with records.deletion_fence.scoped_start_mark():
         assert not await records.overwrite("k", {"n": 1}, ttl_s=DAY_S)
 
     assert (await store.delete_prefix(""), told) == (0, [])

@@ -125,7 +125,7 @@ async def test_what_was_saved_is_found_without_asking_the_store_again() -> None:
 async def test_another_process_finds_it_with_one_read_for_all_keys() -> None:
     scene = Scene()
     await scene.records.save_if_absent(
-        "{t}a", {"n": 1}, ttl_s=DAY_S, also=[RecordItem("{t}b", {"n": 2}, DAY_S)]
+        "{t}a", {"n": 1}, ttl_s=DAY_S, other_items=[RecordItem("{t}b", {"n": 2}, DAY_S)]
     )
     other = scene.another()
     scene.store.calls.clear()
@@ -148,7 +148,7 @@ async def test_the_first_to_save_decides_what_all_use() -> None:
     await scene.another().save_if_absent("{t}k", {"n": 1}, ttl_s=DAY_S)
 
     used = await scene.records.save_if_absent(
-        "{t}k", {"n": 2}, ttl_s=DAY_S, also=[RecordItem("{t}b", {"n": 2}, DAY_S)]
+        "{t}k", {"n": 2}, ttl_s=DAY_S, other_items=[RecordItem("{t}b", {"n": 2}, DAY_S)]
     )
 
     assert used == {"n": 1}
@@ -203,7 +203,9 @@ async def test_records_come_back_the_same_from_the_store_and_from_memory() -> No
 
 async def test_lines_are_appended_and_read_in_order() -> None:
     scene = Scene()
-    await scene.records.save_if_absent("{t}k", {}, ttl_s=DAY_S, also=[ListItem("{t}log", {"n": 0}, DAY_S, 3)])
+    await scene.records.save_if_absent(
+        "{t}k", {}, ttl_s=DAY_S, other_items=[ListItem("{t}log", {"n": 0}, DAY_S, 3)]
+    )
     for n in range(1, 5):
         assert await scene.records.append_line("{t}log", {"n": n}, ttl_s=DAY_S, max_lines=3)
 
@@ -215,7 +217,9 @@ async def test_records_of_two_scopes_cannot_be_committed_together() -> None:
     scene = Scene()
 
     with pytest.raises(ValueError):
-        await scene.records.save_if_absent("{t}k", {}, ttl_s=DAY_S, also=[ListItem("{u}log", {}, DAY_S, 3)])
+        await scene.records.save_if_absent(
+            "{t}k", {}, ttl_s=DAY_S, other_items=[ListItem("{u}log", {}, DAY_S, 3)]
+        )
 
     assert scene.store.calls == []
 
@@ -250,7 +254,7 @@ async def everything(records: RecordStore) -> list[object]:
         "{t}k",
         {"n": 1},
         ttl_s=DAY_S,
-        also=[RecordItem("{t}a", {"n": 2}, DAY_S), ListItem("{t}log", {}, DAY_S, 3)],
+        other_items=[RecordItem("{t}a", {"n": 2}, DAY_S), ListItem("{t}log", {}, DAY_S, 3)],
     )
     return [
         saved,

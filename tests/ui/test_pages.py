@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from compaction_proxy.admin.ui.replay import MAX_PASTED_BYTES
-from compaction_proxy.admin.ui.templates import STATIC
+from compaction_proxy.admin.ui.templates import STATIC_FOLDER
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.support.formatting import MINUS
 from tests.dashboard import NAME, PLACE, FakeApi, Read, pages, sample
@@ -78,15 +78,17 @@ async def test_the_pages_stand_below_the_base_path_and_leave_everything_else_to_
 
 
 async def test_assets_are_small_kept_for_ever_by_their_content_and_brought_with_their_licences() -> None:
-    files = [path for path in STATIC.iterdir() if path.name != "NOTICE"]
+    files = [path for path in STATIC_FOLDER.iterdir() if path.name != "NOTICE"]
     assert sum(path.stat().st_size for path in files) <= 150 * 1024
-    assert all(name in (STATIC / "NOTICE").read_text() for name in ("htmx.org 4.0.1", "uplot 1.6.32", "MIT"))
+    assert all(
+        name in (STATIC_FOLDER / "NOTICE").read_text() for name in ("htmx.org 4.0.1", "uplot 1.6.32", "MIT")
+    )
     async with pages(FakeApi(sample())) as client:
         loaded = {link for link in links(Read((await client.get("/ui")).text)) if "/static/" in link}
         assert {urlsplit(link).path.rpartition("/")[2] for link in loaded} == {path.name for path in files}
         for link in loaded:
             answer = await client.get(link)
-            assert answer.content == (STATIC / Path(urlsplit(link).path).name).read_bytes()
+            assert answer.content == (STATIC_FOLDER / Path(urlsplit(link).path).name).read_bytes()
             assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
         for missing in ("/ui/static/NOTICE", "/ui/static/../ui/site.py", "/ui/static/%2e%2e%2fapp.py"):
             assert (await client.get(missing)).status_code == 404

@@ -64,7 +64,7 @@ def test_shares_times_and_reasons() -> None:
     ]
     assert formatting.describe_reason("timeout") == "the summary model took too long (timeout)"
     assert formatting.describe_reason("http-503") == "the summary model answered with an error (http-503)"
-    assert [formatting.describe_causes("percent,http-503"), formatting.describe_causes("")] == [
+    assert [formatting.describe_due_reasons("percent,http-503"), formatting.describe_due_reasons("")] == [
         "trigger reached, http 503",
         "n/a",
     ]
@@ -79,7 +79,7 @@ def test_shares_times_and_reasons() -> None:
 
 
 def test_every_cause_of_an_upstream_failure_is_explained() -> None:
-    assert formatting.UPSTREAM_CAUSES.keys() == CAUSES
+    assert formatting.UPSTREAM_CAUSE_TEXTS.keys() == CAUSES
     assert formatting.describe_upstream_cause("http-503") == "upstream answered 503"
     assert [formatting.describe_upstream_cause(each) for each in ("of-another-version", "")] == [
         "of another version",

@@ -226,7 +226,7 @@ def admissions(monkeypatch: pytest.MonkeyPatch) -> list[ConcurrencyLimiter]:
     made: list[ConcurrencyLimiter] = []
 
     def making(places: int, *, bodies: BodyBudget) -> ConcurrencyLimiter:
-        made.append(ConcurrencyLimiter(places, bodies=bodies))
+        made.append(ConcurrencyLimiter(places, body_budget=bodies))
         return made[-1]
 
     monkeypatch.setattr(app, "ConcurrencyLimiter", making)

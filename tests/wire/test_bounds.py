@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from compaction_proxy.gateway import client_stream
-from compaction_proxy.gateway.server import Deadlines, connection, serve_embedded
+from compaction_proxy.gateway.server import ClientDeadlines, connection, serve_embedded
 
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -185,12 +185,12 @@ async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
 
 
 POST = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n"
-LATE = Deadlines(head_s=0.2, body_s=0.2)
+LATE = ClientDeadlines(head_s=0.2, body_s=0.2)
 
 
 @pytest.mark.virtual_time
 async def test_a_connection_without_a_whole_head_is_closed() -> None:
-    async with serve_embedded(patient, deadlines=Deadlines(head_s=0.2, body_s=60)) as url:
+    async with serve_embedded(patient, deadlines=ClientDeadlines(head_s=0.2, body_s=60)) as url:
         trickling = [b"POST / HTTP/1.1\r\n", *[b"x: 1\r\n"] * 5]
         came = await asyncio.gather(said(url), said(url, b"POST / HT"), said(url, *trickling, pause_s=0.1))
         second = await said(url, POST % 1 + b"\r\nx" + b"POST / HTTP/1.1\r\n", pause_s=0.1)
@@ -200,7 +200,7 @@ async def test_a_connection_without_a_whole_head_is_closed() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_body_that_stops_coming_is_answered_with_408() -> None:
-    async with serve_embedded(patient, deadlines=Deadlines(head_s=60, body_s=0.2)) as url:
+    async with serve_embedded(patient, deadlines=ClientDeadlines(head_s=60, body_s=0.2)) as url:
         came = await said(url, POST % 10 + b"\r\nhalf")
     head, _, body = came.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
@@ -210,7 +210,7 @@ async def test_a_body_that_stops_coming_is_answered_with_408() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_body_that_trickles_is_answered_with_408() -> None:
-    async with serve_embedded(patient, deadlines=Deadlines(head_s=60, body_s=0.3)) as url:
+    async with serve_embedded(patient, deadlines=ClientDeadlines(head_s=60, body_s=0.3)) as url:
         came = await said(url, POST % 1_000 + b"\r\nhalf", *[b"x"] * 20, pause_s=0.05)
     head, _, body = came.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
@@ -219,14 +219,14 @@ async def test_a_body_that_trickles_is_answered_with_408() -> None:
 
 @pytest.mark.virtual_time
 async def test_what_is_left_of_a_refused_body_does_not_hold_its_connection() -> None:
-    async with serve_embedded(patient, deadlines=Deadlines(head_s=60, body_s=0.2)) as url:
+    async with serve_embedded(patient, deadlines=ClientDeadlines(head_s=60, body_s=0.2)) as url:
         came = await said(url, POST % 10 + b"\r\n!", b"xx", pause_s=0.05)
     assert (came[:12], came[-2:]) == (b"HTTP/1.1 200", b"ok")
 
 
 @pytest.mark.virtual_time
 async def test_an_idle_connection_is_closed_after_its_time_and_not_before() -> None:
-    async with serve_embedded(patient, deadlines=Deadlines(head_s=60, body_s=60, idle_s=0.4)) as url:
+    async with serve_embedded(patient, deadlines=ClientDeadlines(head_s=60, body_s=60, idle_s=0.4)) as url:
         came = await said(url, POST % 1 + b"\r\n!", POST % 1 + b"\r\n!", pause_s=0.2)
     assert came.count(b"HTTP/1.1 200") == 2
 
@@ -241,7 +241,7 @@ async def trickle(writer: asyncio.StreamWriter) -> None:
 
 @pytest.mark.virtual_time
 async def test_a_refused_client_that_goes_on_sending_is_closed_after_a_while() -> None:
-    async with serve_embedded(patient, deadlines=Deadlines(head_s=60, body_s=0.2, linger_s=0.2)) as url:
+    async with serve_embedded(patient, deadlines=ClientDeadlines(head_s=60, body_s=0.2, linger_s=0.2)) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
         writer.write(POST % 1_000 + b"\r\nhalf")
         assert b"408" in await reader.readline()

@@ -136,7 +136,7 @@ async def test_cancelled_requests_leave_no_place_task_socket_or_lease(
                 for number, stage in enumerate(stages)
             ]
             await asyncio.gather(*leaving)
-        await settled(lambda: admission.active_requests == 0)
+        await settled(lambda: admission.active_request_count == 0)
         await settled(lambda: upstream.open_sockets == 0)
         await settled(lambda: asyncio.all_tasks() <= tasks)
         await settled(lambda: open_files() <= files)

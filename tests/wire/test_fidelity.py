@@ -80,7 +80,7 @@ async def test_streams_of_any_shape_in_slices_of_any_size_arrive_identical_and_a
 ) -> None:
     """Every other one goes past the gate."""
     streams = 20_000 if pytestconfig.getoption("--runslow") else 2_000
-    monkeypatch.setattr(exchange_log, "FLUSH_S", 600.0)  # so that the totals are written at the end
+    monkeypatch.setattr(exchange_log, "FLUSH_INTERVAL_S", 600.0)  # so that the totals are written at the end
 
     async def script(exchange: Any) -> None:
         seed = json.loads(exchange.body)["seed"]

@@ -96,14 +96,16 @@ async def within_the_head(scene: Scene, _: Any, writer: asyncio.StreamWriter, nu
 async def within_the_body(scene: Scene, _: Any, writer: asyncio.StreamWriter, number: int) -> None:
     data = scene.request(number)
     writer.write(data[: -1 - number % 100])
-    await until(lambda: scene.admissions[0].active_requests == 1)
+    await until(lambda: scene.admissions[0].active_request_count == 1)
 
 
 async def while_the_store_is_read(scene: Scene, _: Any, writer: asyncio.StreamWriter, number: int) -> None:
     before = scene.between.passed["forth"]
     scene.between.back = Faults(delay_s=STORE_DELAY_S)
     writer.write(scene.request(number))
-    await until(lambda: scene.admissions[0].active_requests == 1 and scene.between.passed["forth"] > before)
+    await until(
+        lambda: scene.admissions[0].active_request_count == 1 and scene.between.passed["forth"] > before
+    )
 
 
 async def while_a_summary_is_made(scene: Scene, _: Any, writer: asyncio.StreamWriter, number: int) -> None:
@@ -197,7 +199,7 @@ async def leave(scene: Scene, reach: Reach, number: int, kept: int) -> None:
     writer.close()
     await until(
         lambda: (
-            (scene.admissions[0].active_requests, scene.upstream.open_sockets <= kept) == (0, True)
+            (scene.admissions[0].active_request_count, scene.upstream.open_sockets <= kept) == (0, True)
             and not scene.tasks_left()
         )
     )

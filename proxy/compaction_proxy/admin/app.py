@@ -19,7 +19,7 @@ from compaction_proxy.admin.api.routing import AdminApi, install_api
 from compaction_proxy.admin.auth import MAX_BODY_BYTES
 from compaction_proxy.core.errors import RequestRefusedError, format_openai_error
 
-PATH = "/metrics"
+METRICS_PATH = "/metrics"
 METHODS = ["GET", "HEAD"]
 
 RenderMetrics = Callable[[str], Awaitable[tuple[bytes, str]]]
@@ -34,7 +34,7 @@ def create_metrics_router(render_metrics: RenderMetrics) -> APIRouter:
         text, content_type = await render_metrics(request.headers.get("accept", ""))
         return Response(text, 200, {"content-type": content_type, "cache-control": "no-store"})
 
-    routes.add_api_route(PATH, get_metrics, methods=METHODS)
+    routes.add_api_route(METRICS_PATH, get_metrics, methods=METHODS)
     return routes
 
 
@@ -96,20 +96,20 @@ def _create_health_router(read_readiness: Callable[[], Readiness]) -> APIRouter:
     return routes
 
 
-def create_admin(
-    readiness: Callable[[], Readiness],
+def create_admin_app(
+    read_readiness: Callable[[], Readiness],
     base_path: str = "",
     api: AdminApi | None = None,
-    metrics: RenderMetrics | None = None,
+    render_metrics: RenderMetrics | None = None,
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
     """Creates the application for the proxy's own paths, all of them under `base_path`.
 
     Args:
-        readiness: Returns the state of the server. Called at each health check, so it must not block.
+        read_readiness: Returns the state of the server. Called at each health check, so it must not block.
         base_path: Empty, or a path that starts with `/` and does not end with it.
         api: Parts of the admin API. If None, the application has no admin API.
-        metrics: Renders the response of `/metrics`. If None, the application does not have this path.
+        render_metrics: Renders the response of `/metrics`. If None, the application does not have this path.
         lifespan: Opens and closes the resources of the application if a server runs it alone.
     """
     app = FastAPI(
@@ -121,9 +121,9 @@ def create_admin(
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.include_router(_create_health_router(readiness), prefix=base_path, include_in_schema=False)
-    if metrics is not None:
-        app.include_router(create_metrics_router(metrics), prefix=base_path, include_in_schema=False)
+    app.include_router(_create_health_router(read_readiness), prefix=base_path, include_in_schema=False)
+    if render_metrics is not None:
+        app.include_router(create_metrics_router(render_metrics), prefix=base_path, include_in_schema=False)
     app.add_exception_handler(HTTPException, _respond_http_error)
     if api is not None:
         install_api(app, api, base_path, ROUTERS)

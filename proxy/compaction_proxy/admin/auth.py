@@ -29,9 +29,9 @@ from compaction_proxy.support.net import parse_authority
 MAX_BODY_BYTES = 65_536
 # Largest body of any admin request, in bytes: a form with a pasted transcript. A body without a declared
 # length is assumed to be of this size.
-LARGEST_BYTES = 24 * 1024 * 1024
+MAX_FORM_BYTES = 24 * 1024 * 1024
 # End of the path whose body is a whole conversation. Its route limits the body itself.
-REPLAY = "/admin/v1/replay"
+REPLAY_PATH = "/admin/v1/replay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class BodyLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request. Counts the body only as far as the application reads it."""
         path = scope.get("path", "")
-        if not path.startswith(self.path) or path.endswith(REPLAY):
+        if not path.startswith(self.path) or path.endswith(REPLAY_PATH):
             await self.app(scope, receive, send)
             return
         remaining_bytes = MAX_BODY_BYTES
@@ -73,18 +73,18 @@ class BodyBudgetMiddleware:
 
     Attributes:
         app: Wrapped application. It turns `OverloadedError` into a response.
-        bodies: Memory budget for bodies.
+        budget: Memory budget for bodies.
     """
 
     app: ASGIApp
-    bodies: BodyBudget
+    budget: BodyBudget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request. Counts its body while it is read, and frees the budget after the response."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        hold = self.bodies.open_hold()
+        hold = self.budget.open_hold()
 
         async def receive_counted() -> Message:
             message = await receive()
@@ -93,7 +93,7 @@ class BodyBudgetMiddleware:
                 whole = int(declared) if declared.isdecimal() else None
                 if not message.get("more_body"):
                     whole = hold.size_bytes
-                await hold.wait_for_rest(whole, LARGEST_BYTES)
+                await hold.wait_for_rest(whole, MAX_FORM_BYTES)
             return message
 
         try:
@@ -125,8 +125,8 @@ class AccessPolicy:
     key: str = field(repr=False)
 
 
-def _build_forbidden_error(why: str, code: str) -> RequestRefusedError:
-    return RequestRefusedError(403, why, code)
+def _build_forbidden_error(message: str, code: str) -> RequestRefusedError:
+    return RequestRefusedError(403, message, code)
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
@@ -158,13 +158,13 @@ def _decode_password(credentials: bytes) -> bytes:
 
 
 def _check_local_request(
-    access: AccessPolicy, scope: Scope, headers: Headers, host: str
+    policy: AccessPolicy, scope: Scope, headers: Headers, host: str
 ) -> RequestRefusedError | None:
     """Checks a request if no admin key is configured. Returns why it is refused, or None if it is allowed.
 
     It is allowed if the server listens on loopback, and the request comes from this machine and names it.
     """
-    if not is_loopback(access.host):
+    if not is_loopback(policy.host):
         return _build_forbidden_error(
             "Set server.admin_key to use this from other machines.", "admin_key_required"
         )
@@ -174,16 +174,16 @@ def _check_local_request(
             "Without server.admin_key this machine only is answered.", "admin_key_required"
         )
     requested = parse_authority(host.lower())
-    if requested is None or not (is_loopback(requested[0]) or requested[0] == access.host.lower()):
+    if requested is None or not (is_loopback(requested[0]) or requested[0] == policy.host.lower()):
         return _build_forbidden_error("The Host header names another machine.", "host_not_allowed")
     return None
 
 
-def check_access(access: AccessPolicy, scope: Scope, scheme: str = BEARER) -> RequestRefusedError | None:
+def check_access(policy: AccessPolicy, scope: Scope, scheme: str = BEARER) -> RequestRefusedError | None:
     """Returns why a request is refused, or None if it is allowed.
 
     Args:
-        access: Rules for access.
+        policy: Rules for access.
         scope: ASGI scope of the request.
         scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts it as a password.
     """
@@ -193,9 +193,9 @@ def check_access(access: AccessPolicy, scope: Scope, scheme: str = BEARER) -> Re
         return _build_forbidden_error("The request must have one Host header.", "host_not_allowed")
     if not all(_is_same_origin(origin, hosts[0]) for origin in origins):
         return _build_forbidden_error("Pages of other origins are not answered.", "origin_not_allowed")
-    if not access.key:
-        return _check_local_request(access, scope, headers, hosts[0])
-    if not _has_key(access.key, headers, scheme):
+    if not policy.key:
+        return _check_local_request(policy, scope, headers, hosts[0])
+    if not _has_key(policy.key, headers, scheme):
         return RequestRefusedError(
             401, "Send `Authorization: Bearer` and the admin key.", "invalid_admin_key"
         )
@@ -208,20 +208,20 @@ class AccessMiddleware:
 
     Attributes:
         app: Wrapped application.
-        access: Rules for access.
+        policy: Rules for access.
         path: Path to protect. All paths below it are protected as well.
         scheme: Authentication scheme that a 401 response asks for.
     """
 
     app: ASGIApp
-    access: AccessPolicy
+    policy: AccessPolicy
     path: str
     scheme: str = BEARER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes an allowed request on to the application, and responds to others with an error."""
         guarded = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self.path}/")
-        refused = check_access(self.access, scope, self.scheme) if guarded else None
+        refused = check_access(self.policy, scope, self.scheme) if guarded else None
         if refused is None:
             await self.app(scope, receive, send)
             return

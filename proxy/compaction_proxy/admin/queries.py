@@ -24,16 +24,16 @@ from compaction_proxy.telemetry.conversation_registry import ConversationRegistr
 from compaction_proxy.telemetry.counters import ExchangeCounters
 from compaction_proxy.telemetry.event_history import EventHistory
 from compaction_proxy.telemetry.live_feed import FeedItem, LiveFeed
-from compaction_proxy.telemetry.statistics import OTHERS, By, Statistics, StatisticsRow
+from compaction_proxy.telemetry.statistics import OTHERS, Grouping, Statistics, StatisticsRow
 from compaction_proxy.telemetry.totals import Totals
 from compaction_proxy.telemetry.usage import StoredExchange, UsageStore
 
 # Largest number of conversations that are read to search, sort or export them.
-MAX_LOOKED_AT = 1_000
+MAX_SCANNED = 1_000
 # The list of models contains those that were used within this time, in seconds.
-SEEN_S = 30 * 86_400.0
+RECENT_MODELS_S = 30 * 86_400.0
 # Number of recent conversations that are read to find the context windows in use.
-WINDOWS_OF = 200
+MAX_WINDOW_SAMPLES = 200
 _PLACE_BYTES = 64
 _GLOB = frozenset("*?[")
 
@@ -128,20 +128,20 @@ class ConversationQueries:
     now: Callable[[], float] = time.time
 
     async def list_conversations(
-        self, limit: int, *, q: str = "", sort: Sort = "last"
+        self, limit: int, *, text: str = "", sort: Sort = "last"
     ) -> list[ListedConversation]:
         """Returns at most `limit` conversations with their totals.
 
         Args:
             limit: Largest number of conversations.
-            q: Text that the id or the model must contain, in upper or lower case; empty for all
+            text: Text that the id or the model must contain, in upper or lower case; empty for all
                 conversations.
             sort: Sort key, the largest first: time of the last request, input tokens that the upstream
                 counted, net saving in dollars (unknown ones last), or number of requests.
         """
-        plain = sort == "last" and not q
-        listed = await self._list_with_totals(limit if plain else MAX_LOOKED_AT)
-        word = q.casefold()
+        plain = sort == "last" and not text
+        listed = await self._list_with_totals(limit if plain else MAX_SCANNED)
+        word = text.casefold()
         matches = [each for each in listed if word in each.id or word in each.totals.model.casefold()]
         return sorted(matches, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
 
@@ -178,7 +178,7 @@ class ConversationQueries:
         [record] = await self._build_compactions(tenant, conversation, [detail.event])
         return record, detail
 
-    async def get_statistics(self, since: float, until: float, by: By) -> StatisticsReport:
+    async def get_statistics(self, since: float, until: float, by: Grouping) -> StatisticsReport:
         """Returns the sums of all exchanges in a period; see `Statistics.list_rows`."""
         await self._open_store()
         rows = await self.statistics.list_rows(since, until, by)
@@ -202,19 +202,19 @@ class ConversationQueries:
         failures = await self.statistics.list_upstream_failures(since, until)
         return failures, self.records.failed_reads == failed_before
 
-    def follow_feed(self, after: str | None) -> AsyncGenerator[FeedItem]:
-        """Yields the stored feed items that are newer than the one with the id `after`, then new ones."""
-        return self.feed.follow(after)
+    def follow_feed(self, after_id: str | None) -> AsyncGenerator[FeedItem]:
+        """Yields the stored feed items that are newer than the one with the id `after_id`, then new ones."""
+        return self.feed.follow(after_id)
 
     async def list_models(self) -> list[ModelInfo]:
         """Returns the models that are configured by name or were used in the last 30 days, sorted by name."""
         await self._open_store()
-        rows = await self.statistics.list_rows(self.now() - SEEN_S, self.now(), "model")
+        rows = await self.statistics.list_rows(self.now() - RECENT_MODELS_S, self.now(), "model")
         seen = {row.label for row in rows} - {"", OTHERS[0]}
         named = {name for name in self.config.models if _GLOB.isdisjoint(name)}
         await self.pricing.wait_for_prices((name, self.origin) for name in seen | named)
         used: dict[str, int] = {}
-        for each in await self._list_with_totals(WINDOWS_OF):
+        for each in await self._list_with_totals(MAX_WINDOW_SAMPLES):
             if each.totals.window:
                 used.setdefault(each.totals.model, each.totals.window)
         return [
@@ -229,16 +229,16 @@ class ConversationQueries:
 
         Reads one conversation at a time, so that little memory is needed.
         """
-        for seen in await self._list_recent(MAX_LOOKED_AT):
+        for seen in await self._list_recent(MAX_SCANNED):
             [totals] = await self.usage.read_totals([(seen.tenant, seen.id)])
-            exchanges = await self.usage.list_exchanges(seen.tenant, seen.id, MAX_LOOKED_AT)
+            exchanges = await self.usage.list_exchanges(seen.tenant, seen.id, MAX_SCANNED)
             yield (
                 ListedConversation(seen.id, totals),
                 exchanges,
                 await self.history.list_events(seen.tenant, seen.id),
             )
 
-    async def require_store(self) -> None:
+    async def check_store(self) -> None:
         """Raises `StoreUnavailableError` if the store cannot be reached.
 
         Call it before a streamed response begins: later, the status of the response cannot change.
@@ -288,14 +288,17 @@ class ConversationQueries:
 
 
 def build_model_info(
-    config: Config, name: str, price: ModelPrice | None, used: int | None = None
+    config: Config, name: str, price: ModelPrice | None, last_window: int | None = None
 ) -> ModelInfo:
-    """Builds the information about a model; `used` is the window that its last request had, in tokens."""
+    """Builds the information about a model.
+
+    `last_window` is the window that its last request had, in tokens.
+    """
     configured, shipped = get_model_settings(config, name).window, find_shipped_window(name)
     if configured is not None:
         return ModelInfo(name, configured, "configured", price)
-    if used is not None and used != (shipped or FALLBACK_WINDOW):
-        return ModelInfo(name, used, "learned", price)
+    if last_window is not None and last_window != (shipped or FALLBACK_WINDOW):
+        return ModelInfo(name, last_window, "learned", price)
     return ModelInfo(name, shipped or FALLBACK_WINDOW, "table" if shipped else "default", price)
 
 

@@ -17,7 +17,7 @@ from compaction_proxy.replay.prompt_size import JsonObject
 _ANSWERING = frozenset({"tool", "function"})
 
 
-def create_replay_source(
+def create_conversation_loader(
     commands: ConversationCommands, queries: ConversationQueries
 ) -> Callable[[str], Awaitable[JsonObject]]:
     """Creates a function that rebuilds a stored conversation as a request body.
@@ -33,25 +33,27 @@ def create_replay_source(
         ]
         removed = [each.message for each in await commands.list_archived_messages(conversation)]
         detail = (await queries.get_compaction(conversation, in_force[-1]))[1] if in_force else None
-        messages = rebuild_messages(removed, detail.seen if detail else ())
+        messages = rebuild_messages(removed, detail.visible_messages if detail else ())
         return {"model": overview.totals.model, "messages": messages}
 
     return load_conversation
 
 
-def rebuild_messages(removed: Sequence[RemovedMessage], seen: Sequence[VisibleMessage]) -> list[JsonObject]:
+def rebuild_messages(
+    removed: Sequence[RemovedMessage], visible: Sequence[VisibleMessage]
+) -> list[JsonObject]:
     """Rebuilds the messages of a conversation up to its last compaction, as far as possible.
 
     Args:
         removed: Messages that compactions removed. If several have the same index, the last one counts.
-        seen: Messages that the model saw after the last compaction.
+        visible: Messages that the model saw after the last compaction.
 
     Raises:
         RequestRefusedError: Too little of the conversation is stored (409).
     """
     placed = {each.index: (each.role, each.text) for each in removed}
     known = {each.id for each in removed}
-    kept = [(each.role, each.text) for each in seen if each.origin == KEPT and each.id not in known]
+    kept = [(each.role, each.text) for each in visible if each.origin == KEPT and each.id not in known]
     total = len(placed) + len(kept)
     free = [index for index in range(total) if index not in placed]
     if not total or max(placed, default=0) >= total:

@@ -17,14 +17,14 @@ from compaction_proxy.cli.health import build_local_url, connect_unix_socket, cr
 from compaction_proxy.cli.output import escape_unprintable
 from compaction_proxy.core.errors import ConfigError, ProxyError
 
-PATH = "/admin/v1"
+API_PATH = "/admin/v1"
 TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # so large because an export holds a whole conversation
 MAX_LINE_BYTES = 1024 * 1024
 MAX_SHOWN_CHARACTERS = 500
-_KEY = "COMPACTION_PROXY__SERVER__ADMIN_KEY"
+_KEY_VARIABLE = "COMPACTION_PROXY__SERVER__ADMIN_KEY"
 _ID_CHARACTERS = 26  # `c_` and 24 hex digits
-_LISTED = 1_000
+_MAX_LISTED = 1_000
 
 
 class AdminRefusedError(ProxyError):
@@ -125,7 +125,7 @@ class AdminClient:
         """
         if len(prefix) == _ID_CHARACTERS:
             return prefix
-        rows = read_rows(self.get("/conversations", limit=_LISTED), "conversations")
+        rows = read_rows(self.get("/conversations", limit=_MAX_LISTED), "conversations")
         names = {str(row.get("id", "")) for row in rows}
         matches = sorted(name for name in names if name.startswith((prefix, f"c_{prefix}")))
         if len(matches) == 1:
@@ -158,7 +158,9 @@ class AdminClient:
             else self._connect_unix_socket(timeout_s)
         )
         parameters = {name: value for name, value in query.items() if value is not None}
-        target = f"{parts.path.rstrip('/')}{PATH}{path}{'?' + urlencode(parameters) if parameters else ''}"
+        target = (
+            f"{parts.path.rstrip('/')}{API_PATH}{path}{'?' + urlencode(parameters) if parameters else ''}"
+        )
         fields = {"accept": "application/json", "connection": "close", **headers}
         if self.key:
             fields["authorization"] = f"Bearer {self.key}"
@@ -202,7 +204,7 @@ def create_admin_client(url: str | None, key_file: Path | None, config: Path | N
     Raises:
         ConfigError: The URL, the key file or the configuration cannot be used.
     """
-    key = _read_key(key_file) if key_file else os.environ.get(_KEY)
+    key = _read_key(key_file) if key_file else os.environ.get(_KEY_VARIABLE)
     if url is not None and (key is not None or not (config or _has_config_source())):
         return AdminClient(parse_base_url(url), key or "")
     from compaction_proxy.config.loader import load_config
@@ -219,7 +221,7 @@ def _has_config_source() -> bool:
 
     If there is none, the caller need not load the configuration, which takes a third of a second.
     """
-    variables = {f"{_KEY}_FILE", "COMPACTION_PROXY_CONFIG"} & os.environ.keys()
+    variables = {f"{_KEY_VARIABLE}_FILE", "COMPACTION_PROXY_CONFIG"} & os.environ.keys()
     return bool(variables) or Path("config.yaml").exists()
 
 
@@ -251,15 +253,15 @@ def parse_base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _decode_json(where: str, status: int, data: bytes) -> Any:  # noqa: ANN401 - JSON
+def _decode_json(display_url: str, status: int, data: bytes) -> Any:  # noqa: ANN401 - JSON
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError):
-        raise AdminRefusedError(status, f"{where}: what answers there is no compaction-proxy") from None
+        raise AdminRefusedError(status, f"{display_url}: what answers there is no compaction-proxy") from None
     return answer
 
 
-def _build_refused_error(where: str, status: int, data: bytes) -> AdminRefusedError:
+def _build_refused_error(display_url: str, status: int, data: bytes) -> AdminRefusedError:
     """Builds the error for a refused request.
 
     The message quotes the server's text only if the body has the proxy's error format. Otherwise, the message
@@ -269,9 +271,9 @@ def _build_refused_error(where: str, status: int, data: bytes) -> AdminRefusedEr
         text = json.loads(data)["error"]["message"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return AdminRefusedError(
-            status, f"{where}: what answers there is no compaction-proxy (status {status})"
+            status, f"{display_url}: what answers there is no compaction-proxy (status {status})"
         )
     message = escape_unprintable(text)[:MAX_SHOWN_CHARACTERS]
     if status == http.client.UNAUTHORIZED:
-        message = f"the admin key is refused; give it with --admin-key-file or {_KEY} ({message})"
+        message = f"the admin key is refused; give it with --admin-key-file or {_KEY_VARIABLE} ({message})"
     return AdminRefusedError(status, message)

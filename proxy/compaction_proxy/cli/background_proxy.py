@@ -17,25 +17,25 @@ from compaction_proxy.gateway import server
 
 # Seconds that the proxy may take to start. It reads the tokenizer's vocabulary and opens the store. A proxy
 # that takes longer counts as failed.
-START_S = 30.0
+START_TIMEOUT_S = 30.0
 # Seconds that the proxy may take to end before it is killed. Clients send no requests by then, and pending
 # writes take only moments.
-END_S = 10.0
+STOP_TIMEOUT_S = 10.0
 
 _spawn = get_context("spawn")
 
 
-def run_child_proxy(loaded: LoadedConfig, bound: socket, parent: Connection, log: str) -> None:
+def run_child_proxy(loaded: LoadedConfig, listener: socket, parent: Connection, log_path: str) -> None:
     """Runs the proxy as the main function of the child process.
 
     The child process starts a session of its own, so that signals from the terminal, such as Ctrl-C, do not
-    reach it. Its output is appended to the file `log`.
+    reach it. Its output is appended to the file `log_path`.
     """
     os.setsid()
-    log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log_descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(log_descriptor, stream)
-    run_worker(loaded, bound, parent, 1)
+    run_worker(loaded, listener, parent, 1)
 
 
 def localize_config(config: Config) -> Config:
@@ -52,7 +52,7 @@ def localize_config(config: Config) -> Config:
 
 
 @contextmanager
-def run_background_proxy(loaded: LoadedConfig, log: Path | None) -> Iterator[str]:
+def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterator[str]:
     """Runs a proxy in a child process and yields the proxy's URL once the proxy accepts requests.
 
     The proxy ends when the block ends.
@@ -60,7 +60,7 @@ def run_background_proxy(loaded: LoadedConfig, log: Path | None) -> Iterator[str
     Args:
         loaded: The configuration. Its settings for address, TLS and workers are replaced, because another
             proxy may already use the same address.
-        log: File to which the child's output is appended. None discards the output.
+        log_path: File to which the child's output is appended. None discards the output.
 
     Raises:
         ConfigError: The proxy refuses the configuration.
@@ -69,7 +69,7 @@ def run_background_proxy(loaded: LoadedConfig, log: Path | None) -> Iterator[str
     local = replace(loaded, config=localize_config(loaded.config))
     bound = server.listen(local.config.server.host, local.config.server.port)
     parent_end, child_end = _spawn.Pipe()
-    arguments = local, bound, child_end, str(log or os.devnull)
+    arguments = local, bound, child_end, str(log_path or os.devnull)
     process = _spawn.Process(target=run_child_proxy, args=arguments, daemon=True)
     process.start()
     child_end.close()
@@ -80,7 +80,7 @@ def run_background_proxy(loaded: LoadedConfig, log: Path | None) -> Iterator[str
         bound.close()
         with suppress(OSError):
             parent_end.send_bytes(STOP)
-        process.join(END_S)
+        process.join(STOP_TIMEOUT_S)
         if process.is_alive():
             process.kill()
         parent_end.close()
@@ -89,7 +89,7 @@ def run_background_proxy(loaded: LoadedConfig, log: Path | None) -> Iterator[str
 def _await_start(pipe: Connection) -> None:
     report = b""
     with suppress(EOFError, OSError):
-        report = pipe.recv_bytes() if pipe.poll(START_S) else b""
+        report = pipe.recv_bytes() if pipe.poll(START_TIMEOUT_S) else b""
     if report != STARTED:
         text = "the proxy did not start; run `compaction-proxy doctor`"
         raise ConfigError(report.decode()) if report else ProxyError(text)

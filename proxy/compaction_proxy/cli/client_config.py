@@ -21,10 +21,10 @@ from compaction_proxy.cli.connect import TokenLimits
 from compaction_proxy.config import yaml_file
 from compaction_proxy.core.errors import ConfigError, ProxyError
 
-NAME = "compaction-proxy"
+PROVIDER_NAME = "compaction-proxy"
 # The context length, in tokens, that is set in Continue. Beyond it, Continue drops messages itself, in the
 # end all but one. The value is so large that Continue leaves this work to the proxy.
-CONTINUE_TOKENS = 1_000_000
+CONTINUE_CONTEXT_TOKENS = 1_000_000
 _TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 _OUR_TABLE = re.compile(
     r"^\[model_providers\.(?:\"compaction-proxy\"|compaction-proxy)\][ \t]*\n(?:(?![ \t]*\[).*\n)*",
@@ -63,31 +63,35 @@ def _get_default_limits(_: str) -> TokenLimits:
     return TokenLimits()
 
 
-def edit_codex(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
+def edit_codex(text: str, url: str, model: str, get_limits: GetTokenLimits = _get_default_limits) -> str:
     """Adds the proxy to Codex's TOML as a model provider and selects this provider.
 
     The configured model and an existing `model_context_window` do not change. If that key is missing, the
     function adds it. Otherwise, Codex would assume too large a context window for a model that it does not
     know.
     """
-    provider = {"name": NAME, "base_url": url, "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
+    provider = {"name": PROVIDER_NAME, "base_url": url, "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
     expected = copy.deepcopy(_parse_toml(text))
     model_name = expected.get("model")
-    window = limits_of(model_name if isinstance(model_name, str) else model).window
+    window = get_limits(model_name if isinstance(model_name, str) else model).window_tokens
     is_new = "model_context_window" not in expected
     providers = expected.setdefault("model_providers", {})
     if not isinstance(providers, dict):
         raise ClientConfigError("model_providers is no table")
-    if providers.get(NAME) == provider and expected.get("model_provider") == NAME and not is_new:
+    if (
+        providers.get(PROVIDER_NAME) == provider
+        and expected.get("model_provider") == PROVIDER_NAME
+        and not is_new
+    ):
         return text
     if is_new:
         expected["model_context_window"] = window
-    providers[NAME] = provider
-    expected["model_provider"] = NAME
+    providers[PROVIDER_NAME] = provider
+    expected["model_provider"] = PROVIDER_NAME
     new_text = _select_provider(_OUR_TABLE.sub("", text))
     new_text = f"model_context_window = {window}\n{new_text}" if is_new else new_text
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in provider.items())
-    new_text = f"{new_text.rstrip()}\n\n[model_providers.{NAME}]\n{lines}"
+    new_text = f"{new_text.rstrip()}\n\n[model_providers.{PROVIDER_NAME}]\n{lines}"
     return _check_edit(new_text, _parse_toml, expected)
 
 
@@ -96,7 +100,7 @@ def _select_provider(text: str) -> str:
 
     The key `model_provider` must come before the first table. After it, the key would belong to that table.
     """
-    line = f'model_provider = "{NAME}"'
+    line = f'model_provider = "{PROVIDER_NAME}"'
     table = _TABLE.search(text)
     stop = table.start() if table else len(text)
     above, below = text[:stop], text[stop:]
@@ -105,7 +109,7 @@ def _select_provider(text: str) -> str:
     return f"{line}\n{above}{below}"
 
 
-def edit_aider(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
+def edit_aider(text: str, url: str, model: str, get_limits: GetTokenLimits = _get_default_limits) -> str:
     """Sets the proxy as the base URL in aider's YAML and adds a history limit if there is none.
 
     The limit is the model's context window. It keeps aider from summarising the history itself. The
@@ -114,7 +118,9 @@ def edit_aider(text: str, url: str, model: str, limits_of: GetTokenLimits = _get
     current = _parse_yaml(text)
     model_name = current.get("model")
     history = {
-        "max-chat-history-tokens": limits_of(model_name if isinstance(model_name, str) else model).window
+        "max-chat-history-tokens": get_limits(
+            model_name if isinstance(model_name, str) else model
+        ).window_tokens
     }
     expected = {**history, **current, "openai-api-base": url}
     line = f"openai-api-base: {url}"
@@ -126,20 +132,25 @@ def edit_aider(text: str, url: str, model: str, limits_of: GetTokenLimits = _get
     return _check_edit(new_text, _parse_yaml, expected)
 
 
-def edit_continue(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
+def edit_continue(text: str, url: str, model: str, get_limits: GetTokenLimits = _get_default_limits) -> str:
     """Adds a model that uses the proxy to Continue's YAML, as the first model of the list."""
-    limits = limits_of(model)
-    item: dict[str, Any] = {"name": NAME, "provider": "openai", "model": model, "apiBase": url}
-    item["defaultCompletionOptions"] = {"contextLength": CONTINUE_TOKENS, "maxTokens": limits.output_tokens}
+    limits = get_limits(model)
+    item: dict[str, Any] = {"name": PROVIDER_NAME, "provider": "openai", "model": model, "apiBase": url}
+    item["defaultCompletionOptions"] = {
+        "contextLength": CONTINUE_CONTEXT_TOKENS,
+        "maxTokens": limits.output_tokens,
+    }
     expected = dict(_parse_yaml(text or _EMPTY_CONTINUE))
     models = expected.get("models") or []
     if not isinstance(models, list):
         raise ClientConfigError("models is no list")
-    own_models = [each for each in models if isinstance(each, dict) and each.get("name") == NAME]
+    own_models = [each for each in models if isinstance(each, dict) and each.get("name") == PROVIDER_NAME]
     if any(each.get("apiBase") == url for each in own_models):
         return text
     if own_models:
-        raise ClientConfigError(f"a model {NAME} stands there with another apiBase; change that line")
+        raise ClientConfigError(
+            f"a model {PROVIDER_NAME} stands there with another apiBase; change that line"
+        )
     expected["models"] = [item, *models]
     text = text or _EMPTY_CONTINUE
     models_line = _MODELS.search(text)
@@ -154,32 +165,32 @@ def edit_continue(text: str, url: str, model: str, limits_of: GetTokenLimits = _
     return _check_edit(text[:start] + lines + text[start:], _parse_yaml, expected)
 
 
-def edit_opencode(text: str, url: str, model: str, limits_of: GetTokenLimits = _get_default_limits) -> str:
+def edit_opencode(text: str, url: str, model: str, get_limits: GetTokenLimits = _get_default_limits) -> str:
     """Adds the proxy to OpenCode's JSON as a provider.
 
     The function also sets token limits for the model. Without them, OpenCode asks for 32,000 output tokens.
     """
-    limits = limits_of(model)
+    limits = get_limits(model)
     current = _parse_json(text or '{"$schema": "https://opencode.ai/config.json"}')
     expected = copy.deepcopy(current)
     providers = expected.setdefault("provider", {})
     if not isinstance(providers, dict):
         raise ClientConfigError("provider is no object")
-    own_provider = providers.get(NAME)
+    own_provider = providers.get(PROVIDER_NAME)
     models = own_provider.get("models") if isinstance(own_provider, dict) else None
-    providers[NAME] = {
+    providers[PROVIDER_NAME] = {
         "npm": "@ai-sdk/openai-compatible",
-        "name": NAME,
+        "name": PROVIDER_NAME,
         "options": {"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
         "models": {model: {}, **(models if isinstance(models, dict) else {})},
     }
-    model_entry = providers[NAME]["models"][model]
+    model_entry = providers[PROVIDER_NAME]["models"][model]
     if isinstance(model_entry, dict):
-        model_entry.setdefault("limit", {"context": limits.window, "output": limits.output_tokens})
+        model_entry.setdefault("limit", {"context": limits.window_tokens, "output": limits.output_tokens})
     return text if expected == current else json.dumps(expected, indent=2, ensure_ascii=False) + "\n"
 
 
-FILES: Mapping[str, ClientFile] = MappingProxyType(
+CLIENT_FILES: Mapping[str, ClientFile] = MappingProxyType(
     {
         "codex": ClientFile("~/.codex/config.toml", edit_codex),
         "aider": ClientFile("~/.aider.conf.yml", edit_aider),
@@ -194,19 +205,19 @@ def _end_last_line(text: str) -> str:
     return text if not text or text.endswith("\n") else text + "\n"
 
 
-def _check_edit(made: str, parse: Callable[[str], dict[str, Any]], wanted: Mapping[str, Any]) -> str:
+def _check_edit(new_text: str, parse: Callable[[str], dict[str, Any]], expected: Mapping[str, Any]) -> str:
     """Returns the new text if it parses to the expected values.
 
     Raises:
         ClientConfigError: The text does not parse, or it parses to other values.
     """
     try:
-        is_same = parse(made) == wanted
+        is_same = parse(new_text) == expected
     except ClientConfigError:
         is_same = False
     if not is_same:
         raise ClientConfigError(_UNUSUAL)
-    return made
+    return new_text
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

@@ -17,13 +17,13 @@ class ClientGuide(NamedTuple):
 
     Attributes:
         title: Name of the client as users know it.
-        where: Where the lines belong, such as a file or the environment.
+        destination: Where the lines belong, such as a file or the environment.
         lines: The lines to write there, with placeholders such as `<URL>`.
         remark: Further advice, with placeholders. It may be empty.
     """
 
     title: str
-    where: str
+    destination: str
     lines: str
     remark: str = ""
 
@@ -41,15 +41,15 @@ class TokenLimits(NamedTuple):
     They keep the client from shortening conversations itself before the proxy does.
 
     Attributes:
-        window: Size of the context window, in tokens.
+        window_tokens: Size of the context window, in tokens.
     """
 
-    window: int = DEFAULT_WINDOW_TOKENS
+    window_tokens: int = DEFAULT_WINDOW_TOKENS
 
     @property
     def output_tokens(self) -> int:
         """The largest output that the client asks for, in tokens."""
-        return min(MAX_OUTPUT_TOKENS, int(self.window * OUTPUT_SHARE))
+        return min(MAX_OUTPUT_TOKENS, int(self.window_tokens * OUTPUT_SHARE))
 
 
 _SESSION_NOTE = (
@@ -206,7 +206,7 @@ def fill_placeholders(text: str, url: str, model: str, limits: TokenLimits | Non
         "<MODEL>": model,
         "<ROOT>": url.removesuffix("/v1"),
         "<URL>": url,
-        "<WINDOW>": str(token_limits.window),
+        "<WINDOW>": str(token_limits.window_tokens),
         "<OUTPUT>": str(token_limits.output_tokens),
     }
     for mark, value in values.items():
@@ -219,8 +219,8 @@ if TYPE_CHECKING:
 
     from compaction_proxy.cli.client_config import GetTokenLimits
 
-MODEL = "gpt-5.4"
-BACKUP = ".before-compaction-proxy"
+DEFAULT_MODEL = "gpt-5.4"
+BACKUP_SUFFIX = ".before-compaction-proxy"
 # Largest file that is edited, in bytes. A larger file cannot be the configuration of a client.
 MAX_FILE_BYTES = 1_048_576
 
@@ -232,7 +232,7 @@ def connect(
         bool, typer.Option("--apply", help="Change its configuration file, with a backup.")
     ] = False,
     file: Annotated[Path | None, typer.Option(help="That file, where it is elsewhere.")] = None,
-    model: Annotated[str, typer.Option(help="Model to name where one is needed.")] = MODEL,
+    model: Annotated[str, typer.Option(help="Model to name where one is needed.")] = DEFAULT_MODEL,
     window: Annotated[
         int | None,
         typer.Option(min=1, metavar="TOKENS", help="What the model takes; else as configured or known."),
@@ -255,12 +255,13 @@ def connect(
 
 
 def _list_clients() -> None:
-    from compaction_proxy.cli.client_config import FILES
+    from compaction_proxy.cli.client_config import CLIENT_FILES
     from compaction_proxy.cli.output import Column, format_table, get_terminal_width, print_lines
 
     columns = (Column("tool"), Column("what it is"), Column("--apply"))
     rows = [
-        (name, client.title, FILES[name].path if name in FILES else "-") for name, client in CLIENTS.items()
+        (name, client.title, CLIENT_FILES[name].path if name in CLIENT_FILES else "-")
+        for name, client in CLIENTS.items()
     ]
     print_lines(format_table(columns, rows, get_terminal_width()))
 
@@ -317,7 +318,7 @@ def _print_guide(client: "ClientGuide", url: str, model: str, limits: "TokenLimi
 
     print_lines(
         [
-            f"# {client.title}: {client.where}",
+            f"# {client.title}: {client.destination}",
             *fill_placeholders(client.lines, url, model, limits).splitlines(),
         ]
     )
@@ -325,18 +326,18 @@ def _print_guide(client: "ClientGuide", url: str, model: str, limits: "TokenLimi
         print_lines([f"# {fill_placeholders(client.remark, url, model, limits)}"])
 
 
-def _apply_edit(tool: str, url: str, model: str, file: Path | None, limits_of: "GetTokenLimits") -> None:
+def _apply_edit(tool: str, url: str, model: str, file: Path | None, get_limits: "GetTokenLimits") -> None:
     """Edits the client's file: prints the difference, keeps a backup and replaces the file atomically."""
-    from compaction_proxy.cli.client_config import FILES, ClientConfigError
+    from compaction_proxy.cli.client_config import CLIENT_FILES, ClientConfigError
 
-    if tool not in FILES:
+    if tool not in CLIENT_FILES:
         exit_with_error(
             f"{tool}: no file that could be changed; without --apply the lines are printed", BAD_CONFIG
         )
-    path = (file or Path(FILES[tool].path)).expanduser().resolve()
+    path = (file or Path(CLIENT_FILES[tool].path)).expanduser().resolve()
     try:
         before = _read_existing(path).decode("utf-8") if path.exists() else ""
-        new_text = _edit_text(before, lambda text: FILES[tool].edit(text, url, model, limits_of))
+        new_text = _edit_text(before, lambda text: CLIENT_FILES[tool].edit(text, url, model, get_limits))
     except (ClientConfigError, UnicodeDecodeError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         exit_with_error(f"{path}: left alone: {why}", FAILED)
@@ -371,21 +372,21 @@ def _read_existing(path: Path) -> bytes:
     return content
 
 
-def _edit_text(before: str, edit: "Callable[[str], str]") -> str:
+def _edit_text(old_text: str, edit: "Callable[[str], str]") -> str:
     """Applies `edit` to a text and keeps the line endings of the text, even if they are CRLF."""
-    if "\r\n" not in before:
-        return edit(before)
-    plain = before.replace("\r\n", "\n")
+    if "\r\n" not in old_text:
+        return edit(old_text)
+    plain = old_text.replace("\r\n", "\n")
     edited = edit(plain)
-    return before if edited == plain else edited.replace("\n", "\r\n")
+    return old_text if edited == plain else edited.replace("\n", "\r\n")
 
 
-def _show_changes(path: Path, before: str, made: str) -> None:
+def _show_changes(path: Path, old_text: str, new_text: str) -> None:
     from difflib import unified_diff
 
     from compaction_proxy.cli.output import escape_unprintable, print_lines
 
-    lines = unified_diff(before.splitlines(), made.splitlines(), str(path), str(path), n=1, lineterm="")
+    lines = unified_diff(old_text.splitlines(), new_text.splitlines(), str(path), str(path), n=1, lineterm="")
     print_lines(escape_unprintable(line) for line in lines)
 
 
@@ -418,7 +419,7 @@ def _back_up_file(path: Path) -> Path:
     import shutil
 
     for number in range(1, 1_000):
-        backup = path.with_name(f"{path.name}{BACKUP}{'' if number == 1 else f'-{number}'}")
+        backup = path.with_name(f"{path.name}{BACKUP_SUFFIX}{'' if number == 1 else f'-{number}'}")
         if not backup.exists():
             shutil.copy2(path, backup)
             return backup

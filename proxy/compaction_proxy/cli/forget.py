@@ -27,7 +27,7 @@ async def forget_client(config: Config, credential: Headers, session: Headers | 
     store = open_configured_store(config, url)
     secret = TenantSecret(config, url, store)
     try:
-        if not await secret.agree_with_store():
+        if not await secret.sync_with_store():
             raise ProxyError("the store cannot be reached")
         origin, mode = format_origin(config.upstream.base_url), config.session.tenant
         tenant_id = derive_tenant(
@@ -45,11 +45,11 @@ async def forget_client(config: Config, credential: Headers, session: Headers | 
         await store.close()
 
 
-async def _delete_conversation(store: Store, tenant_id: str, named: str) -> int:
-    lines = await store.read_tail(roots_key(tenant_id, named), KEPT_ROOT_LINES)
+async def _delete_conversation(store: Store, tenant_id: str, conversation_id: str) -> int:
+    lines = await store.read_tail(roots_key(tenant_id, conversation_id), KEPT_ROOT_LINES)
     roots = {fields["root"] for line in lines if (fields := unpack(line)) and "root" in fields}
-    scopes: list[str | bytes] = [named, *(bytes.fromhex(root) for root in roots)]
-    deleted = await store.delete_prefix(conversation_tenant_key(named))
+    scopes: list[str | bytes] = [conversation_id, *(bytes.fromhex(root) for root in roots)]
+    deleted = await store.delete_prefix(conversation_tenant_key(conversation_id))
     for scope in scopes:
         deleted += await store.delete_prefix(scope_prefix(tenant_id, scope))
     return deleted

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 5
 MAX_ANSWER_BYTES = 4_096
-LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 # Maps addresses that mean all interfaces to the loopback address at which the proxy can be reached.
-REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared only, not bound
+LOOPBACK_BY_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared only, not bound
 
 
 def build_local_url(server: "ServerSection") -> str:
@@ -28,7 +28,7 @@ def build_local_url(server: "ServerSection") -> str:
     """
     if server.unix_socket is not None:
         return f"http://localhost{server.base_path}"
-    host = REACHED_AT.get(server.host, server.host)
+    host = LOOPBACK_BY_WILDCARD.get(server.host, server.host)
     scheme = "http" if server.tls_certificate is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}{server.base_path}"
 
@@ -43,7 +43,7 @@ def create_connection(url: SplitResult, timeout_s: float = TIMEOUT_S) -> http.cl
     if url.scheme != "https":
         return http.client.HTTPConnection(host, url.port, timeout=timeout_s)
     context = ssl.create_default_context()
-    if host in LOCAL:
+    if host in LOOPBACK_HOSTS:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=context)

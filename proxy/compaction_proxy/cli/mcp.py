@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from compaction_proxy.cli.tool_calls import McpTarget
 
 # Environment variables that may hold the client's key. The first one that is set is used.
-KEYS = ("COMPACTION_PROXY_KEY", "OPENAI_API_KEY")
+KEY_VARIABLES = ("COMPACTION_PROXY_KEY", "OPENAI_API_KEY")
 
 
 def mcp(
@@ -28,7 +28,8 @@ def mcp(
     credential: Annotated[
         str | None,
         typer.Option(
-            help=f"Header that the client shows, or a file that holds it; default: ${', else $'.join(KEYS)}."
+            help="Header that the client shows, or a file that holds it; "
+            f"default: ${', else $'.join(KEY_VARIABLES)}."
         ),
     ] = None,
     url: UrlOption = None,
@@ -62,7 +63,7 @@ def _build_credential_header(credential: str | None) -> dict[str, str]:
         return _parse_header(
             Path(credential).read_text("utf-8") if Path(credential).is_file() else credential
         )
-    key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "")
+    key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
     return {"authorization": f"Bearer {key}"} if key else {}
 
 

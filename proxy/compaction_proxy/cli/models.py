@@ -88,15 +88,21 @@ def _describe_models(config: "Config", names: Iterable[str]) -> list[dict[str, A
     ]
 
 
-def _format_models(rows: Iterable[dict[str, Any]], most: int | None) -> list[str]:
+def _format_models(rows: Iterable[dict[str, Any]], max_cells: int | None) -> list[str]:
     """Formats a table with a line for each model. Prices are dollars per million tokens."""
     from compaction_proxy.cli.output import Column, format_count, format_dollars, format_table, get_text
 
     columns = (
-        Column("model"), Column("window", right=True), Column("from"), Column("input $/M", right=True),
-        Column("cached", right=True), Column("output", right=True), Column("dearer above", right=True),
-        Column("prices from"), Column("date"),
-    )  # fmt: skip
+        Column("model"),
+        Column("window", is_right_aligned=True),
+        Column("from"),
+        Column("input $/M", is_right_aligned=True),
+        Column("cached", is_right_aligned=True),
+        Column("output", is_right_aligned=True),
+        Column("dearer above", is_right_aligned=True),
+        Column("prices from"),
+        Column("date"),
+    )
     lines = [
         [
             get_text(row, "model"),
@@ -109,4 +115,4 @@ def _format_models(rows: Iterable[dict[str, Any]], most: int | None) -> list[str
         ]
         for row in rows
     ]
-    return format_table(columns, lines, most)
+    return format_table(columns, lines, max_cells)

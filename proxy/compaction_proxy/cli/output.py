@@ -19,11 +19,11 @@ class Column(NamedTuple):
 
     Attributes:
         title: Heading of the column.
-        right: Whether the column is aligned to the right, as figures are.
+        is_right_aligned: Whether the column is aligned to the right, as figures are.
     """
 
     title: str
-    right: bool = False
+    is_right_aligned: bool = False
 
 
 def escape_unprintable(text: object) -> str:
@@ -46,14 +46,14 @@ def count_cells(text: str) -> int:
     return len(text) + wide_count - sum(bool(unicodedata.combining(character)) for character in text)
 
 
-def truncate_text(text: str, most: int | None) -> str:
-    """Cuts a text to at most `most` terminal cells. None leaves the text as it is.
+def truncate_text(text: str, max_cells: int | None) -> str:
+    """Cuts a text to at most `max_cells` terminal cells. None leaves the text as it is.
 
     A text that was cut ends with `…`.
     """
-    if most is None or count_cells(text) <= most:
+    if max_cells is None or count_cells(text) <= max_cells:
         return text
-    characters, room = [], most - 1
+    characters, room = [], max_cells - 1
     for character in text:
         room -= count_cells(character)
         if room < 0:
@@ -67,24 +67,26 @@ def get_terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def format_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], most: int | None) -> list[str]:
+def format_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], max_cells: int | None
+) -> list[str]:
     """Formats a table as lines, the titles first. Unprintable characters in cells are escaped.
 
     Args:
         columns: The columns from left to right.
         rows: Rows with a text for each column.
-        most: Largest width of a line, in terminal cells. None does not cut lines.
+        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
     """
     texts = [[each.title for each in columns], *([escape_unprintable(text) for text in row] for row in rows)]
     widths = [max(map(count_cells, column)) for column in zip(*texts, strict=True)]
-    return [truncate_text(_format_row(columns, row, widths), most) for row in texts]
+    return [truncate_text(_format_row(columns, row, widths), max_cells) for row in texts]
 
 
 def _format_row(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> str:
     padded = []
     for column, text, width in zip(columns, row, widths, strict=True):
         blank = " " * (width - count_cells(text))
-        padded.append(blank + text if column.right else text + blank)
+        padded.append(blank + text if column.is_right_aligned else text + blank)
     return _GAP.join(padded).rstrip()
 
 
@@ -123,23 +125,23 @@ def format_percent(part: object, total: object) -> str:
     return f"{part / total:.0%}".replace("%", " %")
 
 
-def format_age(at: object, now: float | None = None) -> str:
+def format_age(timestamp_s: object, now: float | None = None) -> str:
     """Formats how long ago a moment was, such as `5 min`. Moments are seconds since the epoch."""
-    if not isinstance(at, int | float):
+    if not isinstance(timestamp_s, int | float):
         return UNKNOWN
-    age = max(0.0, (time.time() if now is None else now) - at)
+    age = max(0.0, (time.time() if now is None else now) - timestamp_s)
     for unit_s, name in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
         if age >= unit_s:
             return f"{age // unit_s:.0f} {name}"
     return f"{age:.0f} s"
 
 
-def format_time(at: object, shape: str = "%Y-%m-%d %H:%M:%S") -> str:
+def format_time(timestamp_s: object, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
     """Formats a moment, in seconds since the epoch, in local time."""
-    if not isinstance(at, int | float):
+    if not isinstance(timestamp_s, int | float):
         return UNKNOWN
     try:
-        return time.strftime(shape, time.localtime(at))
+        return time.strftime(pattern, time.localtime(timestamp_s))
     except (OverflowError, ValueError, OSError):
         return UNKNOWN
 

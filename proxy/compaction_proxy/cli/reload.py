@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ReadConfig = Callable[[], LoadedConfig]
 
 
-def reread_config(read: ReadConfig, running: LoadedConfig) -> LoadedConfig | None:
+def reread_config(read_config: ReadConfig, running: LoadedConfig) -> LoadedConfig | None:
     """Reads the configuration again and logs what changes.
 
     Returns:
@@ -31,7 +31,7 @@ def reread_config(read: ReadConfig, running: LoadedConfig) -> LoadedConfig | Non
     """
     try:
         _refuse_pipe(running.path)
-        loaded = read()
+        loaded = read_config()
         _refuse_empty(loaded, running)
     except ConfigError as error:
         log_refusal(error)
@@ -59,7 +59,7 @@ def _refuse_pipe(path: Path | None) -> None:
         raise ConfigError(f"{path}: a pipe cannot be read again; use a file")
 
 
-def _refuse_empty(found: LoadedConfig, running: LoadedConfig) -> None:
+def _refuse_empty(loaded: LoadedConfig, running: LoadedConfig) -> None:
     """Refuses a missing or empty file if the running configuration came from a file with content.
 
     The file may be missing or empty by mistake. Applying it would remove the client keys, the limits and the
@@ -71,10 +71,10 @@ def _refuse_empty(found: LoadedConfig, running: LoadedConfig) -> None:
     """
     if running.path is None or running.is_empty:
         return
-    if found.path is None:
+    if loaded.path is None:
         raise ConfigError(f"{running.path}: is gone; `{{}}` in it takes everything back to the defaults")
-    if found.is_empty:
-        raise ConfigError(f"{found.path}: is empty; `{{}}` in it takes everything back to the defaults")
+    if loaded.is_empty:
+        raise ConfigError(f"{loaded.path}: is empty; `{{}}` in it takes everything back to the defaults")
 
 
 def log_refusal(error: ConfigError) -> None:
@@ -94,56 +94,56 @@ class ConfigReloader:
         self._app = app
         self._running = running
         self._task: asyncio.Task[None] | None = None
-        self._again = False
+        self._is_reread_needed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
 
-    def start(self, read: ReadConfig | None) -> None:
+    def start(self, read_config: ReadConfig | None) -> None:
         """Stores the current event loop, in which the proxy runs, and handles SIGHUP there.
 
         Args:
-            read: Called on SIGHUP to read the configuration again. None leaves SIGHUP alone.
+            read_config: Called on SIGHUP to read the configuration again. None leaves SIGHUP alone.
         """
         self._loop = asyncio.get_running_loop()
         self._started.set()
-        if read is not None and hasattr(signal, "SIGHUP"):
-            self._loop.add_signal_handler(signal.SIGHUP, self._schedule_read, read)
+        if read_config is not None and hasattr(signal, "SIGHUP"):
+            self._loop.add_signal_handler(signal.SIGHUP, self._schedule_read, read_config)
 
-    def apply_from_thread(self, found: LoadedConfig | None) -> None:
-        """Has the event loop apply a configuration, or keep the current one if `found` is None.
+    def apply_from_thread(self, loaded: LoadedConfig | None) -> None:
+        """Has the event loop apply a configuration, or keep the current one if `loaded` is None.
 
         Called from another thread. Waits until the proxy runs.
         """
         self._started.wait()
         if self._loop is not None:
-            call = self.keep_config if found is None else partial(self.apply_config, found)
+            call = self.keep_config if loaded is None else partial(self.apply_config, loaded)
             self._loop.call_soon_threadsafe(call)
 
-    def apply_config(self, found: LoadedConfig) -> None:
+    def apply_config(self, loaded: LoadedConfig) -> None:
         """Applies a configuration. If the proxy refuses it, logs the problems and keeps the current one."""
         try:
-            self._app.reload(found)
+            self._app.reload(loaded)
         except ConfigError as error:
             log_refusal(error)
             self.keep_config()
         else:
-            self._running = found
-            self._app.record_reload(taken=True)
+            self._running = loaded
+            self._app.record_reload(succeeded=True)
 
     def keep_config(self) -> None:
         """Keeps the current configuration and records the failed reload in the metrics."""
-        self._app.record_reload(taken=False)
+        self._app.record_reload(succeeded=False)
 
-    def _schedule_read(self, read: ReadConfig) -> None:
+    def _schedule_read(self, read_config: ReadConfig) -> None:
         # A read that is in progress may have begun before the file changed, so another read follows it.
-        self._again = True
+        self._is_reread_needed = True
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._read_and_apply(read))
+            self._task = asyncio.create_task(self._read_and_apply(read_config))
 
-    async def _read_and_apply(self, read: ReadConfig) -> None:
-        while self._again:
-            self._again = False
-            loaded = await asyncio.to_thread(reread_config, read, self._running)
+    async def _read_and_apply(self, read_config: ReadConfig) -> None:
+        while self._is_reread_needed:
+            self._is_reread_needed = False
+            loaded = await asyncio.to_thread(reread_config, read_config, self._running)
             if loaded is None:
                 self.keep_config()
             else:

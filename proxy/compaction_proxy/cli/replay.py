@@ -20,7 +20,7 @@ TITLES = (
     "cost", "summaries", "net saved", "pays back",
 )  # fmt: skip
 NEVER = "(never)"
-UNITS = "Costs are in thousand uncached input tokens: no price is known for a model that would be asked."
+UNITS_NOTE = "Costs are in thousand uncached input tokens: no price is known for a model that would be asked."
 _BAR_CELLS = 24
 
 
@@ -61,7 +61,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
 
 async def _play_recordings(
-    config: "Config", file: Path, names: Sequence[str], wanted: "ReplayOptions"
+    config: "Config", file: Path, names: Sequence[str], options: "ReplayOptions"
 ) -> "list[list[ReplayResult]]":
     """Plays each conversation of a file with each strategy.
 
@@ -69,17 +69,17 @@ async def _play_recordings(
     """
     from functools import partial
 
-    from compaction_proxy.cli.replay_worker import open_stage
+    from compaction_proxy.cli.replay_worker import open_components
     from compaction_proxy.replay.recordings import read_recordings
     from compaction_proxy.replay.runner import replay_recording
 
     results = []
     try:
-        async with open_stage(config) as stage:
+        async with open_components(config) as stage:
             for recording in read_recordings(file):
                 show = partial(_show_progress, recording.name)
                 conversation_results = [
-                    await replay_recording(stage, recording, name, wanted, partial(show, name))
+                    await replay_recording(stage, recording, name, options, partial(show, name))
                     for name in names
                 ]
                 results.append(conversation_results)
@@ -104,17 +104,17 @@ def _clear_progress() -> None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def format_report(results: "Sequence[Sequence[ReplayResult]]", most: int | None) -> Iterator[str]:
+def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | None) -> Iterator[str]:
     """Formats a table for each conversation and, if there are several, a table with their sums."""
     for played in results:
-        yield from _format_results(played, most)
+        yield from _format_results(played, max_cells)
         yield ""
     sums = _sum_results(results)
     if sums:
-        yield from _format_results(sums, most)
+        yield from _format_results(sums, max_cells)
         yield ""
     if any(each.dollars is None for played in results for each in played):
-        yield UNITS
+        yield UNITS_NOTE
 
 
 def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayResult]":
@@ -125,7 +125,7 @@ def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayRes
     return [sum_results(each, f"{len(each)} conversations") for each in zip(*results, strict=True) if several]
 
 
-def _format_results(played: "Sequence[ReplayResult]", most: int | None) -> Iterator[str]:
+def _format_results(played: "Sequence[ReplayResult]", max_cells: int | None) -> Iterator[str]:
     from compaction_proxy.cli.output import Column, escape_unprintable, format_table
 
     first = played[0]
@@ -134,9 +134,9 @@ def _format_results(played: "Sequence[ReplayResult]", most: int | None) -> Itera
     yield escape_unprintable(
         f"{first.conversation}{model}: {first.requests:,} requests, {first.sent_tokens:,} tokens sent"
     )
-    columns = [Column(title, right=title != "strategy") for title in TITLES]
+    columns = [Column(title, is_right_aligned=title != "strategy") for title in TITLES]
     yield from format_table(
-        columns, [_format_uncompacted_row(first), *map(_format_strategy_row, played)], most
+        columns, [_format_uncompacted_row(first), *map(_format_strategy_row, played)], max_cells
     )
 
 
@@ -146,7 +146,7 @@ def _format_uncompacted_row(result: "ReplayResult") -> tuple[str, ...]:
 
     largest = f"{max(each.before for each in result.points):,}" if result.points else ""
     over = f"{result.over_without:,}"
-    cost = _format_amount(result, lambda bill: bill.without)
+    cost = _format_amount(result, lambda bill: bill.uncompacted)
     cached = format_percent(result.cached_without_tokens, result.sent_tokens)
     return (NEVER, "", "", "", f"{result.sent_tokens:,}", "", cached, largest, over, "", cost, "", "", "")
 

@@ -39,11 +39,11 @@ from compaction_proxy.telemetry import logs
 STORE_BYTES = 128 * 1024 * 1024
 # Seconds by which the simulated clock advances each time it is read. Real users take minutes between
 # requests, but a rehearsal plays them without a pause.
-PAUSE_S = 60.0
+CLOCK_STEP_S = 60.0
 # Niceness of the process. Rehearsals must not slow down the proxy that relays requests.
 NICENESS = 10
 # The parts of a client's request from which the upstream for summaries is determined.
-_SCOPE: dict[str, Any] = {"raw_path": b"/v1/chat/completions", "query_string": b"", "headers": []}
+_REQUEST_SCOPE: dict[str, Any] = {"raw_path": b"/v1/chat/completions", "query_string": b"", "headers": []}
 
 
 def _isolate_config(config: Config) -> Config:
@@ -55,7 +55,7 @@ def _isolate_config(config: Config) -> Config:
 def _get_summary_routes(
     config: Config, upstream: Upstream, settings: ModelSettings, policy: Policy, model: str
 ) -> tuple[SummaryRoute, ...]:
-    return build_summary_routes(config, settings, policy, upstream, _SCOPE, model)
+    return build_summary_routes(config, settings, policy, upstream, _REQUEST_SCOPE, model)
 
 
 def _get_price(pricing: PriceBook, target: str, model: str) -> ModelPrice | None:
@@ -68,7 +68,7 @@ async def _load_prices(pricing: PriceBook, target: str, models: Iterable[str]) -
 
 
 @asynccontextmanager
-async def open_stage(config: Config) -> AsyncIterator[ReplayComponents]:
+async def open_components(config: Config) -> AsyncIterator[ReplayComponents]:
     """Builds the components for rehearsals with a configuration, and closes them when the block ends."""
     config = _isolate_config(config)
     counter = TiktokenCounter(lambda _: None)
@@ -78,12 +78,12 @@ async def open_stage(config: Config) -> AsyncIterator[ReplayComponents]:
         config,
         MemoryStore(max_bytes=STORE_BYTES),
         writer,
-        clock=lambda: PAUSE_S * next(moments),
+        clock=lambda: CLOCK_STEP_S * next(moments),
     )
     upstream = Upstream(
         base_url=config.upstream.base_url,
         api_key="",
-        hop="",
+        hop_mark="",
         engine=parts.engine,
         connect_timeout_s=0,
         read_timeout_s=0,
@@ -104,17 +104,17 @@ async def open_stage(config: Config) -> AsyncIterator[ReplayComponents]:
 
 
 async def _play_strategies(
-    config: Config, recording: Recording, strategies: list[str], wanted: ReplayOptions
+    config: Config, recording: Recording, strategies: list[str], options: ReplayOptions
 ) -> list[Any]:
-    async with open_stage(config) as stage:
-        return [to_fields(await replay_recording(stage, recording, name, wanted)) for name in strategies]
+    async with open_components(config) as stage:
+        return [to_fields(await replay_recording(stage, recording, name, options)) for name in strategies]
 
 
-def answer_job(job: bytes) -> dict[str, Any]:
+def run_job(job: bytes) -> dict[str, Any]:
     """Plays the conversation of a job and returns the results, or an error if the job holds no conversation.
 
     Args:
-        job: A line of JSON with `name`, `config`, `strategies` and `wanted`, followed by the conversation.
+        job: A line of JSON with `name`, `config`, `strategies` and `options`, followed by the conversation.
     """
     line, _, body = job.partition(b"\n")
     job_fields = json.loads(line)
@@ -135,4 +135,4 @@ def main() -> None:
     """Reads a job from standard input, plays it at low priority and prints the answer as JSON."""
     os.nice(NICENESS)
     logs.configure_logging("console", logging.CRITICAL)
-    print(json.dumps(answer_job(sys.stdin.buffer.read())))
+    print(json.dumps(run_job(sys.stdin.buffer.read())))

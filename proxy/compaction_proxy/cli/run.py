@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Exit codes as in shells: not found, not executable, and ended by a signal (128 plus the signal's number).
 NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
 # Environment variables from which clients take the base URL of an OpenAI-compatible provider.
-BASE_URLS = (
+BASE_URL_VARIABLES = (
     "OPENAI_BASE_URL",  # OpenAI's libraries, and most programs built on them
     "OPENAI_API_BASE",  # LiteLLM, aider, LangChain, LlamaIndex
     "OPENAI_API_BASE_URL",  # Open WebUI
@@ -28,13 +28,13 @@ BASE_URLS = (
     "LLM_BASE_URL",  # OpenHands
 )
 # Environment variables for a base URL without `/v1`. Clients add the path themselves.
-ROOTS = (
+ROOT_URL_VARIABLES = (
     "OPENAI_HOST",  # goose
     "ANTHROPIC_BASE_URL",  # Claude Code, and Anthropic's libraries
 )
 # Programs that ignore these variables, because they read only their own configuration file. Each is mapped to
 # a text that says what to do instead. As of 2026-11.
-IGNORES_ENVIRONMENT = {
+REMEDIES_BY_PROGRAM = {
     "codex": "run `compaction-proxy connect codex --apply --url {root}`, "
     "or pass -c 'openai_base_url=\"{url}\"' to it",
     "cn": "run `compaction-proxy connect continue --apply --url {root}`",
@@ -42,19 +42,19 @@ IGNORES_ENVIRONMENT = {
     "pi": "add a provider with the base URL {url} to ~/.pi/agent/models.json",
 }
 # Programs whose configuration file `connect` can edit. Each is mapped to the client's name in `connect`.
-TOOLS = {"codex": "codex", "cn": "continue"}
+CONNECT_CLIENTS = {"codex": "codex", "cn": "continue"}
 # Commands that run a package without installing it.
-RUNNERS = frozenset({"npx", "bunx", "pnpx"})
+PACKAGE_RUNNERS = frozenset({"npx", "bunx", "pnpx"})
 # Maps the names of packages to the names of their programs, if the two differ.
-PACKAGES = {
+PROGRAMS_BY_PACKAGE = {
     "@openai/codex": "codex",
     "@continuedev/cli": "cn",
     "@mariozechner/pi-coding-agent": "pi",
 }
-KEY = "OPENAI_API_KEY"
-HEADERS = "OPENAI_CUSTOM_HEADERS"  # read by OpenAI's libraries; holds one header per line
-SESSION = "x-session-id"
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+KEY_VARIABLE = "OPENAI_API_KEY"
+HEADERS_VARIABLE = "OPENAI_CUSTOM_HEADERS"  # read by OpenAI's libraries; holds one header per line
+SESSION_HEADER = "x-session-id"
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
 _SESSION_BYTES = 8
 
 
@@ -77,34 +77,36 @@ def run(
     if url is not None:
         from compaction_proxy.cli.admin_client import parse_base_url
 
-        _warn_if_ignored(command, parse_base_url(url))
+        _warn_if_environment_ignored(command, parse_base_url(url))
         raise typer.Exit(_run_command(command, build_environment(os.environ, parse_base_url(url), session)))
     settings = load_with_warnings(config)
     with _find_or_start_proxy(settings, log) as proxy_url:
-        _warn_if_ignored(command, proxy_url)
-        environ = build_environment(os.environ, proxy_url, session, needs_key=_has_own_key(settings.config))
+        _warn_if_environment_ignored(command, proxy_url)
+        environ = build_environment(
+            os.environ, proxy_url, session, needs_key=_has_upstream_key(settings.config)
+        )
         code = _run_command(command, environ)
     raise typer.Exit(code)
 
 
-def _warn_if_ignored(command: Sequence[str], url: str) -> None:
+def _warn_if_environment_ignored(command: Sequence[str], url: str) -> None:
     """Warns on stderr if the command ignores the base URL in its environment, and names the remedy.
 
     Prints nothing if the command line or the program's own file already names the proxy.
     """
     import sys
 
-    from compaction_proxy.cli.client_config import FILES
+    from compaction_proxy.cli.client_config import CLIENT_FILES
 
     base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
-    name = _find_program(command)
-    remedy = IGNORES_ENVIRONMENT.get(name)
+    name = _get_program_name(command)
+    remedy = REMEDIES_BY_PROGRAM.get(name)
     if remedy is None or any(base in word for word in command):
         return
-    tool = TOOLS.get(name)
+    tool = CONNECT_CLIENTS.get(name)
     if tool is not None:
         try:
-            if base in Path(FILES[tool].path).expanduser().read_text(encoding="utf-8"):
+            if base in Path(CLIENT_FILES[tool].path).expanduser().read_text(encoding="utf-8"):
                 return
         except (OSError, UnicodeDecodeError):
             pass
@@ -114,16 +116,16 @@ def _warn_if_ignored(command: Sequence[str], url: str) -> None:
     )
 
 
-def _find_program(command: Sequence[str]) -> str:
+def _get_program_name(command: Sequence[str]) -> str:
     """Returns the name of the program that a command runs, directly or through a package runner."""
     name = PurePath(command[0]).name if command else ""
-    if name in RUNNERS:
+    if name in PACKAGE_RUNNERS:
         package = next((word for word in command[1:] if not word.startswith("-")), "")
         name = package[:1] + package[1:].partition("@")[0]  # cuts off the version
-    return PACKAGES.get(name, name.removesuffix(".cmd").removesuffix(".exe"))
+    return PROGRAMS_BY_PACKAGE.get(name, name.removesuffix(".cmd").removesuffix(".exe"))
 
 
-def _has_own_key(config: "Config") -> bool:
+def _has_upstream_key(config: "Config") -> bool:
     """Returns whether the proxy supplies the provider's key, so that clients need no key of their own."""
     return bool(config.upstream.api_key.get_secret_value()) and not config.server.client_keys
 
@@ -167,13 +169,17 @@ def build_environment(
             without a key, even if the proxy has its own.
     """
     root = url.rstrip("/").removesuffix("/v1")
-    variables = {**environ, **dict.fromkeys(BASE_URLS, f"{root}/v1"), **dict.fromkeys(ROOTS, root)}
-    lines = [line for line in environ.get(HEADERS, "").split("\n") if line.strip()]
-    if not any(line.partition(":")[0].strip().lower() == SESSION for line in lines):
-        variables[HEADERS] = "\n".join([*lines, f"{SESSION}: {session}"])
-    if needs_key and not environ.get(KEY):
-        variables[KEY] = "none-needed"
-    if any(name in environ or name.upper() in environ for name in _PROXIES):
+    variables = {
+        **environ,
+        **dict.fromkeys(BASE_URL_VARIABLES, f"{root}/v1"),
+        **dict.fromkeys(ROOT_URL_VARIABLES, root),
+    }
+    lines = [line for line in environ.get(HEADERS_VARIABLE, "").split("\n") if line.strip()]
+    if not any(line.partition(":")[0].strip().lower() == SESSION_HEADER for line in lines):
+        variables[HEADERS_VARIABLE] = "\n".join([*lines, f"{SESSION_HEADER}: {session}"])
+    if needs_key and not environ.get(KEY_VARIABLE):
+        variables[KEY_VARIABLE] = "none-needed"
+    if any(name in environ or name.upper() in environ for name in _PROXY_VARIABLES):
         variables.update(_bypass_proxies(environ))
     return variables
 

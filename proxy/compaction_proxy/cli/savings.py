@@ -51,11 +51,15 @@ def _build_columns(by: str) -> "tuple[Column, ...]":
     from compaction_proxy.cli.output import Column
 
     figures = ("requests", "sent", "forwarded", "less", "cached", "cost", "saved", "cache loss", "summaries")
-    return (Column(by), *(Column(title, right=True) for title in figures), Column("net saved", right=True))
+    return (
+        Column(by),
+        *(Column(title, is_right_aligned=True) for title in figures),
+        Column("net saved", is_right_aligned=True),
+    )
 
 
 def format_overview(
-    by: str, rows: list[dict[str, Any]], total: SavingsFields, most: int | None
+    by: str, rows: list[dict[str, Any]], total: SavingsFields, max_cells: int | None
 ) -> Iterator[str]:
     """Formats a table with a line for each row and a line for the total."""
     from compaction_proxy.cli.output import format_table, get_text
@@ -63,7 +67,7 @@ def format_overview(
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]
     if by != "total" or not lines:
         lines.append(_format_figures("total", total))
-    yield from format_table(_build_columns(by), lines, most)
+    yield from format_table(_build_columns(by), lines, max_cells)
     unpriced = total.get("unpriced")
     if isinstance(unpriced, int) and unpriced > 0:
         yield f"{unpriced:,} requests have no known price, and are in no amount; see `models`"

@@ -29,18 +29,18 @@ DEFAULT_WINDOW_TOKENS = 128_000
 # loopback there are no load balancers, so the proxy does not wait.
 ACCEPT_GRACE_S = 5
 # Seconds from the server's end until the process exits, even if a thread still waits for DNS or a disk.
-EXIT_S = 2.0
+EXIT_DELAY_S = 2.0
 # Seconds after which a busy thread must release the interpreter lock, so that the event loop can continue.
-GIVING_WAY_S = 0.001
+THREAD_SWITCH_S = 0.001
 # Thresholds of the garbage collector. A full collection stops all requests, for 0.1 s if many objects are
 # cached. It therefore runs only once in 50 million allocations. Newer objects are collected often, but a
 # collection covers at most 22,000 of them and takes 5 ms.
-COLLECTIONS = (2_000, 10, 2_500)
+GC_THRESHOLDS = (2_000, 10, 2_500)
 # Limit of open files that a process sets for itself. A request needs two files, an idle client needs one.
-DESCRIPTORS = 65_536
+MAX_DESCRIPTORS = 65_536
 # Settings of glibc's memory allocator. Each environment variable is mapped to the parameter of mallopt(3)
 # that means the same, and to the value that the proxy sets.
-ALLOCATOR = {
+ALLOCATOR_SETTINGS = {
     "MALLOC_ARENA_MAX": (-8, 1),
     "MALLOC_MMAP_THRESHOLD_": (-3, 262_144),
     "MALLOC_TRIM_THRESHOLD_": (-1, 1_048_576),
@@ -87,9 +87,9 @@ def get_drain_timeouts(server: ServerSection) -> serving.DrainTimeouts:
     return serving.DrainTimeouts(grace_s, server.drain_s)
 
 
-def get_deadlines(server: ServerSection) -> serving.Deadlines:
+def get_deadlines(server: ServerSection) -> serving.ClientDeadlines:
     """Returns how long clients may take to send a request and to read the response."""
-    return serving.Deadlines(
+    return serving.ClientDeadlines(
         head_s=server.head_timeout_s, body_s=server.body_timeout_s, send_s=server.send_timeout_s
     )
 
@@ -129,23 +129,23 @@ def announce_start(config: Config, url: str) -> None:
 
 
 def _schedule_exit() -> None:
-    """Schedules the end of the process, with exit code 0, in `EXIT_S` seconds.
+    """Schedules the end of the process, with exit code 0, in `EXIT_DELAY_S` seconds.
 
     Otherwise, a thread that hangs would keep the process from ever exiting.
     """
-    timer = threading.Timer(EXIT_S, os._exit, (0,))
+    timer = threading.Timer(EXIT_DELAY_S, os._exit, (0,))
     timer.daemon = True
     timer.start()
 
 
 def _raise_descriptor_limit() -> None:
-    """Raises the limit of open files, which is often 1,024, up to `DESCRIPTORS` or the hard limit."""
+    """Raises the limit of open files, which is often 1,024, up to `MAX_DESCRIPTORS` or the hard limit."""
     if sys.platform == "win32":
         return
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    target = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    target = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < target:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
@@ -157,7 +157,7 @@ def configure_allocator() -> None:
     the memory of large bodies. If the user sets the environment variable of a setting, the variable takes
     precedence. Without glibc, the function does nothing.
     """
-    settings = {name: value for name, value in ALLOCATOR.items() if name not in os.environ}
+    settings = {name: value for name, value in ALLOCATOR_SETTINGS.items() if name not in os.environ}
     if not settings or sys.platform != "linux":
         return
     try:
@@ -178,10 +178,10 @@ def tune_interpreter() -> None:
     collector skips them. It runs less often, because reference counting frees most objects of requests. The
     limit of open files is raised.
     """
-    sys.setswitchinterval(GIVING_WAY_S)
+    sys.setswitchinterval(THREAD_SWITCH_S)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*COLLECTIONS)
+    gc.set_threshold(*GC_THRESHOLDS)
     _raise_descriptor_limit()
 
 
@@ -190,43 +190,48 @@ def _build_server(
     timeouts: serving.DrainTimeouts,
     on_stopping: Callable[[int], None],
     *,
-    insistent: bool,
+    force_on_second_signal: bool,
 ) -> tuple[serving.GracefulServer, ConfigReloader]:
     """Builds the server and the object that applies new configurations to its application.
 
-    With `insistent`, a second signal stops the server at once.
+    With `force_on_second_signal`, a second signal stops the server at once.
     """
     from compaction_proxy.app import create_app  # not at the top: the parent of workers does not need it
 
     server = loaded.config.server
     context, deadlines = create_tls_context(server), get_deadlines(server)
-    app = create_app(loaded.config, loaded=loaded)
+    app = create_app(loaded.config, loaded_config=loaded)
     running = serving.build_server(
-        app, timeouts, on_stopping, force_on_second_signal=insistent, deadlines=deadlines, ssl_context=context
+        app,
+        timeouts,
+        on_stopping,
+        force_on_second_signal=force_on_second_signal,
+        deadlines=deadlines,
+        ssl_context=context,
     )
     return running, ConfigReloader(app, loaded)
 
 
 def serve_proxy(
-    bind: Callable[[], socket.socket],
+    open_socket: Callable[[], socket.socket],
     loaded: LoadedConfig,
     on_started: Callable[[socket.socket], None],
     *,
     on_ending: Callable[[], None] | None = None,
-    worker: int | None = None,
+    worker_number: int | None = None,
     on_built: Callable[[serving.GracefulServer, ConfigReloader], None] | None = None,
-    reread: ReadConfig | None = None,
+    read_config: ReadConfig | None = None,
 ) -> None:
     """Runs the proxy in this process until it is told to end.
 
     Args:
-        bind: Opens the listening socket. Called once the application is built.
+        open_socket: Opens the listening socket. Called once the application is built.
         loaded: The configuration and its origins.
         on_started: Called with the socket once the proxy accepts requests.
         on_ending: Called when the proxy begins to end.
-        worker: Number of this worker. None means that this is the only process.
+        worker_number: Number of this worker. None means that this is the only process.
         on_built: Called with the server and its reloader, so that the caller can stop or reload the proxy.
-        reread: Called on SIGHUP to read the configuration again. None leaves SIGHUP alone.
+        read_config: Called on SIGHUP to read the configuration again. None leaves SIGHUP alone.
 
     Raises:
         ConfigError: The proxy cannot listen on the address, or the application refuses the configuration.
@@ -234,7 +239,7 @@ def serve_proxy(
     """
     configure_allocator()
     log = logs.get_logger(__name__)
-    log_fields = {} if worker is None else {"worker": worker}
+    log_fields = {} if worker_number is None else {"worker": worker_number}
     timeouts = get_drain_timeouts(loaded.config.server)
 
     def on_stopping(requests: int) -> None:
@@ -245,13 +250,15 @@ def serve_proxy(
 
     def on_accepting() -> None:
         tune_interpreter()
-        reloading.start(reread)
+        reloading.start(read_config)
         on_started(bound)
 
-    running, reloading = _build_server(loaded, timeouts, on_stopping, insistent=worker is None)
+    running, reloading = _build_server(
+        loaded, timeouts, on_stopping, force_on_second_signal=worker_number is None
+    )
     if on_built is not None:
         on_built(running, reloading)
-    bound = bind()
+    bound = open_socket()
     with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
         runner.run(serving.run_server(running, bound, on_accepting))
         report = running.drain_report
@@ -260,7 +267,7 @@ def serve_proxy(
         _schedule_exit()
 
 
-def run_single_process(loaded: LoadedConfig, reread: ReadConfig) -> None:
+def run_single_process(loaded: LoadedConfig, read_config: ReadConfig) -> None:
     """Runs the proxy in this process until SIGINT or SIGTERM. SIGHUP reloads the configuration.
 
     Raises:
@@ -279,5 +286,5 @@ def run_single_process(loaded: LoadedConfig, reread: ReadConfig) -> None:
             open_socket,
             loaded,
             lambda bound: announce_start(config, serving.build_base_url(bound, get_scheme(config.server))),
-            reread=reread,
+            read_config=read_config,
         )

@@ -18,23 +18,40 @@ from compaction_proxy.cli.output import (
 
 JsonRow = Mapping[str, Any]
 
-_LISTED = (
-    Column("id"), Column("model"), Column("status"), Column("used", right=True),
-    Column("requests", right=True), Column("rounds", right=True), Column("sent", right=True),
-    Column("forwarded", right=True), Column("cached", right=True), Column("cost", right=True),
-    Column("net saved", right=True),
-)  # fmt: skip
-_ROUNDS = (
-    Column("round", right=True), Column("made"), Column("strategy"), Column("reason"),
-    Column("messages", right=True), Column("before", right=True), Column("after", right=True),
-    Column("cost", right=True), Column("pays back after", right=True), Column("state"),
-)  # fmt: skip
-_PINS = (Column("pin"), Column("text"))
-_HITS = (
-    Column("message"), Column("turn", right=True), Column("round", right=True), Column("role"),
+_CONVERSATION_COLUMNS = (
+    Column("id"),
+    Column("model"),
+    Column("status"),
+    Column("used", is_right_aligned=True),
+    Column("requests", is_right_aligned=True),
+    Column("rounds", is_right_aligned=True),
+    Column("sent", is_right_aligned=True),
+    Column("forwarded", is_right_aligned=True),
+    Column("cached", is_right_aligned=True),
+    Column("cost", is_right_aligned=True),
+    Column("net saved", is_right_aligned=True),
+)
+_ROUND_COLUMNS = (
+    Column("round", is_right_aligned=True),
+    Column("made"),
+    Column("strategy"),
+    Column("reason"),
+    Column("messages", is_right_aligned=True),
+    Column("before", is_right_aligned=True),
+    Column("after", is_right_aligned=True),
+    Column("cost", is_right_aligned=True),
+    Column("pays back after", is_right_aligned=True),
+    Column("state"),
+)
+_PIN_COLUMNS = (Column("pin"), Column("text"))
+_HIT_COLUMNS = (
+    Column("message"),
+    Column("turn", is_right_aligned=True),
+    Column("round", is_right_aligned=True),
+    Column("role"),
     Column("text"),
-)  # fmt: skip
-_MONEY = (
+)
+_MONEY_FIELDS = (
     ("cost", "cost_usd"),
     ("saved before losses", "gross_usd"),
     ("lost by broken cache", "cache_loss_usd"),
@@ -43,9 +60,9 @@ _MONEY = (
 )
 
 
-def format_conversations(rows: Iterable[JsonRow], most: int | None) -> list[str]:
+def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list[str]:
     """Formats a table with a line for each conversation. Sizes are those of the last exchange, in tokens."""
-    return format_table(_LISTED, [_format_conversation_row(row) for row in rows], most)
+    return format_table(_CONVERSATION_COLUMNS, [_format_conversation_row(row) for row in rows], max_cells)
 
 
 def _format_conversation_row(row: JsonRow) -> list[str]:
@@ -64,7 +81,7 @@ def _format_conversation_row(row: JsonRow) -> list[str]:
     ]
 
 
-def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], most: int | None) -> Iterator[str]:
+def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: int | None) -> Iterator[str]:
     """Yields the lines of one conversation: its figures, then its compactions and pins."""
     totals = _get_mapping(record, "totals")
     figures = {
@@ -76,22 +93,22 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], most: int | 
         "cached": format_percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
         "output tokens": format_count(totals.get("completion_tokens")),
         **_format_recalls(totals),
-        **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY},
+        **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY_FIELDS},
         "asked of it": ", ".join(_describe_directives(record)) or "nothing",
     }
     width = max(map(len, figures))
     yield from (
-        truncate_text(f"{title:{width}}  {escape_unprintable(value)}", most)
+        truncate_text(f"{title:{width}}  {escape_unprintable(value)}", max_cells)
         for title, value in figures.items()
     )
     round_rows = [_format_round_row(row) for row in rounds]
     if round_rows:
         yield ""
-        yield from format_table(_ROUNDS, round_rows, most)
+        yield from format_table(_ROUND_COLUMNS, round_rows, max_cells)
     pins = [each for each in record.get("pins") or () if isinstance(each, dict)]
     if pins:
         yield ""
-        yield from format_pins(pins, most)
+        yield from format_pins(pins, max_cells)
 
 
 def _format_recalls(totals: JsonRow) -> dict[str, str]:
@@ -134,18 +151,18 @@ def _format_turns(value: object) -> str:
     return f"{value:.1f} turns" if isinstance(value, int | float) else "n/a"
 
 
-def format_pins(pins: Iterable[JsonRow], most: int | None) -> list[str]:
+def format_pins(pins: Iterable[JsonRow], max_cells: int | None) -> list[str]:
     """Formats a line for each pin, or a line that says that there are none."""
     rows = [[get_text(each, "id"), get_text(each, "text")] for each in pins]
-    return format_table(_PINS, rows, most) if rows else ["no pins"]
+    return format_table(_PIN_COLUMNS, rows, max_cells) if rows else ["no pins"]
 
 
-def format_hits(found: Iterable[JsonRow], most: int | None, *, everywhere: bool = False) -> list[str]:
+def format_hits(hits: Iterable[JsonRow], max_cells: int | None, *, everywhere: bool = False) -> list[str]:
     """Formats a line for each message found.
 
     Args:
-        found: The messages found, as the admin API returns them.
-        most: Largest width of a line, in terminal cells. None does not cut lines.
+        hits: The messages found, as the admin API returns them.
+        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
         everywhere: Whether the search covered all conversations. If so, each line names the conversation.
     """
     rows = [
@@ -157,7 +174,7 @@ def format_hits(found: Iterable[JsonRow], most: int | None, *, everywhere: bool 
             get_text(each, "role"),
             " ".join(get_text(each, "snippet").split()),
         ]
-        for each in found
+        for each in hits
     ]
-    columns = (Column("conversation"), *_HITS) if everywhere else _HITS
-    return format_table(columns, rows, most) if rows else ["nothing found"]
+    columns = (Column("conversation"), *_HIT_COLUMNS) if everywhere else _HIT_COLUMNS
+    return format_table(columns, rows, max_cells) if rows else ["nothing found"]

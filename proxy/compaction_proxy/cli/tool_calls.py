@@ -16,7 +16,7 @@ from compaction_proxy.gateway.mcp.tools import McpToolResult
 
 TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 1024 * 1024
-MAX_SAID_CHARACTERS = 500
+MAX_REASON_CHARACTERS = 500
 
 
 class McpTarget(NamedTuple):
@@ -44,17 +44,17 @@ def call_tool(target: McpTarget, name: str, arguments: Mapping[str, Any]) -> Mcp
         status, data = _post_call(target, name, arguments)
     except (OSError, ValueError, http.client.HTTPException) as error:
         text = f"The proxy at {target.display_url} does not answer ({type(error).__name__}). Is it running?"
-        return McpToolResult(text, failed=True)
+        return McpToolResult(text, is_error=True)
     try:
         answer = json.loads(data)
         if status == http.client.OK and "result" in answer:
             return McpToolResult(
                 str(answer["result"]["content"][0]["text"]), bool(answer["result"].get("isError"))
             )
-        reason = str(answer["error"]["message"])[:MAX_SAID_CHARACTERS]
+        reason = str(answer["error"]["message"])[:MAX_REASON_CHARACTERS]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         reason = f"what answers there is no compaction-proxy (status {status})"
-    return McpToolResult(f"The proxy at {target.display_url} refused: {reason}", failed=True)
+    return McpToolResult(f"The proxy at {target.display_url} refused: {reason}", is_error=True)
 
 
 def _post_call(target: McpTarget, name: str, arguments: Mapping[str, Any]) -> tuple[int, bytes]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from compaction_proxy.cli.admin_client import AdminClient
 
 # Seconds without data after which the connection counts as dead. The proxy sends a line every 15 seconds.
-SILENCE_S = 45.0
+SILENCE_LIMIT_S = 45.0
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 MAX_DATA_CHARACTERS = 1_048_576
 
@@ -51,24 +51,24 @@ def watch(
         if as_json:
             print(json.dumps({"id": message.id, "event": message.kind, "data": fields}))
         else:
-            print_lines([truncate_text(format_line(message.kind, fields), get_terminal_width())])
+            print_lines([truncate_text(format_event_line(message.kind, fields), get_terminal_width())])
         sys.stdout.flush()
 
 
-def _report_retry(why: str) -> None:
+def _report_retry(reason: str) -> None:
     import sys
 
-    print(f"{why}; trying again", file=sys.stderr)
+    print(f"{reason}; trying again", file=sys.stderr)
 
 
-def follow_events(client: "AdminClient", report: Any) -> Iterator[StreamMessage]:  # noqa: ANN401 - a function that takes a line
+def follow_events(client: "AdminClient", report_retry: Any) -> Iterator[StreamMessage]:  # noqa: ANN401 - a function that takes a line
     """Yields the messages of the proxy's event stream without end.
 
     If the stream breaks, the function connects again and continues after the last message.
 
     Args:
         client: The client of the admin API.
-        report: Called with the reason whenever the connection is lost.
+        report_retry: Called with the reason whenever the connection is lost.
 
     Raises:
         AdminRefusedError: The proxy refuses the request. Trying again would not help.
@@ -82,7 +82,7 @@ def follow_events(client: "AdminClient", report: Any) -> Iterator[StreamMessage]
     while True:
         headers = {"accept": "text/event-stream", **({"last-event-id": last_id} if last_id else {})}
         try:
-            for message in _parse_messages(client.stream_lines("/events/stream", headers, SILENCE_S)):
+            for message in _parse_messages(client.stream_lines("/events/stream", headers, SILENCE_LIMIT_S)):
                 has_connected, pause_s = True, FIRST_PAUSE_S
                 if message is not None:
                     last_id = message.id or last_id
@@ -91,7 +91,7 @@ def follow_events(client: "AdminClient", report: Any) -> Iterator[StreamMessage]
         except AdminUnreachableError as error:
             if not has_connected:
                 raise
-            report(str(error))
+            report_retry(str(error))
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
@@ -131,15 +131,15 @@ def _parse_fields(data: str) -> Mapping[str, Any]:
 
 
 def _is_failure(kind: str, fields: Mapping[str, Any]) -> bool:
-    from compaction_proxy.core.event import FAILURES
+    from compaction_proxy.core.event import FAILURE_KINDS
     from compaction_proxy.core.exchange import FIRST_ERROR_STATUS
 
     code = fields.get("code")
     failed = isinstance(code, int) and (code >= FIRST_ERROR_STATUS or code == 0)
-    return fields.get("kind") in FAILURES or (kind == "exchange" and failed)
+    return fields.get("kind") in FAILURE_KINDS or (kind == "exchange" and failed)
 
 
-def format_line(kind: str, fields: Mapping[str, Any]) -> str:
+def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     """Formats an event or an exchange as a line: time, kind, conversation, sizes and further details."""
     from compaction_proxy.cli.output import escape_unprintable, format_count, format_time, get_text
 
@@ -163,15 +163,15 @@ def format_line(kind: str, fields: Mapping[str, Any]) -> str:
     if isinstance(overhead_s, int | float):
         parts.append(f"overhead {overhead_s * 1000:.2f} ms")
     parts += [
-        f"{label} {_format_short(fields[name])}"
-        for name, label in _EXTRAS
+        f"{label} {_format_value(fields[name])}"
+        for name, label in _EXTRA_FIELDS
         if fields.get(name) not in (None, "", 0)
     ]
     return "  ".join(parts)
 
 
 # Further fields, with their labels. A field that is unknown, empty or 0 is not shown.
-_EXTRAS = (
+_EXTRA_FIELDS = (
     ("strategy", "by"),
     ("round", "round"),
     ("code", "status"),
@@ -184,7 +184,7 @@ _EXTRAS = (
 )
 
 
-def _format_short(value: object) -> str:
+def _format_value(value: object) -> str:
     from compaction_proxy.cli.output import escape_unprintable
 
     return f"{value:.4g}" if isinstance(value, float) else escape_unprintable(value)

@@ -22,22 +22,22 @@ from compaction_proxy.telemetry import logs
 STARTED, ENDING = b"started", b"ending"
 # Orders from the parent to a worker. The parent sends a new configuration after TAKE. REFUSED says that a
 # reload found no usable configuration, so the worker keeps its own and records the failure in its metrics.
-STOP, STOP_NOW, TAKE, REFUSED = b"stop", b"now", b"take", b"refused"
+STOP, STOP_NOW, APPLY_CONFIG, KEEP_CONFIG = b"stop", b"now", b"take", b"refused"
 
 
-def _execute_orders(orders: Connection, running: server.GracefulServer, reloading: ConfigReloader) -> None:
+def _execute_orders(orders: Connection, running: server.GracefulServer, reloader: ConfigReloader) -> None:
     """Executes the parent's orders. When the parent is gone, stops the server."""
     with suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop has ended
         while True:
             order = orders.recv_bytes()
-            if order in {TAKE, REFUSED}:
-                reloading.apply_from_thread(orders.recv() if order == TAKE else None)
+            if order in {APPLY_CONFIG, KEEP_CONFIG}:
+                reloader.apply_from_thread(orders.recv() if order == APPLY_CONFIG else None)
             else:
                 running.stop(now=order == STOP_NOW)
     running.stop()
 
 
-def run_worker(loaded: LoadedConfig, bound: socket, parent: Connection, number: int) -> None:
+def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, number: int) -> None:
     """Runs a worker as the main function of its process. Exits with 1 if the proxy did not start."""
     logs.configure_logging(loaded.config.observability.log_format)
     if hasattr(signal, "SIGHUP"):
@@ -53,11 +53,11 @@ def run_worker(loaded: LoadedConfig, bound: socket, parent: Connection, number: 
     share_worker_metrics(number)
     try:
         serve_proxy(
-            lambda: bound,
+            lambda: listener,
             loaded,
             lambda _: send_report(STARTED),
             on_ending=lambda: send_report(ENDING),
-            worker=number,
+            worker_number=number,
             on_built=start_order_thread,
         )
     except ConfigError as error:
@@ -73,25 +73,27 @@ class WorkerSlot:
 
     Attributes:
         number: Number of the worker, from 1.
-        bound: The worker's listening socket. None while it is closed, so that other workers get connections.
+        listener: The worker's listening socket. None while it is closed, so that other workers get
+            connections.
         process: The worker's process. None before a start or restart, and after the final end.
         pipe: Connection to the process. None once the process has closed its end.
         is_up: Whether the process accepts requests.
         refusal: The reason why the process refuses the configuration, or an empty text.
         started_at: When the process was started, in monotonic seconds.
-        deaths: How often the process has died since the last stable run (see `workers.SOUND_S`).
-        due_at: When the worker is to be started or restarted, in monotonic seconds. None if no start is due.
+        death_count: How often the process has died since the last stable run (see `workers.SOUND_S`).
+        start_due_at: When the worker is to be started or restarted, in monotonic seconds. None if no start is
+            due.
     """
 
     number: int
-    bound: socket | None = None
+    listener: socket | None = None
     process: SpawnProcess | None = None
     pipe: Connection | None = None
     is_up: bool = False
     refusal: str = ""
     started_at: float = 0.0
-    deaths: int = 0
-    due_at: float | None = None
+    death_count: int = 0
+    start_due_at: float | None = None
 
     def send_order(self, order: bytes) -> None:
         """Sends an order to the worker. Does nothing if the worker is gone."""
@@ -99,12 +101,12 @@ class WorkerSlot:
             with suppress(OSError):
                 self.pipe.send_bytes(order)
 
-    def send_config(self, found: LoadedConfig) -> None:
+    def send_config(self, loaded: LoadedConfig) -> None:
         """Sends a new configuration to the worker. Does nothing if the worker is gone."""
         if self.pipe is not None:
             with suppress(OSError):
-                self.pipe.send_bytes(TAKE)
-                self.pipe.send(found)
+                self.pipe.send_bytes(APPLY_CONFIG)
+                self.pipe.send(loaded)
 
     def read_reports(self) -> None:
         """Reads the worker's reports and updates the slot."""
@@ -125,9 +127,9 @@ class WorkerSlot:
 
         Does nothing if all workers share one socket.
         """
-        if self.bound is not None and server.is_spread(self.bound):
-            self.bound.close()
-            self.bound = None
+        if self.listener is not None and server.can_spread_connections(self.listener):
+            self.listener.close()
+            self.listener = None
 
     def close(self) -> None:
         """Closes the pipe to the worker."""

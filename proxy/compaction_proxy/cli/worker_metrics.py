@@ -9,7 +9,7 @@ from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
 # Environment variable from which the workers and the Prometheus library learn the folder's path.
-VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 @contextmanager
@@ -18,23 +18,23 @@ def open_metrics_folder() -> Iterator[None]:
 
     If no folder can be created, each worker reports only its own metrics, and the log says so.
     """
-    os.environ.pop(VARIABLE, None)
+    os.environ.pop(FOLDER_VARIABLE, None)
     try:
         folder = TemporaryDirectory(prefix="compaction-proxy-metrics-", ignore_cleanup_errors=True)
     except OSError as error:
         logs.get_logger(__name__).warning(log_events.METRICS_NOT_SHARED, reason=error.strerror or "")
         yield
         return
-    with folder as os.environ[VARIABLE]:
+    with folder as os.environ[FOLDER_VARIABLE]:
         yield
-    del os.environ[VARIABLE]
+    del os.environ[FOLDER_VARIABLE]
 
 
 def share_worker_metrics(worker: int) -> None:
     """Keeps the metrics of this process in the shared folder, if there is one."""
     from compaction_proxy.telemetry.metrics import use_shared_folder
 
-    folder = os.environ.get(VARIABLE)
+    folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         use_shared_folder(folder, worker)
 
@@ -43,6 +43,6 @@ def drop_worker_metrics(worker: int) -> None:
     """Drops the gauges of a worker that has ended. Its counters stay. The parent process calls this."""
     from compaction_proxy.telemetry.metrics import forget_worker
 
-    folder = os.environ.get(VARIABLE)
+    folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         forget_worker(folder, worker)

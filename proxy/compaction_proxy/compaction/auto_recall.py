@@ -24,7 +24,7 @@ from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.errors import SearchUnavailableError
 from compaction_proxy.core.message import Message, find_latest_user_message
 from compaction_proxy.core.repair import alternate_roles
-from compaction_proxy.core.search_tool import DATA_NOTICE, Count, QuotedMessage, format_hits
+from compaction_proxy.core.search_tool import DATA_NOTICE, QuotedMessage, TokenCounter, format_hits
 from compaction_proxy.recall.search import Hit
 from compaction_proxy.recall.tokenize import STOP_WORDS, parse_query
 from compaction_proxy.storage.records import RecordStore
@@ -39,8 +39,8 @@ DEADLINE_S: Final = 0.15
 # a code, such as a path or an id.
 LEAST_WORDS: Final = 2
 # Largest number of hits that are considered, and of hits that are inserted.
-LOOKED_AT: Final = 20
-MOST_HITS: Final = 3
+MAX_CANDIDATES: Final = 20
+MAX_HITS: Final = 3
 # Size of the cache of chosen texts, in bytes.
 HELD_BYTES: Final = 4 * 1024 * 1024
 # Approximate size of a cache entry without its text, in bytes.
@@ -57,7 +57,7 @@ class SearchFunction(Protocol):
     """The signature of `ArchiveSearch.search`."""
 
     def __call__(
-        self, tenant: str, conversation: str | None, query: str, limit: int, *, known: AbstractSet[str]
+        self, tenant: str, conversation: str | None, query: str, limit: int, *, known_ids: AbstractSet[str]
     ) -> Coroutine[Any, Any, list[Hit]]:
         """Returns the best hits, best first."""
         ...
@@ -79,7 +79,7 @@ class _RecallKey(NamedTuple):
     section: RecallSection
 
 
-def build_query(text: str) -> str:
+def build_recall_query(text: str) -> str:
     """Builds a search query from a user message; empty if the message says too little to search for.
 
     Quotation marks and asterisks are removed, because they are operators of the query language. A user who
@@ -91,11 +91,11 @@ def build_query(text: str) -> str:
     return query if is_specific or parsed.codes else ""
 
 
-def build_recall_text(hits: Sequence[Hit], section: RecallSection, count: Count) -> str:
+def build_recall_text(hits: Sequence[Hit], section: RecallSection, count_tokens: TokenCounter) -> str:
     """Builds the text to insert; empty if no hit scores high enough, or none fits the token limit."""
-    good = [hit for hit in hits if hit.score >= section.auto_score][:MOST_HITS]
+    good = [hit for hit in hits if hit.score >= section.auto_score][:MAX_HITS]
     shown = [QuotedMessage(hit.message_id, hit.role, hit.snippet, hit.turn, hit.round) for hit in good]
-    return format_hits(shown, count, section.auto_tokens, HEADING) if shown else ""
+    return format_hits(shown, count_tokens, section.auto_tokens, HEADING) if shown else ""
 
 
 class AutoRecall:
@@ -105,7 +105,7 @@ class AutoRecall:
         search: Searches removed messages.
         reader: Counts the tokens of messages.
         records: Reports when records are deleted. The cache of chosen texts is then cleared.
-        count: Counts the tokens of a text of at most a few thousand characters.
+        count_tokens: Counts the tokens of a text of at most a few thousand characters.
         on_search: Called after each search with the source `auto` and the outcome `found` or `nothing`.
     """
 
@@ -114,13 +114,13 @@ class AutoRecall:
         search: SearchFunction,
         reader: MessageReader,
         records: RecordStore,
-        count: Count,
+        count_tokens: TokenCounter,
         *,
         on_search: Callable[[str, str], None] = lambda _source, _outcome: None,
     ) -> None:
         self._search = search
         self._reader = reader
-        self._count = count
+        self._count = count_tokens
         self._on_search = on_search
         self._choices: LruCache[_RecallKey, str] = LruCache(HELD_BYTES)
         self._search_tasks: set[asyncio.Task[list[Hit]]] = set()
@@ -141,16 +141,18 @@ class AutoRecall:
         ):
             return fit
         with suppress_and_report(_log_failure):
-            latest = find_latest_user_message(compacted.body)
+            latest = find_latest_user_message(compacted.unfixed_messages)
             insert_index = find_latest_user_message(compacted.messages)
             if (
                 latest is None
                 or insert_index is None
-                or compacted.messages[insert_index].raw != compacted.body[latest].raw
+                or compacted.messages[insert_index].raw != compacted.unfixed_messages[latest].raw
             ):
                 return fit  # the message is now part of a replacement, so there is no place to insert
             turn = _RecallKey(ask.tenant, conversation, usage_basis.prefixes[latest], ask.settings.recall)
-            text = await self._choose_text(turn, compacted, usage_basis.prefixes, compacted.body[latest].text)
+            text = await self._choose_text(
+                turn, compacted, usage_basis.prefixes, compacted.unfixed_messages[latest].text
+            )
             return await self._insert_text(fit, compacted, ask, insert_index, text) if text else fit
         return fit
 
@@ -162,30 +164,30 @@ class AutoRecall:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _choose_text(
-        self, turn: _RecallKey, put: CompactedMessages, prefixes: Sequence[bytes], user_text: str
+        self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], user_text: str
     ) -> str:
         """Returns the text to insert in this turn; empty for none. The text is chosen once per turn."""
         # Keep this cache object: if a deletion replaces it meanwhile, the text must not enter the new one.
         chosen = self._choices
-        text = chosen.get(turn)
+        text = chosen.get(key)
         if text is None:
-            query = build_query(user_text)
-            hits = await self._find_hits(turn, put, prefixes, query) if query else []
-            text = build_recall_text(hits, turn.section, self._count)
-            chosen.put(turn, text, len(text) + _CHOICE_BYTES)
+            query = build_recall_query(user_text)
+            hits = await self._find_hits(key, compacted, prefixes, query) if query else []
+            text = build_recall_text(hits, key.section, self._count)
+            chosen.put(key, text, len(text) + _CHOICE_BYTES)
         return text
 
     async def _find_hits(
-        self, turn: _RecallKey, put: CompactedMessages, prefixes: Sequence[bytes], query: str
+        self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], query: str
     ) -> list[Hit]:
         """Searches the removed and shortened messages; returns no hits if that takes too long.
 
         A search that takes too long still runs to its end, because the data that it loads may make the next
         search faster.
         """
-        affected = put.checkpoint.removed_indices | put.checkpoint.edited
+        affected = compacted.checkpoint.removed_indices | compacted.checkpoint.edited
         affected_ids = frozenset(format_message_id(prefixes[index]) for index in affected)
-        search = self._search(turn.tenant, turn.conversation, query, LOOKED_AT, known=affected_ids)
+        search = self._search(key.tenant, key.conversation, query, MAX_CANDIDATES, known_ids=affected_ids)
         task = asyncio.create_task(search)
         self._search_tasks.add(task)
         task.add_done_callback(self._finish_search)
@@ -196,12 +198,12 @@ class AutoRecall:
         return matching_hits
 
     async def _insert_text(
-        self, fit: FitResult, put: CompactedMessages, ask: FitRequest, at: int, text: str
+        self, fit: FitResult, compacted: CompactedMessages, ask: FitRequest, index: int, text: str
     ) -> FitResult:
-        """Returns the result with the text inserted before the message at index `at`, if it fits."""
+        """Returns the result with the text inserted before the message at index `index`, if it fits."""
         wire = ask.body.wire
         recall_message = wire.parse_message(wire.encode_message(Message(role="user", text=text)))
-        messages = (*put.messages[:at], recall_message, *put.messages[at:])
+        messages = (*compacted.messages[:index], recall_message, *compacted.messages[index:])
         if ask.settings.alternation == "strict":
             messages = alternate_roles(messages)
         uncounted = [each for each in messages if not each.tokens]
@@ -209,7 +211,7 @@ class AutoRecall:
             each.tokens
             for each in await self._reader.add_token_counts(uncounted, build_counting_options(ask))
         )
-        size = _estimate_size(fit, added)
+        size = _estimate_size_tokens(fit, added)
         if size is None or size > _compute_limit(fit, ask):
             return fit
         report = fit.report._replace(messages_after=len(messages), tokens_after=size)
@@ -218,7 +220,7 @@ class AutoRecall:
             raw=rewrite_messages(ask.body, messages),
             estimate=fit.estimate + added,
             report=report,
-            compacted_messages=put._replace(messages=messages),
+            compacted_messages=compacted._replace(messages=messages),
             added_tokens=added,
         )
 
@@ -233,21 +235,23 @@ class AutoRecall:
         self._choices = LruCache(HELD_BYTES)
 
 
-def _estimate_size(fit: FitResult, added: int) -> int | None:
-    """Estimates the calibrated size of the request after `added` counted tokens have been added.
+def _estimate_size_tokens(fit: FitResult, added_tokens: int) -> int | None:
+    """Estimates the calibrated size of the request after `added_tokens` counted tokens have been added.
 
     Returns None if the request would then be larger than the client's own request.
     """
     after = fit.report.tokens_after
-    if after is None or fit.estimate + added > fit.client_tokens:
+    if after is None or fit.estimate + added_tokens > fit.client_tokens:
         return None
-    return after + math.ceil(added * after / max(1, fit.estimate))
+    return after + math.ceil(added_tokens * after / max(1, fit.estimate))
 
 
 def _compute_limit(fit: FitResult, ask: FitRequest) -> int:
     """Returns the limit that the request must stay under, in calibrated tokens."""
     window, output = fit.report.window or 0, ask.body.max_output
-    return compute_limits(ask.settings, ask.strategy, window, output, ask.trigger_tokens).budget.limit
+    return compute_limits(
+        ask.settings, ask.strategy, window, output, ask.trigger_tokens
+    ).budget.compaction_limit
 
 
 def _log_failure(error: BaseException) -> None:

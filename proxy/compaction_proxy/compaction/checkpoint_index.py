@@ -32,7 +32,7 @@ AGING_S = 1.0
 class _CachedIndex:
     """The ids in one list, oldest first, and when the list was last read."""
 
-    places: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    ordered_ids: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     read_at: float = -math.inf
     _frozen: frozenset[bytes] | None = None
 
@@ -40,7 +40,7 @@ class _CachedIndex:
     def checkpoint_ids(self) -> frozenset[bytes]:
         """The ids as a set. The set is built once, and again only after an id was added."""
         if self._frozen is None:
-            self._frozen = frozenset(self.places)
+            self._frozen = frozenset(self.ordered_ids)
         return self._frozen
 
     def add_checkpoint_id(self, checkpoint_id: bytes) -> int:
@@ -48,12 +48,12 @@ class _CachedIndex:
 
         Returns the number of ids by which the list has grown: 0 or 1.
         """
-        if checkpoint_id in self.places:
+        if checkpoint_id in self.ordered_ids:
             return 0
-        self.places[checkpoint_id], self._frozen = None, None
-        if len(self.places) <= MAX_KEPT_IDS:
+        self.ordered_ids[checkpoint_id], self._frozen = None, None
+        if len(self.ordered_ids) <= MAX_KEPT_IDS:
             return 1
-        self.places.popitem(last=False)
+        self.ordered_ids.popitem(last=False)
         return 0
 
 
@@ -101,7 +101,7 @@ class CheckpointIndex:
     def has_checkpoint(self, key: str, checkpoint_id: bytes) -> bool:
         """Returns whether this process has seen the id in the list."""
         cached = self._cache.get(key)
-        return cached is not None and checkpoint_id in cached.places
+        return cached is not None and checkpoint_id in cached.ordered_ids
 
     def build_line(self, key: str, checkpoint_id: bytes, ttl_s: float) -> ListItem:
         """Builds the list entry to write together with a new checkpoint, and adds the id to the cache."""
@@ -125,4 +125,4 @@ class CheckpointIndex:
             self._drop_cached(key)
 
     def _drop_cached(self, key: str) -> None:
-        self._count -= len(self._cache.pop(key).places)
+        self._count -= len(self._cache.pop(key).ordered_ids)

@@ -26,7 +26,10 @@ def _count_characters(message: Message) -> int:
 def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> int:
     """Counts the characters that the messages take in a transcript."""
     return sum(
-        min(_count_characters(each), shape.tool_characters if each.answers else shape.message_characters)
+        min(
+            _count_characters(each),
+            shape.tool_characters if each.answered_call_ids else shape.message_characters,
+        )
         + ENTRY_CHARACTERS
         for each in messages
     )
@@ -40,8 +43,8 @@ def narrow_shape(messages: Sequence[Message], shape: SummaryShape, characters: f
     """
     for field in ("tool_characters", "message_characters"):
         is_for_results = field == "tool_characters"
-        affected = [each for each in messages if bool(each.answers) is is_for_results]
-        others = [each for each in messages if bool(each.answers) is not is_for_results]
+        affected = [each for each in messages if bool(each.answered_call_ids) is is_for_results]
+        others = [each for each in messages if bool(each.answered_call_ids) is not is_for_results]
         room = characters - count_shown_characters(others, shape) - ENTRY_CHARACTERS * len(affected)
         size = min(
             _find_cut_length([_count_characters(each) for each in affected], room), getattr(shape, field)

@@ -56,8 +56,8 @@ class ConversationOverview:
     directives: Directives
 
 
-def _build_not_found_error(what: str, code: str) -> RequestRefusedError:
-    return RequestRefusedError(404, f"There is no such {what}.", code)
+def _build_not_found_error(resource: str, code: str) -> RequestRefusedError:
+    return RequestRefusedError(404, f"There is no such {resource}.", code)
 
 
 def _require_saved(saved: object) -> None:
@@ -74,7 +74,7 @@ class ConversationCommands:
 
     Args:
         records: Accesses the store.
-        owners: Finds the tenant of a conversation.
+        registry: Finds the tenant of a conversation.
         history: Reads and stores the events of conversations.
         directives: Stores what users ask for.
         recall: Searches removed messages.
@@ -87,7 +87,7 @@ class ConversationCommands:
     def __init__(  # noqa: PLR0913 - all of them by name
         self,
         records: RecordStore,
-        owners: ConversationRegistry,
+        registry: ConversationRegistry,
         history: EventHistory,
         directives: DirectiveStore,
         recall: ArchiveSearch,
@@ -98,7 +98,7 @@ class ConversationCommands:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._records = records
-        self._registry = owners
+        self._registry = registry
         self._history = history
         self._directives = directives
         self._recall = recall
@@ -142,12 +142,12 @@ class ConversationCommands:
         """Switches compaction on again after `bypass_compaction`. Stored checkpoints are applied again."""
         await self._set_bypass(conversation, RESUMED)
 
-    async def _set_bypass(self, conversation: str, kind: str) -> None:
-        tenant, on = await self._find_tenant(conversation), kind == BYPASSED
+    async def _set_bypass(self, conversation: str, event_kind: str) -> None:
+        tenant, on = await self._find_tenant(conversation), event_kind == BYPASSED
         was_on = (await self._directives.get(tenant, conversation)).bypass
-        _require_saved(await self._directives.set_bypass(tenant, conversation, on=on))
+        _require_saved(await self._directives.set_bypass(tenant, conversation, is_enabled=on))
         if was_on is not on:
-            await self._record_event(tenant, Event(kind, self._now(), conversation))
+            await self._record_event(tenant, Event(event_kind, self._now(), conversation))
 
     async def undo_round(self, conversation: str) -> Event:
         """Undoes the newest compaction, and returns the event of the compaction that no longer applies.
@@ -195,7 +195,7 @@ class ConversationCommands:
         await self._record_event(tenant, Event(PINNED, self._now(), conversation, reason=build_pin_id(pin)))
         return await self.list_pins(conversation)
 
-    async def remove_pin(self, conversation: str, name: str) -> None:
+    async def remove_pin(self, conversation: str, pin_id: str) -> None:
         """Removes the pin with the id `name`, of the form `p_…`.
 
         Raises:
@@ -203,11 +203,11 @@ class ConversationCommands:
         """
         tenant = await self._find_tenant(conversation)
         pins = (await self._directives.get(tenant, conversation)).pins
-        pin = next((pin for pin in pins if build_pin_id(pin) == name), None)
+        pin = next((pin for pin in pins if build_pin_id(pin) == pin_id), None)
         if pin is None:
             raise _build_not_found_error("pin", "pin_not_found")
         _require_saved(await self._directives.remove_pin(tenant, conversation, pin))
-        await self._record_event(tenant, Event(UNPINNED, self._now(), conversation, reason=name))
+        await self._record_event(tenant, Event(UNPINNED, self._now(), conversation, reason=pin_id))
 
     async def get_instructions(self, conversation: str) -> Directives:
         """Returns the directives, which list the project instructions of the conversation.
@@ -217,12 +217,14 @@ class ConversationCommands:
         """
         return await self._directives.get(await self._find_tenant(conversation), conversation)
 
-    async def set_instruction_removed(self, conversation: str, name: str, *, removed: bool = True) -> None:
+    async def set_instruction_removed(
+        self, conversation: str, instruction_id: str, *, removed: bool = True
+    ) -> None:
         """Leaves project instructions out of rewritten requests, or includes them again.
 
         Args:
             conversation: The conversation id.
-            name: The id of the instructions, `i_…`.
+            instruction_id: The id of the instructions, `i_…`.
             removed: Whether to leave them out.
 
         Raises:
@@ -230,15 +232,17 @@ class ConversationCommands:
         """
         tenant = await self._find_tenant(conversation)
         directives = await self._directives.get(tenant, conversation)
-        if all(each.id != name for each in directives.instructions):
+        if all(each.id != instruction_id for each in directives.instructions):
             raise _build_not_found_error("instruction", "instruction_not_found")
-        if (name in directives.removed) is removed:
+        if (instruction_id in directives.removed) is removed:
             return
         _require_saved(
-            await self._directives.set_instruction_removed(tenant, conversation, name, removed=removed)
+            await self._directives.set_instruction_removed(
+                tenant, conversation, instruction_id, removed=removed
+            )
         )
         kind = INSTRUCTION_REMOVED if removed else INSTRUCTION_RESTORED
-        await self._record_event(tenant, Event(kind, self._now(), conversation, reason=name))
+        await self._record_event(tenant, Event(kind, self._now(), conversation, reason=instruction_id))
 
     async def search_archive(
         self, conversation: str, query: str, limit: int, *, everywhere: bool = False
@@ -290,7 +294,7 @@ class ConversationCommands:
         await self._registry.forget_conversation(conversation)
         return sum(filter(None, counts))
 
-    async def forget_tenant(self, conversation: str) -> int:
+    async def forget_owning_tenant(self, conversation: str) -> int:
         """Deletes all records of the tenant that owns the conversation, and returns their number."""
         tenant = await self._find_tenant(conversation)
         count = await self._records.delete_prefix(tenant_prefix(tenant))

@@ -36,7 +36,7 @@ MAX_CONVERSATIONS = 50_000
 MAX_TENANTS = 10_000
 # Lines in the store expire. So a conversation that is still in use gets a new line after this many seconds,
 # or after this share of the lifetime of checkpoints if that is sooner.
-LISTED_FOR_S = 86_400.0
+RELIST_AFTER_S = 86_400.0
 LISTED_SHARE = 0.25
 # Seconds between two polls for changes if the store sends no notifications.
 POLL_S = 1.0
@@ -46,7 +46,7 @@ CHECK_S = 15.0
 # Number of changes that the store keeps, and number of changes that one poll reads. If more changes have
 # happened since the last poll, the whole set is loaded again.
 KEPT_CHANGES = 100
-LATEST = 16
+LATEST_CHANGES = 16
 # Seconds that the start of the proxy waits for the set, and seconds between two attempts to listen for
 # changes.
 START_LIMIT_S = 5.0
@@ -82,7 +82,7 @@ class CompactedConversations:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._records = records
-        self._listed_for_s = min(LISTED_FOR_S, LISTED_SHARE * ttl_s)
+        self._listed_for_s = min(RELIST_AFTER_S, LISTED_SHARE * ttl_s)
         self._ttl_s = ttl_s
         self._now = now
         self._clock = clock
@@ -106,23 +106,23 @@ class CompactedConversations:
             conversations is not None and (UNNAMED if conversation is None else conversation) in conversations
         )
 
-    async def add(self, tenant: str, conversation: str | None, *, is_listed: bool = True) -> None:
+    async def add(self, tenant: str, conversation: str | None, *, should_publish: bool = True) -> None:
         """Remembers that a conversation has compactions, and tells other processes unless they already know.
 
         Args:
             tenant: The tenant of the conversation.
             conversation: The conversation id; None if it has none.
-            is_listed: Whether to tell other processes. They need not know while the conversation's requests
-                are too large to pass the gate.
+            should_publish: Whether to tell other processes. They need not know while the conversation's
+                requests are too large to pass the gate.
         """
         name, now = UNNAMED if conversation is None else conversation, self._now()
         listed_at = self._get_listed_at(tenant, name)
         if now - listed_at < self._listed_for_s and (tenant, name) not in self._unlisted:
-            self._hold_conversation(tenant, name, listed_at)
+            self._cache_conversation(tenant, name, listed_at)
             return
-        self._hold_conversation(tenant, name, now)
+        self._cache_conversation(tenant, name, now)
         self._unlisted.add((tenant, name))
-        if is_listed and await self._write_line(tenant, name, now):
+        if should_publish and await self._write_line(tenant, name, now):
             self._unlisted.discard((tenant, name))
 
     async def load(self) -> bool:
@@ -137,7 +137,7 @@ class CompactedConversations:
         async def load_tenant(tenant: str) -> None:
             async with read_slots:
                 for line in await self._records.read_tail(compacted_conversations_key(tenant), MAX_OF_TENANT):
-                    self._take_line(tenant, line, oldest)
+                    self._apply_line(tenant, line, oldest)
 
         await asyncio.gather(*map(load_tenant, tenants))
         self._is_loaded = self._records.is_in_use and self._records.failed_reads == failed_before
@@ -157,19 +157,19 @@ class CompactedConversations:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _write_line(self, tenant: str, name: str, at: float) -> bool:
+    async def _write_line(self, tenant: str, name: str, listed_at_s: float) -> bool:
         """Writes a line for a conversation and notifies other processes. Returns whether it was saved."""
-        line = {"conversation": name, "at": at}
+        line = {"conversation": name, "at": listed_at_s}
         entry = ListItem(compacted_conversations_key(tenant), line, self._ttl_s, MAX_OF_TENANT)
         if not self._records.is_in_use or not await self._records.write([entry]):
             return False
-        if at - self._tenants.get(tenant, -math.inf) >= self._listed_for_s:
+        if listed_at_s - self._tenants.get(tenant, -math.inf) >= self._listed_for_s:
             listed = {"tenant": tenant}
             if not await self._records.append_line(
                 compacted_tenants_key(), listed, ttl_s=self._ttl_s, max_lines=MAX_TENANTS
             ):
                 return False
-            self._tenants[tenant] = at
+            self._tenants[tenant] = listed_at_s
             if len(self._tenants) > MAX_TENANTS:
                 del self._tenants[next(iter(self._tenants))]
         change = {**line, "tenant": tenant, "change": token_hex(_CHANGE_BYTES)}
@@ -185,17 +185,17 @@ class CompactedConversations:
         conversations = self._known.get(tenant)
         return -math.inf if conversations is None else conversations.get(name, -math.inf)
 
-    def _take_line(self, tenant: str, line: Fields, oldest: float) -> None:
+    def _apply_line(self, tenant: str, line: Fields, oldest_s: float) -> None:
         name, at = line.get("conversation"), parse_number(line.get("at"))
-        if isinstance(name, str) and at is not None and at > oldest:
-            self._hold_conversation(tenant, name, max(at, self._get_listed_at(tenant, name)))
+        if isinstance(name, str) and at is not None and at > oldest_s:
+            self._cache_conversation(tenant, name, max(at, self._get_listed_at(tenant, name)))
             self._unlisted.discard((tenant, name))
 
-    def _hold_conversation(self, tenant: str, name: str, at: float) -> None:
+    def _cache_conversation(self, tenant: str, name: str, listed_at_s: float) -> None:
         names = self._known.setdefault(tenant, OrderedDict())
         self._known.move_to_end(tenant)
         self._count += name not in names
-        names[name] = at
+        names[name] = listed_at_s
         names.move_to_end(name)
         if len(names) > MAX_OF_TENANT:
             self._evict_oldest(tenant)
@@ -226,7 +226,7 @@ class CompactedConversations:
                     self._is_listening = True
                     await self.load()
                 else:
-                    self._take_change(fields)
+                    self._apply_change(fields)
         except StoreUnavailableError as error:
             if self._is_listening:
                 _log_not_heard(error)
@@ -240,19 +240,19 @@ class CompactedConversations:
             checked = self._clock()
             with suppress_and_report(_log_not_heard):
                 if self._records.is_in_use:
-                    await (self._take_latest_changes() if self._is_loaded else self.load())
+                    await (self._apply_latest_changes() if self._is_loaded else self.load())
 
-    async def _take_latest_changes(self) -> None:
+    async def _apply_latest_changes(self) -> None:
         """Reads the newest changes. Loads the whole set if changes may have been missed."""
-        lines = await self._records.read_tail(compacted_changes_key(), LATEST)
-        if len(lines) == LATEST and self._change not in map(_get_change_id, lines):
+        lines = await self._records.read_tail(compacted_changes_key(), LATEST_CHANGES)
+        if len(lines) == LATEST_CHANGES and self._change not in map(_get_change_id, lines):
             await self.load()
         for line in lines:
-            self._take_change(line)
+            self._apply_change(line)
 
-    def _take_change(self, line: Fields) -> None:
+    def _apply_change(self, line: Fields) -> None:
         if isinstance(tenant := line.get("tenant"), str):
-            self._take_line(tenant, line, self._now() - self._ttl_s)
+            self._apply_line(tenant, line, self._now() - self._ttl_s)
             self._change = _get_change_id(line)
 
 

@@ -26,7 +26,7 @@ from compaction_proxy.compaction.types import (
     FitRequest,
     FitResult,
 )
-from compaction_proxy.core.budget import LEAST_OUTPUT_TOKENS
+from compaction_proxy.core.budget import MIN_OUTPUT_TOKENS
 from compaction_proxy.core.errors import CompactionError, SummaryError
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.repair import alternate_roles, is_valid_message_list, repair_messages
@@ -57,7 +57,7 @@ UNKNOWN_LIMIT_SHARE = 0.7
 # more, which costs less than losing the task.
 REPORTED_SIZE_SHARE = 0.985
 # The reason for not applying a finished compaction: it does not make the request shorter.
-LONGER = "longer"
+LONGER_REASON = "longer"
 # The reason for forwarding a request unchanged because a user has switched compaction off for its
 # conversation.
 BYPASSED_BY_USER = "asked"
@@ -142,7 +142,7 @@ class Compactor:
         return ask
 
     async def refit_after_refusal(
-        self, ask: FitRequest, refused: FitResult, overflow: Overflow, refusals: int = 1
+        self, ask: FitRequest, refused_fit: FitResult, overflow: Overflow, refusals: int = 1
     ) -> FitResult | None:
         """Makes a request fit that the upstream has just refused as too long, or returns None if that fails.
 
@@ -151,13 +151,17 @@ class Compactor:
         """
         rules = resolve_policy(ask.settings, ask.strategy).trigger
         is_allowed = ask.mode in {CompactionMode.ACTIVE, CompactionMode.FORCE} and has_active_rule(rules)
-        if not is_allowed or overflow.kind == "bytes" or refused.report.status is CompactionStatus.BYPASSED:
+        if (
+            not is_allowed
+            or overflow.kind == "bytes"
+            or refused_fit.report.status is CompactionStatus.BYPASSED
+        ):
             return None
         for tightness in range(refusals, MAX_REFITS + 1):
             fit = await self._fit_or_fail_open(
-                ask, self._fit_refused_request(ask, refused, overflow, tightness)
+                ask, self._fit_refused_request(ask, refused_fit, overflow, tightness)
             )
-            if len(fit.raw) <= len(refused.raw) and fit.raw != refused.raw:
+            if len(fit.raw) <= len(refused_fit.raw) and fit.raw != refused_fit.raw:
                 return fit
         return None
 
@@ -171,9 +175,9 @@ class Compactor:
             _log.warning(COMPACTION_FAILED, conversation=ask.known_conversation, error=type(error).__name__)
 
         with suppress_and_report(log_failure):
-            await self._coordinator.prepare_round(await self._loader.load_view(ask, fresh=True))
+            await self._coordinator.prepare_round(await self._loader.load_view(ask, bypass_cache=True))
 
-    async def _fit_or_fail_open(self, ask: FitRequest, fitting: Awaitable[FitResult]) -> FitResult:
+    async def _fit_or_fail_open(self, ask: FitRequest, pending_result: Awaitable[FitResult]) -> FitResult:
         """Awaits the result, or returns the request unchanged if anything goes wrong."""
         reason = "internal"
 
@@ -185,7 +189,7 @@ class Compactor:
                 _log.error(COMPACTION_FAILED, conversation=ask.known_conversation, exc_info=error)
 
         with suppress_and_report(record_failure):
-            return await fitting
+            return await pending_result
         return FitResult(
             ask.body.raw,
             0,
@@ -203,13 +207,15 @@ class Compactor:
             if ask.mode is not CompactionMode.SHADOW:
                 uncapped_view, view = view, await self._coordinator.cap_huge_results(view)
                 uncapped = (
-                    None if view is uncapped_view else uncapped_view.estimate_tokens(uncapped_view.effective)
+                    None
+                    if view is uncapped_view
+                    else uncapped_view.estimate_tokens(uncapped_view.effective_messages)
                 )
             due = _find_due_reason(view)
         if ask.mode is CompactionMode.SHADOW:
             fitted = FittedMessages(view.messages, is_changed=False, fits=True)
             return self._build_result(view, fitted, CompactionStatus.SHADOW, due)
-        return await self._compact_if_due(view, due, uncapped=uncapped)
+        return await self._compact_if_due(view, due, uncapped_tokens=uncapped)
 
     async def _fit_unchanged(self, ask: FitRequest) -> FitResult:
         """Returns the request unchanged.
@@ -237,18 +243,20 @@ class Compactor:
         return self._build_result(uncompacted, fitted, CompactionStatus.BYPASSED, BYPASSED_BY_USER)
 
     async def _fit_refused_request(
-        self, ask: FitRequest, refused: FitResult, overflow: Overflow, refusals: int
+        self, ask: FitRequest, refused_fit: FitResult, overflow: Overflow, refusals: int
     ) -> FitResult:
-        limit, adds_output = await self._learn_from_refusal(ask, refused, overflow, refusals)
+        limit, adds_output = await self._learn_from_refusal(ask, refused_fit, overflow, refusals)
         window = min(filter(None, (limit, ask.settings.window)))
         narrowed_ask = replace(ask, settings=replace(ask.settings, window=window))
-        view = await self._loader.load_view(narrowed_ask, refusals=0 if adds_output else refusals, fresh=True)
+        view = await self._loader.load_view(
+            narrowed_ask, refusals=0 if adds_output else refusals, bypass_cache=True
+        )
         if view.directives.bypass:
             return self._build_bypassed_result(view)
-        view = _apply_reported_size(view, refused.estimate, overflow, None if adds_output else refusals)
-        fits_alone = adds_output and view.estimate_tokens(view.effective) <= view.budget.prompt_limit
+        view = _apply_reported_size(view, refused_fit.estimate, overflow, None if adds_output else refusals)
+        fits_alone = adds_output and view.estimate_tokens(view.effective_messages) <= view.budget.prompt_limit
         if fits_alone:  # the prompt alone fits, so nothing may be cut from it
-            input_limit = max(view.budget.input_limit, view.estimate_upper_bound(view.effective))
+            input_limit = max(view.budget.input_limit, view.estimate_upper_bound(view.effective_messages))
             view = replace(view, budget=replace(view.budget, input_limit=input_limit))
         due = (
             view.find_due_reason()
@@ -258,7 +266,7 @@ class Compactor:
         return await self._compact_if_due(view, due)
 
     async def _learn_from_refusal(
-        self, ask: FitRequest, refused: FitResult, overflow: Overflow, refusals: int
+        self, ask: FitRequest, refused_fit: FitResult, overflow: Overflow, refusals: int
     ) -> tuple[int, bool]:
         """Learns from a refusal, and returns the limit in tokens that the request must now fit.
 
@@ -271,55 +279,57 @@ class Compactor:
         request, because clients may ask for as much output as the context window has, and that number is then
         a true limit.
         """
-        estimate = refused.estimate
+        estimate = refused_fit.estimate
         if not estimate:  # the request passed the size gate uncounted
             view = await self._loader.load_view(ask)
             estimate = view.count_tokens(view.messages)
         echoed = MentionedNumbers(clear_output_limits(ask.body.raw, ask.body.wire))
-        if overflow.used and overflow.kind != "tpm" and overflow.used not in echoed:
+        if overflow.used_tokens and overflow.kind != "tpm" and overflow.used_tokens not in echoed:
             await self._model_limits.learn_token_count(
-                ask.tenant, ask.origin, ask.model, estimate, overflow.used
+                ask.tenant, ask.origin, ask.model, estimate, overflow.used_tokens
             )
         learned = await self._model_limits.get(ask.tenant, ask.origin, ask.model)
-        is_reliable = overflow.limit is not None and overflow.limit not in echoed
-        if not is_reliable and overflow.kind == "context" and overflow.is_sized:
-            size_bytes = len(refused.raw)
+        is_reliable = overflow.limit_tokens is not None and overflow.limit_tokens not in echoed
+        if not is_reliable and overflow.kind == "context" and overflow.is_size_meaningful:
+            size_bytes = len(refused_fit.raw)
             await self._model_limits.learn_refused(ask.tenant, ask.origin, ask.model, estimate, size_bytes)
-        if overflow.limit is None:
+        if overflow.limit_tokens is None:
             return int(learned.calibration.predict_tokens(estimate) * UNKNOWN_LIMIT_SHARE), False
         if is_reliable and overflow.kind != "tpm":
-            await self._model_limits.learn_window(ask.tenant, ask.origin, ask.model, overflow.limit)
+            await self._model_limits.learn_window(ask.tenant, ask.origin, ask.model, overflow.limit_tokens)
         if overflow.kind == "context_output":
             await self._model_limits.learn_adds_output(ask.tenant, ask.origin, ask.model)
-            return overflow.limit, True
+            return overflow.limit_tokens, True
         output_tokens = ask.body.max_output or 0
-        return overflow.limit, refusals == 1 and _can_be_output_overflow(
+        return overflow.limit_tokens, refusals == 1 and _can_be_output_overflow(
             overflow, learned.calibration, estimate, output_tokens
         )
 
     async def _compact_if_due(
-        self, view: RequestView, due: str | None, *, uncapped: int | None = None
+        self, view: RequestView, due_reason: str | None, *, uncapped_tokens: int | None = None
     ) -> FitResult:
         """Makes a compaction if one is due, and makes the request fit its limit.
 
         Args:
             view: The request.
-            due: Why a compaction is due; None if none is due.
-            uncapped: The size of the request, in tokens, before its huge tool results were capped; None if
-                none were capped.
+            due_reason: Why a compaction is due; None if none is due.
+            uncapped_tokens: The size of the request, in tokens, before its huge tool results were capped;
+                None if none were capped.
         """
         status = (
             CompactionStatus.APPLIED
-            if uncapped is not None
+            if uncapped_tokens is not None
             else CompactionStatus.REUSED
             if view.checkpoint
             else CompactionStatus.NONE
         )
         reason = None
-        tokens_due = view.estimate_tokens(view.effective) if uncapped is None else uncapped
-        if due is not None:
+        tokens_due = (
+            view.estimate_tokens(view.effective_messages) if uncapped_tokens is None else uncapped_tokens
+        )
+        if due_reason is not None:
             try:
-                view, reason = await self._coordinator.apply_new_round(view, due)
+                view, reason = await self._coordinator.apply_new_round(view, due_reason)
                 status = CompactionStatus.APPLIED
             except SummaryError as failed:
                 reason = failed.reason
@@ -334,28 +344,30 @@ class Compactor:
         if not fitted.is_changed and status in {CompactionStatus.APPLIED, CompactionStatus.REUSED}:
             status, reason = (
                 CompactionStatus.NONE,
-                reason if status is CompactionStatus.REUSED else reason or LONGER,
+                reason if status is CompactionStatus.REUSED else reason or LONGER_REASON,
             )
         if not fitted.fits and view.is_automatic:
             status = CompactionStatus.OVER_LIMIT
         ahead = (
-            due is None
+            due_reason is None
             and view.root is not None
             and view.should_prepare_round()
             and bool(view.request.summary_routes)
         )
         if ahead and status is CompactionStatus.NONE:
             status = CompactionStatus.SCHEDULED
-        return self._build_result(view, fitted, status, reason, tokens_due=tokens_due, ahead=ahead)
+        return self._build_result(
+            view, fitted, status, reason, tokens_without_round=tokens_due, should_prepare=ahead
+        )
 
     async def _choose_messages(self, view: RequestView) -> FittedMessages:
         """Returns the list to forward: the client's own, or the effective list repaired and cut as needed."""
-        is_too_long = view.is_automatic and view.exceeds_window(view.effective)
+        is_too_long = view.is_automatic and view.exceeds_window(view.effective_messages)
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)
         if not is_compacted and not is_too_long:
             return FittedMessages(view.messages, is_changed=False, fits=True)
         messages = (
-            view.effective
+            view.effective_messages
             if view.checkpoint
             else replace_messages(view.messages, view.shortened_instructions)
         )
@@ -388,8 +400,8 @@ class Compactor:
         status: CompactionStatus,
         reason: str | None,
         *,
-        tokens_due: int | None = None,
-        ahead: bool = False,
+        tokens_without_round: int | None = None,
+        should_prepare: bool = False,
     ) -> FitResult:
         raw = (
             rewrite_messages(view.request.body, fitted.messages)
@@ -409,9 +421,9 @@ class Compactor:
             tokens_before=view.estimate_tokens(view.messages),
             tokens_after=view.estimate_tokens(fitted.messages),
             window=view.budget.window,
-            trigger=view.marks.trigger if view.is_automatic else None,
+            trigger=view.marks.trigger_tokens if view.is_automatic else None,
             reason=reason,
-            tokens_without_round=tokens_due,
+            tokens_without_round=tokens_without_round,
             checkpoint_id=view.checkpoint_id.hex(),
             max_output=max_output,
         )
@@ -422,22 +434,22 @@ class Compactor:
         client_tokens = view.count_tokens(view.messages)
         compacted = None
         if view.checkpoint is not None and fitted.is_changed and fitted.is_whole:
-            compacted = CompactedMessages(fitted.messages, view.body, view.checkpoint)
+            compacted = CompactedMessages(fitted.messages, view.unfixed_messages, view.checkpoint)
         return FitResult(
             raw,
             view.count_tokens(fitted.messages),
             report,
             usage_basis,
             has_guessed_tokens,
-            ahead,
+            should_prepare,
             client_tokens,
             compacted,
         )
 
 
-def _are_same_messages(messages: Sequence[Message], sent: Sequence[Message]) -> bool:
+def _are_same_messages(messages: Sequence[Message], client_messages: Sequence[Message]) -> bool:
     """Returns whether a list holds the same message objects that the client sent."""
-    return len(messages) == len(sent) and all(map(is_, messages, sent))
+    return len(messages) == len(client_messages) and all(map(is_, messages, client_messages))
 
 
 def _log_unexpected_error(error: BaseException) -> None:
@@ -469,14 +481,14 @@ def _apply_reported_size(
     """
     if overflow.kind not in {"context", "context_output"}:
         return view
-    used, reported_goal = overflow.used, int(REPORTED_SIZE_SHARE * view.budget.prompt_limit)
+    used, reported_goal = overflow.used_tokens, int(REPORTED_SIZE_SHARE * view.budget.prompt_limit)
     max_tokens, goal = (
         max(view.max_prompt_tokens, reported_goal),
         view.budget.prompt_limit if refusals == 1 else reported_goal,
     )
     estimate = estimate or view.count_tokens(view.messages)
-    if used is None and overflow.limit is not None and refusals is not None:
-        used, max_tokens = overflow.limit + 1, int(overflow.limit * TIGHT_SHARE**refusals)
+    if used is None and overflow.limit_tokens is not None and refusals is not None:
+        used, max_tokens = overflow.limit_tokens + 1, int(overflow.limit_tokens * TIGHT_SHARE**refusals)
         goal = max_tokens
     elif used is None:
         return view
@@ -488,14 +500,16 @@ def _apply_reported_size(
     )
 
 
-def _can_be_output_overflow(overflow: Overflow, calibration: Calibration, estimate: int, asked: int) -> bool:
-    """Returns whether the upstream may have refused only the sum of the prompt and `asked` output tokens."""
-    if overflow.kind != "context" or overflow.limit is None or overflow.used is not None:
+def _can_be_output_overflow(
+    overflow: Overflow, calibration: Calibration, estimate: int, requested_output: int
+) -> bool:
+    """Returns whether the upstream may have refused only the sum of the prompt and the requested output."""
+    if overflow.kind != "context" or overflow.limit_tokens is None or overflow.used_tokens is not None:
         return False
     return (
         calibration.predict_upper_bound(estimate)
-        < overflow.limit
-        < calibration.predict_tokens(estimate) + asked
+        < overflow.limit_tokens
+        < calibration.predict_tokens(estimate) + requested_output
     )
 
 
@@ -512,11 +526,11 @@ def _lower_output(view: RequestView, raw: bytes, messages: Sequence[Message]) ->
     choices = [free_tokens - max(int(share * window), OUTPUT_MARGIN_TOKENS) for share in OUTPUT_MARGIN_SHARES]
     if not view.is_too_large(messages):  # with the full output limit, the upstream would refuse the request
         choices += [
-            LEAST_OUTPUT_TOKENS,
-            LEAST_OUTPUT_TOKENS + OUTPUT_MARGIN_TOKENS,
+            MIN_OUTPUT_TOKENS,
+            MIN_OUTPUT_TOKENS + OUTPUT_MARGIN_TOKENS,
         ]  # thinking needs the second value
     for tokens in choices:
-        if LEAST_OUTPUT_TOKENS <= tokens < asked:
+        if MIN_OUTPUT_TOKENS <= tokens < asked:
             lowered = set_output_limit(raw, view.request.body.wire, tokens)
             if lowered is not raw:
                 return lowered, tokens

@@ -45,7 +45,7 @@ MAX_MOVED_MESSAGES = 8
 # A request whose first messages were rewritten is recognised only if at least this many of the head's last
 # messages occur in no other conversation. If the client adds messages of its own, it is enough that the
 # request repeats this many of them, and this is at least half of the head's last messages.
-LEAST_FOUND = 4
+LEAST_COMMON_MESSAGES = 4
 # Prefix digests start from these bytes if messages that the client itself has added were left out.
 _PART = b"part"
 # A list for a first line is named after at most this many characters of that line.
@@ -115,14 +115,16 @@ class _IndexedRequest:
         self._outlines = outlines
         self._prefixes = _add_result_digests(messages, outlines)
         self.has_tools = has_tools
-        self.is_part = is_part
+        self.excludes_client_messages = is_part
         self.prefix = _shorten_digest(self._prefixes[-1])
         self.outline = _shorten_digest(outlines[-1])
 
     @cached_property
     def first_answer_index(self) -> int:
         """Index of the first message that is not the user's; the number of messages if all are."""
-        answer_indices = (k for k, each in enumerate(self._messages) if each.role != "user" or each.answers)
+        answer_indices = (
+            k for k, each in enumerate(self._messages) if each.role != "user" or each.answered_call_ids
+        )
         return next(answer_indices, len(self._messages))
 
     @property
@@ -164,9 +166,9 @@ class _IndexedRequest:
         If messages of the client itself were left out, white space at line ends is ignored, because aider
         adds such white space to messages that it restores from its history.
         """
-        if message.answers:
+        if message.answered_call_ids:
             return _shorten_digest(_digest_result(message))
-        if self.is_part and not (message.calls or message.answers):
+        if self.excludes_client_messages and not (message.calls or message.answered_call_ids):
             return _digest_text(f"{message.role} {_trim_text(message.text)}")
         return _shorten_digest(compute_outline_digest(message))
 
@@ -201,7 +203,7 @@ class _IndexedRequest:
     def _last_results_index(self) -> int:
         """Index of the first of the tool results that end the list; the number of messages if none do."""
         indices = range(len(self._messages) - 1, -1, -1)
-        return next((k + 1 for k in indices if not self._messages[k].answers), 0)
+        return next((k + 1 for k in indices if not self._messages[k].answered_call_ids), 0)
 
     @property
     def late_line_digests(self) -> list[str]:
@@ -232,13 +234,15 @@ class ConversationIndex:
 
     Args:
         records: Stores the heads.
-        mint: Builds a conversation id from a tenant and some bytes.
+        mint_conversation: Builds a conversation id from a tenant and some bytes.
         ttl_s: How long heads are kept, in seconds.
     """
 
-    def __init__(self, records: RecordStore, mint: Callable[[str, bytes], str], ttl_s: float) -> None:
+    def __init__(
+        self, records: RecordStore, mint_conversation: Callable[[str, bytes], str], ttl_s: float
+    ) -> None:
         self._records = records
-        self._mint = mint
+        self._mint = mint_conversation
         self._ttl_s = ttl_s
         # Heads that this process has added, by list. They are needed because the store returns a head only
         # after it was written, and no heads while it is unavailable.
@@ -316,17 +320,17 @@ class ConversationIndex:
         return self._follow_match(_HeadMatch(_APART, None, counts[keys[-1]]), tenant, request, own_keys)
 
     async def _search_lists(
-        self, tenant: str, request: _IndexedRequest, keys: Sequence[str], counts: dict[str, int]
+        self, tenant: str, request: _IndexedRequest, keys: Sequence[str], head_counts: dict[str, int]
     ) -> tuple["_HeadMatch | None", str]:
         """Finds how a request relates to the conversations in these lists.
 
         Also returns the key of the list in which the match was found; empty without a match. Stores in
-        `counts` the number of heads in each list that was read.
+        `head_counts` the number of heads in each list that was read.
         """
         cleared = None
         for key in keys:
             heads = self._resolve_forks(tenant, await self._read_heads(key))
-            counts[key] = len(heads)
+            head_counts[key] = len(heads)
             match = _match_heads(request, heads)
             if match is not None and match.head is not None:
                 return match, key
@@ -358,7 +362,7 @@ class ConversationIndex:
         # The id is built from the messages. If an earlier conversation began with the same messages, or may
         # have done so because the list is full and has dropped heads, random bytes make the id unique.
         seed = bytes.fromhex(request.prefix)
-        is_known = match.kind == _ANEW or match.heads >= KEPT_HEADS
+        is_known = match.kind == _ANEW or match.head_count >= KEPT_HEADS
         conversation = self._mint(tenant, seed + (secrets.token_bytes(_DIGEST_BYTES) if is_known else b""))
         self._add_head(keys, request.build_head(conversation, ""))
         return conversation
@@ -413,12 +417,12 @@ class _HeadMatch(NamedTuple):
         kind: One of `_AGAIN`, `_ON`, `_APART`, `_ANEW` and `_BESIDE`.
         head: The head that the request repeats or continues; None if the request starts a conversation or
             belongs to none.
-        heads: Number of heads in the list.
+        head_count: Number of heads in the list.
     """
 
     kind: str
     head: ConversationHead | None
-    heads: int
+    head_count: int
 
 
 def _match_heads(request: _IndexedRequest, heads: Sequence[ConversationHead]) -> _HeadMatch | None:
@@ -467,9 +471,9 @@ def _match_repeated_head(
 
 
 def _find_free_head(
-    those: Iterable[ConversationHead], free: Sequence[ConversationHead]
+    candidates: Iterable[ConversationHead], free: Sequence[ConversationHead]
 ) -> ConversationHead | None:
-    return next((head for head in those if head in free), None)
+    return next((head for head in candidates if head in free), None)
 
 
 def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead]) -> ConversationHead | None:
@@ -484,7 +488,7 @@ def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead])
             if common[-1] < len(head.tail) - 1 and _has_moved(head, request, common[-1]):
                 return head
             continue
-        is_first = request.is_part and len(head.tail) <= MAX_MOVED_MESSAGES
+        is_first = request.excludes_client_messages and len(head.tail) <= MAX_MOVED_MESSAGES
         # A message that other conversations contain, too, does not identify this one.
         unique_digests = {digest for _, digest in head.tail if len(owners[digest]) == 1}
         if (is_first and _has_moved(head, request, -1)) or _is_rewritten(head, request, unique_digests):
@@ -527,19 +531,19 @@ def _has_moved(head: ConversationHead, request: _IndexedRequest, last_common: in
     )
 
 
-def _is_rewritten(head: ConversationHead, request: _IndexedRequest, own: AbstractSet[str]) -> bool:
+def _is_rewritten(head: ConversationHead, request: _IndexedRequest, unique_digests: AbstractSet[str]) -> bool:
     """Returns whether a request continues a head although its client has rewritten the first messages.
 
     Args:
         head: The head.
         request: The request.
-        own: Digests of those messages in the head's tail that no other conversation has.
+        unique_digests: Digests of those messages in the head's tail that no other conversation has.
     """
-    if len(own) < LEAST_FOUND:
+    if len(unique_digests) < LEAST_COMMON_MESSAGES:
         return False
     has_user_text = any(each in request.user_texts for each in head.openings)
-    found_count = len(own & request.earlier_digests.keys()) + has_user_text
-    if request.is_part and found_count >= max(LEAST_FOUND, len(head.tail) // 2):
+    found_count = len(unique_digests & request.earlier_digests.keys()) + has_user_text
+    if request.excludes_client_messages and found_count >= max(LEAST_COMMON_MESSAGES, len(head.tail) // 2):
         return True
     *earlier, (_, last) = head.tail
     has_all_earlier = all(digest in request.earlier_digests for _, digest in earlier)
@@ -561,7 +565,7 @@ def _add_result_digests(messages: Sequence[Message], outlines: Sequence[bytes]) 
     results_digest = b""
     prefixes = []
     for message, outline in zip(messages, outlines, strict=True):
-        if message.answers:
+        if message.answered_call_ids:
             results_digest = hashlib.sha256(results_digest + _digest_result(message)).digest()
         prefixes.append(hashlib.sha256(outline + results_digest).digest() if results_digest else outline)
     return prefixes
@@ -579,7 +583,7 @@ def _trim_text(text: str) -> str:
 
 
 def _is_user_text(message: Message) -> bool:
-    return message.role == "user" and not message.answers
+    return message.role == "user" and not message.answered_call_ids
 
 
 def _digest_first_line(message: Message) -> str:

@@ -115,15 +115,15 @@ def build_pin_id(text: str) -> str:
     return "p_" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_PIN_DIGITS]
 
 
-def _to_fields(wishes: Directives) -> dict[str, Any]:
+def _to_fields(directives: Directives) -> dict[str, Any]:
     return {
-        "compact": wishes.compact,
-        "pins": list(wishes.pins),
-        "undone": [place.hex() for place in wishes.undone],
-        "suppressed": wishes.suppressed,
-        "bypass": wishes.bypass,
-        "instructions": [list(each) for each in wishes.instructions],
-        "removed": list(wishes.removed),
+        "compact": directives.compact,
+        "pins": list(directives.pins),
+        "undone": [place.hex() for place in directives.undone],
+        "suppressed": directives.suppressed,
+        "bypass": directives.bypass,
+        "instructions": [list(each) for each in directives.instructions],
+        "removed": list(directives.removed),
     }
 
 
@@ -163,35 +163,35 @@ def _parse_checkpoint_id(digits: str) -> bytes | None:
     return place if len(place) == CHECKPOINT_ID_BYTES else None
 
 
-def _add_pin(wishes: Directives, text: str) -> Directives:
+def _add_pin(directives: Directives, text: str) -> Directives:
     """Returns the directives with another pin, if there is room for it."""
-    is_refused = text in wishes.pins or len(wishes.pins) >= MAX_PINS
-    return wishes if is_refused else replace(wishes, pins=(*wishes.pins, text))
+    is_refused = text in directives.pins or len(directives.pins) >= MAX_PINS
+    return directives if is_refused else replace(directives, pins=(*directives.pins, text))
 
 
-def _remove_pin(wishes: Directives, text: str) -> Directives:
-    return replace(wishes, pins=tuple(pin for pin in wishes.pins if pin != text))
+def _remove_pin(directives: Directives, text: str) -> Directives:
+    return replace(directives, pins=tuple(pin for pin in directives.pins if pin != text))
 
 
-def _add_instructions(wishes: Directives, found: Iterable[NotedInstruction]) -> Directives:
-    noted = {each[:3]: each for each in (*wishes.instructions, *found)}
-    return replace(wishes, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
+def _add_instructions(directives: Directives, instructions: Iterable[NotedInstruction]) -> Directives:
+    noted = {each[:3]: each for each in (*directives.instructions, *instructions)}
+    return replace(directives, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
 
 
-def _set_instruction_removed(wishes: Directives, name: str, *, removed: bool) -> Directives:
-    others = [each for each in wishes.removed if each != name]
-    names = [*others, name] if removed else others
-    return replace(wishes, removed=tuple(names[-MAX_INSTRUCTIONS:]))
+def _set_instruction_removed(directives: Directives, instruction_id: str, *, removed: bool) -> Directives:
+    others = [each for each in directives.removed if each != instruction_id]
+    names = [*others, instruction_id] if removed else others
+    return replace(directives, removed=tuple(names[-MAX_INSTRUCTIONS:]))
 
 
-def _add_undone_round(wishes: Directives, checkpoint_id: bytes) -> Directives:
-    others = [each for each in wishes.undone if each != checkpoint_id]
-    return replace(wishes, undone=(*others, checkpoint_id)[-MAX_UNDONE:], suppressed=True)
+def _add_undone_round(directives: Directives, checkpoint_id: bytes) -> Directives:
+    others = [each for each in directives.undone if each != checkpoint_id]
+    return replace(directives, undone=(*others, checkpoint_id)[-MAX_UNDONE:], suppressed=True)
 
 
-def _clear_compaction_request(wishes: Directives, checkpoint_id: bytes | None) -> Directives:
-    undone = tuple(each for each in wishes.undone if each != checkpoint_id)
-    return replace(wishes, compact=False, suppressed=False, undone=undone)
+def _clear_compaction_request(directives: Directives, checkpoint_id: bytes | None) -> Directives:
+    undone = tuple(each for each in directives.undone if each != checkpoint_id)
+    return replace(directives, compact=False, suppressed=False, undone=undone)
 
 
 class DirectiveStore:
@@ -265,14 +265,16 @@ class DirectiveStore:
             )
 
     async def set_instruction_removed(
-        self, tenant: str, conversation: str, name: str, *, removed: bool = True
+        self, tenant: str, conversation: str, instruction_id: str, *, removed: bool = True
     ) -> bool:
         """Leaves project instructions out of rewritten requests from now on, or includes them again.
 
         Returns whether the store has saved the change.
         """
         _, saved = await self._update_record(
-            tenant, conversation, lambda known: _set_instruction_removed(known, name, removed=removed)
+            tenant,
+            conversation,
+            lambda known: _set_instruction_removed(known, instruction_id, removed=removed),
         )
         return saved
 
@@ -303,7 +305,7 @@ class DirectiveStore:
             tenant,
             conversation,
             lambda known: _clear_compaction_request(known, checkpoint_id),
-            renew=checkpoint_id is not None,
+            always_write=checkpoint_id is not None,
         )
         return saved
 
@@ -317,12 +319,14 @@ class DirectiveStore:
         )
         return saved
 
-    async def set_bypass(self, tenant: str, conversation: str, *, on: bool) -> bool:
-        """Switches the bypass on or off: with `on`, requests are forwarded unchanged.
+    async def set_bypass(self, tenant: str, conversation: str, *, is_enabled: bool) -> bool:
+        """Switches the bypass on or off: with `is_enabled`, requests are forwarded unchanged.
 
         Returns whether the store has saved the change.
         """
-        _, saved = await self._update_record(tenant, conversation, lambda known: replace(known, bypass=on))
+        _, saved = await self._update_record(
+            tenant, conversation, lambda known: replace(known, bypass=is_enabled)
+        )
         return saved
 
     def _forget_prefix(self, prefix: str) -> None:
@@ -333,12 +337,12 @@ class DirectiveStore:
         [fields] = await self._records.get_many([key], bypass_cache=True)
         return self._cache_directives(key, _from_fields(fields))
 
-    def _cache_directives(self, key: str, wishes: Directives) -> Directives:
-        self._cache[key] = (self._clock(), wishes)
+    def _cache_directives(self, key: str, directives: Directives) -> Directives:
+        self._cache[key] = (self._clock(), directives)
         self._cache.move_to_end(key)
         if len(self._cache) > MAX_CONVERSATIONS:
             self._cache.popitem(last=False)
-        return wishes
+        return directives
 
     async def _update_record(
         self,
@@ -346,17 +350,17 @@ class DirectiveStore:
         conversation: str,
         change: Callable[[Directives], Directives],
         *,
-        renew: bool = False,
+        always_write: bool = False,
     ) -> tuple[Directives, bool]:
         """Changes a record. Returns the directives after the change, and whether the store has saved them.
 
-        With `renew` the record is written even if it is unchanged, so that its lifetime starts again.
+        With `always_write` the record is written even if it is unchanged, so that its lifetime starts again.
         """
         key = directives_key(tenant, conversation)
         async with self._lock_record(key):
             current = await self._read_record(key)
             changed = change(current)
-            if changed == current and not renew:
+            if changed == current and not always_write:
                 return changed, self._records.is_in_use
             saved = await self._records.overwrite(key, _to_fields(changed), ttl_s=self._ttl_s)
             return self._cache_directives(key, changed), saved

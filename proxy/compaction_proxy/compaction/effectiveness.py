@@ -36,13 +36,13 @@ class _RoundEffect:
         baseline_key: Identifies the compaction that was judged last.
         ineffective: Number of ineffective compactions in a row.
         tokens: Tokens of the request after that compaction, as the provider counted them.
-        at: When that compaction was judged, in monotonic seconds.
+        recorded_at_s: When that compaction was judged, in monotonic seconds.
     """
 
     baseline_key: bytes = b""
     ineffective: int = 0
     tokens: int = 0
-    at: float = 0.0
+    recorded_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,19 @@ class _RoundFailure:
     """A compaction that failed because of its messages.
 
     Attributes:
-        length: Number of the messages.
+        message_count: Number of the messages.
         prefix: Prefix digest of the last message.
         window: Context window of the model, in tokens. It limits the size of a compaction, so with another
             window the compaction may succeed.
         tokens: Counted tokens of the request.
-        at: When the compaction failed, in monotonic seconds.
+        recorded_at_s: When the compaction failed, in monotonic seconds.
     """
 
-    length: int
+    message_count: int
     prefix: bytes
     window: int
     tokens: int
-    at: float
+    recorded_at_s: float
 
 
 class RoundEffectiveness:
@@ -78,26 +78,34 @@ class RoundEffectiveness:
         self._failures: OrderedDict[str, _RoundFailure] = OrderedDict()
 
     def record_round(
-        self, thread: str, baseline_key: bytes, *, before: int, after: int, fixed: int = 0
+        self,
+        thread: str,
+        baseline_key: bytes,
+        *,
+        before_tokens: int,
+        after_tokens: int,
+        fixed_tokens: int = 0,
     ) -> None:
         """Records the effect of a compaction, once the compacted request has been answered.
 
         Args:
             thread: Key of the conversation (`request_view.format_strategy_thread`).
             baseline_key: Identifies the compaction. Each compaction is judged only once.
-            before: Tokens that the request would have had without the compaction.
-            after: Tokens of the compacted request, as the provider counted them.
-            fixed: Tokens of the request that no compaction removes.
+            before_tokens: Tokens that the request would have had without the compaction.
+            after_tokens: Tokens of the compacted request, as the provider counted them.
+            fixed_tokens: Tokens of the request that no compaction removes.
         """
         effect = self._known.pop(thread, _RoundEffect())
         if effect.baseline_key != baseline_key:
-            is_ineffective = before - after < LEAST_SAVING * max(0, before - fixed)
+            is_ineffective = before_tokens - after_tokens < LEAST_SAVING * max(
+                0, before_tokens - fixed_tokens
+            )
             effect = replace(
                 effect,
                 baseline_key=baseline_key,
                 ineffective=effect.ineffective + 1 if is_ineffective else 0,
-                tokens=after,
-                at=self._clock(),
+                tokens=after_tokens,
+                recorded_at_s=self._clock(),
             )
         self._known[thread] = effect
         if len(self._known) > MAX_CONVERSATIONS:
@@ -128,22 +136,24 @@ class RoundEffectiveness:
             self._failures.popitem(last=False)
 
     def is_failing(
-        self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int, urgent: bool
+        self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int, is_urgent: bool
     ) -> bool:
         """Returns whether a compaction of this request would probably fail as the last one did.
 
         That is so if the request begins with the messages of the failed compaction, until it has grown by
-        `FAILURE_GROWTH`, or by `URGENT_GROWTH` if it is `urgent`, or until `PAUSE_S` have passed. A request
-        with the same key but other messages is not affected. The other arguments are those of
+        `FAILURE_GROWTH`, or by `URGENT_GROWTH` if it is `is_urgent`, or until `PAUSE_S` have passed. A
+        request with the same key but other messages is not affected. The other arguments are those of
         `record_failure`.
         """
         failure = self._failures.get(thread)
-        if failure is None or failure.window != window or len(prefixes) < failure.length:
+        if failure is None or failure.window != window or len(prefixes) < failure.message_count:
             return False
-        growth = URGENT_GROWTH if urgent else FAILURE_GROWTH
-        return prefixes[failure.length - 1] == failure.prefix and self._is_resting(failure, tokens, growth)
+        growth = URGENT_GROWTH if is_urgent else FAILURE_GROWTH
+        return prefixes[failure.message_count - 1] == failure.prefix and self._is_resting(
+            failure, tokens, growth
+        )
 
     def _is_resting(
-        self, known: _RoundEffect | _RoundFailure, tokens: int, growth: float = RETRY_GROWTH
+        self, entry: _RoundEffect | _RoundFailure, tokens: int, growth: float = RETRY_GROWTH
     ) -> bool:
-        return tokens < (1 + growth) * known.tokens and self._clock() - known.at < PAUSE_S
+        return tokens < (1 + growth) * entry.tokens and self._clock() - entry.recorded_at_s < PAUSE_S

@@ -6,10 +6,15 @@ from dataclasses import replace
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.request_view import RequestView
 from compaction_proxy.core.digest import format_message_id
-from compaction_proxy.core.masking import MASK_TOKENS, find_answered_calls, format_mask, order_results_to_mask
+from compaction_proxy.core.masking import (
+    MASK_TOKENS,
+    format_mask,
+    map_results_to_calls,
+    order_results_to_mask,
+)
 from compaction_proxy.core.message import Message, find_latest_user_message, iter_units
 from compaction_proxy.core.render import build_excerpt
-from compaction_proxy.core.truncate import GONE, WHOLE, plan_truncation
+from compaction_proxy.core.truncate import KEEP_WHOLE, LEAVE_OUT, plan_truncation
 from compaction_proxy.wires.wire import Wire
 
 # Texts are cut by characters, so the tokens that remain are only estimated. If a cut list is counted and is
@@ -56,7 +61,7 @@ async def cut_to_fit(
             for k, (each, allowed) in enumerate(zip(messages, plan.allowances, strict=True))
         ]
         cut = await fill_token_counts([each for each in shorter if each is not None], view, reader)
-        goal = room if plan.limit <= room - fixed else max_room
+        goal = room if plan.limit_tokens <= room - fixed else max_room
         is_cut = sum(each.tokens for each in cut) <= goal and not view.is_too_large(cut)
         if is_cut or not plan.fits:
             break
@@ -66,11 +71,14 @@ async def cut_to_fit(
 
 def _compute_room(view: RequestView) -> tuple[int, int]:
     """Computes how many counted tokens the messages may take: with a safety margin, and without it."""
-    size, bound = view.estimate_tokens(view.effective), view.estimate_upper_bound(view.effective)
-    counted = max(1, view.count_tokens(view.effective))
-    room = view.budget.input_limit * counted // max(1, bound) - view.overhead
+    size, bound = (
+        view.estimate_tokens(view.effective_messages),
+        view.estimate_upper_bound(view.effective_messages),
+    )
+    counted = max(1, view.count_tokens(view.effective_messages))
+    room = view.budget.input_limit * counted // max(1, bound) - view.overhead_tokens
     max_tokens = min(view.max_prompt_tokens, view.cut_goal_tokens or view.max_prompt_tokens)
-    return room, max_tokens * counted // max(1, size) - view.overhead
+    return room, max_tokens * counted // max(1, size) - view.overhead_tokens
 
 
 def _find_replacement_ids(view: RequestView) -> set[int]:
@@ -84,45 +92,54 @@ def _find_replacement_ids(view: RequestView) -> set[int]:
 def _map_message_ids(view: RequestView) -> dict[int, str]:
     """Maps the Python id (`id()`) of each message in the effective list to its handle."""
     names = {
-        id(each): format_message_id(prefix) for each, prefix in zip(view.body, view.prefixes, strict=True)
+        id(each): format_message_id(prefix)
+        for each, prefix in zip(view.unfixed_messages, view.prefixes, strict=True)
     }
     edits = view.checkpoint.edited_messages if view.checkpoint else {}
     return names | {id(each): format_message_id(view.prefixes[index]) for index, each in edits.items()}
 
 
 async def _mask_old_results(
-    messages: tuple[Message, ...], view: RequestView, names: dict[int, str], reader: MessageReader, room: int
+    messages: tuple[Message, ...],
+    view: RequestView,
+    message_ids: dict[int, str],
+    reader: MessageReader,
+    room_tokens: int,
 ) -> tuple[Message, ...]:
-    """Masks as many tool results as needed to fit into `room` tokens, except those of the last unit."""
-    calls = find_answered_calls(messages)
+    """Masks as many tool results as needed to fit into `room_tokens`, except those of the last unit."""
+    calls = map_results_to_calls(messages)
     last = list(iter_units(messages))[-1] if messages else None
-    candidates = [k for k, each in enumerate(messages[: last.start if last else 0]) if id(each) in names]
+    candidates = [
+        k for k, each in enumerate(messages[: last.start if last else 0]) if id(each) in message_ids
+    ]
     size = sum(each.tokens for each in messages)
     masks: dict[int, Message] = {}
     for index in order_results_to_mask(
         messages, [k for k in candidates if messages[k].tokens > 2 * MASK_TOKENS]
     ):
-        if size <= room:
+        if size <= room_tokens:
             break
         result = messages[index]
-        text = format_mask(result, calls.get(index), names[id(result)])
+        text = format_mask(result, calls.get(index), message_ids[id(result)])
         masks[index] = _round_trip_message(replace(result, text=text, raw=b""), view.counting_options.wire)
         size -= result.tokens - MASK_TOKENS
     return await fill_token_counts([masks.get(k, each) for k, each in enumerate(messages)], view, reader)
 
 
-def _find_endings(messages: Sequence[Message], stand_ins: Iterable[int], view: RequestView) -> dict[int, str]:
+def _find_endings(
+    messages: Sequence[Message], replacement_indices: Iterable[int], view: RequestView
+) -> dict[int, str]:
     """Returns the endings that replacements must keep, by the index of the replacement.
 
     If a compaction has moved the latest user message to the end of a replacement, that message is the ending.
     """
-    opening, earlier = view.policy.frame.request, view.checkpoint
+    opening, earlier = view.policy.frame.request_introduction, view.checkpoint
     if opening is None or earlier is None or earlier.carried is None:
         return {}
-    if earlier.carried != find_latest_user_message(view.body):
+    if earlier.carried != find_latest_user_message(view.unfixed_messages):
         return {}
-    ending = opening + view.body[earlier.carried].text
-    return {k: ending for k in stand_ins if messages[k].text.endswith(ending)}
+    ending = opening + view.unfixed_messages[earlier.carried].text
+    return {k: ending for k in replacement_indices if messages[k].text.endswith(ending)}
 
 
 def _estimate_ending_tokens(message: Message, ending: str) -> int:
@@ -130,27 +147,25 @@ def _estimate_ending_tokens(message: Message, ending: str) -> int:
 
 
 def _shorten_to_allowance(
-    message: Message, tokens: int | None, handle: str, ending: str, dialect: Wire
+    message: Message, tokens: int | None, handle: str, ending: str, wire: Wire
 ) -> Message | None:
     """Shortens a message to about `tokens`, including a notice about the missing text.
 
     The ending stays whole, and `tokens` does not include it. Returns None if the message must be left out.
     """
-    if tokens is WHOLE:
+    if tokens is KEEP_WHOLE:
         return message
-    if tokens == GONE and not ending:
+    if tokens == LEAVE_OUT and not ending:
         return None
     size = message.tokens - _estimate_ending_tokens(message, ending)
     share = max(0, CUT_MARGIN * tokens - NOTICE_TOKENS) / max(1, size)
     if not ending:
-        return dialect.shorten_message(message, share, handle)
+        return wire.shorten_message(message, share, handle)
     text = build_excerpt(message.text.removesuffix(ending), share, handle) + "\n\n" + ending
     shortened = Message(role=message.role, text=text)
-    return (
-        dialect.attach_parts(shortened, message) if message.parts else _round_trip_message(shortened, dialect)
-    )
+    return wire.attach_parts(shortened, message) if message.parts else _round_trip_message(shortened, wire)
 
 
-def _round_trip_message(ours: Message, dialect: Wire) -> Message:
+def _round_trip_message(message: Message, wire: Wire) -> Message:
     """Encodes and parses a new message, so that it equals the message that is read from these bytes later."""
-    return dialect.parse_message(dialect.encode_message(ours))
+    return wire.parse_message(wire.encode_message(message))

@@ -62,7 +62,7 @@ class UsageFeedback:
             prompt=usage.prompt_tokens,
             completion=usage.completion_tokens,
             cached=usage.cached_tokens,
-            guessed=fit.has_guessed_tokens,
+            has_media=fit.has_guessed_tokens,
         )
         truncated = await self._model_limits.learn_answer(
             ask.tenant,
@@ -101,9 +101,9 @@ class UsageFeedback:
             self._effectiveness.record_round(
                 thread,
                 usage_basis.baseline_key,
-                before=before,
-                after=actual_tokens,
-                fixed=usage_basis.fixed_tokens,
+                before_tokens=before,
+                after_tokens=actual_tokens,
+                fixed_tokens=usage_basis.fixed_tokens,
             )
         if report.conversation is None:
             return

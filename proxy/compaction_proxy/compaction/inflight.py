@@ -69,13 +69,13 @@ class InflightRounds:
         """Number of requests that wait for a compaction."""
         return sum(self._waiting_counts.values())
 
-    async def make_round(self, job: RoundJob, wait_s: float, *, finish: bool) -> Checkpoint:
+    async def make_round(self, job: RoundJob, wait_s: float, *, finish_when_cancelled: bool) -> Checkpoint:
         """Makes the compaction, or waits for the task that is already making it.
 
         Args:
             job: The compaction to make.
             wait_s: How long the caller waits, in seconds. If that is too short, the compaction still goes on.
-            finish: Whether the compaction goes on after every caller has been cancelled.
+            finish_when_cancelled: Whether the compaction goes on after every caller has been cancelled.
 
         Raises:
             SummaryError: No checkpoint was made in time; the reason says why.
@@ -85,7 +85,7 @@ class InflightRounds:
         try:
             done, _ = await asyncio.wait({task}, timeout=self._compute_wait_s(job, wait_s))
         except asyncio.CancelledError:
-            if not finish and self._waiting_counts[job.key] == 1:
+            if not finish_when_cancelled and self._waiting_counts[job.key] == 1:
                 task.cancel()
             raise
         finally:
@@ -138,7 +138,9 @@ class InflightRounds:
         take longer than `wait_s`, judging by its recent calls.
         """
         expected = (
-            self._builder.summarizer.estimate_call_s(job.summary_request) if job.summary_request else None
+            self._builder.summarizer.estimate_call_duration_s(job.summary_request)
+            if job.summary_request
+            else None
         )
         is_worth_waiting = job.policy.max_block_s is None or expected is None or expected <= wait_s
         return wait_s if is_worth_waiting else 0.0
@@ -156,14 +158,14 @@ class InflightRounds:
         task.add_done_callback(finish_task)
         return task
 
-    def _rest_after_failure(self, job: RoundJob, failed: BaseException) -> None:
-        reason = failed.reason if isinstance(failed, SummaryError) else "internal"
+    def _rest_after_failure(self, job: RoundJob, error: BaseException) -> None:
+        reason = error.reason if isinstance(error, SummaryError) else "internal"
         while len(self._resting) >= MAX_RESTING:
             self._resting.pop(next(iter(self._resting)))
         self._resting[job.strategy_thread] = (self._clock() + FAILURE_REST_S, reason)
-        if not isinstance(failed, SummaryError):
-            _log.error(ROUND_CRASHED, conversation=job.conversation, exc_info=failed)
-        event = build_failed_event(job, reason, self._builder.summarizer.price, at=self._now())
+        if not isinstance(error, SummaryError):
+            _log.error(ROUND_CRASHED, conversation=job.conversation, exc_info=error)
+        event = build_failed_event(job, reason, self._builder.summarizer.price, failed_at_s=self._now())
         self._announce(job.tenant, event)
         event_task = asyncio.create_task(self._history.record_event(job.tenant, event))
         self._event_tasks.add(event_task)

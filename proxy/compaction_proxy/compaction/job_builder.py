@@ -57,15 +57,15 @@ class JobBuilder:
         self.ttl_s = ttl_s
         self._has_archive = has_archive
 
-    async def build_job(self, view: RequestView, draft: RoundDraft, due: str) -> RoundJob:
+    async def build_job(self, view: RequestView, draft: RoundDraft, due_reason: str) -> RoundJob:
         """Builds the job of a compaction in the worker thread. `view.root` must be set."""
-        return await run_in_worker(partial(self._build_job, view, draft, due))
+        return await run_in_worker(partial(self._build_job, view, draft, due_reason))
 
-    def _build_job(self, view: RequestView, draft: RoundDraft, due: str) -> RoundJob:
+    def _build_job(self, view: RequestView, draft: RoundDraft, due_reason: str) -> RoundJob:
         ask, plan = view.request, draft.plan
         root = view.root or b""
         last_prefix = view.prefixes[plan.length - 1]
-        exact = compute_exact_digest(view.body[: plan.length])
+        exact = compute_exact_digest(view.unfixed_messages[: plan.length])
         checkpoint_id = predict_checkpoint_id(plan, view.checkpoint, view.prefixes, exact, extract=False)
         [key] = checkpoint_keys(ask.tenant, root, view.policy.name, [checkpoint_id])
         job = RoundJob(
@@ -77,7 +77,7 @@ class JobBuilder:
             tenant=ask.tenant,
             conversation=view.conversation_id or self._mint_conversation(ask.tenant, last_prefix),
             strategy_thread=view.strategy_thread,
-            messages=view.body,
+            messages=view.unfixed_messages,
             prefixes=view.prefixes,
             previous_checkpoint=view.checkpoint,
             ledger=draft.ledger,
@@ -91,15 +91,15 @@ class JobBuilder:
             is_staged=view.policy.layout is not None and bool(plan.groups),
             counting_options=view.counting_options,
             calibration_ratio=view.calibration_ratio,
-            trigger=view.plan_constraints.trigger,
-            calibrated_trigger=view.marks.trigger if view.is_automatic else None,
+            trigger_tokens=view.plan_constraints.trigger_tokens,
+            calibrated_trigger_tokens=view.marks.trigger_tokens if view.is_automatic else None,
             window=view.budget.window,
             client_message_count=len(view.messages),
-            tokens_before=view.estimate_tokens(view.effective),
-            reason=due,
+            tokens_before=view.estimate_tokens(view.effective_messages),
+            reason=due_reason,
             timeout_s=ask.settings.summary.timeout_s,
             ttl_s=self.ttl_s,
-            basis=view.basis,
+            price_basis=view.price_basis,
             is_searchable=self._has_archive and _is_searchable(ask),
             frontier=draft.frontier,
         )
@@ -113,10 +113,12 @@ class JobBuilder:
             return None
         user_messages = job.user_messages
         groups, earlier = job.groups, _list_earlier_summaries(view, job)
-        if _is_rewritten(view, job) and not _fits_one_call(groups, shape, routes[0], view.calibration_ratio):
+        if _is_chain_rewritten(view, job) and not _can_fit_one_call(
+            groups, shape, routes[0], view.calibration_ratio
+        ):
             groups, earlier = _exclude_recorded_messages(job)
         aligned = (
-            AlignedConversation(view.request.body, repair_messages(view.effective))
+            AlignedConversation(view.request.body, repair_messages(view.effective_messages))
             if shape.form == "aligned"
             else None
         )
@@ -150,12 +152,12 @@ def _is_searchable(ask: FitRequest) -> bool:
     if ask.settings.recall.tool == "none" or tool is None:
         return False
     try:
-        inspection = tool.inspect_tools(ask.body.raw, TOOL_NAME)
+        inspection = tool.inspect_tool_support(ask.body.raw, TOOL_NAME)
     except UnreadableBodyError:
         return False
     has_tools = inspection.has_tools
     return inspection.can_add_tool and should_offer_tool(
-        ask.settings, compacted=True, has_tools=has_tools, model=ask.model
+        ask.settings, is_compacted=True, has_tools=has_tools, model=ask.model
     )
 
 
@@ -172,14 +174,16 @@ def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
     )
 
 
-def _is_rewritten(view: RequestView, job: RoundJob) -> bool:
+def _is_chain_rewritten(view: RequestView, job: RoundJob) -> bool:
     """Returns whether the compaction writes the chain of records anew as one record."""
-    return view.policy.earlier == "freeze" and not job.plan.frozen
+    return view.policy.earlier_rounds == "freeze" and not job.plan.frozen_record_count
 
 
-def _fits_one_call(groups: Sequence[Group], shape: SummaryShape, route: SummaryRoute, ratio: float) -> bool:
+def _can_fit_one_call(
+    groups: Sequence[Group], shape: SummaryShape, route: SummaryRoute, calibration_ratio: float
+) -> bool:
     characters = sum(count_shown_characters(each, shape) for each in groups)
-    return characters / CHARACTERS_A_TOKEN * ratio <= READ_SHARE * route.window
+    return characters / CHARACTERS_A_TOKEN * calibration_ratio <= READ_SHARE * route.window
 
 
 def _exclude_recorded_messages(job: RoundJob) -> tuple[tuple[Group, ...], tuple[str, ...]]:
@@ -200,7 +204,7 @@ def _list_earlier_summaries(view: RequestView, job: RoundJob) -> tuple[str, ...]
     latter case it reads the original messages, or if they are too long for one call, the texts of the records
     (`_exclude_recorded_messages`).
     """
-    is_unread = _is_rewritten(view, job) or view.policy.earlier == "leave"
+    is_unread = _is_chain_rewritten(view, job) or view.policy.earlier_rounds == "leave"
     return (
         ()
         if is_unread or view.checkpoint is None or not view.checkpoint.summary

@@ -29,18 +29,18 @@ _Asked = TypeVar("_Asked", bound=Hashable)
 class _BoundedMemo(Generic[_Asked, _Known]):
     """Caches the results of a function, and forgets the least recently used ones first."""
 
-    def __init__(self, work_out: Callable[[_Asked], _Known], max_held: int) -> None:
-        self._compute = work_out
+    def __init__(self, compute: Callable[[_Asked], _Known], max_held: int) -> None:
+        self._compute = compute
         self._max_held = max_held
         self._held: OrderedDict[_Asked, tuple[_Known, int]] = OrderedDict()
         self._size = 0
 
-    def __call__(self, asked: _Asked, characters: int) -> _Known:
-        if (entry := self._held.get(asked)) is not None:
-            self._held.move_to_end(asked)
+    def __call__(self, key: _Asked, characters: int) -> _Known:
+        if (entry := self._held.get(key)) is not None:
+            self._held.move_to_end(key)
             return entry[0]
-        result, size = self._compute(asked), characters + RECORD_CHARACTERS
-        self._held[asked] = result, size
+        result, size = self._compute(key), characters + RECORD_CHARACTERS
+        self._held[key] = result, size
         self._size += size
         while self._size > self._max_held:
             self._size -= self._held.popitem(last=False)[1][1]
@@ -52,11 +52,11 @@ _Content = tuple[str, str, tuple[MessageToolCall, ...], tuple[str, ...]]
 
 def _find_shown_facts(content: _Content) -> tuple[MessageFact, ...]:
     role, text, calls, answers = content
-    return list_message_facts(Message(role, text, calls=calls, answers=answers))
+    return list_message_facts(Message(role, text, calls=calls, answered_call_ids=answers))
 
 
-def _read_call(asked: tuple[MessageToolCall, str | None]) -> Action:
-    return read_action(*asked)
+def _read_call(call_and_result: tuple[MessageToolCall, str | None]) -> Action:
+    return read_action(*call_and_result)
 
 
 class _CachedStatements(NamedTuple):
@@ -64,11 +64,11 @@ class _CachedStatements(NamedTuple):
 
     Attributes:
         size: Size of the entry, in characters.
-        since: The statements of the shorter list that this list extends; None if they are not cached.
+        shorter_list: The statements of the shorter list that this list extends; None if they are not cached.
     """
 
     size: int
-    since: ActiveStatements | None
+    shorter_list: ActiveStatements | None
 
 
 class LedgerCache:
@@ -77,16 +77,16 @@ class LedgerCache:
     Only one thread may use it at a time.
 
     Args:
-        max_held: Size of each cache, in characters. Each entry counts `RECORD_CHARACTERS` more.
+        max_held_characters: Size of each cache, in characters. Each entry counts `RECORD_CHARACTERS` more.
     """
 
-    def __init__(self, max_held: int = MAX_HELD_CHARACTERS) -> None:
-        self._statements = _BoundedMemo(read_statements, max_held)
-        self._shown_facts = _BoundedMemo(_find_shown_facts, max_held)
-        self._actions = _BoundedMemo(_read_call, max_held // 2)
-        self._replies = _BoundedMemo(read_reply, max_held // 2)
+    def __init__(self, max_held_characters: int = MAX_HELD_CHARACTERS) -> None:
+        self._statements = _BoundedMemo(read_statements, max_held_characters)
+        self._shown_facts = _BoundedMemo(_find_shown_facts, max_held_characters)
+        self._actions = _BoundedMemo(_read_call, max_held_characters // 2)
+        self._replies = _BoundedMemo(read_reply, max_held_characters // 2)
         self._active_statements: OrderedDict[ActiveStatements, _CachedStatements] = OrderedDict()
-        self._max_held = max_held
+        self._max_held = max_held_characters
 
     def get_statements(self, text: str) -> tuple[Statement, ...]:
         """Returns the statements in a user's text (`core.ledger.statements`)."""
@@ -105,16 +105,21 @@ class LedgerCache:
         self._store_active_statements(statements, longest)
         return statements
 
-    def _store_active_statements(self, made: ActiveStatements, before: ActiveStatements | None) -> None:
+    def _store_active_statements(
+        self, statements: ActiveStatements, shorter_list: ActiveStatements | None
+    ) -> None:
         since = None
-        if before is not None:
-            entry = self._active_statements.pop(before)
-            if len(before) < len(made):
-                if entry.since is not None:
-                    self._active_statements.pop(entry.since, None)
-                self._active_statements[before], since = _CachedStatements(entry.size, None), before
-        self._active_statements[made] = _CachedStatements(
-            made.character_count + RECORD_CHARACTERS * made.statement_count, since
+        if shorter_list is not None:
+            entry = self._active_statements.pop(shorter_list)
+            if len(shorter_list) < len(statements):
+                if entry.shorter_list is not None:
+                    self._active_statements.pop(entry.shorter_list, None)
+                self._active_statements[shorter_list], since = (
+                    _CachedStatements(entry.size, None),
+                    shorter_list,
+                )
+        self._active_statements[statements] = _CachedStatements(
+            statements.character_count + RECORD_CHARACTERS * statements.statement_count, since
         )
         while (
             len(self._active_statements) > 1
@@ -135,4 +140,6 @@ class LedgerCache:
     def get_shown_facts(self, message: Message) -> tuple[MessageFact, ...]:
         """Returns the facts that a message of a tool or of the assistant shows (`core.ledger.facts`)."""
         characters = len(message.text) + sum(len(call.arguments) for call in message.calls)
-        return self._shown_facts((message.role, message.text, message.calls, message.answers), characters)
+        return self._shown_facts(
+            (message.role, message.text, message.calls, message.answered_call_ids), characters
+        )

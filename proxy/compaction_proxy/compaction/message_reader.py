@@ -17,7 +17,7 @@ from compaction_proxy.core.digest import compute_prefix_digests
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message, SourceMessage
 from compaction_proxy.core.token_rules import (
-    RULES,
+    TOKEN_RULES,
     list_countable_texts,
     minify_definition,
     sum_message_tokens,
@@ -27,15 +27,15 @@ from compaction_proxy.support.lru import LruCache
 from compaction_proxy.wires.body import RequestBody
 from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.project_instructions import (
-    divide_each,
+    divide_messages,
     find_client_by_messages,
     may_hold_form,
-    unmark_pasted,
+    unmark_pasted_instructions,
 )
 from compaction_proxy.wires.wire import UncountedMessage, Wire
 
 # Approximate size of a chunk, in bytes. The event loop may run other tasks between two chunks.
-AT_ONCE_BYTES = 128 * 1024
+CHUNK_BYTES = 128 * 1024
 # Up to this many items become a single chunk if that is small enough. This is checked first, because most
 # requests bring only one or two new items.
 FEW_ITEMS = 8
@@ -44,26 +44,26 @@ _Item = TypeVar("_Item")
 
 
 def chunk_by_bytes(
-    items: Sequence[_Item], size: Callable[[_Item], int]
+    items: Sequence[_Item], get_size_bytes: Callable[[_Item], int]
 ) -> Iterable[tuple[int, Sequence[_Item]]]:
-    """Splits items into chunks of about `AT_ONCE_BYTES`, so that other tasks may run between them.
+    """Splits items into chunks of about `CHUNK_BYTES`, so that other tasks may run between them.
 
     Each chunk comes with the index of its first item.
     """
-    if len(items) <= 1 or (len(items) <= FEW_ITEMS and sum(map(size, items)) <= AT_ONCE_BYTES):
+    if len(items) <= 1 or (len(items) <= FEW_ITEMS and sum(map(get_size_bytes, items)) <= CHUNK_BYTES):
         return ((0, items),)
-    return _iterate_chunks(items, size)
+    return _iterate_chunks(items, get_size_bytes)
 
 
 def _iterate_chunks(
-    items: Sequence[_Item], size: Callable[[_Item], int]
+    items: Sequence[_Item], get_size_bytes: Callable[[_Item], int]
 ) -> Iterator[tuple[int, Sequence[_Item]]]:
     start = pending = 0
     for index, item in enumerate(items):
-        pending += size(item)
-        if pending > AT_ONCE_BYTES and index > start:
+        pending += get_size_bytes(item)
+        if pending > CHUNK_BYTES and index > start:
             yield start, items[start:index]
-            start, pending = index, size(item)
+            start, pending = index, get_size_bytes(item)
     yield start, items[start:]
 
 
@@ -73,12 +73,12 @@ MAX_HELD_BYTES = 16 * 1024 * 1024
 # cache of messages mostly holds them, too.
 MAX_LISTED_BYTES = 32 * 1024 * 1024
 # Size of the cache of token counts of definitions such as tools, in characters of the definitions.
-MAX_DEFINED = 4 * 1024 * 1024
+MAX_DEFINITION_CHARACTERS = 4 * 1024 * 1024
 # Memory that a message takes in addition to its own bytes, in bytes: in the cache of lists, and in the cache
 # of messages, where its decoded text is counted separately.
-RECORD_BYTES, HOLDING_BYTES = 450, 600
+RECORD_BYTES, CACHE_ENTRY_BYTES = 450, 600
 # Memory that a list takes for each of its messages in addition to the messages, in bytes.
-PLACE_BYTES = 100
+LIST_ENTRY_BYTES = 100
 # Each message takes some time to decode, however small it is: as much as this many bytes of text.
 DECODED_BYTES = 1_024
 # Number of large messages that are decoded in threads at the same time.
@@ -108,15 +108,15 @@ class MessageList(NamedTuple):  # created for each request: a dataclass costs fo
 
     Attributes:
         messages: All messages, counted.
-        body: The messages that are not fixed: neither privileged nor project instructions.
-        prefixes: Prefix digests of `body`.
+        unfixed_messages: The messages that are not fixed: neither privileged nor project instructions.
+        prefixes: Prefix digests of `unfixed_messages`.
         tokens: Tokens of all messages, before calibration.
         has_guessed_tokens: Whether any message holds parts that are not text, whose tokens can only be
             guessed.
     """
 
     messages: tuple[Message, ...]
-    body: tuple[Message, ...]
+    unfixed_messages: tuple[Message, ...]
     prefixes: tuple[bytes, ...]
     tokens: int
     has_guessed_tokens: bool
@@ -143,7 +143,7 @@ class MessageReader:
     """Reads the messages of requests and caches them.
 
     Args:
-        countings: The token counters, by the name of their rule.
+        schedulers: The token counters, by the name of their rule.
         max_held_bytes: Size of the cache of messages, in bytes of memory.
         max_listed_bytes: Size of the cache of lists, in bytes of memory. It holds at most two lists of each
             conversation.
@@ -151,15 +151,17 @@ class MessageReader:
 
     def __init__(
         self,
-        countings: dict[str, TokenScheduler],
+        schedulers: dict[str, TokenScheduler],
         max_held_bytes: int = MAX_HELD_BYTES,
         max_listed_bytes: int = MAX_LISTED_BYTES,
     ) -> None:
-        self._schedulers = countings
+        self._schedulers = schedulers
         self._messages: LruCache[tuple[bytes, CountingOptions], Message] = LruCache(max_held_bytes)
         self._lists: LruCache[tuple[bytes, CountingOptions, str], _CachedList] = LruCache(max_listed_bytes)
         self._worker_slots = asyncio.Semaphore(WORKERS)
-        self._overheads: LruCache[tuple[tuple[str, ...], CountingOptions], int] = LruCache(MAX_DEFINED)
+        self._overheads: LruCache[tuple[tuple[str, ...], CountingOptions], int] = LruCache(
+            MAX_DEFINITION_CHARACTERS
+        )
 
     async def read_request(
         self, body: RequestBody, options: CountingOptions, client: str = ""
@@ -177,13 +179,17 @@ class MessageReader:
         Raises:
             UnreadableBodyError: A message cannot be read.
         """
-        if not body.mark:
+        if not body.fingerprint:
             return (await self._extend_list(EMPTY_LIST, body.messages, options, client))[0]
-        key = (body.mark, options, client)
+        key = (body.fingerprint, options, client)
         cached = self._lists.get(key)
         if cached is not None:
             return cached.message_list
-        base = self._lists.get((body.previous_mark, options, client)) if body.previous_mark else None
+        base = (
+            self._lists.get((body.previous_fingerprint, options, client))
+            if body.previous_fingerprint
+            else None
+        )
         if base and _has_open_turn(base.message_list.messages, client):
             base = None
         raws = body.new_pieces if base else body.messages
@@ -193,7 +199,9 @@ class MessageReader:
         if base and base.since:
             self._lists.remove((base.since, options, client))
         size += base.size if base else 0
-        self._lists.put(key, _CachedList(message_list, size, body.previous_mark if base else b""), size)
+        self._lists.put(
+            key, _CachedList(message_list, size, body.previous_fingerprint if base else b""), size
+        )
         return message_list
 
     async def _extend_list(
@@ -215,9 +223,9 @@ class MessageReader:
             prefixes += compute_prefix_digests(removable, prefixes[-1])
             tokens += sum([each.tokens for each in chunk])
             guessed = guessed or any(map(_PARTS, chunk))
-        body, digests = base.body + tuple(plain), base.prefixes + tuple(prefixes[1:])
+        body, digests = base.unfixed_messages + tuple(plain), base.prefixes + tuple(prefixes[1:])
         message_list = MessageList(base.messages + new, body, digests, tokens, guessed)
-        return message_list, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + PLACE_BYTES)
+        return message_list, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + LIST_ENTRY_BYTES)
 
     async def _split_instructions(
         self, base: Sequence[Message], new: Sequence[Message], options: CountingOptions, client: str
@@ -227,7 +235,7 @@ class MessageReader:
         These messages are marked as instructions.
         """
         messages: list[Message] = []
-        for record, parts in divide_each(base, new, client):
+        for record, parts in divide_messages(base, new, client):
             if not parts:
                 messages.append(record)
                 continue
@@ -238,7 +246,7 @@ class MessageReader:
                 for each, (_, instruction) in zip(records, parts, strict=True)
             ]
         return (
-            unmark_pasted(messages)
+            unmark_pasted_instructions(messages)
             if len(messages) != len(new) or any(each.instruction for each in messages)
             else tuple(new)
         )
@@ -259,7 +267,7 @@ class MessageReader:
             cached_messages += cached_chunk
         new = iter(await self._decode_missing(missing, options) if missing else ())
         records: list[Message] = []
-        for start, known_chunk in chunk_by_bytes(cached_messages, _get_place_bytes):
+        for start, known_chunk in chunk_by_bytes(cached_messages, _get_list_entry_bytes):
             if start:
                 await asyncio.sleep(0)
             records += [known or self._cache_message(next(new), options) for known in known_chunk]
@@ -279,7 +287,7 @@ class MessageReader:
         return await self._build_counted_messages(uncounted, options)
 
     def _cache_message(self, record: Message, options: CountingOptions) -> Message:
-        size = len(record.raw) + max(len(record.raw), getsizeof(record.text)) + HOLDING_BYTES
+        size = len(record.raw) + max(len(record.raw), getsizeof(record.text)) + CACHE_ENTRY_BYTES
         self._messages.put((record.raw, options), record, size)
         return record
 
@@ -292,9 +300,9 @@ class MessageReader:
         return await self._build_counted_messages(uncounted, options)
 
     async def _count_part_tokens(self, record: Message, options: CountingOptions) -> int:
-        if not (record.parts or record.signed):
+        if not (record.parts or record.has_signed_reasoning):
             return 0
-        part_tokens = options.wire.estimate_part_tokens
+        part_tokens = options.wire.estimate_nontext_tokens
         if _is_large(record.raw):
             return await self._run_in_thread(part_tokens, record.raw, options.model)
         return part_tokens(record.raw, options.model)
@@ -303,10 +311,10 @@ class MessageReader:
         self, uncounted: Sequence[UncountedMessage], options: CountingOptions
     ) -> list[Message]:
         """Returns the messages with their digests and token counts."""
-        rule = RULES[options.rule]
+        rule = TOKEN_RULES[options.rule]
         texts: list[str] = []
         text_counts: list[int] = []
-        for start, chunk in chunk_by_bytes(uncounted, _estimate_weighed_bytes):
+        for start, chunk in chunk_by_bytes(uncounted, _estimate_uncounted_bytes):
             if start:
                 await asyncio.sleep(0)
             for each in chunk:
@@ -316,7 +324,7 @@ class MessageReader:
         counts = iter(await self._count_texts(texts, options))
         remaining_text_counts = iter(text_counts)
         messages: list[Message] = []
-        for start, chunk in chunk_by_bytes(uncounted, _estimate_weighed_bytes):
+        for start, chunk in chunk_by_bytes(uncounted, _estimate_uncounted_bytes):
             if start:
                 await asyncio.sleep(0)
             for record, digest, parts in chunk:
@@ -340,7 +348,7 @@ class MessageReader:
             counts = await self._count_texts(
                 [await _format_definition(each) for each in definitions], options
             )
-            tokens = sum(counts) + RULES[options.rule].reply
+            tokens = sum(counts) + TOKEN_RULES[options.rule].reply_tokens
             self._overheads.put(key, tokens, RECORD_BYTES + sum(map(len, definitions)))
         return tokens
 
@@ -362,7 +370,7 @@ def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
     if not client:
         return False
     for each in reversed(messages):
-        if each.role == "assistant" or each.answers:
+        if each.role == "assistant" or each.answered_call_ids:
             return False
         if each.source is not None or may_hold_form(each.raw, client):
             return True
@@ -377,17 +385,17 @@ def _estimate_held_bytes(record: bytes | Message) -> int:
     return len(record if isinstance(record, bytes) else record.raw) + RECORD_BYTES
 
 
-def _estimate_weighed_bytes(message: UncountedMessage) -> int:
+def _estimate_uncounted_bytes(message: UncountedMessage) -> int:
     return _estimate_held_bytes(message.record)
 
 
-def _get_place_bytes(_: object) -> int:
-    return PLACE_BYTES
+def _get_list_entry_bytes(_: object) -> int:
+    return LIST_ENTRY_BYTES
 
 
 async def _format_definition(text: str) -> str:
     """Returns the text of a definition as it is counted. A large definition is minified in a thread."""
-    if len(text) <= AT_ONCE_BYTES // 4:
+    if len(text) <= CHUNK_BYTES // 4:
         return minify_definition(text)
     return await asyncio.to_thread(_format_definitions, text)
 
@@ -402,8 +410,8 @@ def _format_definitions(text: str) -> str:
 
 
 def _is_large(raw: bytes) -> bool:
-    """Returns whether a message is larger than a chunk (`AT_ONCE_BYTES`), so that a thread must read it.
+    """Returns whether a message is larger than a chunk (`CHUNK_BYTES`), so that a thread must read it.
 
     Even in a thread, each step of the work briefly blocks the event loop.
     """
-    return len(raw) > AT_ONCE_BYTES
+    return len(raw) > CHUNK_BYTES

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from compaction_proxy.core.digest import compute_prefix_digests
 from compaction_proxy.core.ledger.client_forms import find_files_message
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.mover import RequestEnd, build_request_end, find_moving_start, is_followed
+from compaction_proxy.core.mover import RequestEnd, build_request_end, find_moving_start, is_continuation
 from compaction_proxy.support.lru import LruCache
 
 # The least recently used ends are dropped when all ends together exceed this size, in bytes.
@@ -58,12 +58,14 @@ class PreviousRequests:
             return 0
         previous, files_index = self._find_longest_prefix(scope, prefixes), find_files_message(messages)
         moving_from = len(messages) if files_index is None else files_index
-        if previous is not None and is_followed(previous.end, messages, previous.length):
+        if previous is not None and is_continuation(previous.end, messages, previous.length):
             moving_from = min(moving_from, find_moving_start(messages, previous.end, previous.length))
         end = build_request_end(messages, moving_from)
-        for length in range(max(1, end.start), end.message_count + 1):
+        for length in range(max(1, end.start_index), end.message_count + 1):
             self._put_beginning(scope, prefixes[length - 1], _RequestBeginning(end, length))
-        if end.start == 0:  # all messages may move, so the last one may be the first of the next request
+        if (
+            end.start_index == 0
+        ):  # all messages may move, so the last one may be the first of the next request
             [first] = compute_prefix_digests(messages[-1:], seed)
             if self._beginnings.get((scope, first)) is None:
                 self._put_beginning(scope, first, _RequestBeginning(end, 0))

@@ -15,7 +15,7 @@ from compaction_proxy.core.cost.optimal_trigger import (
     compute_optimal_trigger,
 )
 from compaction_proxy.core.cost.price import ModelPrice
-from compaction_proxy.core.cost.savings import LEAST_CACHED_TOKENS
+from compaction_proxy.core.cost.savings import MIN_CACHED_TOKENS
 from compaction_proxy.core.strategies import Policy, ScaledLimit
 from compaction_proxy.core.trigger import UNKNOWN_PRICE_THRESHOLDS, PriceThresholds, TriggerRule
 from compaction_proxy.providers.pricing import PriceBook
@@ -34,14 +34,14 @@ class GrowthStats(NamedTuple):
     """Statistics about the requests of a conversation.
 
     Attributes:
-        growth: Mean number of tokens by which a request exceeds the previous one.
+        growth_tokens: Mean number of tokens by which a request exceeds the previous one.
         cached_share: Mean share of the previous request's tokens that the provider reads from its cache when
             the next request comes, 0..1.
         tokens_after_round: Tokens of the last request for which a compaction was made, as the provider
             counted them; None if none was made.
     """
 
-    growth: float
+    growth_tokens: float
     cached_share: float
     tokens_after_round: int | None
 
@@ -51,24 +51,24 @@ class _ConversationGrowth:
     """The last request of a conversation, and means over its requests.
 
     Attributes:
-        before: Tokens of the client's list in the last request.
-        forwarded: Tokens of the last forwarded request, as the provider counted them.
+        client_tokens: Tokens of the client's list in the last request.
+        forwarded_tokens: Tokens of the last forwarded request, as the provider counted them.
         baseline_key: Identifies the checkpoint and model of the last request (`UsageBasis.baseline_key`).
         tokens_after_round: Tokens of the last request for which a compaction was made; None if none was made.
-        steps: Number of requests that continued the previous one.
-        growth: Mean number of tokens that such a request added.
-        reads: Number of requests that began with the previously forwarded request, so that the provider could
-            read this beginning from its cache.
+        growth_samples: Number of requests that continued the previous one.
+        growth_tokens: Mean number of tokens that such a request added.
+        cache_samples: Number of requests that began with the previously forwarded request, so that the
+            provider could read this beginning from its cache.
         cached_share: Mean share of this beginning that the provider did read from its cache, 0..1.
     """
 
-    before: int = 0
-    forwarded: int = 0
+    client_tokens: int = 0
+    forwarded_tokens: int = 0
     baseline_key: bytes = b""
     tokens_after_round: int | None = None
-    steps: int = 0
-    growth: float = 0.0
-    reads: int = 0
+    growth_samples: int = 0
+    growth_tokens: float = 0.0
+    cache_samples: int = 0
     cached_share: float = 0.0
 
 
@@ -93,42 +93,50 @@ class GrowthTracker:
         if len(self._growth_by_thread) > MAX_CONVERSATIONS:
             self._growth_by_thread.popitem(last=False)
 
-    def get_stats(self, key: str) -> GrowthStats | None:
+    def get_stats(self, thread: str) -> GrowthStats | None:
         """Returns the statistics of a conversation; None if too little is known.
 
-        `key` is the result of `format_strategy_thread`.
+        `thread` is the result of `format_strategy_thread`.
         """
-        growth = self._growth_by_thread.get(key)
-        if growth is None or growth.steps < LEAST_STEPS or not growth.reads:
+        growth = self._growth_by_thread.get(thread)
+        if growth is None or growth.growth_samples < LEAST_STEPS or not growth.cache_samples:
             return None
-        return GrowthStats(growth.growth, growth.cached_share, growth.tokens_after_round)
+        return GrowthStats(growth.growth_tokens, growth.cached_share, growth.tokens_after_round)
 
 
-def _update_mean(before: float, number: int, value: float) -> float:
+def _update_mean(mean: float, number: int, value: float) -> float:
     """Returns the mean of `number` values: the older ones with the mean `before`, and the new one, `value`.
 
     Beyond `MEAN_REQUESTS` values, the new value keeps a fixed weight, so old values fade.
     """
-    return before + (value - before) / min(number, MEAN_REQUESTS)
+    return mean + (value - mean) / min(number, MEAN_REQUESTS)
 
 
-def _add_growth(last: _ConversationGrowth, before: int) -> _ConversationGrowth:
-    added_tokens = before - last.before
-    if not last.before or added_tokens <= 0:  # the first request, or one that does not continue the last
-        return replace(last, before=before)
-    steps = last.steps + 1
-    return replace(last, before=before, steps=steps, growth=_update_mean(last.growth, steps, added_tokens))
+def _add_growth(last: _ConversationGrowth, client_tokens: int) -> _ConversationGrowth:
+    added_tokens = client_tokens - last.client_tokens
+    if (
+        not last.client_tokens or added_tokens <= 0
+    ):  # the first request, or one that does not continue the last
+        return replace(last, client_tokens=client_tokens)
+    steps = last.growth_samples + 1
+    return replace(
+        last,
+        client_tokens=client_tokens,
+        growth_samples=steps,
+        growth_tokens=_update_mean(last.growth_tokens, steps, added_tokens),
+    )
 
 
-def _add_cache_read(last: _ConversationGrowth, standing: bytes, usage: TokenUsage) -> _ConversationGrowth:
-    current = replace(last, forwarded=usage.prompt_tokens, baseline_key=standing)
+def _add_cache_read(last: _ConversationGrowth, baseline_key: bytes, usage: TokenUsage) -> _ConversationGrowth:
+    current = replace(last, forwarded_tokens=usage.prompt_tokens, baseline_key=baseline_key)
     is_comparable = (
-        standing == last.baseline_key and usage.prompt_tokens >= last.forwarded >= LEAST_CACHED_TOKENS
+        baseline_key == last.baseline_key
+        and usage.prompt_tokens >= last.forwarded_tokens >= MIN_CACHED_TOKENS
     )
     if not is_comparable:
         return current
-    reads, share = last.reads + 1, min(1.0, usage.cached_tokens / last.forwarded)
-    return replace(current, reads=reads, cached_share=_update_mean(last.cached_share, reads, share))
+    reads, share = last.cache_samples + 1, min(1.0, usage.cached_tokens / last.forwarded_tokens)
+    return replace(current, cache_samples=reads, cached_share=_update_mean(last.cached_share, reads, share))
 
 
 # The share of T that a compaction is assumed to leave. It is used if the strategy has no target size and no
@@ -141,11 +149,11 @@ class PriceTriggerSizes(NamedTuple):
     """The token thresholds of triggers that depend on prices.
 
     Attributes:
-        aims: The thresholds.
+        thresholds: The thresholds.
         basis: The numbers from which the thresholds were computed, by name, for reports.
     """
 
-    aims: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
+    thresholds: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
     basis: Mapping[str, float] = NO_BASIS
 
 
@@ -164,15 +172,17 @@ class PriceTriggers:
         self._pricing = pricing
         self._growth = growth
 
-    def resolve_sizes(self, ask: FitRequest, policy: Policy, thread: str, fixed: int) -> PriceTriggerSizes:
+    def compute_thresholds(
+        self, ask: FitRequest, policy: Policy, thread: str, fixed_tokens: int
+    ) -> PriceTriggerSizes:
         """Computes the thresholds of the policy's trigger rules for a request.
 
         Args:
             ask: The request.
             policy: The strategy of the request.
             thread: Key of the conversation (`format_strategy_thread`).
-            fixed: Tokens at the beginning of the request that no compaction changes, such as the system
-                prompt and the tool definitions.
+            fixed_tokens: Tokens at the beginning of the request that no compaction changes, such as the
+                system prompt and the tool definitions.
         """
         price = self._pricing.get_price(ask.model, ask.origin)
         if price is None:
@@ -183,10 +193,12 @@ class PriceTriggers:
         row = next((row for row in rows if row.cost_optimal), None)
         stats = self._growth.get_stats(thread) if row else None
         if row is None or stats is None:
-            return PriceTriggerSizes(PriceThresholds(tier=tier), basis)
-        optimum = _find_optimal_trigger(price, stats, policy, row, fixed, self._find_summary_price(ask))
+            return PriceTriggerSizes(PriceThresholds(tier_tokens=tier), basis)
+        optimum = _find_optimal_trigger(
+            price, stats, policy, row, fixed_tokens, self._find_summary_price(ask)
+        )
         if optimum is None:
-            return PriceTriggerSizes(PriceThresholds(tier=tier), basis)
+            return PriceTriggerSizes(PriceThresholds(tier_tokens=tier), basis)
         return PriceTriggerSizes(PriceThresholds(tier, optimum.trigger), {**basis, **optimum.basis})
 
     def _find_summary_price(self, ask: FitRequest) -> ModelPrice | None:
@@ -203,25 +215,25 @@ class PriceTriggers:
 
 def _find_optimal_trigger(
     price: ModelPrice,
-    pace: GrowthStats,
+    growth_stats: GrowthStats,
     policy: Policy,
-    row: TriggerRule,
-    fixed: int,
-    summary: ModelPrice | None,
+    rule: TriggerRule,
+    fixed_tokens: int,
+    summary_price: ModelPrice | None,
 ) -> OptimalTrigger | None:
     """Computes the trigger T at which the conversation costs least; returns None if there is no such trigger.
 
     The size after a compaction is the strategy's target. Without a target it is the size that the last
     compaction left, or `USUAL_TARGET` if no compaction has been observed.
     """
-    rework = REWORK_TOKENS if row.rework_tokens is None else row.rework_tokens
-    target = policy.target or (None if pace.tokens_after_round else USUAL_TARGET)
+    rework = REWORK_TOKENS if rule.rework_tokens is None else rule.rework_tokens
+    target = policy.target or (None if growth_stats.tokens_after_round else USUAL_TARGET)
     growing = GrowthProfile(
-        growth=pace.growth,
-        cached_share=pace.cached_share,
-        fixed=fixed,
-        after=(target.tokens or 0) if target else (pace.tokens_after_round or 0),
+        growth=growth_stats.growth_tokens,
+        cached_share=growth_stats.cached_share,
+        fixed=fixed_tokens,
+        after=(target.tokens or 0) if target else (growth_stats.tokens_after_round or 0),
         share=target.share if target and target.tokens is None else 0.0,
         summary=policy.summary.tokens if policy.summary else 0,
     )
-    return compute_optimal_trigger(price, growing, summary, rework)
+    return compute_optimal_trigger(price, growing, summary_price, rework)

@@ -41,7 +41,9 @@ def build_instructions(settings: ModelSettings, policy: Policy) -> str:
         return ""
     strategy_settings = getattr(settings.compaction.strategies, policy.name)
     prompt_file = strategy_settings.prompt_file or settings.summary.prompt_file
-    text = _load_prompt(prompt_file, policy.summary.prompt).replace("{tokens}", str(policy.summary.tokens))
+    text = _load_prompt(prompt_file, policy.summary.prompt_name).replace(
+        "{tokens}", str(policy.summary.tokens)
+    )
     instructions = (
         settings.summary.instructions
         if strategy_settings.instructions is None

@@ -8,7 +8,7 @@ from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.masking import format_mask
 from compaction_proxy.core.message import Message, Span
-from compaction_proxy.core.planner import ReplacementKind, list_chain_records
+from compaction_proxy.core.planner import PlannedReplacement, list_chain_records
 from compaction_proxy.core.render import build_excerpt, format_replacement_text
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.core.summary.prompt import NO_TASK, find_task_message
@@ -48,7 +48,7 @@ async def build_replacements(
     If the strategy replaces runs of messages, a run stays as it is if its summary is empty or not shorter
     than the run.
     """
-    pieces = list(zip(job.plan.spans, job.plan.fills, strict=True))
+    pieces = list(zip(job.plan.spans, job.plan.planned_replacements, strict=True))
     messages_by_span = await run_in_worker(
         lambda: [tuple(_build_messages(job, fill, texts)) for _, fill in pieces]
     )
@@ -60,34 +60,36 @@ async def build_replacements(
     replacements = []
     for (span, fill), messages in zip(pieces, messages_by_span, strict=True):
         counted_replacement = tuple(counted.get(id(each), each) for each in messages)
-        is_run = job.policy.takes == "runs" and fill.kind == "text"
-        if not is_run or (texts[fill.at] and _is_smaller(job, fill, counted_replacement)):
+        is_run = job.policy.removal_scope == "runs" and fill.kind == "text"
+        if not is_run or (texts[fill.reference_index] and _is_smaller(job, fill, counted_replacement)):
             replacements.append(Replacement(span, counted_replacement, is_edited=_is_edit(job, span, fill)))
     return tuple(replacements)
 
 
-def _is_edit(job: RoundJob, span: Span, fill: ReplacementKind) -> bool:
+def _is_edit(job: RoundJob, span: Span, fill: PlannedReplacement) -> bool:
     edited = job.previous_checkpoint.edited if job.previous_checkpoint else frozenset()
     return fill.kind in {"mask", "cap"} or (fill.kind == "before" and span.start in edited)
 
 
-def _is_smaller(job: RoundJob, fill: ReplacementKind, put: Sequence[Message]) -> bool:
-    group = job.plan.groups[fill.at]
-    return sum(each.tokens for each in put) < sum(job.messages[index].tokens for index in group)
+def _is_smaller(job: RoundJob, fill: PlannedReplacement, messages: Sequence[Message]) -> bool:
+    group = job.plan.groups[fill.reference_index]
+    return sum(each.tokens for each in messages) < sum(job.messages[index].tokens for index in group)
 
 
-def _build_messages(job: RoundJob, fill: ReplacementKind, texts: Sequence[str]) -> Iterator[Message]:
+def _build_messages(job: RoundJob, fill: PlannedReplacement, texts: Sequence[str]) -> Iterator[Message]:
     """Yields the messages that replace one span. New messages have no token count yet."""
     if fill.kind == "before" and job.previous_checkpoint is not None:
-        yield from job.previous_checkpoint.stand_ins[fill.at]
+        yield from job.previous_checkpoint.stand_ins[fill.reference_index]
     elif fill.kind == "text":
-        yield _build_summary_message(job, _add_pins_and_hint(job, fill.at, texts[fill.at]))
+        yield _build_summary_message(
+            job, _add_pins_and_hint(job, fill.reference_index, texts[fill.reference_index])
+        )
     elif fill.kind == "records":
-        yield from _build_record_messages(job, texts[fill.at] if texts else "")
+        yield from _build_record_messages(job, texts[fill.reference_index] if texts else "")
     elif fill.kind == "mask":
-        yield _mask_result(job, fill.at)
+        yield _mask_result(job, fill.reference_index)
     elif fill.kind == "cap":
-        yield _cap_message(job, fill.at)
+        yield _cap_message(job, fill.reference_index)
 
 
 def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
@@ -116,7 +118,9 @@ def _has_search_hint(job: RoundJob) -> bool:
     Only replacements that this compaction keeps count.
     """
     before = job.previous_checkpoint.stand_ins if job.previous_checkpoint else ()
-    staying = (before[fill.at] for fill in job.plan.fills if fill.kind == "before")
+    staying = (
+        before[fill.reference_index] for fill in job.plan.planned_replacements if fill.kind == "before"
+    )
     return any(SEARCH_HINT in each.text for put in staying for each in put)
 
 
@@ -125,7 +129,7 @@ def _build_summary_message(job: RoundJob, text: str) -> Message:
 
     If the plan removes the latest user message, the replacement also quotes it.
     """
-    carried = None if job.plan.carried is None else job.messages[job.plan.carried]
+    carried = None if job.plan.carried_index is None else job.messages[job.plan.carried_index]
     content = format_replacement_text(
         job.policy.frame,
         job.plan.round,
@@ -144,7 +148,7 @@ def _build_summary_message(job: RoundJob, text: str) -> Message:
 def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
     """Yields the earlier records that stay in the chain, the new record if it has a text, and the ledger."""
     if job.previous_checkpoint is not None:
-        yield from list_chain_records(job.previous_checkpoint)[: job.plan.frozen]
+        yield from list_chain_records(job.previous_checkpoint)[: job.plan.frozen_record_count]
     if text:
         content = format_replacement_text(job.policy.frame, job.plan.round, text)
         yield _round_trip_message(job, Message(role=job.policy.stand_in_role, text=content))
@@ -156,7 +160,7 @@ def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
 def _format_left_out(job: RoundJob) -> str:
     """Formats one line that counts the messages that were left out."""
     removed = job.plan.removed_indices
-    results = sum(1 for index in removed if job.messages[index].answers)
+    results = sum(1 for index in removed if job.messages[index].answered_call_ids)
     first, last = (format_message_id(job.prefixes[index]) for index in (removed[0], removed[-1]))
     return f"[{len(removed)} messages left out, {results} of them tool results: {first} to {last}]"
 
@@ -183,7 +187,7 @@ def format_task(job: RoundJob) -> str:
     task = find_task_message(job.messages)
     if task is None or not task.text:
         return NO_TASK
-    size = job.policy.task_tokens.compute_tokens(job.trigger)
+    size = job.policy.task_tokens.compute_tokens(job.trigger_tokens)
     if task.tokens <= size:
         return task.text
     handle = format_message_id(job.prefixes[job.messages.index(task)])
@@ -201,17 +205,17 @@ def _cap_message(job: RoundJob, index: int) -> Message:
     """Shortens a huge message to its head and tail."""
     message = job.messages[index]
     layout = job.policy.layout
-    limit = job.policy.task_tokens if not message.answers or layout is None else layout.cap
-    share = max(1, limit.compute_tokens(job.trigger) - NOTICE_TOKENS) / max(1, message.tokens)
+    limit = job.policy.task_tokens if not message.answered_call_ids or layout is None else layout.cap
+    share = max(1, limit.compute_tokens(job.trigger_tokens) - NOTICE_TOKENS) / max(1, message.tokens)
     return job.counting_options.wire.shorten_message(
         message, min(1.0, share), format_message_id(job.prefixes[index])
     )
 
 
-def _round_trip_message(job: RoundJob, ours: Message) -> Message:
+def _round_trip_message(job: RoundJob, message: Message) -> Message:
     """Encodes a message that the proxy wrote, and parses the result.
 
     The returned message therefore equals the one that is parsed from the stored or forwarded bytes.
     """
     wire = job.counting_options.wire
-    return wire.parse_message(wire.encode_message(ours))
+    return wire.parse_message(wire.encode_message(message))

@@ -39,12 +39,12 @@ class RequestLimits(NamedTuple):
     Attributes:
         policy: The strategy.
         budget: The token budget.
-        rows: The trigger rules in force. They include a trigger that the client asked for, but only if it is
-            lower than the configured one.
+        trigger_rules: The trigger rules in force. They include a trigger that the client asked for, but only
+            if it is lower than the configured one.
         is_automatic: Whether compactions may be made without a request for one, because a trigger rule is
             active.
-        uses_gains: Whether a trigger depends on the messages, turns or iterations gained since the last
-            compaction.
+        uses_growth_counts: Whether a trigger depends on the messages, turns or iterations gained since the
+            last compaction.
         lowest_trigger: The size of the smallest request for which a trigger rule can hold; None if no rule
             can ever hold.
         marks: T, the soft mark and the hard mark (`core.trigger.TriggerMarks`).
@@ -52,9 +52,9 @@ class RequestLimits(NamedTuple):
 
     policy: Policy
     budget: Budget
-    rows: tuple[TriggerRule, ...]
+    trigger_rules: tuple[TriggerRule, ...]
     is_automatic: bool
-    uses_gains: bool
+    uses_growth_counts: bool
     lowest_trigger: int | None
     marks: TriggerMarks
 
@@ -72,10 +72,10 @@ def has_price_trigger(settings: ModelSettings, strategy: str | None) -> bool:
 def compute_limits(
     settings: ModelSettings,
     strategy: str | None,
-    window: int,
-    max_output: int | None,
-    trigger: int | None,
-    aims: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS,
+    window_tokens: int,
+    max_output_tokens: int | None,
+    trigger_tokens: int | None,
+    price_thresholds: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS,
     *,
     adds_output: bool = False,
 ) -> RequestLimits:
@@ -84,11 +84,11 @@ def compute_limits(
     Args:
         settings: The configuration for the model. The cache compares it by identity.
         strategy: Name of the strategy that the request asked for. None selects the configured strategy.
-        window: The currently known context window of the model, in tokens.
-        max_output: The output limit that the request sets, in tokens; None if it sets none.
-        trigger: The trigger that the client asked for, in tokens; None if it asked for none. It has an effect
-            only if it is lower than the configured trigger.
-        aims: The token thresholds of triggers that depend on prices.
+        window_tokens: The currently known context window of the model, in tokens.
+        max_output_tokens: The output limit that the request sets, in tokens; None if it sets none.
+        trigger_tokens: The trigger that the client asked for, in tokens; None if it asked for none. It has an
+            effect only if it is lower than the configured trigger.
+        price_thresholds: The token thresholds of triggers that depend on prices.
         adds_output: Whether the upstream counts prompt and requested output together against the context
             window.
 
@@ -96,16 +96,16 @@ def compute_limits(
         KeyError: There is no strategy of that name.
     """
     policy = resolve_policy(settings, strategy)
-    budget = compute_budget(window, policy.reserves, max_output, adds_output=adds_output)
-    rows = set_price_thresholds(policy.trigger, aims)
-    if trigger is not None and trigger < (compute_min_trigger(rows, budget) or 0):
-        rows = (TriggerRule(tokens=trigger), *rows)
+    budget = compute_budget(window_tokens, policy.reserves, max_output_tokens, adds_output=adds_output)
+    rows = set_price_thresholds(policy.trigger, price_thresholds)
+    if trigger_tokens is not None and trigger_tokens < (compute_min_trigger(rows, budget) or 0):
+        rows = (TriggerRule(tokens=trigger_tokens), *rows)
     return RequestLimits(
         policy=policy,
         budget=budget,
-        rows=rows,
+        trigger_rules=rows,
         is_automatic=has_active_rule(rows),
-        uses_gains=any(row.depends_on_counts for row in rows),
+        uses_growth_counts=any(row.depends_on_counts for row in rows),
         lowest_trigger=compute_min_trigger(rows, budget),
         marks=compute_trigger_marks(rows, budget, policy.soft_share, policy.hard_percent),
     )

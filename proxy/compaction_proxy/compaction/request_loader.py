@@ -50,7 +50,7 @@ DOUBT_SHARES = (0.99, 1.02, 0.95, 0.85)
 # This share is used in place of `DOUBT_SHARES` until the upstream has reported a token count.
 UNSURE_SHARE = 1.02
 # Size of the cache of shortened project instructions, in bytes.
-MAX_SHORT_BYTES = 1024 * 1024
+MAX_INSTRUCTION_CACHE_BYTES = 1024 * 1024
 # The cache holds at most this many parsed checkpoints.
 MAX_CHECKPOINTS = 1_000
 
@@ -102,18 +102,20 @@ class RequestLoader:
         self._conversations = conversations
         self._parsed_checkpoints: OrderedDict[str, tuple[Fields, Checkpoint | None]] = OrderedDict()
         self._short_instructions: LruCache[tuple[bytes, int, CountingOptions], Message] = LruCache(
-            MAX_SHORT_BYTES
+            MAX_INSTRUCTION_CACHE_BYTES
         )
 
-    async def load_view(self, ask: FitRequest, *, refusals: int = 0, fresh: bool = False) -> RequestView:
+    async def load_view(
+        self, ask: FitRequest, *, refusals: int = 0, bypass_cache: bool = False
+    ) -> RequestView:
         """Returns the view of a request.
 
         Args:
             ask: The request.
             refusals: How often the upstream has refused the request as too large. Each refusal makes the
                 limits smaller.
-            fresh: Whether to read checkpoints and directives from the store. Otherwise, what other replicas
-                have stored in the last two seconds may be missing.
+            bypass_cache: Whether to read checkpoints and directives from the store. Otherwise, what other
+                replicas have stored in the last two seconds may be missing.
 
         Raises:
             UnreadableBodyError: A message cannot be read.
@@ -141,17 +143,22 @@ class RequestLoader:
         budget = limits.budget
         if refusals:
             shrink_factor = TIGHT_SHARE**refusals
-            limit, input_limit = int(budget.limit * shrink_factor), int(budget.input_limit * shrink_factor)
-            budget = replace(budget, limit=limit, input_limit=input_limit)
-        query = _CheckpointQuery(ask, limits.policy.name, root, message_list.body, message_list.prefixes)
-        stored = await self._find_stored_state(query, fresh=fresh)
+            limit, input_limit = (
+                int(budget.compaction_limit * shrink_factor),
+                int(budget.input_limit * shrink_factor),
+            )
+            budget = replace(budget, compaction_limit=limit, input_limit=input_limit)
+        query = _CheckpointQuery(
+            ask, limits.policy.name, root, message_list.unfixed_messages, message_list.prefixes
+        )
+        stored = await self._find_stored_state(query, bypass_cache=bypass_cache)
         is_calibrated = refusals or learned.calibration.observations
         share = DOUBT_SHARES[refusals] if is_calibrated else UNSURE_SHARE
         moving_count = 0
         if ask.uses_checkpoints:
             seed = options.wire.digest_seed
             moving_count = self._previous.count_moving_messages(
-                _format_scope(ask), message_list.body, message_list.prefixes, seed
+                _format_scope(ask), message_list.unfixed_messages, message_list.prefixes, seed
             )
         shorter = await self._shorten_instructions(
             message_list.messages, budget.input_limit, stored.directives.removed, options
@@ -162,21 +169,21 @@ class RequestLoader:
             limits=limits,
             root=root,
             messages=message_list.messages,
-            body=message_list.body,
+            unfixed_messages=message_list.unfixed_messages,
             prefixes=message_list.prefixes,
             tokens=message_list.tokens,
-            overhead=overhead,
+            overhead_tokens=overhead,
             has_guessed_tokens=message_list.has_guessed_tokens,
             calibration=learned.calibration,
             budget=budget,
             max_prompt_tokens=int(budget.prompt_limit * share),
             checkpoint=stored.checkpoint,
-            effective=apply_checkpoint(stored.checkpoint, message_list.messages, shorter),
+            effective_messages=apply_checkpoint(stored.checkpoint, message_list.messages, shorter),
             checkpoint_id=stored.checkpoint_id,
             anchor=stored.anchor,
             directives=stored.directives,
-            drift=self._model_limits.get_drift(ask.tenant, ask.origin, ask.model),
-            basis=basis,
+            drift_ratio=self._model_limits.get_drift(ask.tenant, ask.origin, ask.model),
+            price_basis=basis,
             moving_count=moving_count,
             shortened_instructions=shorter,
         )
@@ -193,7 +200,7 @@ class RequestLoader:
         """
         client = find_client_by_members(ask.body.prompt_members) or ask.client
         message_list = await self._reader.read_request(ask.body, build_counting_options(ask), client)
-        if self._conversations is None or not message_list.body:
+        if self._conversations is None or not message_list.unfixed_messages:
             return ask
 
         async def find_recorded_conversation() -> str | None:
@@ -202,7 +209,7 @@ class RequestLoader:
 
         conversation = await self._conversations.find_conversation(
             ask.tenant,
-            message_list.body,
+            message_list.unfixed_messages,
             message_list.prefixes,
             has_tools=has_tools,
             find_recorded_conversation=find_recorded_conversation,
@@ -215,20 +222,26 @@ class RequestLoader:
         root: bytes | None,
         message_list: MessageList,
         calibration: Calibration,
-        overhead: int,
+        overhead_tokens: int,
     ) -> PriceTriggerSizes:
         """Computes the token thresholds of price-dependent triggers, if the strategy has such triggers."""
         if self._price_triggers is None or not has_price_trigger(ask.settings, ask.strategy):
             return NO_PRICE_TRIGGERS
         policy = resolve_policy(ask.settings, ask.strategy)
-        fixed_tokens = message_list.tokens - sum(each.tokens for each in message_list.body) + overhead
+        fixed_tokens = (
+            message_list.tokens - sum(each.tokens for each in message_list.unfixed_messages) + overhead_tokens
+        )
         thread = format_strategy_thread(ask, root or b"", policy.name)
-        return self._price_triggers.resolve_sizes(
+        return self._price_triggers.compute_thresholds(
             ask, policy, thread, calibration.predict_tokens(fixed_tokens)
         )
 
     async def _shorten_instructions(
-        self, messages: Sequence[Message], limit: int, removed: Collection[str], options: CountingOptions
+        self,
+        messages: Sequence[Message],
+        limit_tokens: int,
+        removed_ids: Collection[str],
+        options: CountingOptions,
     ) -> dict[int, Message | None]:
         """Returns the replacements for project instructions that a compacted list cannot hold whole.
 
@@ -236,26 +249,29 @@ class RequestLoader:
         """
         if not any(each.instruction for each in messages):
             return {}
-        allowed = allocate_instruction_tokens(messages, compute_instruction_budget(limit), removed)
+        allowed = allocate_instruction_tokens(messages, compute_instruction_budget(limit_tokens), removed_ids)
         return {
             k: await self._shorten_instruction(messages[k], tokens, options) for k, tokens in allowed.items()
         }
 
     async def _shorten_instruction(
-        self, record: Message, tokens: int, options: CountingOptions
+        self, message: Message, max_tokens: int, options: CountingOptions
     ) -> Message | None:
-        """Returns the head and tail of an instruction in about `tokens` tokens; None if `tokens` is 0."""
-        if not tokens or record.instruction is None:
+        """Returns the head and tail of an instruction in about `max_tokens` tokens.
+
+        None if `max_tokens` is 0.
+        """
+        if not max_tokens or message.instruction is None:
             return None
-        key = (record.digest, tokens, options)
+        key = (message.digest, max_tokens, options)
         short = self._short_instructions.get(key)
         if short is None:
-            share = max(0, CUT_MARGIN * tokens - NOTICE_TOKENS) / max(1, record.tokens)
-            handle = record.instruction.path or record.instruction.kind
-            uncounted = options.wire.shorten_message(record, share, handle)
+            share = max(0, CUT_MARGIN * max_tokens - NOTICE_TOKENS) / max(1, message.tokens)
+            handle = message.instruction.path or message.instruction.kind
+            uncounted = options.wire.shorten_message(message, share, handle)
             [short] = await self._reader.add_token_counts([uncounted], options)
             self._short_instructions.put(key, short, len(short.raw) + len(short.text))
-        return replace(short, instruction=record.instruction, source=None)
+        return replace(short, instruction=message.instruction, source=None)
 
     async def _record_instructions(
         self, ask: FitRequest, checkpoint: Checkpoint | None, messages: Sequence[Message]
@@ -277,11 +293,13 @@ class RequestLoader:
 
     async def refresh_view(self, view: RequestView) -> RequestView:
         """Returns the view with the latest checkpoints and directives from all replicas."""
-        stored = await self._find_stored_state(_build_query(view), fresh=True)
+        stored = await self._find_stored_state(_build_query(view), bypass_cache=True)
         return replace(
             view,
             checkpoint=stored.checkpoint,
-            effective=apply_checkpoint(stored.checkpoint, view.messages, view.shortened_instructions),
+            effective_messages=apply_checkpoint(
+                stored.checkpoint, view.messages, view.shortened_instructions
+            ),
             checkpoint_id=stored.checkpoint_id,
             anchor=stored.anchor,
             directives=stored.directives,
@@ -294,10 +312,12 @@ class RequestLoader:
             for text in ask.pins:
                 await self._directives.add_pin(ask.tenant, conversation, text)
 
-    async def find_staged_checkpoint(self, view: RequestView, *, late: bool = False) -> Checkpoint | None:
+    async def find_staged_checkpoint(
+        self, view: RequestView, *, same_length: bool = False
+    ) -> Checkpoint | None:
         """Returns the staged checkpoint that matches this request and covers most messages, or None.
 
-        It is returned only if it covers more messages than the checkpoint in force. With `late` it is
+        It is returned only if it covers more messages than the checkpoint in force. With `same_length` it is
         returned only if it covers exactly as many: it then holds the summary that came too late for that
         checkpoint.
         """
@@ -312,68 +332,70 @@ class RequestLoader:
         )
         covered_count = view.checkpoint.length if view.checkpoint else 0
         is_usable = checkpoint is not None and (
-            checkpoint.length == covered_count if late else checkpoint.length > covered_count
+            checkpoint.length == covered_count if same_length else checkpoint.length > covered_count
         )
         return checkpoint if is_usable else None
 
-    async def _find_stored_state(self, sought: _CheckpointQuery, *, fresh: bool) -> _StoredState:
+    async def _find_stored_state(self, query: _CheckpointQuery, *, bypass_cache: bool) -> _StoredState:
         """Finds the checkpoint, anchor and directives that apply to a request."""
-        ask, root = sought.ask, sought.root
+        ask, root = query.ask, query.root
         if root is None:
             return _StoredState()
-        checkpoint_ids, directives = await self._load_index_and_directives(sought, root, fresh=fresh)
-        checkpoint = await self._find_deepest_checkpoint(sought, root, checkpoint_ids)
+        checkpoint_ids, directives = await self._load_index_and_directives(
+            query, root, bypass_cache=bypass_cache
+        )
+        checkpoint = await self._find_deepest_checkpoint(query, root, checkpoint_ids)
         if ask.known_conversation is None and checkpoint is not None:
             directives = await self._directives.get(ask.tenant, checkpoint.conversation)
         if checkpoint is not None and directives.undone:
             checkpoint = await self._find_deepest_checkpoint(
-                sought, root, checkpoint_ids.difference(directives.undone)
+                query, root, checkpoint_ids.difference(directives.undone)
             )
-        checkpoint_id = compute_checkpoint_id(checkpoint, sought.prefixes)
+        checkpoint_id = compute_checkpoint_id(checkpoint, query.prefixes)
         baseline_key = build_baseline_key(ask.origin, ask.model, checkpoint_id)
-        anchor = self._anchors.peek_deepest(ask.tenant, root, sought.prefixes, baseline_key)
+        anchor = self._anchors.peek_deepest(ask.tenant, root, query.prefixes, baseline_key)
         return _StoredState(checkpoint, checkpoint_id, anchor, directives)
 
     async def _load_index_and_directives(
-        self, sought: _CheckpointQuery, root: bytes, *, fresh: bool
+        self, query: _CheckpointQuery, root: bytes, *, bypass_cache: bool
     ) -> tuple[frozenset[bytes], Directives]:
         """Returns the ids of all checkpoints under this root, and the directives of the conversation.
 
         Also makes sure that the anchors of the root are loaded. If any of these is not cached, all of them
         are loaded from the store concurrently.
         """
-        tenant, conversation = sought.ask.tenant, sought.ask.known_conversation
-        key = checkpoint_list_key(tenant, root, sought.strategy)
-        checkpoint_ids = None if fresh else self._index.get_cached(key)
+        tenant, conversation = query.ask.tenant, query.ask.known_conversation
+        key = checkpoint_list_key(tenant, root, query.strategy)
+        checkpoint_ids = None if bypass_cache else self._index.get_cached(key)
         directives = self._directives.get_cached(tenant, conversation) if conversation else NO_DIRECTIVES
         if checkpoint_ids is not None and directives is not None and self._anchors.is_loaded(tenant, root):
             return checkpoint_ids, directives
         loaded_ids, loaded_directives, _ = await asyncio.gather(
             self._index.load_checkpoint_ids(key),
             self._directives.get(tenant, conversation) if conversation else _get_no_directives(),
-            self._anchors.load_root(tenant, root),
+            self._anchors.load_baselines(tenant, root),
         )
         return loaded_ids, loaded_directives
 
     async def _find_deepest_checkpoint(
-        self, sought: _CheckpointQuery, root: bytes, places: Collection[bytes]
+        self, query: _CheckpointQuery, root: bytes, checkpoint_ids: Collection[bytes]
     ) -> Checkpoint | None:
         """Returns the checkpoint that matches the request and covers most messages; None if none matches.
 
         Only checkpoints with one of the given ids are considered.
         """
-        if not places:
+        if not checkpoint_ids:
             return None
-        request_prefixes = set(sought.prefixes)
-        candidates = sorted(each for each in places if get_prefix_digest(each) in request_prefixes)
+        request_prefixes = set(query.prefixes)
+        candidates = sorted(each for each in checkpoint_ids if get_prefix_digest(each) in request_prefixes)
         if not candidates:
             return None
-        keys = checkpoint_keys(sought.ask.tenant, root, sought.strategy, candidates)
+        keys = checkpoint_keys(query.ask.tenant, root, query.strategy, candidates)
         records = await self._records.get_many(keys)
         checkpoints = [
             self._parse_checkpoint(key, fields) for key, fields in zip(keys, records, strict=True) if fields
         ]
-        return find_deepest_checkpoint(checkpoints, sought.body, sought.ask.conversation)
+        return find_deepest_checkpoint(checkpoints, query.body, query.ask.conversation)
 
     def _parse_checkpoint(self, key: str, fields: Fields) -> Checkpoint | None:
         """Returns the checkpoint in a record.
@@ -396,7 +418,7 @@ def _format_scope(ask: FitRequest) -> str:
 
 
 def _build_query(view: RequestView) -> _CheckpointQuery:
-    return _CheckpointQuery(view.request, view.policy.name, view.root, view.body, view.prefixes)
+    return _CheckpointQuery(view.request, view.policy.name, view.root, view.unfixed_messages, view.prefixes)
 
 
 async def _get_no_directives() -> Directives:

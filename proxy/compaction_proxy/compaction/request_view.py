@@ -24,7 +24,7 @@ from compaction_proxy.providers.usage_baseline import (
     predict_tokens,
     predict_upper_bound,
 )
-from compaction_proxy.storage.keys import conversation_root
+from compaction_proxy.storage.keys import get_conversation_root
 from compaction_proxy.support.cached import cached_attribute
 
 # If the tokens that no compaction removes exceed this share of T, a compaction is not worth its cost.
@@ -46,29 +46,29 @@ class RequestView:
         root: Root digest of the conversation; None if the conversation is too short to be stored, or must not
             be stored.
         messages: The client's list.
-        body: The messages of the list that are not fixed (`core.message`).
-        prefixes: Prefix digests of `body`.
+        unfixed_messages: The messages of the list that are not fixed (`core.message`).
+        prefixes: Prefix digests of `unfixed_messages`.
         tokens: Tokens of the client's list.
-        overhead: Tokens beside the messages, such as tool definitions.
+        overhead_tokens: Tokens beside the messages, such as tool definitions.
         has_guessed_tokens: Whether a message holds parts such as images, whose tokens may be overestimated.
         calibration: Converts counted tokens to calibrated tokens.
         budget: The token budget, calibrated.
         max_prompt_tokens: Calibrated size of the largest prompt that the upstream may still accept. It
             includes no margin for the error of estimates.
         checkpoint: The checkpoint in force.
-        effective: The effective list: the client's list with the checkpoint applied.
+        effective_messages: The effective list: the client's list with the checkpoint applied.
         cut_goal_tokens: If a request exceeds `max_prompt_tokens`, it is cut to this calibrated size. After a
             refusal, this size may be smaller than `max_prompt_tokens`. 0 means `max_prompt_tokens`.
         checkpoint_id: Id of the checkpoint (`core.checkpoint_ids`); empty if there is none.
         anchor: The provider's count of the previous request.
         directives: What users have asked for in this conversation, such as pins and undone compactions.
-        drift: Learned ratio of the actual to the estimated size of a request that was just compacted.
+        drift_ratio: Learned ratio of the actual to the estimated size of a request that was just compacted.
         has_new_round: Whether a compaction is in force that was not in force for the previous request.
-        basis: The named numbers from which T was computed, if T depends on prices.
-        expected_growth: Calibrated tokens by which the conversation will grow before its next compaction is
-            applied; 0 if the compaction is applied at once.
-        moving_count: How many of the last messages of `body` the client moves. It is set to 0 if a compaction
-            must cover these messages as well.
+        price_basis: The named numbers from which T was computed, if T depends on prices.
+        expected_growth_tokens: Calibrated tokens by which the conversation will grow before its next
+            compaction is applied; 0 if the compaction is applied at once.
+        moving_count: How many of the last messages of `unfixed_messages` the client moves. It is set to 0 if
+            a compaction must cover these messages as well.
         shortened_instructions: The messages that replace project instructions when a compaction is applied,
             by index in `messages`. None leaves an instruction out. Instructions that stay whole are not
             listed.
@@ -78,24 +78,24 @@ class RequestView:
     limits: RequestLimits
     root: bytes | None
     messages: tuple[Message, ...]
-    body: tuple[Message, ...]
+    unfixed_messages: tuple[Message, ...]
     prefixes: tuple[bytes, ...]
     tokens: int
-    overhead: int
+    overhead_tokens: int
     has_guessed_tokens: bool
     calibration: Calibration
     budget: Budget
     max_prompt_tokens: int
     checkpoint: Checkpoint | None
-    effective: tuple[Message, ...]
+    effective_messages: tuple[Message, ...]
     cut_goal_tokens: int = 0
     checkpoint_id: bytes = b""
     anchor: UsageBaseline | None = None
     directives: Directives = NO_DIRECTIVES
-    drift: float = 1.0
+    drift_ratio: float = 1.0
     has_new_round: bool = False
-    basis: Mapping[str, float] = field(default_factory=dict)
-    expected_growth: int = 0
+    price_basis: Mapping[str, float] = field(default_factory=dict)
+    expected_growth_tokens: int = 0
     moving_count: int = 0
     shortened_instructions: Mapping[int, Message | None] = field(default_factory=dict)
 
@@ -121,11 +121,11 @@ class RequestView:
         if not self._calibrated_fixed_tokens:
             return self.limits.marks
         return compute_trigger_marks(
-            self.limits.rows,
+            self.limits.trigger_rules,
             self.budget,
             policy.soft_share,
             policy.hard_percent,
-            fixed=self._calibrated_fixed_tokens,
+            fixed_tokens=self._calibrated_fixed_tokens,
         )
 
     @cached_attribute
@@ -134,7 +134,7 @@ class RequestView:
 
         The value is 0 if the strategy has no layout or no percentage trigger, because it is not needed then.
         """
-        percent = self.policy.layout is not None and any(row.percent for row in self.limits.rows)
+        percent = self.policy.layout is not None and any(row.percent for row in self.limits.trigger_rules)
         return (
             int(self.fixed_tokens / self._counted_per_calibrated)
             if percent and self._counted_per_calibrated
@@ -166,7 +166,7 @@ class RequestView:
         Included are fixed messages, what is sent beside the messages, the latest user message and, if the
         strategy keeps it, the task.
         """
-        fixed_message_tokens = self.tokens - sum(map(_tokens, self.body))
+        fixed_message_tokens = self.tokens - sum(map(_tokens, self.unfixed_messages))
         saved_tokens = sum(
             self.messages[k].tokens - (put.tokens if put is not None else 0)
             for k, put in self.shortened_instructions.items()
@@ -174,93 +174,109 @@ class RequestView:
         return (
             fixed_message_tokens
             - saved_tokens
-            + self.overhead
-            + sum(self.body[index].tokens for index in self._staying_indices)
+            + self.overhead_tokens
+            + sum(self.unfixed_messages[index].tokens for index in self._staying_indices)
         )
 
     @cached_attribute
     def _staying_indices(self) -> frozenset[int]:
         """Indices of the latest user message and, if the strategy keeps it, of the task."""
-        latest = find_latest_user_message(self.body)
-        task = find_task_index(self.body) if self.policy.keep.task else None
+        latest = find_latest_user_message(self.unfixed_messages)
+        task = find_task_index(self.unfixed_messages) if self.policy.keep.keeps_task else None
         return frozenset(index for index in (latest, task) if index is not None)
 
     @property
     def _moving_indices(self) -> frozenset[int]:
         """Indices of the messages that the client moves."""
-        return frozenset(range(len(self.body) - self.moving_count, len(self.body)))
+        return frozenset(range(len(self.unfixed_messages) - self.moving_count, len(self.unfixed_messages)))
 
     @cached_attribute
     def _moving_tokens(self) -> int:
         """Counted tokens of the messages that the client moves, except those that `fixed_tokens` includes."""
-        return sum(self.body[index].tokens for index in self._moving_indices - self._staying_indices)
+        return sum(
+            self.unfixed_messages[index].tokens for index in self._moving_indices - self._staying_indices
+        )
 
     @cached_attribute
     def plan_constraints(self) -> PlanConstraints:
         """The sizes that the planner works with, in counted tokens like the sizes of messages."""
-        target = self.policy.target.compute_tokens(self.marks.trigger) if self.policy.target else None
+        target = self.policy.target.compute_tokens(self.marks.trigger_tokens) if self.policy.target else None
         return PlanConstraints(
-            trigger=self.trigger_tokens,
-            target=None if target is None else int(target * self._counted_per_calibrated),
-            size=self.count_tokens(self.effective),
-            fixed=self.fixed_tokens + self._moving_tokens if self.policy.layout else 0,
-            growth=int(self.expected_growth * self._counted_per_calibrated),
-            stay=self._moving_indices | self._staying_indices if self.policy.layout else frozenset(),
-            moving=self.moving_count,
+            trigger_tokens=self.trigger_tokens,
+            target_tokens=None if target is None else int(target * self._counted_per_calibrated),
+            request_tokens=self.count_tokens(self.effective_messages),
+            fixed_tokens=self.fixed_tokens + self._moving_tokens if self.policy.layout else 0,
+            growth_tokens=int(self.expected_growth_tokens * self._counted_per_calibrated),
+            staying_indices=self._moving_indices | self._staying_indices
+            if self.policy.layout
+            else frozenset(),
+            moving_count=self.moving_count,
         )
 
     @property
     def trigger_tokens(self) -> int:
         """The trigger T, in counted tokens."""
-        return int(self.marks.trigger * self._counted_per_calibrated)
+        return int(self.marks.trigger_tokens * self._counted_per_calibrated)
 
     @property
     def _counted_per_calibrated(self) -> float:
-        return self.count_tokens(self.effective) / max(1, self.estimate_tokens(self.effective))
+        return self.count_tokens(self.effective_messages) / max(
+            1, self.estimate_tokens(self.effective_messages)
+        )
 
     @property
     def calibration_ratio(self) -> float:
         """Calibrated tokens per counted token."""
-        return self.estimate_tokens(self.effective) / max(1, self.count_tokens(self.effective))
+        return self.estimate_tokens(self.effective_messages) / max(
+            1, self.count_tokens(self.effective_messages)
+        )
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """Counts the tokens of a request with these messages."""
         if messages is self.messages:
-            return self.tokens + self.overhead
-        return self._effective_tokens if messages is self.effective else self._sum_tokens(messages)
+            return self.tokens + self.overhead_tokens
+        return self._effective_tokens if messages is self.effective_messages else self._sum_tokens(messages)
 
     @cached_attribute
     def _effective_tokens(self) -> int:
-        return self._sum_tokens(self.effective)
+        return self._sum_tokens(self.effective_messages)
 
     def _sum_tokens(self, messages: Sequence[Message]) -> int:
-        return sum(map(_tokens, messages)) + self.overhead
+        return sum(map(_tokens, messages)) + self.overhead_tokens
 
     def estimate_tokens(self, messages: Sequence[Message]) -> int:
         """Estimates the calibrated tokens of a request with these messages.
 
         If the provider has counted the previous request, only the difference from that request is estimated.
         """
-        return self._effective_estimate if messages is self.effective else self._estimate_tokens(messages)
+        return (
+            self._effective_estimate
+            if messages is self.effective_messages
+            else self._estimate_tokens(messages)
+        )
 
     @cached_attribute
     def _effective_estimate(self) -> int:
-        return self._estimate_tokens(self.effective)
+        return self._estimate_tokens(self.effective_messages)
 
     def _estimate_tokens(self, messages: Sequence[Message]) -> int:
         counted = self.count_tokens(messages)
         if self.anchor is None:
             return self.calibration.predict_tokens(counted)
         size = predict_tokens(self.anchor, counted, self.calibration)
-        return int(size * self.drift) if self.has_new_round and messages is not self.messages else size
+        return int(size * self.drift_ratio) if self.has_new_round and messages is not self.messages else size
 
     def estimate_upper_bound(self, messages: Sequence[Message]) -> int:
         """Estimates the calibrated tokens of a request, with a margin for the error of estimates."""
-        return self._effective_bound if messages is self.effective else self._estimate_upper_bound(messages)
+        return (
+            self._effective_bound
+            if messages is self.effective_messages
+            else self._estimate_upper_bound(messages)
+        )
 
     @cached_attribute
     def _effective_bound(self) -> int:
-        return self._estimate_upper_bound(self.effective)
+        return self._estimate_upper_bound(self.effective_messages)
 
     def _estimate_upper_bound(self, messages: Sequence[Message]) -> int:
         counted = self.count_tokens(messages)
@@ -272,7 +288,7 @@ class RequestView:
 
     def exceeds_limit(self, messages: Sequence[Message]) -> bool:
         """Returns whether these messages may not fit, or may leave too little room for an answer."""
-        return self.estimate_upper_bound(messages) > self.budget.limit
+        return self.estimate_upper_bound(messages) > self.budget.compaction_limit
 
     def exceeds_window(self, messages: Sequence[Message]) -> bool:
         """Returns whether a request with these messages may not fit, even without room for its answer."""
@@ -280,11 +296,11 @@ class RequestView:
 
     def leaves_too_little_output(self) -> bool:
         """Returns whether the upstream will refuse the requested output, and a compaction can help."""
-        round_limit = self.budget.round_limit
+        round_limit = self.budget.output_compaction_limit
         return (
             round_limit is not None
-            and self.fixed_tokens <= round_limit < self.estimate_tokens(self.effective)
-            and not self.is_held_back
+            and self.fixed_tokens <= round_limit < self.estimate_tokens(self.effective_messages)
+            and not self.is_suppressed
         )
 
     def is_too_large(self, messages: Sequence[Message]) -> bool:
@@ -292,37 +308,48 @@ class RequestView:
         return self.estimate_tokens(messages) > max(self.budget.input_limit, self.max_prompt_tokens)
 
     @property
-    def is_held_back(self) -> bool:
+    def is_suppressed(self) -> bool:
         """Whether automatic compactions are suspended because a user has undone one.
 
         They are made again once the request reaches the hard mark.
         """
-        return self.directives.suppressed and self.estimate_tokens(self.effective) < self.marks.hard
+        return (
+            self.directives.suppressed
+            and self.estimate_tokens(self.effective_messages) < self.marks.hard_tokens
+        )
 
     @property
     def is_irreducible(self) -> bool:
         """Whether the request holds hardly anything that a compaction could remove."""
-        return max(self.fixed_tokens, self.plan_constraints.fixed) > FLOOR_SHARE * self.trigger_tokens
+        return max(self.fixed_tokens, self.plan_constraints.fixed_tokens) > FLOOR_SHARE * self.trigger_tokens
 
     def find_due_reason(self) -> str | None:
         """Returns why a compaction is due now; None if none is due."""
-        if self.is_automatic and self.exceeds_limit(self.effective):
+        if self.is_automatic and self.exceeds_limit(self.effective_messages):
             return "limit"
         if self.is_automatic and self.leaves_too_little_output():
             return "output"
-        limits, size = self.limits, self.estimate_tokens(self.effective)
-        if limits.lowest_trigger is None or size < limits.lowest_trigger or self.is_held_back:
+        limits, size = self.limits, self.estimate_tokens(self.effective_messages)
+        if limits.lowest_trigger is None or size < limits.lowest_trigger or self.is_suppressed:
             return None
-        growth = count_growth(self.body, self.checkpoint) if limits.uses_gains else NO_GROWTH
-        rule = find_reached_rule(limits.rows, size, growth, self.budget, self._calibrated_fixed_tokens)
+        growth = (
+            count_growth(self.unfixed_messages, self.checkpoint) if limits.uses_growth_counts else NO_GROWTH
+        )
+        rule = find_reached_rule(
+            limits.trigger_rules, size, growth, self.budget, self._calibrated_fixed_tokens
+        )
         if rule is None:
             return None
         return ",".join(rule.named_fields)
 
     def should_prepare_round(self) -> bool:
         """Returns whether a compaction should be made ahead of need."""
-        mark = self.marks.soft
-        return mark is not None and not self.is_held_back and self.estimate_tokens(self.effective) >= mark
+        mark = self.marks.soft_tokens
+        return (
+            mark is not None
+            and not self.is_suppressed
+            and self.estimate_tokens(self.effective_messages) >= mark
+        )
 
     def build_usage_basis(self) -> UsageBasis | None:
         """Returns what identifies the effective list when the upstream reports its usage.
@@ -338,7 +365,10 @@ class RequestView:
     def with_expected_growth(self) -> Self:
         """Returns the view for planning a compaction that is applied only when the request has grown to T."""
         return replace(
-            self, expected_growth=max(0, self.marks.trigger - self.estimate_tokens(self.effective))
+            self,
+            expected_growth_tokens=max(
+                0, self.marks.trigger_tokens - self.estimate_tokens(self.effective_messages)
+            ),
         )
 
     def with_checkpoint(self, checkpoint: Checkpoint | None) -> Self:
@@ -346,14 +376,16 @@ class RequestView:
         return replace(
             self,
             checkpoint=checkpoint,
-            effective=apply_checkpoint(checkpoint, self.messages, self.shortened_instructions),
+            effective_messages=apply_checkpoint(checkpoint, self.messages, self.shortened_instructions),
             checkpoint_id=compute_checkpoint_id(checkpoint, self.prefixes),
             has_new_round=self.has_new_round if checkpoint is None else self.anchor is not None,
         )
 
 
 def apply_checkpoint(
-    checkpoint: Checkpoint | None, messages: tuple[Message, ...], shorter: Mapping[int, Message | None]
+    checkpoint: Checkpoint | None,
+    messages: tuple[Message, ...],
+    shortened_instructions: Mapping[int, Message | None],
 ) -> tuple[Message, ...]:
     """Returns the client's list with the checkpoint applied and project instructions shortened.
 
@@ -362,23 +394,26 @@ def apply_checkpoint(
     if checkpoint is None:
         return messages
     return build_effective_list(
-        replace_messages(messages, shorter), checkpoint.spans, checkpoint.stand_ins, checkpoint.edited
+        replace_messages(messages, shortened_instructions),
+        checkpoint.spans,
+        checkpoint.stand_ins,
+        checkpoint.edited,
     )
 
 
 def replace_messages(
-    messages: tuple[Message, ...], shorter: Mapping[int, Message | None]
+    messages: tuple[Message, ...], replacements: Mapping[int, Message | None]
 ) -> tuple[Message, ...]:
     """Returns the list with some messages replaced by index. None as a replacement leaves the message out."""
-    if not shorter:
+    if not replacements:
         return messages
-    replaced = (shorter.get(k, each) for k, each in enumerate(messages))
+    replaced = (replacements.get(k, each) for k, each in enumerate(messages))
     return tuple(each for each in replaced if each is not None)
 
 
 def resolve_root(ask: FitRequest, prefixes: Sequence[bytes]) -> bytes | None:
     """Returns the root of the conversation; None if it is too short to be stored or must not be stored."""
-    return conversation_root(prefixes) if ask.uses_checkpoints else None
+    return get_conversation_root(prefixes) if ask.uses_checkpoints else None
 
 
 def format_strategy_thread(ask: FitRequest, root: bytes, strategy: str) -> str:

@@ -25,7 +25,7 @@ from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.compaction.summary_request import SUMMARY_CHARACTERS
 from compaction_proxy.core.checkpoint import (
-    EXTRACT,
+    EXTRACT_WRITER,
     Checkpoint,
     compute_exact_digest,
     from_fields,
@@ -69,13 +69,13 @@ class _RoundRecords:
     """The records that are saved together with a checkpoint.
 
     Attributes:
-        made: The compaction, as the archive describes it.
+        archived_round: The compaction, as the archive describes it.
         facts: How many facts of the replaced messages the model still sees (`core.summary.retention`).
         archive: The removed and shortened messages; None if there are none.
         detail: Record with the prompts of the summary calls and the messages that the model then sees.
     """
 
-    made: ArchivedRound
+    archived_round: ArchivedRound
     facts: Facts
     archive: Archive | None
     detail: RecordItem
@@ -83,7 +83,7 @@ class _RoundRecords:
     @property
     def committed_items(self) -> tuple[RecordItem | ListItem, ...]:
         """The items to save: the archive, if there is one, and the detail."""
-        return (*self.archive.items, self.archive.line, self.detail) if self.archive else (self.detail,)
+        return (*self.archive.items, self.archive.list_line, self.detail) if self.archive else (self.detail,)
 
 
 class RoundBuilder:
@@ -95,7 +95,7 @@ class RoundBuilder:
         index: Lists the ids of checkpoints.
         history: Stores the events and roots of conversations.
         reader: Counts tokens.
-        holdings: Keeps account of archives, so that old ones can be deleted. None disables this.
+        retention: Keeps account of archives, so that old ones can be deleted. None disables this.
         announce: Receives an event for each compaction that was made or installed.
 
     Attributes:
@@ -111,12 +111,12 @@ class RoundBuilder:
         history: EventHistory,
         reader: MessageReader,
         *,
-        holdings: ArchiveRetention | None = None,
+        retention: ArchiveRetention | None = None,
         announce: EventListener = ignore_event,
     ) -> None:
         self.summarizer = summarizer
         self.ledger_cache = LedgerCache()
-        self._retention = holdings
+        self._retention = retention
         self._announce = announce
         self._records = records
         self._index = index
@@ -145,7 +145,7 @@ class RoundBuilder:
                     made = await self._make_checkpoint(job)
                 seconds = time.monotonic() - started
                 saved = await self._save_round(
-                    job, made, current.lease, seconds=seconds, is_awaited=is_awaited
+                    job, made, current.lease, duration_s=seconds, is_awaited=is_awaited
                 )
             if saved is not None:  # otherwise the lease was lost, and another replica may hold it now
                 return saved
@@ -196,7 +196,7 @@ class RoundBuilder:
         if not job.plan.groups:
             return _RoundTexts((), "")
         if job.is_extractive:
-            return _RoundTexts(await run_in_worker(partial(_extract_texts, job)), EXTRACT)
+            return _RoundTexts(await run_in_worker(partial(_extract_texts, job)), EXTRACT_WRITER)
         if job.summary_request is None:
             raise SummaryError("no-summary-model")
         try:
@@ -214,10 +214,10 @@ class RoundBuilder:
     async def _save_round(
         self,
         job: RoundJob,
-        made: Checkpoint,
+        checkpoint: Checkpoint,
         lease: Lease | None,
         *,
-        seconds: float,
+        duration_s: float,
         is_awaited: Callable[[], bool],
     ) -> Checkpoint | None:
         """Saves the checkpoint together with its records and event, and announces the event.
@@ -227,14 +227,20 @@ class RoundBuilder:
         """
         await self._history.record_root(job.tenant, job.conversation, job.root)
         at = time.time()
-        round_records = await run_in_worker(partial(self._build_records, job, made, at))
+        round_records = await run_in_worker(partial(self._build_records, job, checkpoint, at))
         price = self.summarizer.price
         outcome = APPLIED if is_awaited() else SCHEDULED
         event = build_created_event(
-            job, made, round_records.facts, price, at=at, seconds=seconds, outcome=outcome
+            job,
+            checkpoint,
+            round_records.facts,
+            price,
+            created_at_s=at,
+            duration_s=duration_s,
+            outcome=outcome,
         )
         list_key = (staged_checkpoints_key if job.is_staged else checkpoint_list_key)(
-            job.tenant, job.root, made.strategy
+            job.tenant, job.root, checkpoint.strategy
         )
         event_line = build_round_line(job.tenant, job.root, event, job.ttl_s)
         other_items = [
@@ -242,27 +248,29 @@ class RoundBuilder:
             self._index.build_line(list_key, job.checkpoint_id, job.ttl_s),
             *round_records.committed_items,
         ]
-        own_fields = to_fields(made)
+        own_fields = to_fields(checkpoint)
         fields = await self._records.save_if_absent(
-            job.key, own_fields, ttl_s=job.ttl_s, also=other_items, lease=lease
+            job.key, own_fields, ttl_s=job.ttl_s, other_items=other_items, lease=lease
         )
         if fields == own_fields and not self._records.deletion_fence.is_deleted(job.key):
             self._announce(job.tenant, event)
             if self._retention is not None and round_records.archive is not None:
                 await self._retention.add_archive(
-                    job.tenant, ArchiveRef(job.root, round_records.made), round_records.archive
+                    job.tenant, ArchiveRef(job.root, round_records.archived_round), round_records.archive
                 )
-        return None if fields is None else from_fields(fields) or made
+        return None if fields is None else from_fields(fields) or checkpoint
 
-    def _build_records(self, job: RoundJob, made: Checkpoint, at: float) -> _RoundRecords:
+    def _build_records(self, job: RoundJob, checkpoint: Checkpoint, created_at_s: float) -> _RoundRecords:
         """Builds the records of a compaction: the archived messages, the retained facts and the detail."""
-        archived_round = ArchivedRound(job.conversation, made.strategy, job.checkpoint_id, made.round, at)
+        archived_round = ArchivedRound(
+            job.conversation, checkpoint.strategy, job.checkpoint_id, checkpoint.round, created_at_s
+        )
         originals = _list_originals(job)
         archive = (
             build_archive(job.tenant, job.root, archived_round, originals, job.ttl_s) if originals else None
         )
         prompts = tuple(job.summary_request.usage.prompts) if job.summary_request else ()
-        visible = tuple(list_messages_after_round(job, made))
+        visible = tuple(list_messages_after_round(job, checkpoint))
         detail = build_detail_item(job.tenant, job.root, archived_round, prompts, visible, job.ttl_s)
         return _RoundRecords(
             archived_round, find_retained_facts(job, visible, self.ledger_cache), archive, detail
@@ -278,21 +286,23 @@ def _list_originals(job: RoundJob) -> list[OriginalMessage]:
     ]
 
 
-def _build_checkpoint(job: RoundJob, said: _RoundTexts, puts: tuple[Replacement, ...]) -> Checkpoint:
+def _build_checkpoint(
+    job: RoundJob, round_texts: _RoundTexts, replacements: tuple[Replacement, ...]
+) -> Checkpoint:
     """Builds the checkpoint of a compaction.
 
     Raises:
         SummaryError: `rules-lost`: a rule is missing from the replacements. `longer`: they are not shorter
             than what they replace.
     """
-    if not has_every_rule("\n".join(each.text for put in puts for each in put.messages), job.rules):
+    if not has_every_rule("\n".join(each.text for put in replacements for each in put.messages), job.rules):
         raise SummaryError("rules-lost")
-    before, after = job.forwarded_tokens, _count_forwarded_tokens(job, puts)
+    before, after = job.forwarded_tokens, _count_forwarded_tokens(job, replacements)
     if after >= before:
         raise SummaryError("longer")
     plan = job.plan
-    spans = tuple(put.span for put in puts)
-    is_chain = any(fill.kind == "records" for fill in plan.fills)
+    spans = tuple(put.span for put in replacements)
+    is_chain = any(fill.kind == "records" for fill in plan.planned_replacements)
     earlier = job.previous_checkpoint.rounds if job.previous_checkpoint else ()
     return Checkpoint(
         strategy=job.policy.name,
@@ -303,24 +313,27 @@ def _build_checkpoint(job: RoundJob, said: _RoundTexts, puts: tuple[Replacement,
         results=list_covered_results(job.messages, spans),
         names=list_participant_names(job.messages[: plan.length]),
         spans=spans,
-        stand_ins=tuple(put.messages for put in puts),
-        summary="\n\n".join(said.texts)
+        stand_ins=tuple(put.messages for put in replacements),
+        summary="\n\n".join(round_texts.texts)
         or (job.previous_checkpoint.summary if job.previous_checkpoint else ""),
         tokens_before=job.tokens_before,
         tokens_after=job.tokens_before - int((before - after) * job.calibration_ratio),
         listed=len(job.messages),
-        carried=plan.carried,
-        rounds=(*earlier[: plan.frozen], *((plan.length,) if is_chain and said.texts else ())),
-        writer=said.writer,
-        edited=frozenset(put.span.start for put in puts if put.is_edited),
+        carried=plan.carried_index,
+        rounds=(
+            *earlier[: plan.frozen_record_count],
+            *((plan.length,) if is_chain and round_texts.texts else ()),
+        ),
+        writer=round_texts.writer,
+        edited=frozenset(put.span.start for put in replacements if put.is_edited),
     )
 
 
-def _count_forwarded_tokens(job: RoundJob, puts: tuple[Replacement, ...]) -> int:
+def _count_forwarded_tokens(job: RoundJob, replacements: tuple[Replacement, ...]) -> int:
     """Counts the tokens of the messages that are forwarded after the compaction, without fixed messages."""
-    covered = {index for put in puts for index in range(*put.span)}
+    covered = {index for put in replacements for index in range(*put.span)}
     unchanged_tokens = sum(each.tokens for index, each in enumerate(job.messages) if index not in covered)
-    return unchanged_tokens + sum(each.tokens for put in puts for each in put.messages)
+    return unchanged_tokens + sum(each.tokens for put in replacements for each in put.messages)
 
 
 def _extract_texts(job: RoundJob) -> tuple[str, ...]:
@@ -331,7 +344,7 @@ def _extract_texts(job: RoundJob) -> tuple[str, ...]:
     for group, messages in zip(job.plan.groups, job.groups, strict=True):
         names = {k: format_message_id(job.prefixes[index]) for k, index in enumerate(group)}
         extracts.append(build_extractive_summary(messages, characters_per_group, names.__getitem__))
-    is_chain = any(fill.kind == "records" for fill in job.plan.fills)
+    is_chain = any(fill.kind == "records" for fill in job.plan.planned_replacements)
     if job.ledger and not is_chain and extracts:
         extracts[0] = f"{job.ledger}\n\n{extracts[0]}"
     return tuple(extracts)

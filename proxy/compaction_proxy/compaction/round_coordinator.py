@@ -24,7 +24,7 @@ from compaction_proxy.compaction.round_planning import (
     build_ledger_text,
     plan_result_caps,
 )
-from compaction_proxy.core.checkpoint import EXTRACT, Checkpoint, compute_exact_digest
+from compaction_proxy.core.checkpoint import EXTRACT_WRITER, Checkpoint, compute_exact_digest
 from compaction_proxy.core.checkpoint_ids import compute_checkpoint_id, predict_checkpoint_id
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import find_latest_user_message
@@ -99,22 +99,24 @@ class RoundCoordinator:
             return view
         job = await self._job_builder.build_job(view, RoundDraft(plan, 0), "huge")
         try:
-            return view.with_checkpoint(await self._rounds.make_round(job, PLAIN_ROUND_WAIT_S, finish=True))
+            return view.with_checkpoint(
+                await self._rounds.make_round(job, PLAIN_ROUND_WAIT_S, finish_when_cancelled=True)
+            )
         except SummaryError:  # the capped list would be no shorter
             return view
 
-    async def apply_new_round(self, view: RequestView, due: str) -> tuple[RequestView, str | None]:
+    async def apply_new_round(self, view: RequestView, due_reason: str) -> tuple[RequestView, str | None]:
         """Returns the view with a new compaction applied.
 
-        `due` is the reason why a compaction is due. The second result says why an extract was used instead of
-        a model's summary; it is None otherwise.
+        `due_reason` is the reason why a compaction is due. The second result says why an extract was used
+        instead of a model's summary; it is None otherwise.
 
         Raises:
             SummaryError: There is nothing to remove, compactions are paused, or no summary could be written.
         """
         ask = view.request
         try:
-            checkpoint, reason = await self._find_or_make_round(view, due)
+            checkpoint, reason = await self._find_or_make_round(view, due_reason)
         except SummaryError as failed:
             if failed.reason in QUIET_REASONS and view.directives.compact and view.conversation_id:
                 await self._directives.clear_compaction_request(ask.tenant, view.conversation_id)
@@ -167,12 +169,14 @@ class RoundCoordinator:
         return self._rounds.list_pending_jobs(view.request.tenant, view.root or b"", view.policy.name)
 
     def _is_paused(self, view: RequestView) -> bool:
-        return self._effectiveness.is_paused(view.strategy_thread, view.estimate_tokens(view.effective))
+        return self._effectiveness.is_paused(
+            view.strategy_thread, view.estimate_tokens(view.effective_messages)
+        )
 
-    def _is_failing(self, view: RequestView, *, urgent: bool = False) -> bool:
-        tokens, window = view.count_tokens(view.effective), view.budget.window
+    def _is_failing(self, view: RequestView, *, is_urgent: bool = False) -> bool:
+        tokens, window = view.count_tokens(view.effective_messages), view.budget.window
         return self._effectiveness.is_failing(
-            view.strategy_thread, view.prefixes, window=window, tokens=tokens, urgent=urgent
+            view.strategy_thread, view.prefixes, window=window, tokens=tokens, is_urgent=is_urgent
         )
 
     async def _make_plain_round(self, view: RequestView, job: RoundJob) -> Checkpoint:
@@ -185,16 +189,16 @@ class RoundCoordinator:
             SummaryError: The compaction cannot be made.
         """
         try:
-            return await self._rounds.make_round(job, PLAIN_ROUND_WAIT_S, finish=True)
+            return await self._rounds.make_round(job, PLAIN_ROUND_WAIT_S, finish_when_cancelled=True)
         except SummaryError as failed:
             if failed.reason in LASTING_FAILURES:
-                tokens, window = view.count_tokens(view.effective), view.budget.window
+                tokens, window = view.count_tokens(view.effective_messages), view.budget.window
                 self._effectiveness.record_failure(
                     view.strategy_thread, view.prefixes, window=window, tokens=tokens
                 )
             raise
 
-    async def _find_or_make_round(self, view: RequestView, due: str) -> tuple[Checkpoint, str | None]:
+    async def _find_or_make_round(self, view: RequestView, due_reason: str) -> tuple[Checkpoint, str | None]:
         """Installs a staged checkpoint if it suffices, else makes a compaction. Returns the checkpoint.
 
         The second result says why an extract was used instead of a model's summary; it is None otherwise.
@@ -204,17 +208,19 @@ class RoundCoordinator:
         """
         if view.root is None:
             raise SummaryError(NOTHING_TO_TAKE)
-        if due not in FORCED_REASONS and self._is_paused(view):
+        if due_reason not in FORCED_REASONS and self._is_paused(view):
             raise SummaryError(PAUSED)
-        ready = None if due == "force" else await self._apply_staged_round(view)
+        ready = None if due_reason == "force" else await self._apply_staged_round(view)
         if ready is not None and _is_sufficient(ready, view):
-            return await self._install_checkpoint(view, ready.checkpoint, due), None
+            return await self._install_checkpoint(view, ready.checkpoint, due_reason), None
         try:
-            checkpoint, reason = await self._make_round(ready or await self._apply_late_summary(view), due)
+            checkpoint, reason = await self._make_round(
+                ready or await self._apply_late_summary(view), due_reason
+            )
         except SummaryError:
             if ready is None:
                 raise
-            return await self._install_checkpoint(view, ready.checkpoint, due), None
+            return await self._install_checkpoint(view, ready.checkpoint, due_reason), None
         if checkpoint == view.checkpoint:  # no run was replaced, because no summary was shorter than its run
             raise SummaryError(NOTHING_TO_TAKE)
         return checkpoint, reason
@@ -228,11 +234,12 @@ class RoundCoordinator:
         return view.with_checkpoint(_merge_edits(staged, view.checkpoint)) if staged else None
 
     async def _install_checkpoint(
-        self, view: RequestView, checkpoint: Checkpoint | None, due: str | None = None
+        self, view: RequestView, checkpoint: Checkpoint | None, due_reason: str | None = None
     ) -> Checkpoint:
         """Installs the checkpoint for every replica and returns it.
 
-        `due` is the reason that the event of the installation reports. If it is None, there is no event.
+        `due_reason` is the reason that the event of the installation reports. If it is None, there is no
+        event.
 
         Raises:
             SummaryError: `checkpoint` is None.
@@ -247,8 +254,8 @@ class RoundCoordinator:
             checkpoint_id=checkpoint_id,
             ttl_s=self._job_builder.ttl_s,
             build_event=None
-            if due is None
-            else partial(build_installed_event, view, checkpoint, checkpoint_id, due),
+            if due_reason is None
+            else partial(build_installed_event, view, checkpoint, checkpoint_id, due_reason),
         )
         return checkpoint
 
@@ -259,12 +266,12 @@ class RoundCoordinator:
         method is called before a new compaction. The new compaction breaks the provider's prompt cache
         anyway, so the exchange costs nothing extra.
         """
-        if view.checkpoint is None or view.checkpoint.writer != EXTRACT:
+        if view.checkpoint is None or view.checkpoint.writer != EXTRACT_WRITER:
             return view
-        late = await self._loader.find_staged_checkpoint(view, late=True)
+        late = await self._loader.find_staged_checkpoint(view, same_length=True)
         return view.with_checkpoint(_merge_edits(late, view.checkpoint)) if late else view
 
-    async def _make_round(self, view: RequestView, due: str) -> tuple[Checkpoint, str | None]:
+    async def _make_round(self, view: RequestView, due_reason: str) -> tuple[Checkpoint, str | None]:
         """Returns the checkpoint of a new compaction, or of a running one that also serves this request.
 
         The second result says why an extract was used instead of a model's summary; it is None otherwise.
@@ -272,28 +279,30 @@ class RoundCoordinator:
         Raises:
             SummaryError: There is nothing to remove, compactions are paused, or no summary could be written.
         """
-        if due not in INSISTENT_REASONS and self._is_failing(view, urgent=due in FORCED_REASONS):
+        if due_reason not in INSISTENT_REASONS and self._is_failing(
+            view, is_urgent=due_reason in FORCED_REASONS
+        ):
             raise SummaryError(PAUSED)
-        draft = await self._planner.draft_round(view, allow_small=due in FORCED_REASONS)
+        draft = await self._planner.draft_round(view, allow_small=due_reason in FORCED_REASONS)
         if draft is None:
             raise SummaryError(IRREDUCIBLE if view.is_irreducible else NOTHING_TO_TAKE)
-        job = await self._job_builder.build_job(view, draft, due)
+        job = await self._job_builder.build_job(view, draft, due_reason)
         if not job.plan.groups:
             return await self._make_plain_round(view, job), None
-        if due != "force":
+        if due_reason != "force":
             shared_job = self._find_shared_job(view, job)
             # A compaction that was running before may have ended since then, so look for its staged
             # checkpoint.
             staged = await self._apply_staged_round(view) if shared_job is job else None
             if staged is not None and _is_sufficient(staged, view):
-                return await self._install_checkpoint(view, staged.checkpoint, due), None
+                return await self._install_checkpoint(view, staged.checkpoint, due_reason), None
             job = shared_job
         try:
             checkpoint = await self._make_summarized_round(
-                view, job, self._find_skip_reason(view, draft, due)
+                view, job, self._find_skip_reason(view, draft, due_reason)
             )
         except SummaryError as failed:
-            if view.policy.layout is None and not view.exceeds_limit(view.effective):
+            if view.policy.layout is None and not view.exceeds_limit(view.effective_messages):
                 raise
             return await self._make_extractive_round(view, job, failed), failed.reason
         return (
@@ -302,13 +311,13 @@ class RoundCoordinator:
             else checkpoint
         ), None
 
-    def _find_skip_reason(self, view: RequestView, draft: RoundDraft, due: str) -> str | None:
+    def _find_skip_reason(self, view: RequestView, draft: RoundDraft, due_reason: str) -> str | None:
         """Returns why the compaction must do without a summary model; None if a model is asked."""
-        if due == "force":
+        if due_reason == "force":
             return None
         if self._is_paused(view):
             return PAUSED
-        return None if draft.is_worth_it or due not in FORCED_REASONS else IRREDUCIBLE
+        return None if draft.is_worth_it or due_reason not in FORCED_REASONS else IRREDUCIBLE
 
     async def _make_summarized_round(
         self, view: RequestView, job: RoundJob, skip_reason: str | None
@@ -321,7 +330,7 @@ class RoundCoordinator:
         if skip_reason is not None or job.summary_request is None:
             raise SummaryError(skip_reason or "no-summary-model")
         finish = view.request.settings.compaction.on_disconnect == "finish"
-        return await self._rounds.make_round(job, self._compute_wait_s(view), finish=finish)
+        return await self._rounds.make_round(job, self._compute_wait_s(view), finish_when_cancelled=finish)
 
     def _find_shared_job(self, view: RequestView, job: RoundJob) -> RoundJob:
         """Returns the job of a running compaction that also serves this request; else the given job."""
@@ -330,7 +339,7 @@ class RoundCoordinator:
         )
 
     async def _make_extractive_round(
-        self, view: RequestView, job: RoundJob, failed: SummaryError
+        self, view: RequestView, job: RoundJob, failure: SummaryError
     ) -> Checkpoint:
         """Makes the compaction with an extract and the ledger in place of the summary."""
         if not job.ledger:
@@ -343,7 +352,7 @@ class RoundCoordinator:
         )
         [key] = checkpoint_keys(job.tenant, job.root, job.policy.name, [checkpoint_id])
         extractive_job = replace(
-            job.without_model(key, checkpoint_id), reason=f"{job.reason},{failed.reason}"
+            job.without_model(key, checkpoint_id), reason=f"{job.reason},{failure.reason}"
         )
         try:
             checkpoint = await self._make_plain_round(view, extractive_job)
@@ -360,13 +369,15 @@ class RoundCoordinator:
         return wait_s if patience_s is None else min(wait_s, patience_s * PATIENCE_SHARE)
 
 
-def _is_sufficient(ready: RequestView, view: RequestView) -> bool:
+def _is_sufficient(staged_view: RequestView, view: RequestView) -> bool:
     """Returns whether a staged checkpoint makes the request small enough (`READY_SHARE`).
 
     `ready` is `view` with the staged checkpoint applied.
     """
-    fixed = min(view.marks.trigger, int(view.fixed_tokens * view.calibration_ratio))
-    return ready.estimate_tokens(ready.effective) <= fixed + READY_SHARE * (view.marks.trigger - fixed)
+    fixed = min(view.marks.trigger_tokens, int(view.fixed_tokens * view.calibration_ratio))
+    return staged_view.estimate_tokens(staged_view.effective_messages) <= fixed + READY_SHARE * (
+        view.marks.trigger_tokens - fixed
+    )
 
 
 def _can_serve(pending: RoundJob, view: RequestView) -> bool:
@@ -377,40 +388,40 @@ def _can_serve(pending: RoundJob, view: RequestView) -> bool:
     """
     length = pending.plan.length
     covered_count = view.checkpoint.length if view.checkpoint else 0
-    is_same_prefix = [each.digest for each in view.body[:length]] == [
+    is_same_prefix = [each.digest for each in view.unfixed_messages[:length]] == [
         each.digest for each in pending.messages[:length]
     ]
     return (
         covered_count < length
         and is_same_prefix
-        and find_latest_user_message(view.body) not in pending.plan.removed_indices
+        and find_latest_user_message(view.unfixed_messages) not in pending.plan.removed_indices
     )
 
 
-def _merge_edits(ready: Checkpoint, earlier: Checkpoint | None) -> Checkpoint:
-    """Returns a ready checkpoint with the later masks and caps of `earlier`, the checkpoint in force.
+def _merge_edits(checkpoint: Checkpoint, current: Checkpoint | None) -> Checkpoint:
+    """Returns a ready checkpoint with the later masks and caps of `current`, the checkpoint in force.
 
     These edits were made while the ready checkpoint was written, and apply to messages that it does not
     cover.
     """
     later = (
         []
-        if earlier is None
+        if current is None
         else [
             (span, put)
-            for span, put in earlier.span_replacements
-            if span.start in earlier.edited and span.start >= ready.length
+            for span, put in current.span_replacements
+            if span.start in current.edited and span.start >= checkpoint.length
         ]
     )
-    if earlier is None or not later:
-        return ready
+    if current is None or not later:
+        return checkpoint
     return replace(
-        ready,
-        length=earlier.length,
-        exact=earlier.exact,
-        results=(*ready.results, *(each for each in earlier.results if each.index >= ready.length)),
-        spans=(*ready.spans, *(span for span, _ in later)),
-        stand_ins=(*ready.stand_ins, *(put for _, put in later)),
-        edited=ready.edited | {span.start for span, _ in later},
-        names=earlier.names,
+        checkpoint,
+        length=current.length,
+        exact=current.exact,
+        results=(*checkpoint.results, *(each for each in current.results if each.index >= checkpoint.length)),
+        spans=(*checkpoint.spans, *(span for span, _ in later)),
+        stand_ins=(*checkpoint.stand_ins, *(put for _, put in later)),
+        edited=checkpoint.edited | {span.start for span, _ in later},
+        names=current.names,
     )

@@ -16,7 +16,7 @@ from compaction_proxy.core.summary.retention import count_retained_facts
 from compaction_proxy.recall.archive import format_message_text
 from compaction_proxy.recall.round_detail import KEPT, STAND_IN, VisibleMessage
 from compaction_proxy.telemetry.event_bus import generate_event_id
-from compaction_proxy.telemetry.logs import REQUEST
+from compaction_proxy.telemetry.logs import REQUEST_ID
 
 # The outcome of a compaction: a waiting request uses it at once, or it is stored for a later request.
 APPLIED, SCHEDULED = "applied", "scheduled"
@@ -27,70 +27,70 @@ Facts = Mapping[str, tuple[int, int]]
 
 def build_created_event(
     job: RoundJob,
-    made: Checkpoint,
+    checkpoint: Checkpoint,
     facts: Facts,
     price: PriceLookup,
     *,
-    at: float,
-    seconds: float,
+    created_at_s: float,
+    duration_s: float,
     outcome: str,
 ) -> Event:
     """Builds the event that reports a compaction that was made.
 
     Args:
         job: The compaction.
-        made: The checkpoint of the compaction.
+        checkpoint: The checkpoint of the compaction.
         facts: How many facts of the replaced messages the model still sees.
         price: Returns what a summary call costs.
-        at: Time of the event, in seconds since the epoch.
-        seconds: How long the compaction took.
+        created_at_s: Time of the event, in seconds since the epoch.
+        duration_s: How long the compaction took.
         outcome: `APPLIED` or `SCHEDULED`.
     """
     affected = job.affected_indices
     return Event(
         COMPACTED,
-        at,
+        created_at_s,
         **_build_common_fields(job, price),
         place=job.checkpoint_id.hex(),
         reason=job.reason,
         outcome=outcome,
-        model=made.writer,
-        tokens_after=made.tokens_after,
+        model=checkpoint.writer,
+        tokens_after=checkpoint.tokens_after,
         messages=len(affected),
         message_ids=tuple(format_message_id(job.prefixes[index]) for index in affected[:MAX_MESSAGE_IDS]),
-        seconds=round(seconds, 3),
+        seconds=round(duration_s, 3),
         facts=facts,
-        summary=made.summary,
+        summary=checkpoint.summary,
     )
 
 
-def build_failed_event(job: RoundJob, reason: str, price: PriceLookup, *, at: float) -> Event:
+def build_failed_event(job: RoundJob, reason: str, price: PriceLookup, *, failed_at_s: float) -> Event:
     """Builds the event that reports a failed compaction, with the cost of its summary calls."""
-    return Event(FAILED, at, **_build_common_fields(job, price), reason=reason)
+    return Event(FAILED, failed_at_s, **_build_common_fields(job, price), reason=reason)
 
 
 def build_installed_event(
-    view: RequestView, ready: Checkpoint, checkpoint_id: bytes, due: str, at: float
+    view: RequestView, checkpoint: Checkpoint, checkpoint_id: bytes, due_reason: str, installed_at_s: float
 ) -> Event:
     """Builds the event that reports that a checkpoint made ahead of need is now in force."""
-    installed = view.with_checkpoint(ready)
+    installed = view.with_checkpoint(checkpoint)
     return Event(
         INSTALLED,
-        at,
-        conversation=view.conversation_id or ready.conversation,
+        installed_at_s,
+        conversation=view.conversation_id or checkpoint.conversation,
         id=generate_event_id(),
-        request=REQUEST.get(""),
-        strategy=ready.strategy,
-        round=ready.round,
+        request=REQUEST_ID.get(""),
+        strategy=checkpoint.strategy,
+        round=checkpoint.round,
         place=checkpoint_id.hex(),
-        reason=due,
+        reason=due_reason,
         outcome=APPLIED,
         asked=view.request.model,
-        tokens_before=view.estimate_tokens(view.effective),
-        tokens_after=installed.estimate_tokens(installed.effective),
-        trigger=view.marks.trigger if view.is_automatic else None,
+        tokens_before=view.estimate_tokens(view.effective_messages),
+        tokens_after=installed.estimate_tokens(installed.effective_messages),
+        trigger=view.marks.trigger_tokens if view.is_automatic else None,
         window=view.budget.window,
-        basis=view.basis,
+        basis=view.price_basis,
         listed=len(view.messages),
     )
 
@@ -101,52 +101,56 @@ def _build_common_fields(job: RoundJob, price: PriceLookup) -> dict[str, Any]:
     fields = {
         "conversation": job.conversation,
         "id": generate_event_id(),
-        "request": REQUEST.get(""),
+        "request": REQUEST_ID.get(""),
         "strategy": job.policy.name,
         "round": job.plan.round,
         "asked": job.model,
         "tokens_before": job.tokens_before,
-        "trigger": job.calibrated_trigger,
+        "trigger": job.calibrated_trigger_tokens,
         "window": job.window,
-        "basis": job.basis,
+        "basis": job.price_basis,
         "listed": job.client_message_count,
     }
     return {**fields, **_build_cost_fields(usage, price)} if usage.calls else fields
 
 
-def _build_cost_fields(spent: SummaryUsage, price: PriceLookup) -> dict[str, Any]:
+def _build_cost_fields(usage: SummaryUsage, price: PriceLookup) -> dict[str, Any]:
     return {
-        "calls": spent.calls,
-        "prompt_tokens": spent.prompt_tokens,
-        "completion_tokens": spent.completion_tokens,
-        "cached_tokens": spent.cached_tokens,
-        "cost_usd": spent.compute_cost_usd(price),
+        "calls": usage.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "cost_usd": usage.compute_cost_usd(price),
     }
 
 
-def find_retained_facts(job: RoundJob, seen: Sequence[VisibleMessage], ledger_cache: LedgerCache) -> Facts:
+def find_retained_facts(
+    job: RoundJob, visible_messages: Sequence[VisibleMessage], ledger_cache: LedgerCache
+) -> Facts:
     """Counts which facts of the replaced messages the model still sees (`core.summary.retention`)."""
     affected = job.affected_indices
     if not affected:
         return {}
     removed = [job.messages[index] for index in affected]
     statements = ledger_cache.get_active_statements(job.messages).list_covered(frozenset(affected))
-    rules = [flatten_text(spoken.said.text) for _, spoken in statements if spoken.kind is StatementKind.RULE]
-    replacements_first = sorted(seen, key=lambda each: each.origin == KEPT)
+    rules = [
+        flatten_text(spoken.statement.text) for _, spoken in statements if spoken.kind is StatementKind.RULE
+    ]
+    replacements_first = sorted(visible_messages, key=lambda each: each.origin == KEPT)
     return count_retained_facts(
         removed, [each.text for each in replacements_first], rules, ledger_cache.get_shown_facts
     )
 
 
-def list_messages_after_round(job: RoundJob, made: Checkpoint) -> Iterator[VisibleMessage]:
+def list_messages_after_round(job: RoundJob, checkpoint: Checkpoint) -> Iterator[VisibleMessage]:
     """Yields the messages that are forwarded after the compaction, without fixed messages."""
-    replacements = {span.start: (span, replaced) for span, replaced in made.span_replacements}
+    replacements = {span.start: (span, replaced) for span, replaced in checkpoint.span_replacements}
     index = 0
     while index < len(job.messages):
         message_id = format_message_id(job.prefixes[index])
         if index in replacements:
             span, replaced = replacements[index]
-            own_id = message_id if index in made.edited else ""
+            own_id = message_id if index in checkpoint.edited else ""
             yield from (
                 VisibleMessage(each.role, format_message_text(each), STAND_IN, own_id) for each in replaced
             )

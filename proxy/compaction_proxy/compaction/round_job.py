@@ -8,7 +8,7 @@ from compaction_proxy.compaction.message_reader import CountingOptions
 from compaction_proxy.compaction.summary_request import SummaryRequest
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.ledger.frontier import Frontier
-from compaction_proxy.core.masking import find_answered_calls
+from compaction_proxy.core.masking import map_results_to_calls
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.planner import RoundPlan
 from compaction_proxy.core.strategies import Policy
@@ -48,15 +48,16 @@ class RoundJob:
             installed.
         counting_options: How tokens are counted.
         calibration_ratio: Calibrated tokens per counted token.
-        trigger: The trigger T, in counted tokens.
-        calibrated_trigger: The trigger T, in calibrated tokens; None if no compaction starts automatically.
+        trigger_tokens: The trigger T, in counted tokens.
+        calibrated_trigger_tokens: The trigger T, in calibrated tokens; None if no compaction starts
+            automatically.
         window: Context window of the conversation's model, in tokens.
         client_message_count: Number of messages that the client sent, including fixed messages.
         tokens_before: Size of the request before the compaction, in calibrated tokens.
         reason: Why the compaction is due.
         timeout_s: Time limit for the whole compaction, in seconds.
         ttl_s: How long the checkpoint is kept, in seconds.
-        basis: The named numbers from which T was computed, if T depends on prices.
+        price_basis: The named numbers from which T was computed, if T depends on prices.
         is_searchable: Whether the model will be offered the tool that searches the removed messages.
         frontier: Where the conversation stands; empty unless the strategy keeps a chain of records.
     """
@@ -83,15 +84,15 @@ class RoundJob:
     is_staged: bool
     counting_options: CountingOptions
     calibration_ratio: float
-    trigger: int
-    calibrated_trigger: int | None
+    trigger_tokens: int
+    calibrated_trigger_tokens: int | None
     window: int
     client_message_count: int
     tokens_before: int
     reason: str
     timeout_s: float
     ttl_s: float
-    basis: Mapping[str, float] = field(default_factory=dict)
+    price_basis: Mapping[str, float] = field(default_factory=dict)
     is_searchable: bool = False
     frontier: Frontier = field(default_factory=Frontier)
 
@@ -109,7 +110,9 @@ class RoundJob:
     def user_messages(self) -> tuple[Message, ...]:
         """All user messages, without the statements that no longer hold."""
         indices = (
-            k for k, message in enumerate(self.messages) if message.role == "user" and not message.answers
+            k
+            for k, message in enumerate(self.messages)
+            if message.role == "user" and not message.answered_call_ids
         )
         return tuple(self._drop_outdated(index) for index in indices)
 
@@ -134,13 +137,15 @@ class RoundJob:
             if self.previous_checkpoint
             else frozenset[int]()
         )
-        edits = {fill.at for fill in self.plan.fills if fill.kind in {"mask", "cap"}}
+        edits = {
+            fill.reference_index for fill in self.plan.planned_replacements if fill.kind in {"mask", "cap"}
+        }
         return tuple(sorted({*self.plan.removed_indices, *edits} - known))
 
     @cached_attribute
     def calls_by_result(self) -> Mapping[int, MessageToolCall]:
         """The tool call that each tool result answers, by the index of the result."""
-        return find_answered_calls(self.messages)
+        return map_results_to_calls(self.messages)
 
     @property
     def forwarded_tokens(self) -> int:
@@ -162,13 +167,18 @@ class RoundJob:
         )
         return unchanged_tokens + replaced_tokens
 
-    def without_model(self, key: str, place: bytes) -> Self:
+    def without_model(self, key: str, checkpoint_id: bytes) -> Self:
         """Returns the job of the same compaction with an extract instead of a model's summary.
 
         Args:
             key: Store key of the checkpoint that will be written.
-            place: Id of that checkpoint.
+            checkpoint_id: Id of that checkpoint.
         """
         return replace(
-            self, summary_request=None, is_extractive=True, is_staged=False, key=key, checkpoint_id=place
+            self,
+            summary_request=None,
+            is_extractive=True,
+            is_staged=False,
+            key=key,
+            checkpoint_id=checkpoint_id,
         )

@@ -25,7 +25,7 @@ from compaction_proxy.core.planner import (
     list_forwarded_sizes,
     plan_round,
 )
-from compaction_proxy.core.strategies import LAYOUT, ScaledLimit
+from compaction_proxy.core.strategies import ANCHORED_LAYOUT, ScaledLimit
 from compaction_proxy.support.offload import run_in_worker
 
 # Tokens of the opening and closing lines around the records of a chain.
@@ -87,25 +87,35 @@ async def draft_round(
         ledger_cache: Reads statements and facts from messages.
         allow_small: Whether a compaction is wanted even if it saves little.
     """
-    draft = await _draft_once(view, reader, ledger_cache, allow_small=allow_small)
-    if not view.moving_count or not view.exceeds_window(view.effective) or (draft and _can_fit(view, draft)):
+    draft = await _draft_without_moving_messages(view, reader, ledger_cache, allow_small=allow_small)
+    if (
+        not view.moving_count
+        or not view.exceeds_window(view.effective_messages)
+        or (draft and _can_fit(view, draft))
+    ):
         return draft
-    return await _draft_once(replace(view, moving_count=0), reader, ledger_cache, allow_small=allow_small)
+    return await _draft_without_moving_messages(
+        replace(view, moving_count=0), reader, ledger_cache, allow_small=allow_small
+    )
 
 
 def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
     """Returns whether the request will fit after the compaction, if its texts have the expected sizes."""
-    forwarded = list_forwarded_sizes(view.body, view.checkpoint)
-    edited = {fill.at for fill in draft.plan.fills if fill.kind in {"mask", "cap"}}
+    forwarded = list_forwarded_sizes(view.unfixed_messages, view.checkpoint)
+    edited = {
+        fill.reference_index for fill in draft.plan.planned_replacements if fill.kind in {"mask", "cap"}
+    }
     saved_tokens = sum(forwarded[index] - MASK_TOKENS for index in edited)
     saved_tokens += (
-        sum(forwarded[index] for index in draft.plan.fresh_indices) - draft.summary_tokens - FRAME_TOKENS
+        sum(forwarded[index] for index in draft.plan.summarized_indices) - draft.summary_tokens - FRAME_TOKENS
     )
     saved_tokens -= int(len(draft.ledger) / CHARACTERS_A_TOKEN)
-    return (view.plan_constraints.size - saved_tokens) * view.calibration_ratio <= view.budget.input_limit
+    return (
+        view.plan_constraints.request_tokens - saved_tokens
+    ) * view.calibration_ratio <= view.budget.input_limit
 
 
-async def _draft_once(
+async def _draft_without_moving_messages(
     view: RequestView, reader: MessageReader, ledger_cache: LedgerCache, *, allow_small: bool
 ) -> RoundDraft | None:
     """Drafts a compaction that does not touch the messages that the client moves."""
@@ -116,7 +126,7 @@ async def _draft_once(
     if mask_draft is not None:
         return mask_draft
     content = await run_in_worker(partial(_collect_content, view, constraints, ledger_cache))
-    ledger_tokens = await _count_text_tokens(content.words.text, view, reader)
+    ledger_tokens = await _count_text_tokens(content.ledger.text, view, reader)
     return await run_in_worker(
         partial(_draft_chain_record, view, content, ledger_tokens, ledger_cache, allow_small=allow_small)
     )
@@ -128,11 +138,11 @@ def plan_result_caps(view: RequestView) -> RoundPlan | None:
     Results are capped only if, even after a compaction of everything else, the request would exceed usable.
     """
     layout = view.policy.layout
-    results = _find_newest_results(view.body)
-    if layout is None or not results or not view.is_automatic or view.is_held_back:
+    results = _find_newest_results(view.unfixed_messages)
+    if layout is None or not results or not view.is_automatic or view.is_suppressed:
         return None
     forwarded, usable, ratio = (
-        list_forwarded_sizes(view.body, view.checkpoint),
+        list_forwarded_sizes(view.unfixed_messages, view.checkpoint),
         view.budget.usable,
         view.calibration_ratio,
     )
@@ -151,44 +161,55 @@ def plan_result_caps(view: RequestView) -> RoundPlan | None:
 def _find_newest_results(messages: Sequence[Message]) -> range:
     """Returns the indices of the tool results in the last unit."""
     start = len(messages)
-    while start and messages[start - 1].answers:
+    while start and messages[start - 1].answered_call_ids:
         start -= 1
     has_call = start > 0 and bool(messages[start - 1].calls)
     return range(start if has_call else max(start, len(messages) - 1), len(messages))
 
 
-def _draft_plain(view: RequestView, room: PlanConstraints) -> RoundDraft | None:
+def _draft_plain(view: RequestView, constraints: PlanConstraints) -> RoundDraft | None:
     """Drafts a compaction without masks and without a ledger."""
     summary_tokens = _compute_summary_tokens(view, 0)
     plan = plan_round(
-        view.body, view.effective, view.policy, view.checkpoint, replace(room, records=summary_tokens)
+        view.unfixed_messages,
+        view.effective_messages,
+        view.policy,
+        view.checkpoint,
+        replace(constraints, replacement_tokens=summary_tokens),
     )
-    return RoundDraft(plan, summary_tokens, _is_worth_it(view, plan, 0, room)) if plan else None
+    return RoundDraft(plan, summary_tokens, _is_worth_it(view, plan, 0, constraints)) if plan else None
 
 
 class _RecordContent(NamedTuple):
     """The content of a further record of a chain, apart from its summary.
 
     Attributes:
-        room: Sizes for the planner, and whether the chain must be written anew.
-        covered: Indices of the messages that the plan is expected to remove. The plan may remove others if
-            the ledger and the records are large.
-        standing: User statements that still hold.
+        constraints: Sizes for the planner, and whether the chain must be written anew.
+        covered_indices: Indices of the messages that the plan is expected to remove. The plan may remove
+            others if the ledger and the records are large.
+        active_statements: User statements that still hold.
         frontier: Where the conversation stands.
-        words: The ledger.
+        ledger: The ledger.
     """
 
-    room: PlanConstraints
-    covered: frozenset[int]
-    standing: ActiveStatements
+    constraints: PlanConstraints
+    covered_indices: frozenset[int]
+    active_statements: ActiveStatements
     frontier: Frontier
-    words: "LedgerText"
+    ledger: "LedgerText"
 
 
-def _draft_masks(view: RequestView, room: PlanConstraints) -> RoundDraft | None:
+def _draft_masks(view: RequestView, constraints: PlanConstraints) -> RoundDraft | None:
     """Drafts a compaction that only masks tool results; returns None if masks alone do not save enough."""
-    stop = find_tail_start(view.body, view.effective, view.policy, view.checkpoint, room, at_least=True)
-    masks = _choose_masks(view, room, stop)
+    stop = find_tail_start(
+        view.unfixed_messages,
+        view.effective_messages,
+        view.policy,
+        view.checkpoint,
+        constraints,
+        is_minimum=True,
+    )
+    masks = _choose_masks(view, constraints, stop)
     return (
         RoundDraft(add_edits(build_unchanged_plan(view.checkpoint), dict.fromkeys(masks, "mask")), 0)
         if masks
@@ -196,17 +217,23 @@ def _draft_masks(view: RequestView, room: PlanConstraints) -> RoundDraft | None:
     )
 
 
-def _collect_content(view: RequestView, room: PlanConstraints, ledger_cache: LedgerCache) -> _RecordContent:
+def _collect_content(
+    view: RequestView, constraints: PlanConstraints, ledger_cache: LedgerCache
+) -> _RecordContent:
     """Collects the ledger, the statements that hold, and the frontier, for a further record of the chain."""
-    stop = find_tail_start(view.body, view.effective, view.policy, view.checkpoint, room)
-    staying = {find_latest_user_message(view.body), find_task_index(view.body)}
+    stop = find_tail_start(
+        view.unfixed_messages, view.effective_messages, view.policy, view.checkpoint, constraints
+    )
+    staying = {find_latest_user_message(view.unfixed_messages), find_task_index(view.unfixed_messages)}
     covered = frozenset(index for index in range(stop) if index not in staying)
-    statements = ledger_cache.get_active_statements(view.body)
+    statements = ledger_cache.get_active_statements(view.unfixed_messages)
     recorded_text = " ".join(each.text for each in _list_chain_records(view)).casefold()
     must_rewrite = any(value in recorded_text for value in statements.superseded.values)
-    frontier = ledger_cache.get_frontier(view.body)
+    frontier = ledger_cache.get_frontier(view.unfixed_messages)
     ledger = _build_ledger_text(view, covered, statements, frontier, ledger_cache)
-    return _RecordContent(replace(room, anew=must_rewrite), covered, statements, frontier, ledger)
+    return _RecordContent(
+        replace(constraints, must_rewrite_chain=must_rewrite), covered, statements, frontier, ledger
+    )
 
 
 def _draft_chain_record(
@@ -222,14 +249,18 @@ def _draft_chain_record(
     Returns None if there is nothing to remove, or if the compaction saves little and `allow_small` is not
     set.
     """
-    room, covered, words = content.room, content.covered, content.words
+    room, covered, words = content.constraints, content.covered_indices, content.ledger
     chain_tokens = sum(each.tokens for each in _list_chain_records(view))
     summary_tokens = _compute_summary_tokens(
-        view, sum(view.body[index].tokens for index in covered) - chain_tokens
+        view, sum(view.unfixed_messages[index].tokens for index in covered) - chain_tokens
     )
     record_tokens = ledger_tokens + summary_tokens + FRAME_TOKENS + chain_tokens
     plan = plan_round(
-        view.body, view.effective, view.policy, view.checkpoint, replace(room, records=record_tokens)
+        view.unfixed_messages,
+        view.effective_messages,
+        view.policy,
+        view.checkpoint,
+        replace(room, replacement_tokens=record_tokens),
     )
     if plan is None:
         return None
@@ -240,8 +271,8 @@ def _draft_chain_record(
     # The ledger was built for the messages that were expected to be removed. If the plan removes others, it
     # must be built again.
     if covered != removed:
-        words = _build_ledger_text(view, removed, content.standing, content.frontier, ledger_cache)
-    outdated = content.standing.superseded.texts
+        words = _build_ledger_text(view, removed, content.active_statements, content.frontier, ledger_cache)
+    outdated = content.active_statements.superseded.texts_by_message
     return RoundDraft(
         _cap_long_task(view, plan, room), summary_tokens, is_worth_it, *words, outdated, content.frontier
     )
@@ -252,35 +283,35 @@ def _list_chain_records(view: RequestView) -> tuple[Message, ...]:
     return list_chain_records(view.checkpoint) if view.checkpoint else ()
 
 
-def _compute_summary_tokens(view: RequestView, removed: int) -> int:
-    """Computes the size of the summary to ask for, in tokens, if `removed` tokens are to be summarised."""
+def _compute_summary_tokens(view: RequestView, removed_tokens: int) -> int:
+    """Computes the size of the summary to ask for, in tokens, if `removed_tokens` are to be summarised."""
     shape = view.policy.summary
     if shape is None:
         return 0
-    summary_tokens = shape.compute_target_tokens(max(0, removed))
+    summary_tokens = shape.compute_target_tokens(max(0, removed_tokens))
     return (
-        min(summary_tokens, int(SUMMARY_SHARE * view.plan_constraints.trigger))
+        min(summary_tokens, int(SUMMARY_SHARE * view.plan_constraints.trigger_tokens))
         if shape.share
         else summary_tokens
     )
 
 
-def _choose_masks(view: RequestView, room: PlanConstraints, stop: int) -> list[int]:
+def _choose_masks(view: RequestView, constraints: PlanConstraints, tail_start: int) -> list[int]:
     """Chooses the tool results to mask; chooses none if masks alone cannot reach the target size."""
-    forwarded = list_forwarded_sizes(view.body, view.checkpoint)
+    forwarded = list_forwarded_sizes(view.unfixed_messages, view.checkpoint)
     previously_edited = view.checkpoint.edited if view.checkpoint else frozenset()
     candidates = [
         index
-        for index in _list_old_results(view, stop)
+        for index in _list_old_results(view, tail_start)
         if index not in previously_edited and forwarded[index] > 2 * MASK_TOKENS
     ]
-    if room.target is None:
+    if constraints.target_tokens is None:
         return []
-    goal = room.target
-    if room.is_scarce:
-        goal = room.fixed + int(MASKED_SHARE * room.free_tokens)
-    size, masks = room.size + room.growth, []
-    for index in order_results_to_mask(view.body, candidates):
+    goal = constraints.target_tokens
+    if constraints.is_target_scarce:
+        goal = constraints.fixed_tokens + int(MASKED_SHARE * constraints.free_tokens)
+    size, masks = constraints.request_tokens + constraints.growth_tokens, []
+    for index in order_results_to_mask(view.unfixed_messages, candidates):
         if size <= goal:
             break
         masks.append(index)
@@ -288,36 +319,44 @@ def _choose_masks(view: RequestView, room: PlanConstraints, stop: int) -> list[i
     return masks if size <= goal else []
 
 
-def _list_old_results(view: RequestView, stop: int) -> list[int]:
+def _list_old_results(view: RequestView, tail_start: int) -> list[int]:
     """Lists the tool results before the tail, except removed ones and the newest, which always stay."""
     removed = view.checkpoint.removed_indices if view.checkpoint else frozenset()
-    results = [index for index, each in enumerate(view.body) if each.answers and index not in removed]
+    results = [
+        index
+        for index, each in enumerate(view.unfixed_messages)
+        if each.answered_call_ids and index not in removed
+    ]
     newest = view.policy.keep.tool_results
-    return [index for index in (results[:-newest] if newest else results) if index < stop]
+    return [index for index in (results[:-newest] if newest else results) if index < tail_start]
 
 
-def _is_worth_it(view: RequestView, made: RoundPlan, summary_tokens: int, room: PlanConstraints) -> bool:
+def _is_worth_it(
+    view: RequestView, plan: RoundPlan, summary_tokens: int, constraints: PlanConstraints
+) -> bool:
     """Returns whether the compaction saves enough tokens to be worth its cost.
 
     The saving is the size of the newly removed messages less the size of the summary.
     """
-    forwarded = list_forwarded_sizes(view.body, view.checkpoint)
-    saved_tokens = sum(forwarded[index] for index in made.fresh_indices) - summary_tokens
-    return saved_tokens >= LEAST_SHARE * room.trigger
+    forwarded = list_forwarded_sizes(view.unfixed_messages, view.checkpoint)
+    saved_tokens = sum(forwarded[index] for index in plan.summarized_indices) - summary_tokens
+    return saved_tokens >= LEAST_SHARE * constraints.trigger_tokens
 
 
-def _cap_long_task(view: RequestView, made: RoundPlan, room: PlanConstraints) -> RoundPlan:
+def _cap_long_task(view: RequestView, plan: RoundPlan, constraints: PlanConstraints) -> RoundPlan:
     """Adds a cap to the plan if the task is too long and may be shortened.
 
     The task stays whole if it is also the latest user message, is edited already, or is moved by the client.
     """
-    task = find_task_index(view.body)
+    task = find_task_index(view.unfixed_messages)
     edited = view.checkpoint.edited if view.checkpoint else frozenset()
-    is_moved = task is not None and task >= len(view.body) - view.moving_count
-    if task is None or task == find_latest_user_message(view.body) or task in edited or is_moved:
-        return made
-    too_long = view.body[task].tokens > view.policy.task_tokens.compute_tokens(room.trigger)
-    return add_edits(made, {task: "cap"}) if too_long else made
+    is_moved = task is not None and task >= len(view.unfixed_messages) - view.moving_count
+    if task is None or task == find_latest_user_message(view.unfixed_messages) or task in edited or is_moved:
+        return plan
+    too_long = view.unfixed_messages[task].tokens > view.policy.task_tokens.compute_tokens(
+        constraints.trigger_tokens
+    )
+    return add_edits(plan, {task: "cap"}) if too_long else plan
 
 
 class LedgerText(NamedTuple):
@@ -328,7 +367,7 @@ class LedgerText(NamedTuple):
 
 
 async def build_ledger_text(
-    view: RequestView, covered: Collection[int], ledger_cache: LedgerCache
+    view: RequestView, covered_indices: Collection[int], ledger_cache: LedgerCache
 ) -> LedgerText:
     """Builds the ledger for the covered messages.
 
@@ -338,10 +377,10 @@ async def build_ledger_text(
 
     def build_text() -> LedgerText:
         statements, frontier = (
-            ledger_cache.get_active_statements(view.body),
-            ledger_cache.get_frontier(view.body),
+            ledger_cache.get_active_statements(view.unfixed_messages),
+            ledger_cache.get_frontier(view.unfixed_messages),
         )
-        return _build_ledger_text(view, covered, statements, frontier, ledger_cache)
+        return _build_ledger_text(view, covered_indices, statements, frontier, ledger_cache)
 
     return await run_in_worker(build_text)
 
@@ -353,20 +392,22 @@ def merge_pins(view: RequestView) -> tuple[str, ...]:
 
 def _build_ledger_text(
     view: RequestView,
-    covered: Collection[int],
-    standing: ActiveStatements,
+    covered_indices: Collection[int],
+    active_statements: ActiveStatements,
     frontier: Frontier,
     ledger_cache: LedgerCache,
 ) -> LedgerText:
-    layout = view.policy.layout or LAYOUT
-    removed = frozenset(covered) | (view.checkpoint.removed_indices if view.checkpoint else frozenset())
+    layout = view.policy.layout or ANCHORED_LAYOUT
+    removed = frozenset(covered_indices) | (
+        view.checkpoint.removed_indices if view.checkpoint else frozenset()
+    )
     characters = int(_compute_ledger_tokens(view, layout.ledger) * CHARACTERS_A_TOKEN)
     ledger = build_ledger(
-        view.body,
+        view.unfixed_messages,
         removed,
         lambda index: format_message_id(view.prefixes[index]),
         merge_pins(view),
-        active=standing,
+        active_statements=active_statements,
         frontier=frontier,
         fact_reader=ledger_cache.get_shown_facts,
     )
@@ -376,17 +417,19 @@ def _build_ledger_text(
 def _compute_ledger_tokens(view: RequestView, limit: ScaledLimit) -> int:
     """Returns the size limit of the ledger, in tokens; reduced if the tail would get too little room."""
     room, tail = view.plan_constraints, view.policy.keep.tail
-    max_tokens = limit.compute_tokens(room.trigger)
-    if room.target is None or tail is None:
+    max_tokens = limit.compute_tokens(room.trigger_tokens)
+    if room.target_tokens is None or tail is None:
         return max_tokens
     other_tokens = sum(each.tokens for each in _list_chain_records(view))
-    other_tokens += int(SUMMARY_SHARE * room.trigger) + tail.compute_tokens(room.free_tokens)
+    other_tokens += int(SUMMARY_SHARE * room.trigger_tokens) + tail.compute_tokens(room.free_tokens)
     reduced_tokens = min(
         max(LEDGER_TOKENS, int(LEDGER_SHARE * max_tokens)),
         int(FILLED_SHARE * room.free_tokens) - other_tokens,
     )
     available_tokens = max(
-        room.target - room.fixed - other_tokens, reduced_tokens, int(LEAST_LEDGER_SHARE * max_tokens)
+        room.target_tokens - room.fixed_tokens - other_tokens,
+        reduced_tokens,
+        int(LEAST_LEDGER_SHARE * max_tokens),
     )
     return min(max_tokens, available_tokens)
 

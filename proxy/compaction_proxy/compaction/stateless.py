@@ -21,7 +21,7 @@ from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitRequest, FitResult
 from compaction_proxy.core.budget import compute_budget
-from compaction_proxy.core.checkpoint import EXTRACT
+from compaction_proxy.core.checkpoint import EXTRACT_WRITER
 from compaction_proxy.core.errors import InternalError, UnreadableBodyError
 from compaction_proxy.core.event import COMPACTED
 from compaction_proxy.providers.model_limits import ModelLimits
@@ -105,17 +105,18 @@ class ShortenResult(NamedTuple):
 
     Attributes:
         fit: The request with the shorter list.
-        first: The result of the strategy alone. It is the same as `fit` if the list was not cut in addition.
+        strategy_result: The result of the strategy alone. It is the same as `fit` if the list was not cut in
+            addition.
         model: The model that wrote the summary; None if no model did.
     """
 
     fit: FitResult
-    first: FitResult
+    strategy_result: FitResult
     model: str | None
 
 
 async def shorten_messages(
-    compaction: StatelessCompaction, ask: FitRequest, target: int | None
+    compaction: StatelessCompaction, ask: FitRequest, target_tokens: int | None
 ) -> ShortenResult:
     """Compacts a list of messages, and also cuts it if the compaction failed or the result is too long.
 
@@ -124,14 +125,16 @@ async def shorten_messages(
     Args:
         compaction: Provides the temporary compactor.
         ask: The request. Its mode forces a compaction.
-        target: Size that the list must not exceed, in tokens; None for no target.
+        target_tokens: Size that the list must not exceed, in tokens; None for no target.
 
     Raises:
         UnreadableBodyError: A message cannot be read.
         InternalError: A fault of the proxy, which is logged.
     """
     async with compaction.open_compactor() as scratch:
-        if target is not None and (unchanged := await _fit_under_target(scratch.compactor, ask, target)):
+        if target_tokens is not None and (
+            unchanged := await _fit_under_target(scratch.compactor, ask, target_tokens)
+        ):
             return ShortenResult(unchanged, unchanged, None)
         first = await scratch.compactor.fit_request(ask)
         report = first.report
@@ -143,7 +146,7 @@ async def shorten_messages(
             )
         has_failed = report.status is CompactionStatus.FAILED_OPEN
         max_tokens = report.tokens_before - 1 if has_failed else report.tokens_after
-        limit, fit = min(max_tokens, target or max_tokens), first
+        limit, fit = min(max_tokens, target_tokens or max_tokens), first
         if limit < report.tokens_after:
             window = min(find_window_for_limit(limit, ask), report.window or limit)
             settings = replace(ask.settings, window=window)
@@ -155,20 +158,23 @@ async def shorten_messages(
         )
 
 
-async def _fit_under_target(compactor: Compactor, ask: FitRequest, target: int) -> FitResult | None:
+async def _fit_under_target(compactor: Compactor, ask: FitRequest, target_tokens: int) -> FitResult | None:
     """Returns a result with the unchanged list if the list does not exceed the target; else None."""
     shadow = await compactor.fit_request(replace(ask, mode=CompactionMode.SHADOW))
     size = shadow.report.tokens_before
-    if size is None or size > target:
+    if size is None or size > target_tokens:
         return None
     return replace(shadow, report=shadow.report._replace(status=CompactionStatus.NONE, reason=None))
 
 
-def find_window_for_limit(limit: int, ask: FitRequest) -> int:
-    """Returns the largest context window, in tokens, that limits the input to at most `limit` tokens."""
+def find_window_for_limit(limit_tokens: int, ask: FitRequest) -> int:
+    """Returns the largest context window, in tokens, that limits the input to at most `limit_tokens`."""
     reserves = resolve_policy(ask.settings, ask.strategy).reserves
-    windows = range(2 * limit + 4)  # an input limit is at least three quarters of its window
-    return bisect_right(windows, limit, lo=1, key=lambda w: compute_budget(w, reserves, None).input_limit) - 1
+    windows = range(2 * limit_tokens + 4)  # an input limit is at least three quarters of its window
+    return (
+        bisect_right(windows, limit_tokens, lo=1, key=lambda w: compute_budget(w, reserves, None).input_limit)
+        - 1
+    )
 
 
 def _get_no_routes() -> tuple[SummaryRoute, ...]:
@@ -178,4 +184,4 @@ def _get_no_routes() -> tuple[SummaryRoute, ...]:
 async def _find_summary_model(history: EventHistory, tenant: str, conversation: str | None) -> str | None:
     events = await history.list_events(tenant, conversation) if conversation else []
     writers = [event.model for event in events if event.kind == COMPACTED and event.model]
-    return next((writer for writer in reversed(writers) if writer != EXTRACT), None)
+    return next((writer for writer in reversed(writers) if writer != EXTRACT_WRITER), None)

@@ -76,7 +76,7 @@ LEAST_RUN_TOKENS = 60
 # How often messages are shortened further until a call fits. After that, the summary fails.
 NARROWINGS = 6
 # If an aligned call fails for one of these reasons, the summary is requested again as a transcript.
-_OF_THE_FORM = frozenset({"overflow", "http-400", "http-413", "http-422"})
+_FORM_FAILURES = frozenset({"overflow", "http-400", "http-413", "http-422"})
 
 
 class CheckedAnswer(NamedTuple):
@@ -123,7 +123,7 @@ class Summarizer:
         """Whether any summary model currently gets no calls because it has failed."""
         return self._client.has_resting_model
 
-    async def write_summary(self, brief: SummaryRequest) -> Summary:
+    async def write_summary(self, summary_request: SummaryRequest) -> Summary:
         """Writes the texts that a summary request asks for. The caller sets the deadline.
 
         Raises:
@@ -132,39 +132,48 @@ class Summarizer:
                 (the model's context window is too small), `breaker-open` (the model gets no calls because it
                 has failed) and `budget` (the tenant has no calls left).
         """
-        for route in brief.routes:
+        for route in summary_request.routes:
             self.price(route.model, route.url, 0, 0, 0)  # starts the lookup, so the price is known in time
-        texts, model = await self._summarize_via_routes(brief)
-        if brief.shape.verified:
-            texts = await run_in_worker(partial(_verify_texts, brief, texts))
-        return Summary(texts, model, brief.usage)
+        texts, model = await self._summarize_via_routes(summary_request)
+        if summary_request.shape.is_verified:
+            texts = await run_in_worker(partial(_verify_texts, summary_request, texts))
+        return Summary(texts, model, summary_request.usage)
 
-    def estimate_call_s(self, brief: SummaryRequest) -> float | None:
+    def estimate_call_duration_s(self, summary_request: SummaryRequest) -> float | None:
         """Estimates how long a call to the first model takes, in seconds; None if that is unknown."""
-        if not brief.routes:
+        if not summary_request.routes:
             return None
-        route = brief.routes[0]
-        return self._client.latency.estimate_call_s(SummaryEndpoint(brief.tenant, route.url, route.model))
+        route = summary_request.routes[0]
+        return self._client.latency.estimate_call_duration_s(
+            SummaryEndpoint(summary_request.tenant, route.url, route.model)
+        )
 
-    async def _summarize_via_routes(self, brief: SummaryRequest) -> tuple[tuple[str, ...], str]:
+    async def _summarize_via_routes(self, summary_request: SummaryRequest) -> tuple[tuple[str, ...], str]:
         """Returns the texts and the name of the model that wrote them."""
-        if not brief.routes:
+        if not summary_request.routes:
             raise SummaryError("no-model")
-        first_route = brief.routes[0]
-        if brief.aligned is not None and brief.aligned.body.model in {"", first_route.model}:
-            texts = await self._summarize_via_conversation(brief, brief.aligned, first_route)
+        first_route = summary_request.routes[0]
+        if summary_request.aligned is not None and summary_request.aligned.body.model in {
+            "",
+            first_route.model,
+        }:
+            texts = await self._summarize_via_conversation(
+                summary_request, summary_request.aligned, first_route
+            )
             if texts:
                 return texts, first_route.model
-        for route in brief.routes[:-1]:
+        for route in summary_request.routes[:-1]:
             try:
-                return await self._summarize_via_transcript(brief, route), route.model
+                return await self._summarize_via_transcript(summary_request, route), route.model
             except SummaryError as failed:
                 if failed.reason != "unknown-model":
                     raise
-        return await self._summarize_via_transcript(brief, brief.routes[-1]), brief.routes[-1].model
+        return await self._summarize_via_transcript(
+            summary_request, summary_request.routes[-1]
+        ), summary_request.routes[-1].model
 
     async def _summarize_via_conversation(
-        self, brief: SummaryRequest, aligned: AlignedConversation, route: SummaryRoute
+        self, summary_request: SummaryRequest, aligned: AlignedConversation, route: SummaryRoute
     ) -> tuple[str, ...]:
         """Requests the texts from the conversation's own model, in the aligned form.
 
@@ -172,18 +181,25 @@ class Summarizer:
         does not fit, if the provider refuses its form, or if the answer does not mark where each text begins.
         """
         conversation = ContinuedConversation(aligned.body.raw, aligned.messages)
-        groups = len(brief.groups)
-        prompt = partial(build_aligned_prompt, brief.instructions, language=brief.language, groups=groups)
-        prompt_text = prompt(tokens=brief.tokens)
-        max_tokens = brief.shape.compute_max_tokens(brief.tokens)
+        groups = len(summary_request.groups)
+        prompt = partial(
+            build_aligned_prompt,
+            summary_request.instructions,
+            language=summary_request.language,
+            run_count=groups,
+        )
+        prompt_text = prompt(max_tokens=summary_request.tokens)
+        max_tokens = summary_request.shape.compute_max_tokens(summary_request.tokens)
         uncounted = [each for each in aligned.messages if not each.tokens]
         size = sum(each.tokens for each in aligned.messages)
-        size += await self._count_tokens(brief, *uncounted, Message(role="user", text=prompt_text))
-        size += await self._reader.count_overhead(aligned.body.prompt_members, brief.counting_options)
+        size += await self._count_tokens(summary_request, *uncounted, Message(role="user", text=prompt_text))
+        size += await self._reader.count_overhead(
+            aligned.body.prompt_members, summary_request.counting_options
+        )
         tokens = (
-            int(size * brief.calibration_ratio)
+            int(size * summary_request.calibration_ratio)
             + max_tokens
-            + route.wire.call_format.get_thinking_allowance(route.model, conversation)
+            + route.wire.summary_call_format.get_thinking_allowance(route.model, conversation)
         )
         if tokens > route.window:
             return ()
@@ -194,26 +210,40 @@ class Summarizer:
             system="",
             prompt=prompt_text,
             max_tokens=max_tokens,
-            temperature=brief.shape.temperature,
+            temperature=summary_request.shape.temperature,
             wire=route.wire.name,
             conversation=conversation,
         )
-        response_parser = partial(self._check_answer, brief, brief.tokens, groups, cut=brief.shape.cut)
+        response_parser = partial(
+            self._check_answer,
+            summary_request,
+            summary_request.tokens,
+            groups,
+            can_cut=summary_request.shape.may_cut,
+        )
 
         async def ask_for_size(size_tokens: int) -> CheckedAnswer:
-            sized = replace(call, prompt=prompt(tokens=size_tokens))
-            return await self._client.call_model(sized, brief.account, response_parser, tokens=tokens)
+            sized = replace(call, prompt=prompt(max_tokens=size_tokens))
+            return await self._client.call_model(
+                sized, summary_request.account, response_parser, tokens=tokens
+            )
 
-        with self._client.admit_calls(brief.account, route.url, route.model):
+        with self._client.admit_calls(summary_request.account, route.url, route.model):
             try:
-                return await self._ask_until_complete(brief, ask_for_size, brief.tokens, groups)
+                return await self._ask_until_complete(
+                    summary_request, ask_for_size, summary_request.tokens, groups
+                )
             except SummaryError as failed:
-                if failed.reason not in _OF_THE_FORM:
+                if failed.reason not in _FORM_FAILURES:
                     raise
                 return ()
 
     async def _ask_until_complete(
-        self, brief: SummaryRequest, ask: Callable[[int], Awaitable[CheckedAnswer]], tokens: int, count: int
+        self,
+        summary_request: SummaryRequest,
+        ask_for_size: Callable[[int], Awaitable[CheckedAnswer]],
+        tokens: int,
+        text_count: int,
     ) -> tuple[str, ...]:
         """Returns one text for each group. If the answer was cut too early, asks again for half the size.
 
@@ -221,10 +251,10 @@ class Summarizer:
         leaves no time for a second call.
 
         Args:
-            brief: The summary request.
-            ask: Sends a call that asks for a size in tokens.
+            summary_request: The summary request.
+            ask_for_size: Sends a call that asks for a size in tokens.
             tokens: The size to ask for first.
-            count: Number of texts that are wanted.
+            text_count: Number of texts that are wanted.
 
         Returns:
             The texts. If several are wanted, the result is empty if the answer does not mark where each text
@@ -232,20 +262,23 @@ class Summarizer:
 
         Raises:
             SummaryError: `truncated`: both answers were cut and hold too little. `garbage`: one text is
-                wanted, but the answer lacks most of its sections. Other reasons come from `ask`.
+                wanted, but the answer lacks most of its sections. Other reasons come from `ask_for_size`.
         """
         started = self._clock()
-        answer = await ask(tokens)
+        answer = await ask_for_size(tokens)
         duration_s = self._clock() - started
-        is_late = bool(answer.texts) and 0 < brief.deadline_s < 2 * duration_s
+        is_late = bool(answer.texts) and 0 < summary_request.deadline_s < 2 * duration_s
         if answer.is_partial and not is_late:
-            answer = await self._ask_for_half(answer, ask, tokens)
-        if not answer.texts and count == 1:
+            answer = await self._ask_for_half(answer, ask_for_size, tokens)
+        if not answer.texts and text_count == 1:
             raise SummaryError("garbage")
         return answer.texts
 
     async def _ask_for_half(
-        self, first: CheckedAnswer, ask: Callable[[int], Awaitable[CheckedAnswer]], tokens: int
+        self,
+        first_answer: CheckedAnswer,
+        ask_for_size: Callable[[int], Awaitable[CheckedAnswer]],
+        tokens: int,
     ) -> CheckedAnswer:
         """Asks for half of `tokens`. Returns the new answer if it has texts, else the first answer.
 
@@ -253,28 +286,34 @@ class Summarizer:
             SummaryError: Neither answer can be used.
         """
         try:
-            second = await ask(max(1, tokens // 2))
+            second = await ask_for_size(max(1, tokens // 2))
         except SummaryError:
-            if not first.texts:
+            if not first_answer.texts:
                 raise
-            return first
-        if not (second.texts or first.texts):
+            return first_answer
+        if not (second.texts or first_answer.texts):
             raise SummaryError("truncated")
-        return second if second.texts else first
+        return second if second.texts else first_answer
 
-    async def _summarize_via_transcript(self, brief: SummaryRequest, route: SummaryRoute) -> tuple[str, ...]:
+    async def _summarize_via_transcript(
+        self, summary_request: SummaryRequest, route: SummaryRoute
+    ) -> tuple[str, ...]:
         """Requests the texts from one model. If a call is too long, tries once more with shorter calls."""
-        with self._client.admit_calls(brief.account, route.url, route.model):
+        with self._client.admit_calls(summary_request.account, route.url, route.model):
             try:
                 return await self._summarize_groups(
-                    build_model_call(brief, route, route.window), brief.groups, brief.shape
+                    build_model_call(summary_request, route, route.window),
+                    summary_request.groups,
+                    summary_request.shape,
                 )
             except SummaryError as failed:
                 if failed.reason != "overflow":
                     raise
                 window = int(min(failed.limit or route.window, route.window) * OVERFLOW_SHARE)
             return await self._summarize_groups(
-                build_model_call(brief, route, window), brief.groups, brief.shape
+                build_model_call(summary_request, route, window),
+                summary_request.groups,
+                summary_request.shape,
             )
 
     async def _summarize_groups(
@@ -284,7 +323,9 @@ class Summarizer:
         prompt_text = await model_call.build_prompt(groups, shape)
         size = await self._count_call_tokens(model_call, prompt_text)
         if size <= model_call.max_input_tokens:
-            texts = await self._call_model(model_call, groups, shape, prompt_text, size, cut=shape.cut)
+            texts = await self._call_model(
+                model_call, groups, shape, prompt_text, size, can_cut=shape.may_cut
+            )
             return texts or await self._summarize_one_by_one(model_call, groups, shape)
         messages = tuple(each for group in groups for each in group)
         characters = await run_in_worker(
@@ -348,7 +389,7 @@ class Summarizer:
         if len(cut) > MAX_PORTIONS:
             raise SummaryError("summary-window")
         if len(cut) == 1:
-            return await self._shrink_until_fits(model_call, group, shape, cut=shape.cut)
+            return await self._shrink_until_fits(model_call, group, shape, can_cut=shape.may_cut)
         tokens = max(
             LEAST_PORTION_TOKENS, min(model_call.tokens, int(model_call.max_input_tokens / 2 / len(cut)))
         )
@@ -357,17 +398,17 @@ class Summarizer:
         for start in range(0, len(cut), PORTIONS_AT_ONCE):
             some = cut[start : start + PORTIONS_AT_ONCE]
             parts += await _gather_texts(
-                self._shrink_until_fits(smaller, each, shape, cut=True) for each in some
+                self._shrink_until_fits(smaller, each, shape, can_cut=True) for each in some
             )
         records = tuple(
             Message(role="assistant", text=f"Record of part {number} of {len(parts)}:\n{text}")
             for number, text in enumerate(parts, 1)
         )
         whole = replace(shape, message_characters=max(len(each.text) for each in records))
-        return await self._shrink_until_fits(model_call, records, whole, cut=shape.cut)
+        return await self._shrink_until_fits(model_call, records, whole, can_cut=shape.may_cut)
 
     async def _shrink_until_fits(
-        self, model_call: ModelCall, group: Group, shape: SummaryShape, *, cut: bool
+        self, model_call: ModelCall, group: Group, shape: SummaryShape, *, can_cut: bool
     ) -> str:
         """Returns the text for one group. Shortens the messages in the prompt until the call fits.
 
@@ -378,7 +419,9 @@ class Summarizer:
             prompt_text = await model_call.build_prompt((group,), shape)
             size = await self._count_call_tokens(model_call, prompt_text)
             if size <= model_call.max_input_tokens:
-                [text] = await self._call_model(model_call, (group,), shape, prompt_text, size, cut=cut)
+                [text] = await self._call_model(
+                    model_call, (group,), shape, prompt_text, size, can_cut=can_cut
+                )
                 return text
             share = await self._compute_fitting_share(model_call, size)
             shape = await run_in_worker(partial(_narrow_shape_to_share, group, shape, share))
@@ -391,7 +434,7 @@ class Summarizer:
             SummaryError: `summary-window`: the prompt would not even fit without any messages.
         """
         fixed = await self._count_call_tokens(
-            model_call, await model_call.build_prompt(((),), model_call.brief.shape)
+            model_call, await model_call.build_prompt(((),), model_call.summary_request.shape)
         )
         if fixed >= model_call.max_input_tokens:
             raise SummaryError("summary-window")
@@ -405,7 +448,7 @@ class Summarizer:
         prompt_text: str,
         size: int,
         *,
-        cut: bool,
+        can_cut: bool,
     ) -> tuple[str, ...]:
         """Calls the model with this prompt and returns one text for each group.
 
@@ -413,9 +456,9 @@ class Summarizer:
         the result is empty if the answer does not mark where each text begins.
         """
         response_parser = partial(
-            self._check_answer, model_call.brief, model_call.tokens, len(groups), cut=cut
+            self._check_answer, model_call.summary_request, model_call.tokens, len(groups), can_cut=can_cut
         )
-        tokens = int(size * model_call.brief.calibration_ratio) + model_call.answer_tokens
+        tokens = int(size * model_call.summary_request.calibration_ratio) + model_call.answer_tokens
 
         async def ask_for_size(size_tokens: int) -> CheckedAnswer:
             sized_call = replace(model_call, tokens=size_tokens)
@@ -425,47 +468,65 @@ class Summarizer:
                 else await sized_call.build_prompt(groups, shape)
             )
             return await self._client.call_model(
-                model_call.build_call(prompt), model_call.brief.account, response_parser, tokens=tokens
+                model_call.build_call(prompt),
+                model_call.summary_request.account,
+                response_parser,
+                tokens=tokens,
             )
 
-        return await self._ask_until_complete(model_call.brief, ask_for_size, model_call.tokens, len(groups))
+        return await self._ask_until_complete(
+            model_call.summary_request, ask_for_size, model_call.tokens, len(groups)
+        )
 
     async def _check_answer(
-        self, brief: SummaryRequest, tokens: int, count: int, answer: SummaryAnswer, *, cut: bool
+        self,
+        summary_request: SummaryRequest,
+        tokens: int,
+        text_count: int,
+        answer: SummaryAnswer,
+        *,
+        can_cut: bool,
     ) -> CheckedAnswer:
         """Returns the usable texts of an answer.
 
         Args:
-            brief: The summary request.
+            summary_request: The summary request.
             tokens: The size that was asked for.
-            count: Number of texts that are wanted.
+            text_count: Number of texts that are wanted.
             answer: The answer of the model.
-            cut: Whether to cut a text that is too long, instead of refusing it.
+            can_cut: Whether to cut a text that is too long, instead of refusing it.
 
         Raises:
             SummaryError: The answer cannot be used. If its only fault is that it was cut off, or that several
                 texts cannot be separated, the result has no texts instead.
         """
         characters = len(answer.text)
-        if characters > MAX_CHARACTERS_A_TOKEN * brief.shape.compute_max_tokens(tokens) and not cut:
+        if (
+            characters > MAX_CHARACTERS_A_TOKEN * summary_request.shape.compute_max_tokens(tokens)
+            and not can_cut
+        ):
             raise SummaryError("longer")
-        size = await self._count_tokens(brief, Message(role="assistant", text=answer.text)) if cut else 0
+        size = (
+            await self._count_tokens(summary_request, Message(role="assistant", text=answer.text))
+            if can_cut
+            else 0
+        )
         try:
             valid_text = validate_summary(
                 answer.text,
                 answer.finish_reason,
                 called_tools=answer.called_tools,
                 refused=answer.refused,
-                cut_characters=characters * tokens // max(tokens, size) if cut else None,
+                max_characters=characters * tokens // max(tokens, size) if can_cut else None,
             )
-            texts = split_run_texts(valid_text, count)
+            texts = split_run_texts(valid_text, text_count)
         except SummaryError as failed:
-            if count > 1 and failed.reason in {"garbage", "truncated"}:
+            if text_count > 1 and failed.reason in {"garbage", "truncated"}:
                 return CheckedAnswer(())
             if failed.reason == "truncated":
                 return CheckedAnswer((), is_partial=True)
             raise
-        sections = () if cut or count > 1 else brief.shape.sections
+        sections = () if can_cut or text_count > 1 else summary_request.shape.sections
         if not sections:
             return CheckedAnswer(texts)
         is_cut = is_unfinished(answer.finish_reason)
@@ -475,12 +536,15 @@ class Summarizer:
 
     async def _count_call_tokens(self, model_call: ModelCall, prompt_text: str) -> int:
         """Counts the tokens of a transcript call."""
-        system = Message(role="system", text=model_call.brief.instructions)
-        return await self._count_tokens(model_call.brief, system, Message(role="user", text=prompt_text))
+        system = Message(role="system", text=model_call.summary_request.instructions)
+        return await self._count_tokens(
+            model_call.summary_request, system, Message(role="user", text=prompt_text)
+        )
 
-    async def _count_tokens(self, brief: SummaryRequest, *messages: Message) -> int:
+    async def _count_tokens(self, summary_request: SummaryRequest, *messages: Message) -> int:
         return sum(
-            each.tokens for each in await self._reader.add_token_counts(messages, brief.counting_options)
+            each.tokens
+            for each in await self._reader.add_token_counts(messages, summary_request.counting_options)
         )
 
 
@@ -499,16 +563,16 @@ def _narrow_shape_to_share(group: Group, shape: SummaryShape, share: float) -> S
     return narrow_shape(group, shape, count_shown_characters(group, shape) * share)
 
 
-def _verify_texts(brief: SummaryRequest, found: tuple[str, ...]) -> tuple[str, ...]:
+def _verify_texts(summary_request: SummaryRequest, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Removes statements that the groups do not support, and corrects the states of user requests."""
     return tuple(
         verify_summary(
             text,
-            sources=(*brief.user_messages, *group),
-            earlier=brief.earlier,
-            language=brief.language,
-            states=brief.states,
-            characters=brief.max_characters // len(brief.groups),
+            sources=(*summary_request.user_messages, *group),
+            earlier_summaries=summary_request.earlier,
+            language=summary_request.language,
+            states=summary_request.states,
+            max_characters=summary_request.max_characters // len(summary_request.groups),
         )
-        for text, group in zip(found, brief.groups, strict=True)
+        for text, group in zip(texts, summary_request.groups, strict=True)
     )

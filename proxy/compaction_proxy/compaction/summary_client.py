@@ -15,10 +15,10 @@ from compaction_proxy.providers.types import SummaryModel
 from compaction_proxy.recall.round_detail import CONTINUED, MAX_PROMPTS, SummaryPrompt, build_bounded_prompt
 
 # After this many temporary failures in a row, a model gets no calls for a while.
-FAILURES = 3
+MAX_FAILURES = 3
 FIRST_REST_S = 30.0
 LONGEST_REST_S = 600.0
-MAX_HELD = 10_000
+MAX_ENDPOINTS = 10_000
 # Reasons of failures that do not pass by themselves: the key is refused, or the account is empty. One such
 # failure is enough to stop the calls.
 _LASTING = frozenset({"http-401", "http-402", "http-403"})
@@ -42,14 +42,14 @@ class _FailureState:
         failures: Number of failures since the last success.
         rest_s: Length of the latest rest, in seconds; 0 if the model has not had to rest since it last
             worked.
-        until: End of the rest, in seconds of the breaker's clock.
-        is_probed: Whether calls are admitted after a rest, to find out if the model works again.
+        resting_until: End of the rest, in seconds of the breaker's clock.
+        is_probing: Whether calls are admitted after a rest, to find out if the model works again.
     """
 
     failures: int = 0
     rest_s: float = 0.0
-    until: float = 0.0
-    is_probed: bool = False
+    resting_until: float = 0.0
+    is_probing: bool = False
 
 
 def is_passing_failure(reason: str) -> bool:
@@ -74,57 +74,57 @@ class SummaryBreaker:
         self._failure_states: OrderedDict[SummaryEndpoint, _FailureState] = OrderedDict()
 
     @contextmanager
-    def admit_calls(self, place: SummaryEndpoint) -> Iterator[None]:
+    def admit_calls(self, endpoint: SummaryEndpoint) -> Iterator[None]:
         """Admits the calls inside the block. After a rest, admits only one block at a time.
 
         Raises:
             SummaryError: `breaker-open`: the model rests, or another block is trying whether it works again.
         """
-        trouble = self._failure_states.get(place)
+        trouble = self._failure_states.get(endpoint)
         if trouble is None or not trouble.rest_s:
             yield
             return
-        if trouble.is_probed or self.is_open(place):
+        if trouble.is_probing or self.is_open(endpoint):
             raise SummaryError("breaker-open")
-        trouble.is_probed = True
+        trouble.is_probing = True
         try:
             yield
         finally:
-            trouble.is_probed = False
+            trouble.is_probing = False
 
-    def is_open(self, place: SummaryEndpoint) -> bool:
+    def is_open(self, endpoint: SummaryEndpoint) -> bool:
         """Returns whether the model rests, so that it gets no calls."""
-        trouble = self._failure_states.get(place)
-        return trouble is not None and self._clock() < trouble.until
+        trouble = self._failure_states.get(endpoint)
+        return trouble is not None and self._clock() < trouble.resting_until
 
     @property
     def is_any_open(self) -> bool:
         """Whether any model rests, so that it gets no calls."""
         now = self._clock()
-        return any(now < trouble.until for trouble in self._failure_states.values())
+        return any(now < trouble.resting_until for trouble in self._failure_states.values())
 
-    def record_outcome(self, place: SummaryEndpoint, reason: str) -> None:
+    def record_outcome(self, endpoint: SummaryEndpoint, reason: str) -> None:
         """Records the outcome of a call: its reason of failure, or "" if it was answered.
 
         The reason `garbage` is ignored, because it does not say whether the model is available. Every reason
         that is neither temporary nor lasting shows that the model is available, and clears its failures.
         """
         if reason in _LASTING or is_passing_failure(reason):
-            self._record_failure(place, lasting=reason in _LASTING)
+            self._record_failure(endpoint, lasting=reason in _LASTING)
         elif reason != "garbage":
-            self._failure_states.pop(place, None)
+            self._failure_states.pop(endpoint, None)
 
-    def _record_failure(self, place: SummaryEndpoint, *, lasting: bool) -> None:
-        trouble = self._failure_states.setdefault(place, _FailureState())
-        self._failure_states.move_to_end(place)
-        while len(self._failure_states) > MAX_HELD:
+    def _record_failure(self, endpoint: SummaryEndpoint, *, lasting: bool) -> None:
+        trouble = self._failure_states.setdefault(endpoint, _FailureState())
+        self._failure_states.move_to_end(endpoint)
+        while len(self._failure_states) > MAX_ENDPOINTS:
             self._failure_states.popitem(last=False)
         trouble.failures += 1
-        if self.is_open(place):
+        if self.is_open(endpoint):
             return  # the call had started before the breaker opened
-        if lasting or trouble.rest_s or trouble.failures >= FAILURES:
+        if lasting or trouble.rest_s or trouble.failures >= MAX_FAILURES:
             trouble.rest_s = min(max(FIRST_REST_S, 2 * trouble.rest_s), LONGEST_REST_S)
-            trouble.until = self._clock() + trouble.rest_s
+            trouble.resting_until = self._clock() + trouble.rest_s
 
 
 # Weight of the newest call in the moving average of durations, 0..1.
@@ -137,25 +137,25 @@ class LatencyTracker:
     def __init__(self) -> None:
         self._averages: OrderedDict[SummaryEndpoint, float] = OrderedDict()
 
-    def estimate_call_s(self, place: SummaryEndpoint) -> float | None:
+    def estimate_call_duration_s(self, endpoint: SummaryEndpoint) -> float | None:
         """Estimates the duration of the next call, in seconds; None if no call has been recorded."""
-        return self._averages.get(place)
+        return self._averages.get(endpoint)
 
-    def record_duration(self, place: SummaryEndpoint, seconds: float) -> None:
+    def record_duration(self, endpoint: SummaryEndpoint, seconds: float) -> None:
         """Records how long a call took until it was answered."""
-        average = self._averages.get(place, seconds)
-        self._averages[place] = average + NEWEST_SHARE * (seconds - average)
-        self._averages.move_to_end(place)
-        while len(self._averages) > MAX_HELD:
+        average = self._averages.get(endpoint, seconds)
+        self._averages[endpoint] = average + NEWEST_SHARE * (seconds - average)
+        self._averages.move_to_end(endpoint)
+        while len(self._averages) > MAX_ENDPOINTS:
             self._averages.popitem(last=False)
 
-    def record_cancellation(self, place: SummaryEndpoint, seconds: float) -> None:
+    def record_cancellation(self, endpoint: SummaryEndpoint, seconds: float) -> None:
         """Records a call that was cancelled after `seconds` without an answer.
 
         Ignores it if it was shorter than the average, because a complete call may have taken longer.
         """
-        if seconds >= self._averages.get(place, 0.0):
-            self.record_duration(place, seconds)
+        if seconds >= self._averages.get(endpoint, 0.0):
+            self.record_duration(endpoint, seconds)
 
 
 HOUR_S = 3_600.0
@@ -201,7 +201,7 @@ class CallBudget:
         calls.extend(repeat(now, max(1, ceil(tokens / CALL_TOKENS))))
 
 
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.2
 # If a provider asks for a longer pause, in seconds, the call is not repeated, and the summary fails.
 LONGEST_PAUSE_S = 10.0
@@ -365,7 +365,7 @@ class SummaryClient:
             except SummaryError as failed:
                 pause_s = max(self._jitter() * FIRST_PAUSE_S * 2 ** (attempt - 1), failed.retry_after_s)
                 is_open = self._breaker.is_open(SummaryEndpoint(account.tenant, call.url, call.model))
-                is_last = attempt == ATTEMPTS or is_open or pause_s > LONGEST_PAUSE_S
+                is_last = attempt == MAX_ATTEMPTS or is_open or pause_s > LONGEST_PAUSE_S
                 if is_last or not _is_retryable(failed.reason):
                     raise
             await self._sleep(pause_s)

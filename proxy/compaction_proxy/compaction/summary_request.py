@@ -140,7 +140,7 @@ class ModelCall:
     """A summary request, or a portion of one, for one model.
 
     Attributes:
-        brief: The summary request.
+        summary_request: The summary request.
         route: The endpoint and model.
         window: Context window that the model is assumed to have, in tokens. After a call that was too long,
             it is smaller than the route's.
@@ -148,7 +148,7 @@ class ModelCall:
         earlier: Texts of earlier compactions that are shown to the model.
     """
 
-    brief: SummaryRequest
+    summary_request: SummaryRequest
     route: SummaryRoute
     window: int
     tokens: int
@@ -157,9 +157,9 @@ class ModelCall:
     @property
     def answer_tokens(self) -> int:
         """Tokens that an answer may take, thinking included."""
-        return self.brief.shape.compute_max_tokens(
+        return self.summary_request.shape.compute_max_tokens(
             self.tokens
-        ) + self.route.wire.call_format.get_thinking_allowance(self.route.model, None)
+        ) + self.route.wire.summary_call_format.get_thinking_allowance(self.route.model, None)
 
     @property
     def max_input_tokens(self) -> float:
@@ -167,26 +167,26 @@ class ModelCall:
 
         A margin is left for the error of estimates.
         """
-        return (WINDOW_SHARE * self.window - self.answer_tokens) / self.brief.calibration_ratio
+        return (WINDOW_SHARE * self.window - self.answer_tokens) / self.summary_request.calibration_ratio
 
     async def build_prompt(self, groups: tuple[Group, ...], shape: SummaryShape) -> str:
         """Builds the prompt. Uses a worker, because the prompt may be megabytes long."""
-        brief = self.brief
+        brief = self.summary_request
         return await run_in_worker(
             partial(
                 build_prompt,
                 groups,
                 shape,
                 task=brief.task,
-                earlier=self.earlier,
+                earlier_summaries=self.earlier,
                 language=brief.language,
-                tokens=self.tokens,
+                max_tokens=self.tokens,
             )
         )
 
     def build_call(self, prompt_text: str) -> SummaryCall:
         """Builds a call in the transcript form with this prompt."""
-        brief, route = self.brief, self.route
+        brief, route = self.summary_request, self.route
         return SummaryCall(
             url=route.url,
             headers=route.headers,
@@ -200,20 +200,26 @@ class ModelCall:
         )
 
 
-def build_model_call(brief: SummaryRequest, route: SummaryRoute, window: int) -> ModelCall:
+def build_model_call(summary_request: SummaryRequest, route: SummaryRoute, window: int) -> ModelCall:
     """Builds the call for a whole summary request.
 
     The model is assumed to have a context window of `window` tokens.
     """
-    shape = brief.shape
+    shape = summary_request.shape
     max_tokens = int(window * ANSWER_SHARE) * shape.tokens // shape.max_tokens
-    return ModelCall(brief, route, window, max(1, min(brief.tokens, max_tokens)), brief.earlier)
+    return ModelCall(
+        summary_request,
+        route,
+        window,
+        max(1, min(summary_request.tokens, max_tokens)),
+        summary_request.earlier,
+    )
 
 
-def _build_cache_key(brief: SummaryRequest) -> str:
+def _build_cache_key(summary_request: SummaryRequest) -> str:
     """Builds the prompt cache key of summary calls, one for each tenant and kind of prompt.
 
     With this key, the provider does not mix their cached prompts with those of conversations.
     """
-    tenant_digest = hashlib.sha256(brief.tenant.encode()).hexdigest()[:16]
-    return f"compaction-{brief.shape.prompt}-{tenant_digest}"
+    tenant_digest = hashlib.sha256(summary_request.tenant.encode()).hexdigest()[:16]
+    return f"compaction-{summary_request.shape.prompt_name}-{tenant_digest}"

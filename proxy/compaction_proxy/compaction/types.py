@@ -156,12 +156,12 @@ class CompactedMessages(NamedTuple):
 
     Attributes:
         messages: The forwarded list.
-        body: The client's messages that are not fixed.
+        unfixed_messages: The client's messages that are not fixed.
         checkpoint: The checkpoint that was applied.
     """
 
     messages: tuple[Message, ...]
-    body: tuple[Message, ...]
+    unfixed_messages: tuple[Message, ...]
     checkpoint: Checkpoint
 
 

@@ -9,7 +9,7 @@ from compaction_proxy.config.keys import format_key_path, iter_keys
 
 # Keys and sections that are read only when a process starts: sockets, deadlines, the store, and other things
 # that are set up once. A change of them takes effect with the next start.
-AT_START = (
+RESTART_KEYS = (
     "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
     "server.secret", "server.previous_secrets", "server.workers", "server.accept_grace_s", "server.drain_s",
     "server.max_inflight_bytes", "server.max_in_flight", "server.head_timeout_s", "server.body_timeout_s",
@@ -45,12 +45,12 @@ def compare_configs(old: Config, new: Config) -> ConfigChange:
     return ConfigChange(_restore_values(old, new, waiting), changed, waiting)
 
 
-def _get_value(config: Config, place: tuple[str | int, ...]) -> object:
-    return reduce(getattr, map(str, place), config)
+def _get_value(config: Config, path: tuple[str | int, ...]) -> object:
+    return reduce(getattr, map(str, path), config)
 
 
 def _needs_restart(name: str) -> bool:
-    return any(name == each or name.startswith(f"{each}.") for each in AT_START)
+    return any(name == each or name.startswith(f"{each}.") for each in RESTART_KEYS)
 
 
 def _restore_values(old: Config, new: Config, names: tuple[str, ...]) -> Config:

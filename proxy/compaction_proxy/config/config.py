@@ -97,20 +97,20 @@ class Config(BaseModel):
         )
 
 
-def _merge_mappings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` with the values of `over` in place of its own. Nested mappings are merged too."""
+def _merge_mappings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `base` with the values of `overrides` in place of its own. Nested mappings are merged too."""
     merged = dict(base)
-    for key, value in over.items():
+    for key, value in overrides.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merge_mappings(merged[key], value) if nested else value
     return merged
 
 
-def _overlay_section(base: Section, over: Section | None) -> Section:
-    """Returns `base` with the keys that `over` sets. Keys that neither section sets stay unset."""
-    if over is None:
+def _overlay_section(base: Section, overrides: Section | None) -> Section:
+    """Returns `base` with the keys that `overrides` sets. Keys that neither section sets stay unset."""
+    if overrides is None:
         return base
-    merged = _merge_mappings(base.model_dump(exclude_unset=True), over.model_dump(exclude_unset=True))
+    merged = _merge_mappings(base.model_dump(exclude_unset=True), overrides.model_dump(exclude_unset=True))
     return type(base).model_validate(merged)
 
 

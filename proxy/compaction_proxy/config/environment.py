@@ -34,29 +34,33 @@ class ConfigOverride:
     problem: str = ""
 
 
-def _decode_value(raw: str, key: ConfigKey | None) -> object:
+def _decode_value(text: str, key: ConfigKey | None) -> object:
     """Decodes the text of a variable. Sections, lists and mappings are JSON.
 
     Raises:
         ValueError: The key needs JSON, and the text is not JSON.
     """
-    if key is not None and key.is_nullable and raw in {"", "null"}:
+    if key is not None and key.is_nullable and text in {"", "null"}:
         return None
-    if key is not None and not isinstance(key.default, dict | tuple) and not hasattr(key.kind, "__args__"):
-        return raw
+    if (
+        key is not None
+        and not isinstance(key.default, dict | tuple)
+        and not hasattr(key.value_type, "__args__")
+    ):
+        return text
     if key is not None and isinstance(key.default, str):
-        return raw
+        return text
     try:
-        return json.loads(raw)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON at character {error.pos + 1}: {error.msg}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _is_secret(kind: object) -> bool:
+def _is_secret(value_type: object) -> bool:
     """Returns whether a key holds a secret or a list of secrets."""
-    return kind is SecretStr or any(unwrap_type(inner) is SecretStr for inner in get_args(kind))
+    return value_type is SecretStr or any(unwrap_type(inner) is SecretStr for inner in get_args(value_type))
 
 
 def _read_secret(path: str) -> str:
@@ -80,18 +84,18 @@ def _read_secret(path: str) -> str:
 
 
 def _parse_variable(
-    name: str, environ: Mapping[str, str], known: Mapping[KeyPath, ConfigKey]
+    name: str, environ: Mapping[str, str], keys: Mapping[KeyPath, ConfigKey]
 ) -> ConfigOverride:
     place: KeyPath = tuple(name.removeprefix(PREFIX).lower().split("__"))
     secret = (*place[:-1], str(place[-1]).removesuffix(FILE_SUFFIX))
     try:
-        if place in known or any(place == key[: len(place)] for key in known):
-            return ConfigOverride(name, place, _decode_value(environ[name], known.get(place)))
-        if secret != place and secret in known and _is_secret(known[secret].kind):
+        if place in keys or any(place == key[: len(place)] for key in keys):
+            return ConfigOverride(name, place, _decode_value(environ[name], keys.get(place)))
+        if secret != place and secret in keys and _is_secret(keys[secret].value_type):
             direct = name[: -len(FILE_SUFFIX)]
             if direct in environ:
                 return ConfigOverride(name, secret, problem=f"{direct} is set too; one of both is enough")
-            return ConfigOverride(name, secret, _decode_value(_read_secret(environ[name]), known[secret]))
+            return ConfigOverride(name, secret, _decode_value(_read_secret(environ[name]), keys[secret]))
     except ValueError as error:
         return ConfigOverride(name, place, problem=str(error))
     if place[0] == "models":

@@ -18,7 +18,7 @@ class ConfigKey:
 
     Attributes:
         path: Names from the outermost section down to the key.
-        kind: Type of its value, without `| None`.
+        value_type: Type of its value, without `| None`.
         default: Its default.
         description: Its meaning, with its unit.
         is_supported: False if this version accepts only the default.
@@ -26,27 +26,27 @@ class ConfigKey:
     """
 
     path: KeyPath
-    kind: object
+    value_type: object
     default: object
     description: str
     is_supported: bool
     is_nullable: bool
 
 
-def format_key_path(place: KeyPath) -> str:
+def format_key_path(path: KeyPath) -> str:
     """Formats the path of a key as users read it, with dots."""
-    return ".".join(map(str, place))
+    return ".".join(map(str, path))
 
 
-def get_section_type(kind: object) -> type[BaseModel] | None:
+def get_section_type(value_type: object) -> type[BaseModel] | None:
     """Returns the type if it is a section, else None."""
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    return value_type if isinstance(value_type, type) and issubclass(value_type, BaseModel) else None
 
 
-def get_type_at(place: KeyPath) -> object | None:
+def get_key_type(path: KeyPath) -> object | None:
     """Returns the type of the value at a path; None if there is no such path."""
     kind: object | None = Config
-    for step in place:
+    for step in path:
         section = get_section_type(kind)
         if section is not None:
             field = section.model_fields.get(str(step))
@@ -57,10 +57,10 @@ def get_type_at(place: KeyPath) -> object | None:
     return kind
 
 
-def iter_keys(section: type[BaseModel] = Config, above: KeyPath = ()) -> Iterator[ConfigKey]:
+def iter_keys(section: type[BaseModel] = Config, parent_path: KeyPath = ()) -> Iterator[ConfigKey]:
     """Yields every key in order, without the sections themselves."""
     for name, field in section.model_fields.items():
-        place, kind = (*above, name), unwrap_type(field.annotation)
+        place, kind = (*parent_path, name), unwrap_type(field.annotation)
         nested = get_section_type(kind)
         if nested is not None and isinstance(field.default, nested):
             yield from iter_keys(nested, place)
@@ -70,14 +70,14 @@ def iter_keys(section: type[BaseModel] = Config, above: KeyPath = ()) -> Iterato
             yield ConfigKey(place, kind, field.default, field.description or "", is_supported, nullable)
 
 
-def suggest_key(place: KeyPath) -> str:
+def suggest_key(path: KeyPath) -> str:
     """Returns `, did you mean 'x'?` for a path that does not exist, or an empty text.
 
     The suggestion replaces the first wrong name in the path. If the wrong name is a key with an ending, such
     as a unit (`trigger_tokens`), that key (`trigger`) is suggested rather than another one of similar name.
     """
-    wrong = next((k for k in range(len(place)) if get_type_at(place[: k + 1]) is None), len(place) - 1)
-    section, word = get_section_type(get_type_at(place[:wrong])), str(place[wrong])
+    wrong = next((k for k in range(len(path)) if get_key_type(path[: k + 1]) is None), len(path) - 1)
+    section, word = get_section_type(get_key_type(path[:wrong])), str(path[wrong])
     names = tuple(section.model_fields) if section else ()
     longer = [name for name in names if word.startswith(f"{name}_")]
     close = longer or get_close_matches(word, names, n=1)

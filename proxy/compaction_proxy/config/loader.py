@@ -18,8 +18,8 @@ from compaction_proxy.core.errors import ConfigError
 
 CONFIG_VARIABLE = "COMPACTION_PROXY_CONFIG"
 DEFAULT_FILE = "config.yaml"
-MODELS: KeyPath = ("models",)
-WORDING = {
+MODELS_PATH: KeyPath = ("models",)
+ERROR_TEXTS = {
     "tuple_type": "a list is needed",
     "dict_type": "a mapping is needed",
     "model_type": "a mapping of keys is needed",
@@ -51,12 +51,12 @@ class _ValueSource:
     """The place where a value was set.
 
     Attributes:
-        where: The place as errors name it, with line and column if it is in a file.
-        origin: The place as `LoadedConfig.origins` names it.
+        location: The place as errors name it, with line and column if it is in a file.
+        short_name: The place as `LoadedConfig.origins` names it.
     """
 
-    where: str
-    origin: str
+    location: str
+    short_name: str
 
 
 def _choose_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -70,29 +70,29 @@ def _choose_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     return path or (Path(variable_path) if variable_path else default_path if default_path.exists() else None)
 
 
-def _iter_leaves(place: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
+def _iter_leaves(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
     """Yields the single values inside a nested value, each with its path.
 
     An entry of `models` counts as one value, because it is replaced as a whole.
     """
-    if isinstance(value, dict) and value and (place[:1] != MODELS or place == MODELS):
+    if isinstance(value, dict) and value and (path[:1] != MODELS_PATH or path == MODELS_PATH):
         for name, inner in value.items():
-            yield from _iter_leaves((*place, name), inner)
+            yield from _iter_leaves((*path, name), inner)
     else:
-        yield place, value
+        yield path, value
 
 
-def _put_value(values: dict[str, Any], place: KeyPath, value: object) -> None:
+def _put_value(values: dict[str, Any], path: KeyPath, value: object) -> None:
     """Sets one value in the nested values.
 
     An entry of `models` goes before the entries of the file, because the first match wins.
     """
-    *parents, last = map(str, place)
+    *parents, last = map(str, path)
     for name in parents:
         inner = values.get(name)
         values[name] = inner if isinstance(inner, dict) else {}
         values = values[name]
-    if tuple(parents) == MODELS:
+    if tuple(parents) == MODELS_PATH:
         rest = {name: inner for name, inner in values.items() if name != last}
         values.clear()
         values.update({last: value, **rest})
@@ -101,12 +101,12 @@ def _put_value(values: dict[str, Any], place: KeyPath, value: object) -> None:
 
 
 def _apply_override(
-    setting: ConfigOverride, values: dict[str, Any], sources: dict[KeyPath, _ValueSource]
+    override: ConfigOverride, values: dict[str, Any], sources: dict[KeyPath, _ValueSource]
 ) -> None:
     """Sets the values of one override, and records it as their source."""
-    is_variable = setting.name.startswith(environment.PREFIX)
-    source = _ValueSource(setting.name, f"environment {setting.name}" if is_variable else setting.name)
-    leaves = list(_iter_leaves(setting.path, setting.value))
+    is_variable = override.name.startswith(environment.PREFIX)
+    source = _ValueSource(override.name, f"environment {override.name}" if is_variable else override.name)
+    leaves = list(_iter_leaves(override.path, override.value))
     for place, value in reversed(leaves):
         _put_value(values, place, value)
         for nested in [path for path in sources if path[: len(place)] == place]:
@@ -123,7 +123,7 @@ def _find_origin(place: KeyPath, values: Mapping[str, Any], sources: Mapping[Key
         current = current[name]
     nested_sources = (sources[path] for path in sources if path[: len(place)] == place)
     source = _find_source(place, sources) or next(nested_sources, None)
-    return source.origin if source else "default"
+    return source.short_name if source else "default"
 
 
 def _drop_empty_sections(values: Mapping[str, Any], section: type[BaseModel] = Config) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetail
         return f"unknown key{suggest_key(error['loc'])}"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    text: str = WORDING.get(error["type"], error["msg"])
+    text: str = ERROR_TEXTS.get(error["type"], error["msg"])
     if isinstance(error["input"], bool) and error["type"] in {"literal_error", "string_type"}:
         text += " (YAML takes a bare on, off, yes or no for true or false)"
     return text
@@ -156,29 +156,31 @@ def _find_source(place: KeyPath, sources: Mapping[KeyPath, _ValueSource]) -> _Va
     return next((sources[place[:end]] for end in ends if place[:end] in sources), None)
 
 
-def _format_problem(place: KeyPath, what: str, sources: Mapping[KeyPath, _ValueSource]) -> str:
+def _format_problem(place: KeyPath, problem: str, sources: Mapping[KeyPath, _ValueSource]) -> str:
     source = _find_source(place, sources)
     return (
-        f"{source.where}: {format_key_path(place)}: {what}" if source else f"{format_key_path(place)}: {what}"
+        f"{source.location}: {format_key_path(place)}: {problem}"
+        if source
+        else f"{format_key_path(place)}: {problem}"
     )
 
 
-def _format_override_problem(setting: ConfigOverride) -> str:
-    return f"{setting.name}: {format_key_path(setting.path)}: {setting.problem}"
+def _format_override_problem(override: ConfigOverride) -> str:
+    return f"{override.name}: {format_key_path(override.path)}: {override.problem}"
 
 
 def _validate_values(
     values: Mapping[str, Any],
     sources: Mapping[KeyPath, _ValueSource],
     environ: Mapping[str, str],
-    found: list[str],
+    earlier_problems: list[str],
 ) -> Config:
     """Validates the values and returns the configuration with `store.url` filled in.
 
-    `found` are the problems that are known already.
+    `earlier_problems` are the problems that are known already.
 
     Raises:
-        ConfigError: The configuration has problems. The message lists those in `found` first.
+        ConfigError: The configuration has problems. The message lists those in `earlier_problems` first.
     """
     lines: Iterator[str] = iter(())
     try:
@@ -189,7 +191,7 @@ def _validate_values(
         lines = (_format_problem(error["loc"], _describe_error(error), sources) for error in invalid.errors())
     except ValueError as error:
         lines = chain(lines, [_format_problem(("store", "url"), str(error), sources)])
-    if problems := [*found, *lines]:
+    if problems := [*earlier_problems, *lines]:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     return config.model_copy(update={"store": store})
 
@@ -213,7 +215,7 @@ def load_config(
     if file is not None:
         document = yaml_file.read_yaml(file, environ)
         values, empty = document.values, document.is_empty
-        for place, (line, column) in document.marks.items():
+        for place, (line, column) in document.positions.items():
             sources[place] = _ValueSource(f"{file}:{line}:{column}", f"{file}:{line}")
         problems += [f"{file}:{line}:{column}: {what}" for line, column, what in document.problems]
     overrides = list(environment.iter_overrides(environ))

@@ -4,28 +4,28 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from compaction_proxy.config.config import ModelSettings
-from compaction_proxy.config.strategies import FIELDS, set_field
+from compaction_proxy.config.strategies import POLICY_FIELDS, set_field
 from compaction_proxy.core.strategies import ANCHORED, STRATEGIES, Policy
 from compaction_proxy.core.trigger import TriggerRule
 
 
-def build_policy(settings: ModelSettings, strategy: str | None = None) -> Policy:
+def build_policy(settings: ModelSettings, strategy_name: str | None = None) -> Policy:
     """Builds a strategy's policy: its built-in numbers and rules, with the changes from the configuration.
 
     The strategy's own keys are applied first. A key for all strategies overrides them if it is set.
 
     Args:
         settings: Settings for the model.
-        strategy: Name of the strategy that a request asked for; None uses the configured one.
+        strategy_name: Name of the strategy that a request asked for; None uses the configured one.
 
     Raises:
         KeyError: There is no strategy of that name.
     """
     compaction = settings.compaction
-    policy = STRATEGIES[strategy or compaction.strategy]
+    policy = STRATEGIES[strategy_name or compaction.strategy]
     fields = getattr(compaction.strategies, policy.name)
     own_fields = (
-        (name, value) for name, value in fields if name in FIELDS and name in fields.model_fields_set
+        (name, value) for name, value in fields if name in POLICY_FIELDS and name in fields.model_fields_set
     )
     for name, value in (*own_fields, *_list_shared_fields(settings)):
         policy = set_field(policy, name, value)

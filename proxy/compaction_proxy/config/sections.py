@@ -45,14 +45,14 @@ from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
 # The names of the wires. The first one always uses the provider of `upstream` itself; each of the others may
 # have a provider of its own.
-RESPONSES, MESSAGES = "responses", "messages"
-WIRES = ("chat", RESPONSES, MESSAGES)
-OPENAI = "https://api.openai.com"
-ANTHROPIC = "https://api.anthropic.com"
+RESPONSES_WIRE, MESSAGES_WIRE = "responses", "messages"
+WIRES = ("chat", RESPONSES_WIRE, MESSAGES_WIRE)
+OPENAI_URL = "https://api.openai.com"
+ANTHROPIC_URL = "https://api.anthropic.com"
 
 
 def _is_openai_url(url: str) -> bool:
-    return parse_origin(url) == parse_origin(OPENAI)
+    return parse_origin(url) == parse_origin(OPENAI_URL)
 
 
 class WireSection(BaseModel):
@@ -104,11 +104,11 @@ class UpstreamSection(BaseModel):
         wire_key = wire_section.api_key.get_secret_value()
         if (
             wire_section.base_url is None
-            and wire == MESSAGES
+            and wire == MESSAGES_WIRE
             and (wire_key or not key)
             and _is_openai_url(base_url)
         ):
-            base_url = ANTHROPIC  # OpenAI does not speak this wire, so the key is not for OpenAI
+            base_url = ANTHROPIC_URL  # OpenAI does not speak this wire, so the key is not for OpenAI
         is_same_origin = parse_origin(base_url) == parse_origin(self.base_url)
         return base_url, wire_key or (key if is_same_origin else "")
 
@@ -138,7 +138,7 @@ class RecallSection(BaseModel):
 # infinite, and JSON cannot write infinity.
 MAX_DOLLARS = 1_000_000
 Dollars = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=MAX_DOLLARS)]
-SOURCE = "configuration"
+PRICE_SOURCE = "configuration"
 
 
 class SurchargeSection(BaseModel):
@@ -185,7 +185,7 @@ class PricesSection(BaseModel):
 
     def to_price(self) -> ModelPrice:
         """Returns the prices as the core's `ModelPrice`."""
-        return ModelPrice(tuple(self._build_tiers()), SOURCE)
+        return ModelPrice(tuple(self._build_tiers()), PRICE_SOURCE)
 
     def _build_tiers(self) -> list[PriceTier]:
         cached, written = (self.input if each is None else each for each in (self.cached, self.cache_write))

@@ -42,24 +42,26 @@ class PolicyField:
     """A configuration key for a part of a strategy's row.
 
     Attributes:
-        place: Dotted attributes that lead to the part; empty for the whole row.
-        meaning: Description of the key, with its unit.
+        attribute_path: Dotted attributes that lead to the part; empty for the whole row.
+        description: Description of the key, with its unit.
         to_setting: Converts the part to the value that users see.
         from_setting: Converts the value that users set, and the current part, to the new part.
     """
 
-    place: str
-    meaning: str
+    attribute_path: str
+    description: str
     to_setting: Callable[[Any], Any] = _return_unchanged
     from_setting: Callable[[Any, Any], Any] = _replace_value
 
 
-def _build_percent_field(place: str, meaning: str) -> PolicyField:
+def _build_percent_field(attribute_path: str, description: str) -> PolicyField:
     """Builds the field for a share of 0..1 that users see in percent."""
-    return PolicyField(place, meaning, lambda share: round(share * 100, 6), lambda percent, _: percent / 100)
+    return PolicyField(
+        attribute_path, description, lambda share: round(share * 100, 6), lambda percent, _: percent / 100
+    )
 
 
-def _build_trigger_field(name: str, meaning: str) -> PolicyField:
+def _build_trigger_field(name: str, description: str) -> PolicyField:
     """Builds the field for one threshold of the trigger.
 
     Its value is stored in a trigger row that names no other threshold. Rows are alternatives.
@@ -74,25 +76,25 @@ def _build_trigger_field(name: str, meaning: str) -> PolicyField:
         position = next((k for k, row in enumerate(rows) if getattr(row, name) is not None), len(rows))
         return (*rows[:position], *new_rows, *rows[position + 1 :])
 
-    return PolicyField("trigger", meaning, read_threshold, write_threshold)
+    return PolicyField("trigger", description, read_threshold, write_threshold)
 
 
-def _set_keep_messages(number: int, row: Policy) -> Policy:
+def _set_keep_messages(message_count: int, row: Policy) -> Policy:
     """Sets the number of messages to keep.
 
     A strategy may leave lists alone that have at most one message more than it keeps. If so, it still does.
     """
     tied = row.least_messages == row.keep.messages + 1
-    least_messages = number + 1 if tied else row.least_messages
-    return replace(row, keep=replace(row.keep, messages=number), least_messages=least_messages)
+    least_messages = message_count + 1 if tied else row.least_messages
+    return replace(row, keep=replace(row.keep, messages=message_count), least_messages=least_messages)
 
 
-def _set_keep_iterations(number: int, keep: KeepRules) -> KeepRules:
+def _set_keep_iterations(iteration_count: int, keep: KeepRules) -> KeepRules:
     """Sets the number of iterations to keep, and the number of messages to keep to two for each iteration.
 
     An iteration usually has at least two messages: a tool call and its result.
     """
-    return replace(keep, iterations=number, messages=2 * number)
+    return replace(keep, iterations=iteration_count, messages=2 * iteration_count)
 
 
 def _set_tail_tokens(tokens: int | None, tail: ScaledLimit | None) -> ScaledLimit:
@@ -125,7 +127,7 @@ def _set_tag(tag: str, frame: SummaryFrame) -> SummaryFrame:
     return replace(frame, opening=f"<{tag}>\n", closing=f"\n</{tag}>")
 
 
-FIELDS: Mapping[str, PolicyField] = MappingProxyType(
+POLICY_FIELDS: Mapping[str, PolicyField] = MappingProxyType(
     {
         "tokens": _build_trigger_field(
             "tokens", "Trigger, in tokens of the conversation; 0 switches it off."
@@ -271,22 +273,22 @@ FIELDS: Mapping[str, PolicyField] = MappingProxyType(
 )
 
 
-def _split_path(place: str) -> list[str]:
-    return place.split(".") if place else []
+def _split_path(attribute_path: str) -> list[str]:
+    return attribute_path.split(".") if attribute_path else []
 
 
 def get_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field may be of any type
     """Returns the value of a row's field as users see it. A whole number has no `.0`."""
     part: Any = row
-    for step in _split_path(FIELDS[name].place):
+    for step in _split_path(POLICY_FIELDS[name].attribute_path):
         part = getattr(part, step)
-    value = FIELDS[name].to_setting(part)
+    value = POLICY_FIELDS[name].to_setting(part)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def build_field(row: Policy, name: str) -> Any:  # noqa: ANN401 - it takes the type of the key that it is assigned to
     """Builds a key of a section, with the row's own value as its default."""
-    return Field(default=get_setting(row, name), description=FIELDS[name].meaning)
+    return Field(default=get_setting(row, name), description=POLICY_FIELDS[name].description)
 
 
 def set_field(row: Policy, name: str, value: object) -> Policy:
@@ -294,19 +296,21 @@ def set_field(row: Policy, name: str, value: object) -> Policy:
 
     A row without the part that holds the field stays as it is. For example, `prune` has no summary.
     """
-    field = FIELDS[name]
-    changed: Policy = _replace_part(row, _split_path(field.place), lambda old: field.from_setting(value, old))
+    field = POLICY_FIELDS[name]
+    changed: Policy = _replace_part(
+        row, _split_path(field.attribute_path), lambda old: field.from_setting(value, old)
+    )
     return changed
 
 
-def _replace_part(record: Any, steps: list[str], store: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a record is any part of a row
+def _replace_part(record: Any, steps: list[str], build_part: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a record is any part of a row
     if not steps:
-        return store(record)
+        return build_part(record)
     first, *rest = steps
     part = getattr(record, first)
     if part is None and rest:
         return record
-    return replace(record, **{first: _replace_part(part, rest, store)})
+    return replace(record, **{first: _replace_part(part, rest, build_part)})
 
 
 def _check_tag(tag: str) -> str:

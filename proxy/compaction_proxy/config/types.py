@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, GetCore
 from pydantic_core import CoreSchema, core_schema
 
 STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True)
-SECONDS_OF = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-PORT_OF = {"http": 80, "https": 443}
+UNIT_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def parse_duration(duration: str) -> float:
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", duration)
     if not match or not int(match[1]):
         raise ValueError("a duration is a whole number and a unit: 90s, 15m, 12h or 30d")
-    return float(int(match[1]) * SECONDS_OF[match[2]])
+    return float(int(match[1]) * UNIT_SECONDS[match[2]])
 
 
 def _check_duration(value: str) -> str:
@@ -88,7 +88,7 @@ class UrlOrigin(NamedTuple):
 def parse_origin(url: str) -> UrlOrigin:
     """Returns the origin of a URL that a configuration has accepted, with the host in lower case."""
     parts = urlsplit(url)
-    return UrlOrigin(parts.scheme, parts.hostname or "", parts.port or PORT_OF.get(parts.scheme, 0))
+    return UrlOrigin(parts.scheme, parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0))
 
 
 def _split_url(url: str) -> SplitResult:
@@ -106,7 +106,7 @@ def _check_http_url(url: str) -> str:
     Errors never quote the URL, because it may hold a credential.
     """
     parts = _split_url(url)
-    if parts.scheme not in PORT_OF or not parts.hostname:
+    if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
         raise ValueError("a URL starts with http:// or https:// and names a host")
     if parts.username is not None or parts.password is not None:
         raise ValueError("a credential belongs in api_key, not into the URL")

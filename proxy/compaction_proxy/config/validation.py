@@ -21,8 +21,8 @@ from compaction_proxy.core.trigger import compute_trigger_marks, has_active_rule
 
 # Replaces a context window that is not configured, in tokens. A trigger in percent is then so large that no
 # size is reported as too close to it.
-BOUNDLESS_TOKENS = 10**12
-UNREADABLE = "the file cannot be read"
+UNBOUNDED_WINDOW_TOKENS = 10**12
+UNREADABLE_FILE = "the file cannot be read"
 
 
 def is_readable(path: str) -> bool:
@@ -31,18 +31,18 @@ def is_readable(path: str) -> bool:
     return file.is_file() and os.access(file, os.R_OK)
 
 
-def is_set(section: BaseModel | None, place: KeyPath) -> bool:
+def is_key_set(section: BaseModel | None, path: KeyPath) -> bool:
     """Returns whether a source has set the key at this path of a section to something other than null."""
-    for step in place:
+    for step in path:
         if section is None or step not in section.model_fields_set:
             return False
         section = getattr(section, str(step))
     return section is not None
 
 
-def find_key_path(config: Config, glob: str, place: KeyPath) -> KeyPath:
+def find_key_path(config: Config, glob: str, path: KeyPath) -> KeyPath:
     """Returns the path of the key that sets a glob's value: in its entry of `models`, or for all models."""
-    return ("models", glob, *place) if is_set(config.models.get(glob), place) else place
+    return ("models", glob, *path) if is_key_set(config.models.get(glob), path) else path
 
 
 def _build_strategy_path(name: str, key: str) -> KeyPath:
@@ -57,21 +57,21 @@ def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, st
     for name, fields in settings.compaction.strategies:
         file = getattr(fields, "prompt_file", None)
         if file is not None and not is_readable(file):
-            yield _build_strategy_path(name, "prompt_file"), UNREADABLE
+            yield _build_strategy_path(name, "prompt_file"), UNREADABLE_FILE
 
 
 def _find_overriding_key(
-    settings: ModelSettings, row: Policy, above: KeyPath, keys: tuple[str, ...]
+    settings: ModelSettings, row: Policy, shared_key_path: KeyPath, own_key_names: tuple[str, ...]
 ) -> KeyPath | None:
     """Returns the key that changed a field of a strategy; None if no key changed it.
 
-    It is the key for all strategies (`above`) if that is set, else the first of the strategy's own `keys`
-    with another value than the built-in one.
+    It is the key for all strategies (`shared_key_path`) if that is set, else the first of the strategy's own
+    `own_key_names` with another value than the built-in one.
     """
-    if is_set(settings.compaction, above[1:]):
-        return above
+    if is_key_set(settings.compaction, shared_key_path[1:]):
+        return shared_key_path
     fields = getattr(settings.compaction.strategies, row.name)
-    own_keys = (key for key in keys if key in type(fields).model_fields)
+    own_keys = (key for key in own_key_names if key in type(fields).model_fields)
     changed = (key for key in own_keys if getattr(fields, key) != get_setting(STRATEGIES[row.name], key))
     return next((_build_strategy_path(row.name, key) for key in changed), None)
 
@@ -84,8 +84,8 @@ def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]
     row = build_policy(settings)
     if not has_active_rule(row.trigger):
         return
-    spending = compute_budget(settings.window or BOUNDLESS_TOKENS, row.reserves, None)
-    trigger = compute_trigger_marks(row.trigger, spending, row.soft_share, row.hard_percent).trigger
+    spending = compute_budget(settings.window or UNBOUNDED_WINDOW_TOKENS, row.reserves, None)
+    trigger = compute_trigger_marks(row.trigger, spending, row.soft_share, row.hard_percent).trigger_tokens
     target_key = _find_overriding_key(settings, row, ("compaction", "target_tokens"), ("target_tokens",))
     target_tokens = row.target.tokens if row.target else None
     if target_key and target_tokens is not None and target_tokens >= trigger:
@@ -130,7 +130,7 @@ def find_strategy_warnings(config: Config) -> Iterator[str]:
 
 def _format_system_role_warning(config: Config, glob: str, settings: ModelSettings, row: Policy) -> str:
     role = ("compaction", "stand_in_role")
-    chosen = is_set(settings.compaction, role[1:])
+    chosen = is_key_set(settings.compaction, role[1:])
     where = format_key_path(find_key_path(config, glob, role if chosen else ("compaction", "strategy")))
     return (
         f"{where}: {row.name} gives its summaries the system role, so that what tools said may pass for an "
@@ -142,15 +142,15 @@ WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared, not bound
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SQLITE = "sqlite:///"
 MEMORY = "memory://"
-KEYS_OF_OURS = (
+UPSTREAM_KEY_MISSING = (
     "needs {}.api_key (any word, if the upstream wants none), "
     "because the upstream must not be shown the keys by which clients are known here"
 )
-SECOND_ORIGIN = (
+SUMMARY_KEY_MISSING = (
     "another origin than the upstream needs its own summary.api_key, "
     "because a client's credential never goes to a second origin"
 )
-SMALLER_THAN_A_BODY = (
+INFLIGHT_BYTES_TOO_SMALL = (
     "must be at least server.max_body_bytes, which is {}: "
     "a body of that size could never be read; raise this, or lower server.max_body_bytes"
 )
@@ -187,14 +187,14 @@ def _find_summary_problems(config: Config, summary: SummarySection) -> Iterator[
     `summary` is the section for one glob, with its overrides applied.
     """
     if summary.prompt_file is not None and not is_readable(summary.prompt_file):
-        yield "prompt_file", UNREADABLE
+        yield "prompt_file", UNREADABLE_FILE
     if summary.base_url is None:
         return
     if _is_own_address(config, summary.base_url):
         yield "base_url", "this is our own address"
     upstreams = {parse_origin(config.upstream.get_provider(wire)[0]) for wire in WIRES}
     if parse_origin(summary.base_url) not in upstreams and not summary.api_key.get_secret_value():
-        yield "base_url", SECOND_ORIGIN
+        yield "base_url", SUMMARY_KEY_MISSING
 
 
 def _find_server_problems(server: ServerSection) -> Iterator[tuple[KeyPath, str]]:
@@ -207,13 +207,13 @@ def _find_server_problems(server: ServerSection) -> Iterator[tuple[KeyPath, str]
             "TLS is for host and port, and server.unix_socket takes their place",
         )
     if server.max_inflight_bytes is not None and server.max_inflight_bytes < server.max_body_bytes:
-        yield ("server", "max_inflight_bytes"), SMALLER_THAN_A_BODY.format(server.max_body_bytes)
+        yield ("server", "max_inflight_bytes"), INFLIGHT_BYTES_TOO_SMALL.format(server.max_body_bytes)
     files = {"tls_certificate": server.tls_certificate, "tls_key": server.tls_key}
     for name, file in files.items():
         if file is None and any(files.values()):
             yield ("server", name), "certificate and key are needed together"
         elif file is not None and not is_readable(file):
-            yield ("server", name), UNREADABLE
+            yield ("server", name), UNREADABLE_FILE
 
 
 def _find_empty_key_problems(server: ServerSection) -> Iterator[tuple[KeyPath, str]]:
@@ -233,7 +233,7 @@ def _find_upstream_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
         seen_urls.add(base_url)
         if config.server.client_keys and not key and not is_reported:
             is_reported = True
-            yield ("server", "client_keys"), KEYS_OF_OURS.format(".".join(map(str, place)))
+            yield ("server", "client_keys"), UPSTREAM_KEY_MISSING.format(".".join(map(str, place)))
         if _is_own_address(config, base_url):
             yield (*place, "base_url"), "this is our own address: requests would go round in circles"
 

@@ -13,7 +13,7 @@ from compaction_proxy.core.errors import ConfigError
 MAX_FILE_BYTES = 262_144
 MAX_VALUES = 20_000
 MAX_DEPTH = 24
-VARIABLE = re.compile(r"\$(\$)?\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+VARIABLE_PATTERN = re.compile(r"\$(\$)?\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 _ABSENT = object()
@@ -26,13 +26,13 @@ class YamlDocument:
 
     Attributes:
         values: The values as mappings, lists and scalars, with `${VAR}` expanded.
-        marks: Line and column, counted from 1, of each key and list item.
+        positions: Line and column, counted from 1, of each key and list item.
         problems: Problems with single values: line, column and description.
         is_empty: Whether the file holds no mapping at all, not even `{}`: nothing, or only comments.
     """
 
     values: dict[str, object]
-    marks: Mapping[KeyPath, tuple[int, int]]
+    positions: Mapping[KeyPath, tuple[int, int]]
     problems: tuple[tuple[int, int, str], ...]
     is_empty: bool = False
 
@@ -55,7 +55,7 @@ def expand_variables(text: str, environ: Mapping[str, str]) -> str:
             raise _UnsetVariableError(f"${{{name}}} is not set; ${{{name}:-default}} would give it a default")
         return environ.get(name) or default or ""
 
-    return VARIABLE.sub(replace_variable, text)
+    return VARIABLE_PATTERN.sub(replace_variable, text)
 
 
 def _get_position(mark: yaml.Mark) -> tuple[int, int]:
@@ -71,28 +71,28 @@ class _NodeConverter:
 
     loader: yaml.SafeLoader
     environ: Mapping[str, str]
-    marks: dict[KeyPath, tuple[int, int]] = field(default_factory=dict)
+    positions: dict[KeyPath, tuple[int, int]] = field(default_factory=dict)
     problems: list[tuple[int, int, str]] = field(default_factory=list)
-    count: int = 0
+    value_count: int = 0
 
-    def convert_node(self, node: yaml.Node, place: KeyPath) -> object:
-        self.count += 1
-        if len(place) > MAX_DEPTH or self.count > MAX_VALUES:
+    def convert_node(self, node: yaml.Node, path: KeyPath) -> object:
+        self.value_count += 1
+        if len(path) > MAX_DEPTH or self.value_count > MAX_VALUES:
             raise yaml.constructor.ConstructorError(
                 None, None, "nested too deeply or too large", node.start_mark
             )
         if isinstance(node, yaml.MappingNode):
-            return self._convert_mapping(node, place)
+            return self._convert_mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
-            items = [self._convert_item(item, (*place, index)) for index, item in enumerate(node.value)]
+            items = [self._convert_item(item, (*path, index)) for index, item in enumerate(node.value)]
             return [item for item in items if item is not _ABSENT]
         return self._convert_scalar(node)
 
-    def _convert_item(self, node: yaml.Node, place: KeyPath) -> object:
-        self.marks[place] = _get_position(node.start_mark)
-        return self.convert_node(node, place)
+    def _convert_item(self, node: yaml.Node, path: KeyPath) -> object:
+        self.positions[path] = _get_position(node.start_mark)
+        return self.convert_node(node, path)
 
-    def _convert_mapping(self, node: yaml.MappingNode, place: KeyPath) -> dict[str, object]:
+    def _convert_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, object]:
         values: dict[str, object] = {}
         for key, value in node.value:
             # A key is used as it is written: `on` and `4` are names here, although YAML reads a boolean and a
@@ -102,8 +102,8 @@ class _NodeConverter:
                 problem = "a key is plain text" if name is None else f"{name}: stands here twice"
                 self._add_problem(key, problem)
                 continue
-            self.marks[*place, name] = _get_position(key.start_mark)
-            values[name] = self.convert_node(value, (*place, name))
+            self.positions[*path, name] = _get_position(key.start_mark)
+            values[name] = self.convert_node(value, (*path, name))
             if values[name] is _ABSENT:
                 del values[name]
         return values
@@ -118,8 +118,8 @@ class _NodeConverter:
             self._add_problem(node, f"not a valid {node.tag.rpartition(':')[2]}")
         return _ABSENT
 
-    def _add_problem(self, node: yaml.Node, what: str) -> None:
-        self.problems.append((*_get_position(node.start_mark), what))
+    def _add_problem(self, node: yaml.Node, problem: str) -> None:
+        self.problems.append((*_get_position(node.start_mark), problem))
 
 
 def _read_text(path: Path) -> str:
@@ -172,4 +172,4 @@ def read_yaml(path: Path, environ: Mapping[str, str]) -> YamlDocument:
         if values is None and not walk.problems:
             return YamlDocument({}, {}, (), is_empty=True)
         raise ConfigError(f"{path}:1:1: the file holds a mapping of sections, such as `server:`")
-    return YamlDocument(values, walk.marks, tuple(walk.problems))
+    return YamlDocument(values, walk.positions, tuple(walk.problems))

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 # windows work too (DESIGN.md §5.5). A compaction also makes room for at most that much output. If a request
 # asks for more output, the proxy lowers the output limit in the request; otherwise it would have to compact
 # every few requests.
-RESERVE_SHARE = 4
+RESERVE_DIVISOR = 4
 # The proxy does not lower an output limit below this number of tokens.
-LEAST_OUTPUT_TOKENS = 1_024
+MIN_OUTPUT_TOKENS = 1_024
 # Some upstreams refuse a request if prompt and requested output together exceed the context window. There,
 # a prompt must leave at least this many tokens free: the least output, and a margin for the error of
 # estimates.
-RESERVED_OUTPUT_TOKENS = LEAST_OUTPUT_TOKENS + 256
+RESERVED_OUTPUT_TOKENS = MIN_OUTPUT_TOKENS + 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,38 +40,38 @@ class Budget:
     Attributes:
         window: Largest input that the model takes.
         usable: The context window less the reserves. Percentages refer to it.
-        limit: The context window less the safety reserve and the requested output, whose sum counts as at
-            most a quarter of the window. A larger request is compacted.
+        compaction_limit: The context window less the safety reserve and the requested output, whose sum
+            counts as at most a quarter of the window. A larger request is compacted.
         input_limit: The context window less the safety reserve. If the upstream adds the requested output to
             the prompt, at least the requested output stays free, up to `RESERVED_OUTPUT_TOKENS`. Content is
             cut without a summary only if a request is larger than this.
         sum_limit: The context window less the safety reserve and all of the requested output. The upstream
             refuses a larger request. None if the upstream does not add the output to the prompt.
-        least_output: The proxy does not lower the output limit below this. 0 if the upstream does not add the
-            output to the prompt.
+        min_output_tokens: The proxy does not lower the output limit below this. 0 if the upstream does not
+            add the output to the prompt.
     """
 
     window: int
     usable: int
-    limit: int
+    compaction_limit: int
     input_limit: int
     sum_limit: int | None = None
-    least_output: int = 0
+    min_output_tokens: int = 0
 
     @property
-    def round_limit(self) -> int | None:
+    def output_compaction_limit(self) -> int | None:
         """The size above which a compaction has to make room for the requested output.
 
         None if the upstream does not add the output to the prompt.
         """
         if self.sum_limit is None:
             return None
-        return max(self.sum_limit, self.window - self.window // RESERVE_SHARE)
+        return max(self.sum_limit, self.window - self.window // RESERVE_DIVISOR)
 
     @property
     def prompt_limit(self) -> int:
         """The size above which the upstream refuses a prompt, however little output is requested."""
-        return self.window - self.least_output
+        return self.window - self.min_output_tokens
 
 
 def compute_budget(
@@ -85,17 +85,17 @@ def compute_budget(
     `adds_output` says that the upstream refuses a prompt if prompt and requested output together exceed the
     window.
     """
-    requested, max_reserve = max_output or 0, window // RESERVE_SHARE
+    requested, max_reserve = max_output or 0, window // RESERVE_DIVISOR
     reserve = min(reserves.system + max(reserves.output, requested) + reserves.safety, max_reserve)
     total = reserves.system + reserves.output + reserves.safety
     safety = reserves.safety * min(total, max_reserve) // total if total else 0
-    least_output = min(requested, LEAST_OUTPUT_TOKENS) if adds_output else 0
+    least_output = min(requested, MIN_OUTPUT_TOKENS) if adds_output else 0
     reserved = min(requested, RESERVED_OUTPUT_TOKENS) if adds_output else 0
     return Budget(
         window=window,
         usable=window - reserve,
-        limit=window - min(requested + safety, max_reserve),
+        compaction_limit=window - min(requested + safety, max_reserve),
         input_limit=window - max(safety, reserved),
         sum_limit=window - safety - requested if adds_output else None,
-        least_output=least_output,
+        min_output_tokens=least_output,
     )

@@ -20,9 +20,9 @@ from compaction_proxy.core.message import Message, Span, find_latest_user_messag
 
 PREFIX_BYTES = 32
 # The `writer` of a summary that code made without a model.
-EXTRACT = "extract"
+EXTRACT_WRITER = "extract"
 # A client that clears a tool result may leave a notice of up to this many characters in its place.
-CLEARED_CHARACTERS = 256
+MAX_NOTICE_CHARACTERS = 256
 # A tool result that the client has shortened still begins with this many of its original characters.
 HEAD_CHARACTERS = 64
 
@@ -34,16 +34,16 @@ class CoveredToolResult:
     Attributes:
         index: Index of its message.
         digest: Digest of the message, 32 bytes.
-        outline: Digest of the message without its text, 32 bytes (`compute_result_digest`).
-        head: SHA-256 of the first `HEAD_CHARACTERS` characters of its text, 32 bytes.
-        characters: Length of its text, in characters.
+        outline_digest: Digest of the message without its text, 32 bytes (`compute_result_digest`).
+        head_digest: SHA-256 of the first `HEAD_CHARACTERS` characters of its text, 32 bytes.
+        character_count: Length of its text, in characters.
     """
 
     index: int
     digest: bytes
-    outline: bytes
-    head: bytes
-    characters: int
+    outline_digest: bytes
+    head_digest: bytes
+    character_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class Checkpoint:
         carried: Index of the user message whose text moved into the replacement; None if there is none.
         rounds: One number for each record of the chain: the length of the list that the record describes. The
             records are the first replacements of their span.
-        writer: Name of the model that wrote the summary; `EXTRACT` if code made it; empty if there is no
-            summary.
+        writer: Name of the model that wrote the summary; `EXTRACT_WRITER` if code made it; empty if there is
+            no summary.
         edited: Indices of messages that are shortened and stay in place.
         names: The `name` of each message in `[0, length)` that had one, with its index. None in checkpoints
             that version 0.1 stored. These match only if no name has changed.
@@ -125,7 +125,9 @@ def _hash_head(text: str) -> bytes:
     return hashlib.sha256(text[:HEAD_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
 
 
-def build_checkpoint_id(prefix: bytes, exact: bytes, spans: Iterable[Span], variant: str = "") -> bytes:
+def build_checkpoint_id(
+    prefix_digest: bytes, exact_digest: bytes, spans: Iterable[Span], variant: str = ""
+) -> bytes:
     """Builds the 64-byte id under which a checkpoint is stored.
 
     The first half is the prefix digest, by which the checkpoint is found. The second half tells apart
@@ -134,7 +136,7 @@ def build_checkpoint_id(prefix: bytes, exact: bytes, spans: Iterable[Span], vari
     same spans.
     """
     edges = ",".join(f"{span.start}-{span.stop}" for span in spans) + (f"/{variant}" if variant else "")
-    return prefix + hashlib.sha256(exact + edges.encode()).digest()
+    return prefix_digest + hashlib.sha256(exact_digest + edges.encode()).digest()
 
 
 def get_prefix_digest(checkpoint_id: bytes) -> bytes:
@@ -153,7 +155,7 @@ def list_covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> 
         _build_covered_result(index, messages[index])
         for span in spans
         for index in range(span.start, span.stop)
-        if messages[index].answers
+        if messages[index].answered_call_ids
     )
 
 
@@ -170,11 +172,11 @@ def _build_covered_result(index: int, message: Message) -> CoveredToolResult:
 
 def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
     """Returns whether the message is the stored tool result after the client has cleared or shortened it."""
-    if compute_result_digest(message) != result.outline:
+    if compute_result_digest(message) != result.outline_digest:
         return False
     characters = len(message.text)
-    return characters < result.characters and (
-        characters <= CLEARED_CHARACTERS or _hash_head(message.text) == result.head
+    return characters < result.character_count and (
+        characters <= MAX_NOTICE_CHARACTERS or _hash_head(message.text) == result.head_digest
     )
 
 
@@ -227,17 +229,17 @@ def _compute_chained_digest(digests: tuple[bytes, ...]) -> bytes:
     return chain_digests(digests)[-1]
 
 
-def _splits_unit(messages: Sequence[Message], at: int) -> bool:
-    """Returns whether an edge before index `at` would separate calls from the results that follow them."""
-    if not 0 < at < len(messages) or not messages[at].answers:
+def _splits_unit(messages: Sequence[Message], edge: int) -> bool:
+    """Returns whether an edge before index `edge` would separate calls from the results that follow them."""
+    if not 0 < edge < len(messages) or not messages[edge].answered_call_ids:
         return False
-    caller = at - 1
-    while caller > 0 and messages[caller].answers and not messages[caller].calls:
+    caller = edge - 1
+    while caller > 0 and messages[caller].answered_call_ids and not messages[caller].calls:
         caller -= 1
     return bool(messages[caller].calls)
 
 
-def is_applicable(
+def can_apply_checkpoint(
     checkpoint: Checkpoint, messages: Sequence[Message], conversation: str | None = None
 ) -> bool:
     """Returns whether a checkpoint may be applied to these messages.
@@ -301,7 +303,7 @@ def find_deepest_checkpoint(
     ):
         if best is not None and _rank_checkpoint(candidate)[:-1] != _rank_checkpoint(best)[:-1]:
             break
-        if is_applicable(candidate, messages, conversation):
+        if can_apply_checkpoint(candidate, messages, conversation):
             fitting = drop_outdated_edits(candidate, messages)
             best = fitting if best is None else max(best, fitting, key=_rank_checkpoint)
     return best
@@ -310,7 +312,7 @@ def find_deepest_checkpoint(
 def _rank_checkpoint(checkpoint: Checkpoint) -> tuple[int, int, bool, int]:
     """Returns the rank of a checkpoint: its length, its round, whether a model wrote it, its spans."""
     spans = len(checkpoint.spans)
-    return checkpoint.length, checkpoint.round, checkpoint.writer != EXTRACT, spans
+    return checkpoint.length, checkpoint.round, checkpoint.writer != EXTRACT_WRITER, spans
 
 
 def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -322,7 +324,13 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
         "length": checkpoint.length,
         "exact": checkpoint.exact.hex(),
         "results": [
-            [each.index, each.digest.hex(), each.outline.hex(), each.head.hex(), each.characters]
+            [
+                each.index,
+                each.digest.hex(),
+                each.outline_digest.hex(),
+                each.head_digest.hex(),
+                each.character_count,
+            ]
             for each in checkpoint.results
         ],
         "spans": [list(span) for span in checkpoint.spans],
@@ -347,7 +355,7 @@ def _build_replacement_fields(message: Message) -> list[Any]:
         message.text,
         b64encode(message.raw).decode(),
         message.tokens,
-        list(message.answers),
+        list(message.answered_call_ids),
     ]
 
 
@@ -387,9 +395,9 @@ def _parse_result(fields: Sequence[Any]) -> CoveredToolResult:
     return CoveredToolResult(
         index=int(index),
         digest=bytes.fromhex(digest),
-        outline=bytes.fromhex(outline),
-        head=bytes.fromhex(head),
-        characters=int(characters),
+        outline_digest=bytes.fromhex(outline),
+        head_digest=bytes.fromhex(head),
+        character_count=int(characters),
     )
 
 
@@ -407,7 +415,7 @@ def _parse_replacement_message(fields: Sequence[Any]) -> Message:
     return Message(
         role=str(role),
         text=str(text),
-        answers=tuple(map(str, answers[0])) if answers else (),
+        answered_call_ids=tuple(map(str, answers[0])) if answers else (),
         raw=b64decode(raw, validate=True),
         tokens=int(tokens),
     )

@@ -2,33 +2,37 @@
 
 from collections.abc import Collection, Sequence
 
-from compaction_proxy.core.checkpoint import EXTRACT, Checkpoint, build_checkpoint_id
+from compaction_proxy.core.checkpoint import EXTRACT_WRITER, Checkpoint, build_checkpoint_id
 from compaction_proxy.core.planner import RoundPlan
 
 
-def format_variant(*, extract: bool, rounds: int, edited: Collection[int]) -> str:
+def format_variant(*, extract: bool, record_count: int, edited_indices: Collection[int]) -> str:
     """Formats the variant that tells apart checkpoints for the same spans of the same messages.
 
     Args:
         extract: Whether code made the summary without a model.
-        rounds: Number of records in the chain.
-        edited: Indices of the messages that are shortened in place.
+        record_count: Number of records in the chain.
+        edited_indices: Indices of the messages that are shortened in place.
     """
-    marks = (["extract"] if extract else []) + ([f"rounds-{rounds}"] if rounds else [])
-    return ",".join([*marks, *(f"edited-{index}" for index in sorted(edited))])
+    marks = (["extract"] if extract else []) + ([f"rounds-{record_count}"] if record_count else [])
+    return ",".join([*marks, *(f"edited-{index}" for index in sorted(edited_indices))])
 
 
-def compute_checkpoint_id(checkpoint: Checkpoint | None, prefixes: Sequence[bytes]) -> bytes:
+def compute_checkpoint_id(checkpoint: Checkpoint | None, prefix_digests: Sequence[bytes]) -> bytes:
     """Computes the 64-byte id of a checkpoint; empty if there is none.
 
-    `prefixes` are the prefix digests of the messages for which the checkpoint was made.
+    `prefix_digests` are the prefix digests of the messages for which the checkpoint was made.
     """
     if checkpoint is None:
         return b""
     variant = format_variant(
-        extract=checkpoint.writer == EXTRACT, rounds=len(checkpoint.rounds), edited=checkpoint.edited
+        extract=checkpoint.writer == EXTRACT_WRITER,
+        record_count=len(checkpoint.rounds),
+        edited_indices=checkpoint.edited,
     )
-    return build_checkpoint_id(prefixes[checkpoint.length - 1], checkpoint.exact, checkpoint.spans, variant)
+    return build_checkpoint_id(
+        prefix_digests[checkpoint.length - 1], checkpoint.exact, checkpoint.spans, variant
+    )
 
 
 def list_edited_indices(plan: RoundPlan, earlier: Checkpoint | None) -> frozenset[int]:
@@ -39,16 +43,23 @@ def list_edited_indices(plan: RoundPlan, earlier: Checkpoint | None) -> frozense
     earlier_edits = earlier.edited if earlier else frozenset()
     return frozenset(
         span.start
-        for span, fill in zip(plan.spans, plan.fills, strict=True)
+        for span, fill in zip(plan.spans, plan.planned_replacements, strict=True)
         if fill.kind in {"mask", "cap"} or (fill.kind == "before" and span.start in earlier_edits)
     )
 
 
 def predict_checkpoint_id(
-    plan: RoundPlan, earlier: Checkpoint | None, prefixes: Sequence[bytes], exact: bytes, *, extract: bool
+    plan: RoundPlan,
+    earlier: Checkpoint | None,
+    prefix_digests: Sequence[bytes],
+    exact_digest: bytes,
+    *,
+    extract: bool,
 ) -> bytes:
     """Predicts the id of the checkpoint that a plan will become, made on top of an earlier checkpoint."""
-    chained = any(fill.kind == "records" for fill in plan.fills)
-    rounds = plan.frozen + (1 if chained else 0)
-    variant = format_variant(extract=extract, rounds=rounds, edited=list_edited_indices(plan, earlier))
-    return build_checkpoint_id(prefixes[plan.length - 1], exact, plan.spans, variant)
+    chained = any(fill.kind == "records" for fill in plan.planned_replacements)
+    rounds = plan.frozen_record_count + (1 if chained else 0)
+    variant = format_variant(
+        extract=extract, record_count=rounds, edited_indices=list_edited_indices(plan, earlier)
+    )
+    return build_checkpoint_id(prefix_digests[plan.length - 1], exact_digest, plan.spans, variant)

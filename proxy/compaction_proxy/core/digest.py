@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from compaction_proxy.core.json_bounds import has_too_many_brackets
 from compaction_proxy.core.message import Message, MessageToolCall
 
-VERSION = b"\x01"
+DIGEST_VERSION = b"\x01"
 MAX_DEPTH = 100
 MAX_CHARACTERS = 1_048_576
 # A longer text is encoded in pieces of this many characters.
@@ -105,11 +105,11 @@ def _encode_content(message: Message) -> list[bytes]:
     start = 0
     for part in message.parts:
         content += (
-            *_encode_text(message.text[start : part.at]),
+            *_encode_text(message.text[start : part.text_offset]),
             _encode_field(part.kind),
-            _add_length_prefix(part.payload),
+            _add_length_prefix(part.payload_digest),
         )
-        start = max(start, part.at)
+        start = max(start, part.text_offset)
     return content + _encode_text(message.text[start:])
 
 
@@ -136,14 +136,16 @@ def _encode_call(call: MessageToolCall) -> bytes:
 
 def _hash_message(message: Message, content: list[bytes], name: str) -> bytes:
     fields = (
-        VERSION,
+        DIGEST_VERSION,
         _ROLES.get(message.role) or _encode_field(message.role),
         sum(map(len, content)).to_bytes(8, "big"),
         *content,
         _encode_field(message.refusal),
         _encode_field(name),
         _add_length_prefix(b"".join(map(_encode_call, message.calls))) if message.calls else _EMPTY,
-        _add_length_prefix(b"".join(map(_encode_field, message.answers))) if message.answers else _EMPTY,
+        _add_length_prefix(b"".join(map(_encode_field, message.answered_call_ids)))
+        if message.answered_call_ids
+        else _EMPTY,
     )
     if len(message.text) <= PIECE_CHARACTERS:
         return hashlib.sha256(b"".join(fields)).digest()
@@ -168,7 +170,7 @@ def compute_outline_digest(message: Message) -> bytes:
     messages stay the same, so stored checkpoints are still found by them. `core.checkpoint` then decides for
     each message whether the difference is allowed.
     """
-    if message.answers:
+    if message.answered_call_ids:
         return _hash_message(message, [], "")
     if message.name:
         return _hash_message(message, _encode_content(message), "")
@@ -180,26 +182,28 @@ def compute_result_digest(message: Message) -> bytes:
     return _hash_message(message, [], message.name)
 
 
-def chain_digests(digests: Iterable[bytes], last: bytes = VERSION) -> list[bytes]:
+def chain_digests(digests: Iterable[bytes], previous_digest: bytes = DIGEST_VERSION) -> list[bytes]:
     """Chains digests into prefix digests of 32 bytes: entry `i` stands for the messages `[0..i]`.
 
-    If the list continues another one, `last` is the prefix digest of the messages before it.
+    If the list continues another one, `previous_digest` is the prefix digest of the messages before it.
     """
     prefixes: list[bytes] = []
     for digest in digests:
-        last = hashlib.sha256(last + digest).digest()
-        prefixes.append(last)
+        previous_digest = hashlib.sha256(previous_digest + digest).digest()
+        prefixes.append(previous_digest)
     return prefixes
 
 
-def compute_prefix_digests(messages: Iterable[Message], last: bytes = VERSION) -> list[bytes]:
+def compute_prefix_digests(
+    messages: Iterable[Message], previous_digest: bytes = DIGEST_VERSION
+) -> list[bytes]:
     """Computes the prefix digests of messages that are not fixed, from their outline digests.
 
-    If the list continues another one, `last` is the prefix digest of the messages before it.
+    If the list continues another one, `previous_digest` is the prefix digest of the messages before it.
     """
-    return chain_digests(map(compute_outline_digest, messages), last)
+    return chain_digests(map(compute_outline_digest, messages), previous_digest)
 
 
-def format_message_id(prefix: bytes) -> str:
+def format_message_id(prefix_digest: bytes) -> str:
     """Formats the id of a message for events, handles and search. It is the same on every replica."""
-    return "m_" + prefix.hex()[:12]
+    return "m_" + prefix_digest.hex()[:12]

@@ -24,27 +24,33 @@ DUE_REASONS = frozenset({
 })  # fmt: skip
 
 # Reasons why the proxy does not read a body, and forwards it unchanged.
-UNREAD_REASONS = frozenset({
+UNREAD_BODY_REASONS = frozenset({
     "duplicate-keys", "encoded", "no-array", "no-messages", "not-json", "provider-compacts",
     "stateful", "too-deep", "too-many",
 })  # fmt: skip
 # Reasons why no compaction is tried: it would not help, or the last ones did not help and the next one waits.
-LEFT_ALONE_REASONS = frozenset({"irreducible", "nothing-to-take", "paused"})
+NO_BENEFIT_REASONS = frozenset({"irreducible", "nothing-to-take", "paused"})
 # Reasons why no summary model can write the summary: no model is configured or known, it may not be asked at
 # the moment, or the text is too long for it.
-UNASKED_REASONS = frozenset({
+SUMMARY_NOT_ASKED_REASONS = frozenset({
     "breaker-open", "budget", "no-model", "no-summary-model", "overflow", "summary-window", "unknown-model",
 })  # fmt: skip
 # Reasons why a summary did not arrive.
-MISSED_REASONS = frozenset({"cancelled", "deadline", "internal", "timeout", "unreachable"})
+SUMMARY_MISSING_REASONS = frozenset({"cancelled", "deadline", "internal", "timeout", "unreachable"})
 # Reasons why a summary that arrived cannot be used.
-UNUSABLE_REASONS = frozenset({
+SUMMARY_UNUSABLE_REASONS = frozenset({
     "content-filter", "empty", "garbage", "language", "longer", "reasoning", "refused", "rules-lost",
     "too-short", "tool-calls", "truncated", "unfaithful",
 })  # fmt: skip
 
 # Why a request was forwarded as it came, or without a summary.
-REASONS = UNREAD_REASONS | LEFT_ALONE_REASONS | UNASKED_REASONS | MISSED_REASONS | UNUSABLE_REASONS
+REASONS = (
+    UNREAD_BODY_REASONS
+    | NO_BENEFIT_REASONS
+    | SUMMARY_NOT_ASKED_REASONS
+    | SUMMARY_MISSING_REASONS
+    | SUMMARY_UNUSABLE_REASONS
+)
 # Two more kinds of reasons: `http-` and the status with which the summary model's provider answered; `store-`
 # and a word for the fault of the store.
 REASON_PREFIXES = ("http-", "store-")
@@ -55,7 +61,7 @@ def is_known_reason(reason: str) -> bool:
     return reason in REASONS or reason.startswith(REASON_PREFIXES)
 
 
-VERSION = 1
+EVENT_VERSION = 1
 
 COMPACTED = "compacted"  # a compaction was made
 INSTALLED = "installed"  # a compaction that was made ahead of need is in force from now on
@@ -72,12 +78,12 @@ INSTRUCTION_REMOVED = "instruction-removed"  # project instructions are left out
 INSTRUCTION_RESTORED = "instruction-restored"  # project instructions are kept again
 BYPASSED = "bypassed"  # the conversation's requests are forwarded as they come from now on
 RESUMED = "resumed"  # the conversation's requests are compacted again
-KINDS = (
+EVENT_KINDS = (
     COMPACTED, INSTALLED, FAILED, FAILED_OPEN, OVER_LIMIT, RECOVERED, MEASURED, UNDONE, MARKED, PINNED,
     UNPINNED, INSTRUCTION_REMOVED, INSTRUCTION_RESTORED, BYPASSED, RESUMED,
 )  # fmt: skip
 # The kinds that report that something went wrong.
-FAILURES = frozenset({FAILED, FAILED_OPEN, OVER_LIMIT})
+FAILURE_KINDS = frozenset({FAILED, FAILED_OPEN, OVER_LIMIT})
 # A compaction may replace thousands of messages. Its event names at most this many.
 MAX_MESSAGE_IDS = 200
 # Fields that hold text of the conversation. They appear in its own history, but never in a log.
@@ -156,7 +162,7 @@ def to_fields(event: Event) -> dict[str, Any]:
     """Returns the event as JSON values, without unknown fields. `v` is the version of the fields' meaning."""
     values = {each.name: getattr(event, each.name) for each in fields(event)}
     return {
-        "v": VERSION,
+        "v": EVENT_VERSION,
         **{name: value for name, value in values.items() if value not in (None, "", (), {})},
     }
 

@@ -8,7 +8,7 @@ from compaction_proxy.core.event import parse_integer, parse_number
 # The lowest status code that is an error.
 FIRST_ERROR_STATUS = 400
 # The status of a request that passed the gate, or was read and forwarded as it was.
-NOTHING_DONE = "none"
+STATUS_UNCHANGED = "none"
 
 
 class Exchange(NamedTuple):  # created for each request: a dataclass costs four times as much
@@ -119,7 +119,7 @@ _NO_RECALLS = (None,) * 3
 def build_unread_exchange(model: str, code: int, unread: UnreadExchange) -> Exchange:
     """Builds an exchange from the figures of an unread request, its model and its status code."""
     at, request, request_bytes, *rest = unread
-    known = (at, model, NOTHING_DONE, code, request, "", None, "", request_bytes)
+    known = (at, model, STATUS_UNCHANGED, code, request, "", None, "", request_bytes)
     return Exchange._make((*known, *_UNKNOWN, *rest, *_NO_RECALLS))
 
 

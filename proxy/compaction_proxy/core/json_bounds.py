@@ -9,7 +9,8 @@ import json
 # mebibyte of memory plus thirty times the size of the text. Brackets inside strings count too, because it
 # would take longer to tell them apart.
 MAX_BRACKETS = 16_000
-# `read_json` does not parse JSON that is longer than this many characters. Its callers quote only a part.
+# `parse_json_container` does not parse JSON that is longer than this many characters. Its callers quote only
+# a part.
 MAX_CHARACTERS = 32 * 1024
 
 
@@ -18,7 +19,7 @@ def has_too_many_brackets(text: str) -> bool:
     return text.count("[") + text.count("{") > MAX_BRACKETS
 
 
-def read_json(text: str) -> object:
+def parse_json_container(text: str) -> object:
     """Parses a JSON object or list. Returns None if the text is neither, is too large or nests too deeply."""
     if len(text) > MAX_CHARACTERS or text.lstrip()[:1] not in {"{", "["} or has_too_many_brackets(text):
         return None

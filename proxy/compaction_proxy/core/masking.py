@@ -12,8 +12,8 @@ from compaction_proxy.core.sanitize import sanitize_text
 
 # A masked result takes about this many tokens. Shorter results stay as they are.
 MASK_TOKENS = 48
-ARGUMENT_CHARACTERS = 80
-ERROR_CHARACTERS = 120
+MAX_ARGUMENT_CHARACTERS = 80
+MAX_ERROR_CHARACTERS = 120
 # A mask quotes an error with at most this many characters in front of the word that reports it.
 LEAD_CHARACTERS = 40
 # Errors are searched for in this many characters at each end of a result.
@@ -38,13 +38,13 @@ _BRACKETS = str.maketrans("[\uff3b\u3010\u3014\u27e6]\uff3d\u3011\u3015\u27e7", 
 _WORTHLESS, _OLD, _TELLING = range(3)
 
 
-def to_sanitized_line(text: str, characters: int) -> str:
+def sanitize_to_line(text: str, max_characters: int) -> str:
     """Returns the first characters of a text on one line, without invisible characters.
 
     Marks of chat templates and of the proxy are broken up (`core.sanitize`).
     """
-    plain = _BLANK.sub(" ", sanitize_text(text[: 4 * characters])).strip()
-    return plain if len(plain) <= characters else plain[: characters - 1] + "…"
+    plain = _BLANK.sub(" ", sanitize_text(text[: 4 * max_characters])).strip()
+    return plain if len(plain) <= max_characters else plain[: max_characters - 1] + "…"
 
 
 def find_first_error(text: str) -> str:
@@ -58,8 +58,8 @@ def find_first_error(text: str) -> str:
     if match is None:
         return ""
     start = max(excerpt.rfind("\n", 0, match.start()) + 1, match.start() - LEAD_CHARACTERS)
-    return to_sanitized_line(
-        excerpt[start : match.end() + ERROR_CHARACTERS].partition("\n")[0], ERROR_CHARACTERS
+    return sanitize_to_line(
+        excerpt[start : match.end() + MAX_ERROR_CHARACTERS].partition("\n")[0], MAX_ERROR_CHARACTERS
     )
 
 
@@ -69,10 +69,10 @@ def find_call_subject(call: MessageToolCall) -> str:
     If a call has no such argument, all its arguments are returned, shortened.
     """
     match = _STRING.search(call.arguments[:_SEEN_CHARACTERS])
-    return to_sanitized_line(match[2] if match else call.arguments, ARGUMENT_CHARACTERS)
+    return sanitize_to_line(match[2] if match else call.arguments, MAX_ARGUMENT_CHARACTERS)
 
 
-def find_answered_calls(messages: Sequence[Message]) -> dict[int, MessageToolCall]:
+def map_results_to_calls(messages: Sequence[Message]) -> dict[int, MessageToolCall]:
     """Returns the call that each tool result answers, by the index of the result.
 
     Ids may be reused, so the nearest call before the result counts.
@@ -81,42 +81,44 @@ def find_answered_calls(messages: Sequence[Message]) -> dict[int, MessageToolCal
     answered: dict[int, MessageToolCall] = {}
     for index, message in enumerate(messages):
         calls_by_id.update((call.id, call) for call in message.calls)
-        for answer in message.answers:
+        for answer in message.answered_call_ids:
             if answer in calls_by_id:
                 answered[index] = calls_by_id[answer]
     return answered
 
 
-def format_mask(message: Message, call: MessageToolCall | None, handle: str, tool_name: str = "") -> str:
+def format_mask(message: Message, call: MessageToolCall | None, message_id: str, tool_name: str = "") -> str:
     """Formats the line that replaces a tool result.
 
     Args:
         message: The tool result.
         call: The call that the result answers, if known.
-        handle: Message id of the result.
+        message_id: Message id of the result.
         tool_name: Name of the tool with which the model can read the result; empty if there is no such tool.
     """
     subject = (
-        to_sanitized_line(f"{call.name} {find_call_subject(call)}" if call else "", 2 * ARGUMENT_CHARACTERS)
+        sanitize_to_line(
+            f"{call.name} {find_call_subject(call)}" if call else "", 2 * MAX_ARGUMENT_CHARACTERS
+        )
         or "result"
     )
     lines = message.text.count("\n") + 1 if message.text else 0
     size = f"{lines:,} lines, {len(message.text):,} characters"
     error = find_first_error(message.text)
     error_note = f"; {error}" if error else ""
-    lookup = f"{tool_name} id {handle}" if tool_name else handle
+    lookup = f"{tool_name} id {message_id}" if tool_name else message_id
     return f"[{f'{subject}: {size}{error_note}'.translate(_BRACKETS)}; left out, {lookup}]"
 
 
 def _find_repeated_results(messages: Sequence[Message]) -> dict[int, bool]:
     """Returns for each tool result, by index, whether a later result repeats its text or its call."""
-    calls = find_answered_calls(messages)
+    calls = map_results_to_calls(messages)
     later_texts: set[str] = set()
     later_reads: set[tuple[str, str]] = set()
     repeated: dict[int, bool] = {}
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
-        if not message.answers:
+        if not message.answered_call_ids:
             continue
         call = calls.get(index)
         request = (call.name, call.arguments) if call else None

@@ -129,48 +129,55 @@ class FlatImageCost:
 class TiledImageCost:
     """The cost of models that cut an image into square tiles.
 
-    The image is first scaled down until its longest side fits `edge`, then until its shortest side fits
-    `short`.
+    The image is first scaled down until its longest side fits `max_edge_pixels`, then until its shortest side
+    fits `short_side_pixels`.
 
     Attributes:
-        base: Tokens for each image.
-        tile: Tokens for each tile.
-        edge: Longest side after the first scaling, in pixels.
-        short: Shortest side after the second scaling, in pixels.
-        side: Side of a tile, in pixels.
+        base_tokens: Tokens for each image.
+        tile_tokens: Tokens for each tile.
+        max_edge_pixels: Longest side after the first scaling, in pixels.
+        short_side_pixels: Shortest side after the second scaling, in pixels.
+        tile_side_pixels: Side of a tile, in pixels.
     """
 
-    base: int
-    tile: int
-    edge: int = 2048
-    short: int = 768
-    side: int = 512
+    base_tokens: int
+    tile_tokens: int
+    max_edge_pixels: int = 2048
+    short_side_pixels: int = 768
+    tile_side_pixels: int = 512
 
     def count_tokens(self, size: ImageSize | None) -> int:
-        """Returns the tokens of an image. An unknown size counts as `edge` by `short` pixels."""
-        width, height = _scale_to_fit(size or ImageSize(self.edge, self.short), self.edge)
-        scale = min(1.0, self.short / min(width, height))
-        tiles = math.ceil(width * scale / self.side) * math.ceil(height * scale / self.side)
-        return self.base + self.tile * tiles
+        """Returns the tokens of an image.
+
+        An unknown size counts as `max_edge_pixels` by `short_side_pixels` pixels.
+        """
+        width, height = _scale_to_fit(
+            size or ImageSize(self.max_edge_pixels, self.short_side_pixels), self.max_edge_pixels
+        )
+        scale = min(1.0, self.short_side_pixels / min(width, height))
+        tiles = math.ceil(width * scale / self.tile_side_pixels) * math.ceil(
+            height * scale / self.tile_side_pixels
+        )
+        return self.base_tokens + self.tile_tokens * tiles
 
 
 @dataclass(frozen=True, slots=True)
 class PatchedImageCost:
     """The cost of models that cut an image into a limited number of square patches.
 
-    The image is first scaled down until its longest side fits `edge`.
+    The image is first scaled down until its longest side fits `max_edge_pixels`.
 
     Attributes:
-        cap: Largest number of patches. A larger image is shrunk to about that many.
-        factor: Tokens for each patch.
-        side: Side of a patch, in pixels.
-        edge: Longest side after scaling, in pixels; 0 sets no limit.
+        max_patches: Largest number of patches. A larger image is shrunk to about that many.
+        tokens_per_patch: Tokens for each patch.
+        patch_side_pixels: Side of a patch, in pixels.
+        max_edge_pixels: Longest side after scaling, in pixels; 0 sets no limit.
     """
 
-    cap: int
-    factor: float = 1.0
-    side: int = 32
-    edge: int = 0
+    max_patches: int
+    tokens_per_patch: float = 1.0
+    patch_side_pixels: int = 32
+    max_edge_pixels: int = 0
 
     def count_tokens(self, size: ImageSize | None) -> int:
         """Returns the tokens of an image.
@@ -179,10 +186,10 @@ class PatchedImageCost:
         counts at most one row of patches fewer.
         """
         if size is None:
-            return math.ceil(self.cap * self.factor)
-        width, height = _scale_to_fit(size, self.edge) if self.edge else size
-        patches = math.ceil(width / self.side) * math.ceil(height / self.side)
-        return math.ceil(min(patches, self.cap) * self.factor)
+            return math.ceil(self.max_patches * self.tokens_per_patch)
+        width, height = _scale_to_fit(size, self.max_edge_pixels) if self.max_edge_pixels else size
+        patches = math.ceil(width / self.patch_side_pixels) * math.ceil(height / self.patch_side_pixels)
+        return math.ceil(min(patches, self.max_patches) * self.tokens_per_patch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,43 +197,47 @@ class CroppedImageCost:
     """The cost of Gemini: one price for a small image, and the same price for each crop of a larger image.
 
     Attributes:
-        tokens: The price, in tokens.
-        small: Longest side of an image that is not cropped, in pixels.
-        side: Side of a crop, in pixels.
-        cap: Number of crops that an image of unknown size counts as.
+        tokens_per_crop: The price, in tokens.
+        uncropped_side_pixels: Longest side of an image that is not cropped, in pixels.
+        crop_side_pixels: Side of a crop, in pixels.
+        assumed_crops: Number of crops that an image of unknown size counts as.
     """
 
-    tokens: int = 258
-    small: int = 384
-    side: int = 768
-    cap: int = 16
+    tokens_per_crop: int = 258
+    uncropped_side_pixels: int = 384
+    crop_side_pixels: int = 768
+    assumed_crops: int = 16
 
     def count_tokens(self, size: ImageSize | None) -> int:
         """Returns the tokens of an image."""
         if size is None:
-            return self.tokens * self.cap
-        if max(size) <= self.small:
-            return self.tokens
-        return self.tokens * math.ceil(size.width / self.side) * math.ceil(size.height / self.side)
+            return self.tokens_per_crop * self.assumed_crops
+        if max(size) <= self.uncropped_side_pixels:
+            return self.tokens_per_crop
+        return (
+            self.tokens_per_crop
+            * math.ceil(size.width / self.crop_side_pixels)
+            * math.ceil(size.height / self.crop_side_pixels)
+        )
 
 
 ImageCost = FlatImageCost | TiledImageCost | PatchedImageCost | CroppedImageCost
 
 
-def _scale_to_fit(size: ImageSize, edge: int) -> tuple[float, float]:
-    """Scales a size down, with its proportions, until no side is longer than `edge` pixels."""
-    scale = min(1.0, edge / max(size))
+def _scale_to_fit(size: ImageSize, max_edge_pixels: int) -> tuple[float, float]:
+    """Scales a size down, with its proportions, until no side is longer than `max_edge_pixels` pixels."""
+    scale = min(1.0, max_edge_pixels / max(size))
     return max(1.0, size.width * scale), max(1.0, size.height * scale)
 
 
-def _build_tiled_costs(base: int, tile: int) -> dict[str, ImageCost]:
-    return {"low": FlatImageCost(base), "high": TiledImageCost(base, tile)}
+def _build_tiled_costs(base_tokens: int, tile_tokens: int) -> dict[str, ImageCost]:
+    return {"low": FlatImageCost(base_tokens), "high": TiledImageCost(base_tokens, tile_tokens)}
 
 
-_GPT_HIGH = PatchedImageCost(2500, 1.2, edge=2048)
-_GPT_ORIGINAL = PatchedImageCost(10_000, 1.2, edge=6000)
+_GPT_HIGH = PatchedImageCost(2500, 1.2, max_edge_pixels=2048)
+_GPT_ORIGINAL = PatchedImageCost(10_000, 1.2, max_edge_pixels=6000)
 _GPT_HUGE = PatchedImageCost(30_000, 1.2)
-_GPT_LOW = PatchedImageCost(256, 1.2, edge=512)
+_GPT_LOW = PatchedImageCost(256, 1.2, max_edge_pixels=512)
 # Costs by prefix of the model's name, then by the detail that the client asks for. The longest prefix of the
 # name counts. A detail without an entry counts as `high`. The numbers come from the providers' documents and
 # LiteLLM's tables of 2026-11. OpenAI's own pages contradict each other.
@@ -244,15 +255,21 @@ _IMAGE_COSTS: Mapping[str, Mapping[str, ImageCost]] = {
     "o4-mini": {"high": PatchedImageCost(1536, 1.72)},
     "gpt-5-mini": {"high": PatchedImageCost(1536, 1.62)},
     "gpt-5-nano": {"high": PatchedImageCost(1536, 2.46)},
-    "gpt-5.2": {"high": PatchedImageCost(6144, 1.2, edge=2048)},
-    "gpt-5.4": {"low": PatchedImageCost(6144, 1.2, edge=2048), "high": _GPT_HIGH, "original": _GPT_ORIGINAL},
+    "gpt-5.2": {"high": PatchedImageCost(6144, 1.2, max_edge_pixels=2048)},
+    "gpt-5.4": {
+        "low": PatchedImageCost(6144, 1.2, max_edge_pixels=2048),
+        "high": _GPT_HIGH,
+        "original": _GPT_ORIGINAL,
+    },
     "gpt-5.5": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_ORIGINAL, "original": _GPT_ORIGINAL},
     "gpt-5.6": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_HUGE, "original": _GPT_HUGE},
     "gpt-6": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_HUGE, "original": _GPT_HUGE},
-    "claude": {"high": PatchedImageCost(4784, side=28, edge=2576)},
+    "claude": {"high": PatchedImageCost(4784, patch_side_pixels=28, max_edge_pixels=2576)},
     "gemini": {"high": CroppedImageCost()},
 }
-_CLAUDE_OLD: Mapping[str, ImageCost] = {"high": PatchedImageCost(1568, side=28, edge=1568)}
+_CLAUDE_OLD: Mapping[str, ImageCost] = {
+    "high": PatchedImageCost(1568, patch_side_pixels=28, max_edge_pixels=1568)
+}
 
 
 def _find_image_costs(model: str) -> Mapping[str, ImageCost]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 # Some clients write each parallel tool call as an assistant message of its own, with its result behind it. So
 # one answer of the model may appear as up to this many assistant messages.
-MAX_OF_ONE_ANSWER = 16
+MAX_EXCHANGES_PER_ANSWER = 16
 PRIVILEGED_ROLES = frozenset({"system", "developer"})
 
 
@@ -42,13 +42,13 @@ class ContentPart:
 
     Attributes:
         kind: The wire's name for the kind, such as `image_url`.
-        payload: SHA-256 of the content (DESIGN.md §5.3).
-        at: Position of the content in the message's text, as an offset in characters.
+        payload_digest: SHA-256 of the content (DESIGN.md §5.3).
+        text_offset: Position of the content in the message's text, as an offset in characters.
     """
 
     kind: str
-    payload: bytes
-    at: int
+    payload_digest: bytes
+    text_offset: int
 
 
 class Instruction(NamedTuple):
@@ -71,11 +71,11 @@ class SourceMessage(NamedTuple):
 
     Attributes:
         raw: Bytes of the client's message.
-        parts: Number of messages into which it was divided.
+        part_count: Number of messages into which it was divided.
     """
 
     raw: bytes
-    parts: int
+    part_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,13 @@ class Message:
         refusal: An assistant's refusal text.
         name: The optional participant name.
         calls: Tool calls of the message, in order.
-        answers: Ids of the calls that this message answers; one for a `tool` message of Chat Completions.
+        answered_call_ids: Ids of the calls that this message answers; one for a `tool` message of Chat
+            Completions.
         raw: The client's own bytes; empty for a message of the proxy that no wire has written yet.
         digest: Canonical SHA-256 of the content (`core.digest`), 32 bytes; empty until computed.
         tokens: Estimated tokens before calibration, with those that the chat format adds to a message.
-        signed: Whether the message carries signed reasoning, which belongs to all calls of the same answer.
-            The digest does not cover it, because it is not part of what the message says.
+        has_signed_reasoning: Whether the message carries signed reasoning, which belongs to all calls of the
+            same answer. The digest does not cover it, because it is not part of what the message says.
         instruction: Set if a known client program, and no user, wrote the text. The digest does not cover it.
         source: The client's message of which this message is a part; None if it is a message of its own on
             the wire.
@@ -106,11 +107,11 @@ class Message:
     refusal: str = ""
     name: str = ""
     calls: tuple[MessageToolCall, ...] = ()
-    answers: tuple[str, ...] = ()
+    answered_call_ids: tuple[str, ...] = ()
     raw: bytes = b""
     digest: bytes = b""
     tokens: int = 0
-    signed: bool = False
+    has_signed_reasoning: bool = False
     instruction: Instruction | None = None
     source: SourceMessage | None = None
 
@@ -133,11 +134,11 @@ class Message:
             self.refusal,
             self.name,
             self.calls,
-            self.answers,
+            self.answered_call_ids,
             self.raw,
             digest,
             tokens,
-            self.signed,
+            self.has_signed_reasoning,
             self.instruction,
             self.source,
         )
@@ -148,14 +149,14 @@ class Message:
         return not (self.text or self.parts or self.refusal or self.calls)
 
 
-def iter_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
+def iter_tool_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
     """Yields the exchanges of a list, in order. Together they cover the whole list.
 
     An exchange is here one plain message, or a message with calls and the results directly behind it.
     """
     start = 0
     while start < len(messages):
-        stop = _find_exchange_stop(messages, start)
+        stop = _find_tool_exchange_stop(messages, start)
         yield Span(start, stop)
         start = stop
 
@@ -163,9 +164,9 @@ def iter_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
 def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
     """Yields the units of a list: the smallest runs that can be removed and leave the rest valid.
 
-    A unit is one exchange (`iter_exchanges`). If its message is signed, the unit also includes the following
-    exchanges with calls that are not signed, because they may come from the same answer of the model. It has
-    at most `MAX_OF_ONE_ANSWER` exchanges. The units cover the list in order.
+    A unit is one exchange (`iter_tool_exchanges`). If its message is signed, the unit also includes the
+    following exchanges with calls that are not signed, because they may come from the same answer of the
+    model. It has at most `MAX_EXCHANGES_PER_ANSWER` exchanges. The units cover the list in order.
     """
     start = 0
     while start < len(messages):
@@ -176,40 +177,44 @@ def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
 
 def find_unit_stop(messages: Sequence[Message], start: int) -> int:
     """Returns the end of the unit that begins at `start`."""
-    stop = _find_exchange_stop(messages, start)
-    if messages[start].calls and messages[start].signed:
-        for _ in range(MAX_OF_ONE_ANSWER - 1):
-            if stop == len(messages) or not messages[stop].calls or messages[stop].signed:
+    stop = _find_tool_exchange_stop(messages, start)
+    if messages[start].calls and messages[start].has_signed_reasoning:
+        for _ in range(MAX_EXCHANGES_PER_ANSWER - 1):
+            if stop == len(messages) or not messages[stop].calls or messages[stop].has_signed_reasoning:
                 break
-            stop = _find_exchange_stop(messages, stop)
+            stop = _find_tool_exchange_stop(messages, stop)
     return stop
 
 
-def find_unit_start(messages: Sequence[Message], at: int) -> int:
+def find_unit_start(messages: Sequence[Message], message_index: int) -> int:
     """Returns the start of the unit with the message at `at`, without reading all messages before it."""
-    exchange_start = start = _find_exchange_start(messages, at)
-    for _ in range(MAX_OF_ONE_ANSWER - 1):
-        if not start or not messages[start].calls or messages[start].signed:
+    exchange_start = start = _find_tool_exchange_start(messages, message_index)
+    for _ in range(MAX_EXCHANGES_PER_ANSWER - 1):
+        if not start or not messages[start].calls or messages[start].has_signed_reasoning:
             break
-        start = _find_exchange_start(messages, start - 1)
-    return start if messages[start].calls and messages[start].signed else exchange_start
+        start = _find_tool_exchange_start(messages, start - 1)
+    return start if messages[start].calls and messages[start].has_signed_reasoning else exchange_start
 
 
-def _find_exchange_stop(messages: Sequence[Message], start: int) -> int:
+def _find_tool_exchange_stop(messages: Sequence[Message], start: int) -> int:
     stop = start + 1
     if messages[start].calls:
-        while stop < len(messages) and messages[stop].answers:
+        while stop < len(messages) and messages[stop].answered_call_ids:
             stop += 1
     return stop
 
 
-def _find_exchange_start(messages: Sequence[Message], at: int) -> int:
-    start = at
-    while start > 0 and messages[start].answers:
+def _find_tool_exchange_start(messages: Sequence[Message], message_index: int) -> int:
+    start = message_index
+    while start > 0 and messages[start].answered_call_ids:
         start -= 1
     # A run of results belongs to the message with calls directly in front of it. If that message has no
     # calls, each result is an exchange of its own.
-    return next((index for index in range(start, at) if messages[index].calls), at) if start < at else at
+    return (
+        next((index for index in range(start, message_index) if messages[index].calls), message_index)
+        if start < message_index
+        else message_index
+    )
 
 
 def find_latest_user_message(messages: Sequence[Message]) -> int | None:
@@ -219,6 +224,6 @@ def find_latest_user_message(messages: Sequence[Message]) -> int | None:
     """
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
-        if message.role == "user" and not message.answers and message.instruction is None:
+        if message.role == "user" and not message.answered_call_ids and message.instruction is None:
             return index
     return None

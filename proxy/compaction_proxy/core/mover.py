@@ -26,19 +26,19 @@ class RequestEnd:
     """The last messages of a request, with which the next request is compared.
 
     Attributes:
-        start: Index of the first of these messages.
+        start_index: Index of the first of these messages.
         digests: Canonical digests of the messages, in order.
         moving_from: Index from which the client moves messages; the length of the list if it moves none.
     """
 
-    start: int
+    start_index: int
     digests: tuple[bytes, ...]
     moving_from: int
 
     @property
     def message_count(self) -> int:
         """Number of messages in the request."""
-        return self.start + len(self.digests)
+        return self.start_index + len(self.digests)
 
 
 def build_request_end(messages: Sequence[Message], moving_from: int) -> RequestEnd:
@@ -47,46 +47,48 @@ def build_request_end(messages: Sequence[Message], moving_from: int) -> RequestE
     return RequestEnd(start, tuple(each.digest for each in messages[start:]), moving_from)
 
 
-def is_followed(previous: RequestEnd, messages: Sequence[Message], common: int) -> bool:
-    """Returns whether a request that has `common` messages in common with the previous one continues it."""
-    if common >= min(LEAST_COMMON_MESSAGES, previous.message_count):
+def is_continuation(previous: RequestEnd, messages: Sequence[Message], common_count: int) -> bool:
+    """Returns whether a request with `common_count` messages of the previous one continues it."""
+    if common_count >= min(LEAST_COMMON_MESSAGES, previous.message_count):
         return True
     has_last_message = previous.digests[-1] in {
-        each.digest for each in messages[common : common + previous.message_count]
+        each.digest for each in messages[common_count : common_count + previous.message_count]
     }
     return has_last_message and len(messages) > previous.message_count
 
 
-def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common: int) -> int:
+def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common_count: int) -> int:
     """Returns the index from which the client moves messages; the length of the list if it moves none.
 
     Args:
         messages: Messages of the request.
         previous: End of the request before it.
-        common: Number of messages with which both requests begin, compared by outline; at least
+        common_count: Number of messages with which both requests begin, compared by outline; at least
             `previous.start`.
     """
-    shared = range(previous.start, min(common, previous.message_count))
-    common = next((k for k in shared if messages[k].digest != previous.digests[k - previous.start]), common)
-    if common == len(messages) == previous.message_count:
+    shared = range(previous.start_index, min(common_count, previous.message_count))
+    common_count = next(
+        (k for k in shared if messages[k].digest != previous.digests[k - previous.start_index]), common_count
+    )
+    if common_count == len(messages) == previous.message_count:
         return previous.moving_from
     # As many messages as have moved in this request may move in the next one.
-    starts = [len(messages) - (previous.message_count - common)]
+    starts = [len(messages) - (previous.message_count - common_count)]
     end = _find_movable_start(messages)
-    if end <= common and _is_rewritten(messages, previous, common):
-        starts.append(common)
-    if end <= previous.moving_from < common:  # none of the messages that were to move has moved yet
+    if end <= common_count and _is_rewritten(messages, previous, common_count):
+        starts.append(common_count)
+    if end <= previous.moving_from < common_count:  # none of the messages that were to move has moved yet
         starts.append(previous.moving_from)
     return max(0, min(starts))
 
 
-def _is_rewritten(messages: Sequence[Message], previous: RequestEnd, common: int) -> bool:
+def _is_rewritten(messages: Sequence[Message], previous: RequestEnd, common_count: int) -> bool:
     """Returns whether any message behind the first difference is the same as before, at the same place.
 
     If so, the client has changed a message in place, and may change the messages from there on again.
     """
-    later = range(common + 1, min(previous.message_count, len(messages)))
-    return any(messages[k].digest == previous.digests[k - previous.start] for k in later)
+    later = range(common_count + 1, min(previous.message_count, len(messages)))
+    return any(messages[k].digest == previous.digests[k - previous.start_index] for k in later)
 
 
 def _find_movable_start(messages: Sequence[Message]) -> int:

@@ -31,47 +31,52 @@ class PlanConstraints:
     """The sizes that a plan has to respect, and the messages that it has to leave.
 
     Attributes:
-        trigger: T.
-        target: Size to shrink to; None if the strategy has no target.
-        size: Size of the request with its effective list.
-        fixed: Size of what no compaction removes: privileged messages, tool definitions, the task, the latest
-            user message, and the messages that the client moves.
-        records: Size that the replacements of the removed messages will have.
-        anew: Whether the records of a chain state things that are no longer true, so that the chain must be
-            written anew.
-        growth: Size of the messages that will arrive before the compaction is applied. They will be the
-            newest part of its tail.
-        stay: Indices of the messages whose size is part of `fixed`. The tail does not count them again.
-        moving: Number of last messages that the client moves (`core.mover`). They stay out of every span.
+        trigger_tokens: T.
+        target_tokens: Size to shrink to; None if the strategy has no target.
+        request_tokens: Size of the request with its effective list.
+        fixed_tokens: Size of what no compaction removes: privileged messages, tool definitions, the task, the
+            latest user message, and the messages that the client moves.
+        replacement_tokens: Size that the replacements of the removed messages will have.
+        must_rewrite_chain: Whether the records of a chain state things that are no longer true, so that the
+            chain must be written anew.
+        growth_tokens: Size of the messages that will arrive before the compaction is applied. They will be
+            the newest part of its tail.
+        staying_indices: Indices of the messages whose size is part of `fixed_tokens`. The tail does not count
+            them again.
+        moving_count: Number of last messages that the client moves (`core.mover`). They stay out of every
+            span.
     """
 
-    trigger: int
-    target: int | None
-    size: int
-    fixed: int = 0
-    records: int = 0
-    anew: bool = False
-    growth: int = 0
-    stay: frozenset[int] = frozenset()
-    moving: int = 0
+    trigger_tokens: int
+    target_tokens: int | None
+    request_tokens: int
+    fixed_tokens: int = 0
+    replacement_tokens: int = 0
+    must_rewrite_chain: bool = False
+    growth_tokens: int = 0
+    staying_indices: frozenset[int] = frozenset()
+    moving_count: int = 0
 
     @property
     def free_tokens(self) -> int:
         """The tokens that T leaves for everything but the fixed part."""
-        return max(0, self.trigger - self.fixed)
+        return max(0, self.trigger_tokens - self.fixed_tokens)
 
     @property
-    def tokens_left(self) -> int:
+    def target_tokens_left(self) -> int:
         """The tokens that the target leaves for everything but the fixed part.
 
         They are at least `SCARCE_SHARE` of the free tokens.
         """
-        return max((self.target or 0) - self.fixed, int(SCARCE_SHARE * self.free_tokens))
+        return max((self.target_tokens or 0) - self.fixed_tokens, int(SCARCE_SHARE * self.free_tokens))
 
     @property
-    def is_scarce(self) -> bool:
+    def is_target_scarce(self) -> bool:
         """Whether the target is so close to the fixed part that hardly any compaction reaches it."""
-        return self.target is not None and self.target - self.fixed < SCARCE_SHARE * self.free_tokens
+        return (
+            self.target_tokens is not None
+            and self.target_tokens - self.fixed_tokens < SCARCE_SHARE * self.free_tokens
+        )
 
 
 def find_tail_start(
@@ -81,31 +86,35 @@ def find_tail_start(
     earlier: Checkpoint | None,
     constraints: PlanConstraints,
     *,
-    at_least: bool = False,
+    is_minimum: bool = False,
 ) -> int:
     """Returns the start of the tail that the policy keeps: a unit edge.
 
     The tail includes at least the last unit, and all messages that the client moves. It may be empty only if
-    the last message is the user's and moves into the replacement. `at_least` asks for the tail that is kept
+    the last message is the user's and moves into the replacement. `is_minimum` asks for the tail that is kept
     in any case, even if the target leaves room for more.
     """
     forwarded = [
-        0 if k in constraints.stay else size for k, size in enumerate(list_forwarded_sizes(messages, earlier))
+        0 if k in constraints.staying_indices else size
+        for k, size in enumerate(list_forwarded_sizes(messages, earlier))
     ]
     keep = policy.keep
     stop = min(
         _find_first_kept(messages, effective, keep.messages, earlier),
         _find_iteration_start(messages, keep.iterations),
         _find_fitting_tail_start(
-            messages, forwarded, keep, _compute_tail_size(policy, constraints, least=at_least)
+            messages, forwarded, keep, _compute_tail_size(policy, constraints, is_minimum=is_minimum)
         ),
     )
-    last = _find_edge(messages, len(messages) - 1) if messages else 0
-    if constraints.moving > len(messages) - last:
-        last = _find_edge(messages, len(messages) - constraints.moving)
-    elif policy.frame.request is not None and find_latest_user_message(messages) == len(messages) - 1:
+    last = _find_edge_before(messages, len(messages) - 1) if messages else 0
+    if constraints.moving_count > len(messages) - last:
+        last = _find_edge_before(messages, len(messages) - constraints.moving_count)
+    elif (
+        policy.frame.request_introduction is not None
+        and find_latest_user_message(messages) == len(messages) - 1
+    ):
         last = len(messages)  # the latest user message moves into the replacement
-    return _find_edge(messages, min(stop, last))
+    return _find_edge_before(messages, min(stop, last))
 
 
 def list_chain_records(checkpoint: Checkpoint) -> tuple[Message, ...]:
@@ -123,34 +132,40 @@ class _TailSize(NamedTuple):
     """Limits for the size of a tail, in tokens.
 
     Attributes:
-        most: Units are added up to this size.
-        floor: A tail below this size gets one more unit if it then takes at most `left` tokens.
-        left: Tokens that the target leaves for the tail.
+        max_tokens: Units are added up to this size.
+        floor_tokens: A tail below this size gets one more unit if it then takes at most `tokens_left` tokens.
+        tokens_left: Tokens that the target leaves for the tail.
     """
 
-    most: int
-    floor: int = 0
-    left: int = 0
+    max_tokens: int
+    floor_tokens: int = 0
+    tokens_left: int = 0
 
 
-def _compute_tail_size(policy: Policy, constraints: PlanConstraints, *, least: bool) -> _TailSize | None:
+def _compute_tail_size(policy: Policy, constraints: PlanConstraints, *, is_minimum: bool) -> _TailSize | None:
     """Computes the size of the tail that the policy keeps; None if the policy names no size.
 
-    `least` asks for the size that is kept in any case. If the policy names a number of tokens, the tail also
-    has a floor, which applies even if the target leaves less room. The floor is the same limit, computed for
-    the free tokens instead of T.
+    `is_minimum` asks for the size that is kept in any case. If the policy names a number of tokens, the tail
+    also has a floor, which applies even if the target leaves less room. The floor is the same limit, computed
+    for the free tokens instead of T.
     """
     limit = policy.keep.tail
     if limit is None:
         return None
-    if constraints.target is None:
-        return _TailSize(limit.compute_tokens(constraints.trigger))
+    if constraints.target_tokens is None:
+        return _TailSize(limit.compute_tokens(constraints.trigger_tokens))
     if limit.tokens is None:
-        return _TailSize(max(0, constraints.target - constraints.fixed - constraints.records))
-    left_tokens = max(0, constraints.tokens_left - constraints.records)
+        return _TailSize(
+            max(0, constraints.target_tokens - constraints.fixed_tokens - constraints.replacement_tokens)
+        )
+    left_tokens = max(0, constraints.target_tokens_left - constraints.replacement_tokens)
     floor = limit.compute_tokens(constraints.free_tokens)
-    max_tokens = floor if least else max(floor, min(limit.compute_tokens(constraints.trigger), left_tokens))
-    return _TailSize(*(max(0, size - constraints.growth) for size in (max_tokens, floor, left_tokens)))
+    max_tokens = (
+        floor
+        if is_minimum
+        else max(floor, min(limit.compute_tokens(constraints.trigger_tokens), left_tokens))
+    )
+    return _TailSize(*(max(0, size - constraints.growth_tokens) for size in (max_tokens, floor, left_tokens)))
 
 
 def list_forwarded_sizes(messages: Sequence[Message], earlier: Checkpoint | None) -> list[int]:
@@ -159,9 +174,9 @@ def list_forwarded_sizes(messages: Sequence[Message], earlier: Checkpoint | None
     return [0 if k in removed else edits.get(k, each).tokens for k, each in enumerate(messages)]
 
 
-def _find_edge(messages: Sequence[Message], at: int) -> int:
+def _find_edge_before(messages: Sequence[Message], message_index: int) -> int:
     """Returns the last unit edge at or before `at`."""
-    return find_unit_start(messages, at) if at < len(messages) else len(messages)
+    return find_unit_start(messages, message_index) if message_index < len(messages) else len(messages)
 
 
 def _find_next_edge(messages: Sequence[Message], at: int) -> int:
@@ -170,7 +185,7 @@ def _find_next_edge(messages: Sequence[Message], at: int) -> int:
 
 
 def _find_first_kept(
-    messages: Sequence[Message], effective: Sequence[Message], keep: int, earlier: Checkpoint | None
+    messages: Sequence[Message], effective: Sequence[Message], keep_messages: int, earlier: Checkpoint | None
 ) -> int:
     """Returns the index of the first client message among the last `keep` messages of the effective list."""
     removed, edited = (earlier.removed_indices, earlier.edited) if earlier else (frozenset(), frozenset())
@@ -178,19 +193,19 @@ def _find_first_kept(
     replacement_ids = {
         id(each) for span, replacements in pieces if span.start not in edited for each in replacements
     }
-    tail = effective[max(0, len(effective) - keep) :] if keep else ()
+    tail = effective[max(0, len(effective) - keep_messages) :] if keep_messages else ()
     kept_count = sum(1 for message in tail if not message.is_fixed and id(message) not in replacement_ids)
     present = [index for index in range(len(messages)) if index not in removed]
     return present[-kept_count] if kept_count else len(messages)
 
 
-def _find_iteration_start(messages: Sequence[Message], keep: int) -> int:
+def _find_iteration_start(messages: Sequence[Message], keep_iterations: int) -> int:
     """Returns the index of the assistant message that begins the last `keep` iterations."""
     assistant_indices = [index for index, message in enumerate(messages) if message.role == "assistant"]
     return (
-        assistant_indices[-keep]
-        if keep and len(assistant_indices) >= keep
-        else (0 if keep else len(messages))
+        assistant_indices[-keep_iterations]
+        if keep_iterations and len(assistant_indices) >= keep_iterations
+        else (0 if keep_iterations else len(messages))
     )
 
 
@@ -205,11 +220,13 @@ def _find_fitting_tail_start(
         return len(messages)
     start, total = len(messages), 0
     while start:
-        edge = start - 1 if keep.reaching else _find_edge(messages, start - 1)
+        edge = start - 1 if keep.includes_reaching_message else _find_edge_before(messages, start - 1)
         larger_total = total + sum(forwarded[edge:start])
-        if keep.reaching and larger_total >= size.most:
+        if keep.includes_reaching_message and larger_total >= size.max_tokens:
             return edge
-        if larger_total > size.most and not (total < size.floor and larger_total <= size.left):
+        if larger_total > size.max_tokens and not (
+            total < size.floor_tokens and larger_total <= size.tokens_left
+        ):
             return start
         start, total = edge, larger_total
     return len(messages)
@@ -218,22 +235,22 @@ def _find_fitting_tail_start(
 # Runs of assistant and tool messages with fewer tokens than this are not worth a summary.
 LEAST_RUN_TOKENS = 48
 # The summary of a run is expected to take this share of the run's tokens.
-RUN_SHARE = 0.3
+RUN_SUMMARY_SHARE = 0.3
 
 
-class ReplacementKind(NamedTuple):
+class PlannedReplacement(NamedTuple):
     """What will replace a span.
 
     Attributes:
         kind: `before`: the replacement that the earlier compaction put there. `text`: the summary of a group
-            of messages. `records`: the records of a chain. `mask` and `cap`: the message itself, shortened.
-            `nothing`: no message.
-        at: For `before` the number of the earlier span, for `text` and `records` the number of the group, for
-            `mask` and `cap` the index of the message.
+            of messages. `replacement_tokens`: the records of a chain. `mask` and `cap`: the message itself,
+            shortened. `nothing`: no message.
+        reference_index: For `before` the number of the earlier span, for `text` and `replacement_tokens` the
+            number of the group, for `mask` and `cap` the index of the message.
     """
 
     kind: Literal["before", "text", "records", "mask", "cap", "nothing"]
-    at: int = 0
+    reference_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,22 +262,22 @@ class RoundPlan:
             compaction.
         length: The checkpoint will be made for the messages `[0, length)`.
         spans: The spans to replace, sorted and disjoint.
-        fills: What will replace each span.
+        planned_replacements: What will replace each span.
         groups: Indices of the messages to summarise. Each group gets one text.
-        carried: Index of the user message whose text moves into the replacement.
-        frozen: Number of earlier records that stay unchanged at the start of the chain.
+        carried_index: Index of the user message whose text moves into the replacement.
+        frozen_record_count: Number of earlier records that stay unchanged at the start of the chain.
     """
 
     round: int
     length: int
     spans: tuple[Span, ...]
-    fills: tuple[ReplacementKind, ...]
+    planned_replacements: tuple[PlannedReplacement, ...]
     groups: tuple[tuple[int, ...], ...] = ()
-    carried: int | None = None
-    frozen: int = 0
+    carried_index: int | None = None
+    frozen_record_count: int = 0
 
     @property
-    def fresh_indices(self) -> tuple[int, ...]:
+    def summarized_indices(self) -> tuple[int, ...]:
         """Indices of the messages to summarise, in order."""
         return tuple(index for group in self.groups for index in group)
 
@@ -269,7 +286,7 @@ class RoundPlan:
         """Indices of the messages that this compaction removes from the effective list, in order."""
         return tuple(
             index
-            for span, fill in zip(self.spans, self.fills, strict=True)
+            for span, fill in zip(self.spans, self.planned_replacements, strict=True)
             if fill.kind not in {"before", "mask", "cap"}
             for index in range(span.start, span.stop)
         )
@@ -296,22 +313,22 @@ def plan_round(
     carried = latest if (latest := find_latest_user_message(messages)) in to_remove else None
     if not fresh or fresh == (carried,):
         return None
-    if policy.takes == "runs":
+    if policy.removal_scope == "runs":
         return _plan_run_summaries(messages, policy, earlier, constraints, fresh)
-    if policy.earlier == "leave":
+    if policy.earlier_rounds == "leave":
         return _plan_added_round(stop, earlier, (fresh,), is_summarized=policy.summary is not None)
-    if policy.earlier == "freeze":
+    if policy.earlier_rounds == "freeze":
         return _plan_chained_round(messages, policy, earlier, constraints, to_remove)
     return _plan_integrated_round(stop, earlier, to_remove, fresh, carried)
 
 
 def _list_indices_to_remove(
-    messages: Sequence[Message], policy: Policy, gone: frozenset[int], stop: int
+    messages: Sequence[Message], policy: Policy, removed_indices: frozenset[int], tail_start: int
 ) -> list[int]:
     """Returns the indices to remove. Removed messages stay removed, even if the policy keeps more now."""
-    latest = find_latest_user_message(messages) if policy.frame.request is None else None
-    task = find_task_index(messages) if policy.keep.task else None
-    return sorted((gone | set(range(stop))) - {latest, task})
+    latest = find_latest_user_message(messages) if policy.frame.request_introduction is None else None
+    task = find_task_index(messages) if policy.keep.keeps_task else None
+    return sorted((removed_indices | set(range(tail_start))) - {latest, task})
 
 
 def count_growth(messages: Sequence[Message], earlier: Checkpoint | None) -> GrowthCounts:
@@ -319,7 +336,7 @@ def count_growth(messages: Sequence[Message], earlier: Checkpoint | None) -> Gro
     new = messages[max(earlier.length, earlier.listed) if earlier else 0 :]
     return GrowthCounts(
         messages=len(new),
-        turns=sum(1 for message in new if message.role == "user" and not message.answers),
+        turns=sum(1 for message in new if message.role == "user" and not message.answered_call_ids),
         iterations=sum(1 for message in new if message.role == "assistant"),
     )
 
@@ -342,23 +359,25 @@ def _iter_adjacent_spans(indices: Iterable[int]) -> Iterator[Span]:
         yield Span(start, last + 1)
 
 
-def _list_earlier_replacements(earlier: Checkpoint | None) -> list[tuple[Span, ReplacementKind]]:
+def _list_earlier_replacements(earlier: Checkpoint | None) -> list[tuple[Span, PlannedReplacement]]:
     """Returns the spans of the earlier compaction, each marked to keep its replacement."""
-    return [(span, ReplacementKind("before", k)) for k, span in enumerate(earlier.spans if earlier else ())]
+    return [
+        (span, PlannedReplacement("before", k)) for k, span in enumerate(earlier.spans if earlier else ())
+    ]
 
 
 def _list_edits_outside(
-    earlier: Checkpoint | None, taken: Sequence[int]
-) -> list[tuple[Span, ReplacementKind]]:
+    earlier: Checkpoint | None, removed_indices: Sequence[int]
+) -> list[tuple[Span, PlannedReplacement]]:
     """Returns the messages that the earlier compaction shortened and this one leaves in place."""
-    edited = (earlier.edited if earlier else frozenset()).difference(taken)
+    edited = (earlier.edited if earlier else frozenset()).difference(removed_indices)
     return [(span, fill) for span, fill in _list_earlier_replacements(earlier) if span.start in edited]
 
 
 def _build_next_plan(
     stop: int,
     earlier: Checkpoint | None,
-    pieces: Sequence[tuple[Span, ReplacementKind]],
+    pieces: Sequence[tuple[Span, PlannedReplacement]],
     groups: Sequence[Sequence[int]],
 ) -> RoundPlan:
     """Builds the plan of the compaction after the earlier one.
@@ -371,42 +390,50 @@ def _build_next_plan(
         round=(earlier.round if earlier else 0) + 1,
         length=max(stop, placed[-1][0].stop, earlier.length if earlier else 0),
         spans=tuple(span for span, _ in placed),
-        fills=tuple(fill for _, fill in placed),
+        planned_replacements=tuple(fill for _, fill in placed),
         groups=tuple(tuple(group) for group in groups),
     )
 
 
 def _plan_integrated_round(
-    stop: int,
+    tail_start: int,
     earlier: Checkpoint | None,
-    taken: Sequence[int],
-    fresh: Sequence[int],
-    carried: int | None,
+    removed_indices: Sequence[int],
+    fresh_indices: Sequence[int],
+    carried_index: int | None,
 ) -> RoundPlan:
     """Plans one replacement for all removed messages, including those of earlier compactions."""
-    first, *others = _iter_adjacent_spans(taken)
-    pieces = [(first, ReplacementKind("text")), *((span, ReplacementKind("nothing")) for span in others)]
-    plan = _build_next_plan(stop, earlier, [*pieces, *_list_edits_outside(earlier, taken)], (fresh,))
-    return replace(plan, carried=carried)
+    first, *others = _iter_adjacent_spans(removed_indices)
+    pieces = [
+        (first, PlannedReplacement("text")),
+        *((span, PlannedReplacement("nothing")) for span in others),
+    ]
+    plan = _build_next_plan(
+        tail_start, earlier, [*pieces, *_list_edits_outside(earlier, removed_indices)], (fresh_indices,)
+    )
+    return replace(plan, carried_index=carried_index)
 
 
 def _plan_added_round(
-    stop: int, earlier: Checkpoint | None, groups: Sequence[Sequence[int]], *, is_summarized: bool
+    tail_start: int, earlier: Checkpoint | None, groups: Sequence[Sequence[int]], *, is_summarized: bool
 ) -> RoundPlan:
     """Plans replacements for the groups, and keeps the replacements of the earlier compaction.
 
     If the earlier compaction only shortened a message that is now inside a group, that edit is dropped.
     """
-    new: list[tuple[Span, ReplacementKind]] = []
+    new: list[tuple[Span, PlannedReplacement]] = []
     for group_number, group in enumerate(groups):
         first, *others = _iter_adjacent_spans(group)
         new.append(
-            (first, ReplacementKind("text", group_number) if is_summarized else ReplacementKind("nothing"))
+            (
+                first,
+                PlannedReplacement("text", group_number) if is_summarized else PlannedReplacement("nothing"),
+            )
         )
-        new += [(span, ReplacementKind("nothing")) for span in others]
+        new += [(span, PlannedReplacement("nothing")) for span in others]
     inside = {index for group in groups for index in group}
     earlier_pieces = [each for each in _list_earlier_replacements(earlier) if each[0].start not in inside]
-    return _build_next_plan(stop, earlier, [*earlier_pieces, *new], groups if is_summarized else ())
+    return _build_next_plan(tail_start, earlier, [*earlier_pieces, *new], groups if is_summarized else ())
 
 
 def _plan_run_summaries(
@@ -414,7 +441,7 @@ def _plan_run_summaries(
     policy: Policy,
     earlier: Checkpoint | None,
     constraints: PlanConstraints,
-    fresh: Sequence[int],
+    fresh_indices: Sequence[int],
 ) -> RoundPlan | None:
     """Plans summaries of runs of assistant and tool messages, earliest first.
 
@@ -422,14 +449,14 @@ def _plan_run_summaries(
     says so. Returns None if all runs are too small.
     """
     groups: list[list[int]] = []
-    size, forwarded = constraints.size, list_forwarded_sizes(messages, earlier)
-    for run in _iter_assistant_runs(messages, fresh):
+    size, forwarded = constraints.request_tokens, list_forwarded_sizes(messages, earlier)
+    for run in _iter_assistant_runs(messages, fresh_indices):
         tokens = sum(forwarded[index] for index in run)
         if tokens < LEAST_RUN_TOKENS:
             continue
         groups.append(run)
-        size -= int(tokens * (1 - RUN_SHARE))
-        if size < (constraints.target or constraints.trigger) or policy.one_run:
+        size -= int(tokens * (1 - RUN_SUMMARY_SHARE))
+        if size < (constraints.target_tokens or constraints.trigger_tokens) or policy.one_run:
             break
     if not groups:
         return None
@@ -440,7 +467,7 @@ def _iter_assistant_runs(messages: Sequence[Message], indices: Sequence[int]) ->
     """Yields the runs of neighbouring assistant and tool messages among the indices."""
     run: list[int] = []
     for index in indices:
-        is_in_run = messages[index].role == "assistant" or bool(messages[index].answers)
+        is_in_run = messages[index].role == "assistant" or bool(messages[index].answered_call_ids)
         if run and (not is_in_run or index != run[-1] + 1):
             yield run
             run = []
@@ -455,33 +482,35 @@ def _plan_chained_round(
     policy: Policy,
     earlier: Checkpoint | None,
     constraints: PlanConstraints,
-    taken: Sequence[int],
+    removed_indices: Sequence[int],
 ) -> RoundPlan:
     """Plans one more record for a chain, or one new record in place of the chain if it is too long."""
     rounds = earlier.rounds if earlier else ()
     starts_anew = _is_chain_too_long(policy, earlier, constraints)
     frozen = 0 if starts_anew else len(rounds)
     earlier_removed = earlier.removed_indices if earlier and not starts_anew else frozenset()
-    spans = tuple(_iter_adjacent_spans(taken))
+    spans = tuple(_iter_adjacent_spans(removed_indices))
     task = find_task_index(messages)
     holder = next((k for k, span in enumerate(spans) if task is None or span.start > task), 0)
     pieces = [
-        (span, ReplacementKind("records" if k == holder else "nothing")) for k, span in enumerate(spans)
+        (span, PlannedReplacement("records" if k == holder else "nothing")) for k, span in enumerate(spans)
     ]
-    fresh = [index for index in taken if index not in earlier_removed]
-    plan = _build_next_plan(taken[-1] + 1, earlier, [*pieces, *_list_edits_outside(earlier, taken)], (fresh,))
-    return replace(plan, frozen=frozen)
+    fresh = [index for index in removed_indices if index not in earlier_removed]
+    plan = _build_next_plan(
+        removed_indices[-1] + 1, earlier, [*pieces, *_list_edits_outside(earlier, removed_indices)], (fresh,)
+    )
+    return replace(plan, frozen_record_count=frozen)
 
 
 def _is_chain_too_long(policy: Policy, earlier: Checkpoint | None, constraints: PlanConstraints) -> bool:
     if earlier is None or policy.layout is None or not earlier.rounds:
         return False
     records = list_chain_records(earlier)
-    if constraints.anew:
+    if constraints.must_rewrite_chain:
         return True
     if len(records) == 1:  # replacing one record by one record would save nothing
         return False
-    max_tokens = policy.layout.chain_share * (constraints.target or constraints.trigger)
+    max_tokens = policy.layout.chain_share * (constraints.target_tokens or constraints.trigger_tokens)
     return len(records) >= policy.layout.rounds or sum(each.tokens for each in records) > max_tokens
 
 
@@ -493,20 +522,20 @@ def build_unchanged_plan(earlier: Checkpoint | None) -> RoundPlan:
         round=earlier.round,
         length=earlier.length,
         spans=earlier.spans,
-        fills=tuple(fill for _, fill in _list_earlier_replacements(earlier)),
-        carried=earlier.carried,
-        frozen=len(earlier.rounds),
+        planned_replacements=tuple(fill for _, fill in _list_earlier_replacements(earlier)),
+        carried_index=earlier.carried,
+        frozen_record_count=len(earlier.rounds),
     )
 
 
 def add_edits(plan: RoundPlan, edits: Mapping[int, Literal["mask", "cap"]]) -> RoundPlan:
     """Returns the plan with these messages shortened in place."""
-    new = [(Span(index, index + 1), ReplacementKind(kind, index)) for index, kind in edits.items()]
+    new = [(Span(index, index + 1), PlannedReplacement(kind, index)) for index, kind in edits.items()]
     pieces = sorted(
         [
             *(
                 (span, fill)
-                for span, fill in zip(plan.spans, plan.fills, strict=True)
+                for span, fill in zip(plan.spans, plan.planned_replacements, strict=True)
                 if span.start not in edits
             ),
             *new,
@@ -516,5 +545,5 @@ def add_edits(plan: RoundPlan, edits: Mapping[int, Literal["mask", "cap"]]) -> R
         plan,
         length=max(plan.length, pieces[-1][0].stop if pieces else 0),
         spans=tuple(span for span, _ in pieces),
-        fills=tuple(fill for _, fill in pieces),
+        planned_replacements=tuple(fill for _, fill in pieces),
     )

@@ -5,14 +5,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from compaction_proxy.core.message import Instruction, Message
 
-MAX_TOKENS = 12_000
+MAX_INSTRUCTION_TOKENS = 12_000
 # The largest share of the input limit that all project instructions together may take. This limit leaves room
 # only for a minimum of the requested output, because a request for more output must not change which
 # instructions stay: the proxy lowers the requested output before it cuts content.
-MAX_SHARE = 0.20
-MAX_BLOCKS = 32
+MAX_INSTRUCTION_SHARE = 0.20
+MAX_INSTRUCTIONS = 32
 # Instructions about the environment are cut first, but to no fewer tokens than this.
-LEAST_TOKENS = 200
+MIN_ENVIRONMENT_TOKENS = 200
 _ID_DIGITS = 12
 
 
@@ -22,13 +22,13 @@ def compute_instruction_id(instruction: Instruction) -> str:
     return "i_" + hashlib.sha256(key).hexdigest()[:_ID_DIGITS]
 
 
-def compute_instruction_budget(limit: int) -> int:
+def compute_instruction_budget(input_limit: int) -> int:
     """Computes how many tokens all instructions together may take, given `Budget.input_limit`."""
-    return min(MAX_TOKENS, int(MAX_SHARE * limit))
+    return min(MAX_INSTRUCTION_TOKENS, int(MAX_INSTRUCTION_SHARE * input_limit))
 
 
 def allocate_instruction_tokens(
-    messages: Sequence[Message], budget: int, removed: Collection[str] = ()
+    messages: Sequence[Message], budget_tokens: int, removed_ids: Collection[str] = ()
 ) -> dict[int, int]:
     """Returns the tokens that instructions may keep, by message index; whole instructions have no entry.
 
@@ -38,44 +38,50 @@ def allocate_instruction_tokens(
 
     Args:
         messages: A whole list of messages.
-        budget: Tokens for all instructions together, counted like the messages' own `tokens`.
-        removed: Ids (`compute_instruction_id`) of instructions to leave out.
+        budget_tokens: Tokens for all instructions together, counted like the messages' own `tokens`.
+        removed_ids: Ids (`compute_instruction_id`) of instructions to leave out.
     """
     instructions = {k: each.instruction for k, each in enumerate(messages) if each.instruction is not None}
     newest = {instruction: k for k, instruction in instructions.items()}
     kept_indices = [
         k
         for k, each in instructions.items()
-        if newest[each] == k and compute_instruction_id(each) not in removed
+        if newest[each] == k and compute_instruction_id(each) not in removed_ids
     ]
-    half = MAX_BLOCKS // 2
+    half = MAX_INSTRUCTIONS // 2
     kept_indices = (
-        kept_indices if len(kept_indices) <= MAX_BLOCKS else [*kept_indices[:half], *kept_indices[-half:]]
+        kept_indices
+        if len(kept_indices) <= MAX_INSTRUCTIONS
+        else [*kept_indices[:half], *kept_indices[-half:]]
     )
     allowed = {k: 0 for k in instructions if k not in set(kept_indices)}
-    return allowed | _cut_to_budget({k: messages[k].tokens for k in kept_indices}, instructions, budget)
+    return allowed | _cut_to_budget(
+        {k: messages[k].tokens for k in kept_indices}, instructions, budget_tokens
+    )
 
 
-def _cut_to_budget(sizes: Mapping[int, int], found: Mapping[int, Instruction], budget: int) -> dict[int, int]:
+def _cut_to_budget(
+    sizes: Mapping[int, int], instructions: Mapping[int, Instruction], budget_tokens: int
+) -> dict[int, int]:
     """Returns the sizes to which instructions are cut, by index; empty if all together fit the budget."""
-    if sum(sizes.values()) <= budget:
+    if sum(sizes.values()) <= budget_tokens:
         return {}
-    ambient_sizes = {k: size for k, size in sizes.items() if found[k].kind == "environment"}
+    ambient_sizes = {k: size for k, size in sizes.items() if instructions[k].kind == "environment"}
     files = {k: size for k, size in sizes.items() if k not in ambient_sizes}
-    least = sum(min(size, LEAST_TOKENS) for size in ambient_sizes.values())
-    cap = _find_largest_cap(files.values(), max(0, budget - least))
-    remaining = budget - sum(min(size, cap) for size in files.values())
+    least = sum(min(size, MIN_ENVIRONMENT_TOKENS) for size in ambient_sizes.values())
+    cap = _find_largest_cap(files.values(), max(0, budget_tokens - least))
+    remaining = budget_tokens - sum(min(size, cap) for size in files.values())
     caps = dict.fromkeys(files, cap) | dict.fromkeys(
         ambient_sizes, _find_largest_cap(ambient_sizes.values(), max(0, remaining))
     )
     return {k: max(1, caps[k]) for k, size in sizes.items() if size > caps[k]}
 
 
-def _find_largest_cap(sizes: Iterable[int], room: int) -> int:
-    """Returns the largest cap for which all sizes, each cut to the cap, fit into `room` together."""
+def _find_largest_cap(sizes: Iterable[int], available_tokens: int) -> int:
+    """Returns the largest cap for which all sizes, each cut to the cap, fit into `available_tokens`."""
     ordered = sorted(sizes)
     for smaller_count, size in enumerate(ordered):
-        if size * (len(ordered) - smaller_count) > room:
-            return room // (len(ordered) - smaller_count)
-        room -= size
+        if size * (len(ordered) - smaller_count) > available_tokens:
+            return available_tokens // (len(ordered) - smaller_count)
+        available_tokens -= size
     return max(ordered, default=0)

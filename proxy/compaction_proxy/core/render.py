@@ -18,7 +18,7 @@ def build_effective_list(
     messages: Sequence[Message],
     spans: Sequence[Span],
     replacements: Sequence[Sequence[Message]],
-    edited: Collection[int] = (),
+    edited_starts: Collection[int] = (),
 ) -> tuple[Message, ...]:
     """Builds the effective list: the client's list with each span replaced.
 
@@ -28,12 +28,12 @@ def build_effective_list(
             order. Project instructions stay in place.
         spans: The spans to replace. Their indices count the messages that are not fixed.
         replacements: The replacements of each span.
-        edited: Starts of the spans that hold one shortened message, which stays in place.
+        edited_starts: Starts of the spans that hold one shortened message, which stays in place.
     """
     leading = next((k for k, each in enumerate(messages) if not each.is_fixed), len(messages))
     body = messages[leading:]
     if any(map(_is_fixed, body)):
-        return _build_around_fixed_messages(messages, spans, replacements, edited)
+        return _build_around_fixed_messages(messages, spans, replacements, edited_starts)
     effective, copied = list(messages[:leading]), 0
     for span, replacement in zip(spans, replacements, strict=True):
         effective += body[copied : span.start]
@@ -47,12 +47,12 @@ def _build_around_fixed_messages(
     messages: Sequence[Message],
     spans: Sequence[Span],
     replacements: Sequence[Sequence[Message]],
-    edited: Collection[int],
+    edited_starts: Collection[int],
 ) -> tuple[Message, ...]:
     """Builds the effective list for a client's list in which fixed messages follow other messages."""
     head, rest = list[Message](), list[Message]()
     starts = {span.start: k for k, span in enumerate(spans)}
-    end = max((span.stop for span in spans if span.start not in edited), default=0)
+    end = max((span.stop for span in spans if span.start not in edited_starts), default=0)
     index = covered_to = 0
     for message in messages:
         if message.is_privileged:
@@ -70,7 +70,7 @@ def _build_around_fixed_messages(
     return (*head, *rest)
 
 
-def build_excerpt(text: str, share: float, handle: str) -> str:
+def build_excerpt(text: str, share: float, source_name: str) -> str:
     """Returns head and tail of a text, together about `share` (0..1) of its length.
 
     A line between them says how many characters are left out, and names the handle. If the excerpt would be
@@ -80,7 +80,7 @@ def build_excerpt(text: str, share: float, handle: str) -> str:
         return OMISSION_MARK if len(OMISSION_MARK) < len(text) else text
     half = max(1, int(len(text) * share / 2))
     missing = len(text) - 2 * half
-    cut = f"{text[:half]}\n[… {missing:,} characters of {handle} left out …]\n{text[-half:]}"
+    cut = f"{text[:half]}\n[… {missing:,} characters of {source_name} left out …]\n{text[-half:]}"
     return cut if missing > 0 and len(cut) < len(text) else text
 
 
@@ -98,21 +98,25 @@ def _escape_summary(text: str, closing: str) -> str:
 
 
 def format_replacement_text(
-    frame: SummaryFrame, number: int, summary: str, *, task: str = "", request: str = ""
+    frame: SummaryFrame, round_number: int, summary: str, *, task: str = "", request: str = ""
 ) -> str:
     """Formats the text of a replacement: the summary in its frame, with texts of the user quoted verbatim.
 
     Args:
         frame: The texts before and behind the summary.
-        number: Number of the compaction.
+        round_number: Number of the compaction.
         summary: Text that the summary model wrote.
         task: The first user message; empty if the conversation itself still contains it.
         request: The latest user message if it moves into the replacement, else empty.
     """
-    parts = [f"{frame.task}\n{task}"] if frame.task is not None and task else []
+    parts = [f"{frame.task_heading}\n{task}"] if frame.task_heading is not None and task else []
     parts.append(_escape_summary(summary, frame.closing.strip()))
-    if frame.integrates and number > 1:
-        rounds = "round" if number == 2 else "rounds"
-        parts.append(f"This summary incorporates context from {number - 1} previous compaction {rounds}.")
-    text = frame.opening.replace("{round}", str(number)) + "\n\n".join(parts) + frame.closing
-    return f"{text}\n\n{frame.request}{request}" if frame.request and request else text
+    if frame.mentions_earlier_rounds and round_number > 1:
+        rounds = "round" if round_number == 2 else "rounds"
+        parts.append(
+            f"This summary incorporates context from {round_number - 1} previous compaction {rounds}."
+        )
+    text = frame.opening.replace("{round}", str(round_number)) + "\n\n".join(parts) + frame.closing
+    return (
+        f"{text}\n\n{frame.request_introduction}{request}" if frame.request_introduction and request else text
+    )

@@ -5,25 +5,25 @@ A list that the proxy forwards unchanged is never repaired.
 
 from collections.abc import Iterator, Sequence
 
-from compaction_proxy.core.message import Message, iter_exchanges
+from compaction_proxy.core.message import Message, iter_tool_exchanges
 
-NO_RESPONSE = "Tool no response"
-UNDERSTOOD = "Understood."
-GO_ON = "Please go on."
+NO_RESPONSE_TEXT = "Tool no response"
+ACKNOWLEDGEMENT_TEXT = "Understood."
+CONTINUE_TEXT = "Please go on."
 
 
 def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
     """Yields the calling message, then one answer for each of its calls.
 
-    A call without an answer gets the answer `NO_RESPONSE`. Answers are paired by position, because ids may be
-    reused within a conversation: an answer belongs to the calls that it directly follows. A second answer to
-    the same call is dropped, and so is an answer to no call.
+    A call without an answer gets the answer `NO_RESPONSE_TEXT`. Answers are paired by position, because ids
+    may be reused within a conversation: an answer belongs to the calls that it directly follows. A second
+    answer to the same call is dropped, and so is an answer to no call.
     """
     caller, *answers = exchange
     yield caller
     open_calls = [call.id for call in caller.calls]
     for answer in answers:
-        matched = set(answer.answers).intersection(open_calls)
+        matched = set(answer.answered_call_ids).intersection(open_calls)
         for each in matched:
             open_calls.remove(each)
         if matched:
@@ -32,7 +32,10 @@ def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
     for each in open_calls:
         role = "function" if legacy else "tool"
         yield Message(
-            role=role, text=NO_RESPONSE, name=caller.calls[0].name if legacy else "", answers=(each,)
+            role=role,
+            text=NO_RESPONSE_TEXT,
+            name=caller.calls[0].name if legacy else "",
+            answered_call_ids=(each,),
         )
 
 
@@ -41,8 +44,8 @@ def is_valid_message_list(messages: Sequence[Message]) -> bool:
     unanswered: list[str] = []
     calling = False  # whether an answer is allowed at this place
     for message in messages:
-        if message.answers:
-            matched = set(message.answers).intersection(unanswered) if calling else ()
+        if message.answered_call_ids:
+            matched = set(message.answered_call_ids).intersection(unanswered) if calling else ()
             if not matched:
                 return False
             for each in matched:
@@ -62,11 +65,11 @@ def repair_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     """
     repaired: list[Message] = []
     ordered = _move_fixed_first(messages)
-    for exchange in iter_exchanges(ordered):
+    for exchange in iter_tool_exchanges(ordered):
         run = ordered[exchange.start : exchange.stop]
         if run[0].calls:
             repaired.extend(_complete_exchange(run))
-        elif run[0].answers or (run[0].role == "assistant" and run[0].is_empty):
+        elif run[0].answered_call_ids or (run[0].role == "assistant" and run[0].is_empty):
             continue
         else:
             repaired.append(run[0])
@@ -81,7 +84,7 @@ def _move_fixed_first(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         if unit and message.is_fixed:
             gap.append(message)
-        elif unit and message.answers:
+        elif unit and message.answered_call_ids:
             ordered += gap
             gap = []
             unit.append(message)
@@ -107,10 +110,10 @@ def alternate_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
             continue
         if message.role in {"user", "assistant"}:
             if message.role == last:
-                filler = ("assistant", UNDERSTOOD) if last == "user" else ("user", GO_ON)
+                filler = ("assistant", ACKNOWLEDGEMENT_TEXT) if last == "user" else ("user", CONTINUE_TEXT)
                 alternating.append(Message(role=filler[0], text=filler[1]))
             last = message.role
-        elif message.answers:
+        elif message.answered_call_ids:
             last = "user"
         alternating.append(message)
     return tuple(alternating)

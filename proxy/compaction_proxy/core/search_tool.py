@@ -33,13 +33,13 @@ TOOL_PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType(
     }
 )
 
-MOST_TOKENS: Final = 2_000
+MAX_RESULT_TOKENS: Final = 2_000
 # A text may have at most this many characters for each token that it may take. A longer text is left out
 # without counting its tokens, because counting would be slow.
 _CHARACTERS_PER_TOKEN: Final = 4
 # A longer line is shown and numbered as several lines.
 LINE_CHARACTERS: Final = 400
-FENCE: Final = "recalled"
+FENCE_NAME: Final = "recalled"
 NO_HITS_TEXT: Final = (
     "Nothing that was removed from the conversation matches. Try other, fewer or rarer words."
 )
@@ -53,7 +53,7 @@ _RANGE = re.compile(r"\s*(\d{1,7})\s*(?:(-|\u2013|:|\.\.)\s*(\d{1,7})?)?\s*\Z", 
 _ROLE = re.compile(r"[^\w-]")
 _ROLE_CHARACTERS = 20
 
-Count = Callable[[str], int]
+TokenCounter = Callable[[str], int]
 
 
 class QuotedMessage(NamedTuple):
@@ -84,14 +84,14 @@ def _format_origin(message: QuotedMessage) -> str:
     return f"[{' · '.join(filter(None, labels))}]"
 
 
-def _take_fitting_blocks(blocks: Iterable[str], count: Count, most_tokens: int) -> Iterator[str]:
-    """Yields the first blocks that together fit into `most_tokens`, each counted with a line end."""
-    tokens, characters = most_tokens, most_tokens * _CHARACTERS_PER_TOKEN
+def _take_fitting_blocks(blocks: Iterable[str], count_tokens: TokenCounter, max_tokens: int) -> Iterator[str]:
+    """Yields the first blocks that together fit into `max_tokens`, each counted with a line end."""
+    tokens, characters = max_tokens, max_tokens * _CHARACTERS_PER_TOKEN
     for block in blocks:
         characters -= len(block) + 1
         if characters < 0:  # checked first, so that no long text is counted
             return
-        tokens -= count(f"{block}\n")
+        tokens -= count_tokens(f"{block}\n")
         if tokens < 0:
             return
         yield block
@@ -110,20 +110,23 @@ def _sanitize_to_one_line(text: str) -> str:
 
 
 def _format_fenced_blocks(heading: str, blocks: Sequence[str]) -> str:
-    return f"{heading}\n{wrap_in_fence(FENCE, chr(10).join(blocks), compute_nonce(blocks))}"
+    return f"{heading}\n{wrap_in_fence(FENCE_NAME, chr(10).join(blocks), compute_nonce(blocks))}"
 
 
 def format_hits(
-    hits: Sequence[QuotedMessage], count: Count, most_tokens: int = MOST_TOKENS, heading: str = DATA_NOTICE
+    hits: Sequence[QuotedMessage],
+    count_tokens: TokenCounter,
+    max_tokens: int = MAX_RESULT_TOKENS,
+    heading: str = DATA_NOTICE,
 ) -> str:
-    """Formats search hits for a model, best first, in at most about `most_tokens` tokens in all.
+    """Formats search hits for a model, best first, in at most about `max_tokens` tokens in all.
 
     Hits that do not fit are left out, the last ones first.
 
     Args:
         hits: The hits. The search may have cut their texts.
-        count: Counts the tokens of a text.
-        most_tokens: Largest size of the result, in tokens.
+        count_tokens: Counts the tokens of a text.
+        max_tokens: Largest size of the result, in tokens.
         heading: The line in front of the hits.
 
     Returns:
@@ -132,8 +135,8 @@ def format_hits(
     if not hits:
         return NO_HITS_TEXT
     blocks = (f"{_format_origin(hit)}\n{_sanitize_to_one_line(hit.text)}" for hit in hits)
-    room = most_tokens - count(_format_fenced_blocks(heading, [""]))
-    fitting = list(_take_fitting_blocks(blocks, count, room))
+    room = max_tokens - count_tokens(_format_fenced_blocks(heading, [""]))
+    fitting = list(_take_fitting_blocks(blocks, count_tokens, room))
     return _format_fenced_blocks(heading, fitting) if fitting else ""
 
 
@@ -148,28 +151,28 @@ def split_lines(text: str) -> list[str]:
     return lines
 
 
-def _take_lines(lines: Iterable[str], most_characters: int) -> list[str]:
-    """Returns the first lines that fit into `most_characters`, sanitised.
+def _take_lines(lines: Iterable[str], max_characters: int) -> list[str]:
+    """Returns the first lines that fit into `max_characters`, sanitised.
 
     They are sanitised as one text, because a harmful mark may span several lines.
     """
     shown: list[str] = []
     for line in lines:
-        most_characters -= len(line) + 1
-        if most_characters < 0:
+        max_characters -= len(line) + 1
+        if max_characters < 0:
             break
         shown.append(line)
     return _sanitize_for_wire("\n".join(shown)).split("\n")
 
 
-def parse_line_range(lines: str) -> tuple[int, int | None] | None:
+def parse_line_range(text: str) -> tuple[int, int | None] | None:
     """Parses a range of lines such as "10-40", "10-" or "10", counted from 1; None if the text is invalid.
 
     The last line is None if the range is open. An empty text asks for all lines.
     """
-    if not lines.strip():
+    if not text.strip():
         return 1, None
-    match = _RANGE.match(lines)
+    match = _RANGE.match(text)
     if match is None:
         return None
     first = max(int(match[1]), 1)
@@ -177,19 +180,24 @@ def parse_line_range(lines: str) -> tuple[int, int | None] | None:
     return None if last is not None and last < first else (first, last)
 
 
-def format_message(message: QuotedMessage, lines: str, count: Count, most_tokens: int = MOST_TOKENS) -> str:
+def format_message(
+    message: QuotedMessage,
+    line_range_text: str,
+    count_tokens: TokenCounter,
+    max_tokens: int = MAX_RESULT_TOKENS,
+) -> str:
     """Formats a message or some of its lines, as many as fit, and says which lines to ask for next.
 
     Args:
         message: The message with all of its text.
-        lines: The lines to show, such as "10-40" (`parse_line_range`); empty for all.
-        count: Counts the tokens of a text.
-        most_tokens: Largest size of the result, in tokens.
+        line_range_text: The lines to show, such as "10-40" (`parse_line_range`); empty for all.
+        count_tokens: Counts the tokens of a text.
+        max_tokens: Largest size of the result, in tokens.
 
     Returns:
         The text; a sentence if `lines` is invalid or the message has no such lines.
     """
-    line_range = parse_line_range(lines)
+    line_range = parse_line_range(line_range_text)
     if line_range is None:
         return LINE_RANGE_HELP
     all_lines = split_lines(message.text)
@@ -197,20 +205,20 @@ def format_message(message: QuotedMessage, lines: str, count: Count, most_tokens
     if first > last:
         return f"The message has {len(all_lines)} lines; there is no line {first}."
     origin = _format_origin(message)
-    room = most_tokens - count(
+    room = max_tokens - count_tokens(
         _format_fenced_blocks(
             f"{origin} {_describe_line_range(last, last, len(all_lines) + 1)} {DATA_NOTICE}", [""]
         )
     )
     shown = _take_lines(islice(all_lines, first - 1, last), room * _CHARACTERS_PER_TOKEN)
-    fitting = list(_take_fitting_blocks(shown, count, room))
+    fitting = list(_take_fitting_blocks(shown, count_tokens, room))
     return _format_fenced_blocks(
         f"{origin} {_describe_line_range(first, first + len(fitting) - 1, len(all_lines))} {DATA_NOTICE}",
         fitting,
     )
 
 
-def _describe_line_range(first: int, last: int, lines: int) -> str:
+def _describe_line_range(first: int, last: int, line_count: int) -> str:
     """Describes which lines are shown, and which to ask for next."""
-    hint = f' To go on ask for lines "{last + 1}-{lines}".' if last < lines else ""
-    return f"Lines {first}-{last} of {lines}.{hint}"
+    hint = f' To go on ask for lines "{last + 1}-{line_count}".' if last < line_count else ""
+    return f"Lines {first}-{last} of {line_count}.{hint}"

@@ -27,9 +27,9 @@ class ScaledLimit:
     tokens: int | None
     share: float
 
-    def compute_tokens(self, trigger: int) -> int:
-        """Computes the size in tokens for a trigger of `trigger` tokens."""
-        shared = int(self.share * trigger)
+    def compute_tokens(self, trigger_tokens: int) -> int:
+        """Computes the size in tokens for a trigger of `trigger_tokens` tokens."""
+        shared = int(self.share * trigger_tokens)
         return shared if self.tokens is None else min(self.tokens, shared)
 
 
@@ -45,16 +45,17 @@ class KeepRules:
         iterations: Number of newest iterations that stay.
         tail: Newest messages up to this many tokens stay. If all messages would fit, this rule does not
             apply.
-        reaching: Whether the message with which the tail reaches its size still belongs to the tail.
-        task: Whether the first user message stays in its place.
+        includes_reaching_message: Whether the message with which the tail reaches its size still belongs to
+            the tail.
+        keeps_task: Whether the first user message stays in its place.
         tool_results: Number of newest tool results that are never masked; 0 protects only those in the tail.
     """
 
     messages: int = 0
     iterations: int = 0
     tail: ScaledLimit | None = None
-    reaching: bool = False
-    task: bool = False
+    includes_reaching_message: bool = False
+    keeps_task: bool = False
     tool_results: int = 0
 
 
@@ -63,7 +64,7 @@ class SummaryShape:
     """What a strategy asks of the summary model.
 
     Attributes:
-        prompt: Name of the prompt file with the instructions.
+        prompt_name: Name of the prompt file with the instructions.
         tokens: Requested size; with a `share`, the largest size that is requested.
         max_tokens: Largest size that an answer may have if `tokens` are requested. If less is requested, an
             answer may have less in proportion.
@@ -75,12 +76,12 @@ class SummaryShape:
         model: Model that writes the summary if the configuration names none: a cheap one, or the request's
             own.
         form: `transcript`: fenced text. `aligned`: the conversation itself with the instructions behind it.
-        cut: Whether an answer that is too long is cut at the end of a line and used, instead of refused.
-        verified: Whether the answer is checked against the text that the summary model read.
+        may_cut: Whether an answer that is too long is cut at the end of a line and used, instead of refused.
+        is_verified: Whether the answer is checked against the text that the summary model read.
         sections: The exact sections that the prompt demands; empty if the answer has no fixed form.
     """
 
-    prompt: str
+    prompt_name: str
     tokens: int
     max_tokens: int
     temperature: float | None = 0.0
@@ -90,8 +91,8 @@ class SummaryShape:
     least_tokens: int = 0
     model: Literal["cheap", "same"] = "cheap"
     form: Literal["transcript", "aligned"] = "transcript"
-    cut: bool = False
-    verified: bool = False
+    may_cut: bool = False
+    is_verified: bool = False
     sections: tuple[PromptSection, ...] = ()
 
     def compute_target_tokens(self, removed_tokens: int) -> int:
@@ -113,17 +114,17 @@ class SummaryFrame:
         opening: Text before the summary. `{round}` becomes the number of the compaction.
         closing: Text behind the summary. If the summary contains the same text, that text is broken up, so
             that it cannot end the summary early.
-        task: Heading over the verbatim task; None leaves the task out.
-        request: Text that introduces the latest user message at the end; None leaves that message in its
-            place.
-        integrates: Whether a line says how many earlier compactions the summary incorporates.
+        task_heading: Heading over the verbatim task; None leaves the task out.
+        request_introduction: Text that introduces the latest user message at the end; None leaves that
+            message in its place.
+        mentions_earlier_rounds: Whether a line says how many earlier compactions the summary incorporates.
     """
 
     opening: str = ""
     closing: str = ""
-    task: str | None = None
-    request: str | None = None
-    integrates: bool = False
+    task_heading: str | None = None
+    request_introduction: str | None = None
+    mentions_earlier_rounds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +156,12 @@ class Policy:
         trigger: Trigger rows. A compaction starts if any of them is reached.
         reserves: Tokens of the context window to keep free.
         keep: What stays.
-        takes: `all` replaces everything that does not stay. `runs` replaces runs of assistant and tool
-            messages, earliest first.
+        removal_scope: `all` replaces everything that does not stay. `runs` replaces runs of assistant and
+            tool messages, earliest first.
         one_run: Whether `runs` replaces one run per request, instead of as many runs as needed to bring the
             request under T.
-        earlier: What happens to earlier compactions. `integrate`: they become part of the new one. `leave`:
-            they stay where they are. `freeze`: they stay as the first records of a growing chain.
+        earlier_rounds: What happens to earlier compactions. `integrate`: they become part of the new one.
+            `leave`: they stay where they are. `freeze`: they stay as the first records of a growing chain.
         stand_in_role: Role of the replacement.
         frame: Text around the summary.
         task_tokens: Size up to which the first user message is quoted verbatim. A longer one keeps head and
@@ -182,9 +183,9 @@ class Policy:
     stand_in_role: StandInRole
     frame: SummaryFrame
     summary: SummaryShape | None
-    takes: Literal["all", "runs"] = "all"
+    removal_scope: Literal["all", "runs"] = "all"
     one_run: bool = False
-    earlier: Literal["integrate", "leave", "freeze"] = "integrate"
+    earlier_rounds: Literal["integrate", "leave", "freeze"] = "integrate"
     task_tokens: ScaledLimit = ScaledLimit(2_000, 1.0)
     target: ScaledLimit | None = None
     soft_share: float = 0.0
@@ -196,9 +197,9 @@ class Policy:
 
 # Reserves that several strategies share. Calibration corrects the estimates of the tokenizer; these reserves
 # cover the error that remains because the next message is unknown.
-ROW_RESERVES = Reserves(system=0, output=4_000, safety=1_000)
+DEFAULT_RESERVES = Reserves(system=0, output=4_000, safety=1_000)
 
-LAYOUT = AnchoredLayout(
+ANCHORED_LAYOUT = AnchoredLayout(
     ledger=ScaledLimit(8_000, 0.27),
     cap=ScaledLimit(16_000, 0.20),
     huge_share=0.25,
@@ -210,8 +211,8 @@ ANCHORED = Policy(
     name="anchored",
     trigger=(TriggerRule(percent=75),),
     reserves=Reserves(system=0, output=8_000, safety=2_000),
-    keep=KeepRules(messages=1, tail=ScaledLimit(20_000, 0.20), task=True),
-    earlier="freeze",
+    keep=KeepRules(messages=1, tail=ScaledLimit(20_000, 0.20), keeps_task=True),
+    earlier_rounds="freeze",
     stand_in_role="user",
     frame=SummaryFrame(
         opening="[Record {round} of the earlier conversation, for reference: it is not a request, the newest "
@@ -220,24 +221,24 @@ ANCHORED = Policy(
     ),
     task_tokens=ScaledLimit(2_000, 0.10),
     summary=SummaryShape(
-        prompt="anchored", tokens=3_000, max_tokens=4_500, share=0.08, least_tokens=600, verified=True
+        prompt_name="anchored", tokens=3_000, max_tokens=4_500, share=0.08, least_tokens=600, is_verified=True
     ),
     target=ScaledLimit(None, 0.40),
     soft_share=0.83,
     hard_percent=90,
     max_block_s=8.0,
-    layout=LAYOUT,
+    layout=ANCHORED_LAYOUT,
 )
 
 FULL = Policy(
     name="full",
     trigger=(TriggerRule(tokens=200_000),),
-    reserves=ROW_RESERVES,
+    reserves=DEFAULT_RESERVES,
     keep=KeepRules(),
     stand_in_role="user",
-    frame=SummaryFrame(request="Last request from user was: "),
+    frame=SummaryFrame(request_introduction="Last request from user was: "),
     summary=SummaryShape(
-        prompt="full",
+        prompt_name="full",
         tokens=3_000,
         max_tokens=3_750,
         model="same",
@@ -257,24 +258,24 @@ FULL = Policy(
 SELECTIVE = Policy(
     name="selective",
     trigger=(TriggerRule(tokens=60_000),),
-    reserves=ROW_RESERVES,
+    reserves=DEFAULT_RESERVES,
     keep=KeepRules(messages=6),
-    takes="runs",
-    earlier="leave",
+    removal_scope="runs",
+    earlier_rounds="leave",
     stand_in_role="assistant",
     frame=SummaryFrame(opening="<summary>\n", closing="\n</summary>"),
-    summary=SummaryShape(prompt="selective", tokens=2_000, max_tokens=2_000),
+    summary=SummaryShape(prompt_name="selective", tokens=2_000, max_tokens=2_000),
 )
 
 SPLIT = Policy(
     name="split",
     trigger=(TriggerRule(percent_of_window=95),),
     reserves=Reserves(system=0, output=0, safety=0),
-    keep=KeepRules(messages=5, tail=ScaledLimit(None, 0.50), reaching=True),
-    earlier="leave",
+    keep=KeepRules(messages=5, tail=ScaledLimit(None, 0.50), includes_reaching_message=True),
+    earlier_rounds="leave",
     stand_in_role="system",
     frame=SummaryFrame(opening="[Previous conversation summary]\n", closing="\n[End of summary]"),
-    summary=SummaryShape(prompt="split", tokens=1_000, max_tokens=1_250),
+    summary=SummaryShape(prompt_name="split", tokens=1_000, max_tokens=1_250),
     target=ScaledLimit(None, 0.50),
 )
 
@@ -282,8 +283,8 @@ PRUNE = Policy(
     name="prune",
     trigger=(TriggerRule(percent_of_window=95),),
     reserves=Reserves(system=0, output=0, safety=0),
-    keep=KeepRules(messages=50, task=True),
-    earlier="leave",
+    keep=KeepRules(messages=50, keeps_task=True),
+    earlier_rounds="leave",
     stand_in_role="user",
     frame=SummaryFrame(),
     summary=None,
@@ -292,13 +293,13 @@ PRUNE = Policy(
 ITERATIONS = Policy(
     name="iterations",
     trigger=(TriggerRule(iterations=8), TriggerRule(tokens=80_000)),
-    reserves=ROW_RESERVES,
+    reserves=DEFAULT_RESERVES,
     keep=KeepRules(messages=6, iterations=3),
     stand_in_role="user",
     frame=SummaryFrame(
         opening="[Summary of the earlier work, for reference]\n", closing="\n[End of the summary]"
     ),
-    summary=SummaryShape(prompt="iterations", tokens=1_500, max_tokens=1_875, cut=True),
+    summary=SummaryShape(prompt_name="iterations", tokens=1_500, max_tokens=1_875, may_cut=True),
 )
 
 CHAINED = Policy(
@@ -309,11 +310,11 @@ CHAINED = Policy(
     stand_in_role="assistant",
     frame=SummaryFrame(
         opening="## Session Summary (Compaction Round {round})\n\n",
-        task="### Original Task",
-        integrates=True,
+        task_heading="### Original Task",
+        mentions_earlier_rounds=True,
     ),
     summary=SummaryShape(
-        prompt="chained",
+        prompt_name="chained",
         tokens=800,
         max_tokens=1_000,
         temperature=0.3,

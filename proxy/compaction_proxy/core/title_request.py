@@ -33,9 +33,9 @@ def is_title_request(text: str) -> bool:
 
 def is_title_prompt(text: str) -> bool:
     """Returns whether a system prompt asks for titles, or is a known client's prompt for a side request."""
-    return is_client_prompt(text) or _OF_ANYTHING.search(text[:EDGE_CHARACTERS]) is not None
+    return is_side_request_prompt(text) or _OF_ANYTHING.search(text[:EDGE_CHARACTERS]) is not None
 
 
-def is_client_prompt(text: str) -> bool:
+def is_side_request_prompt(text: str) -> bool:
     """Returns whether a system prompt is one that a known client uses for side requests."""
     return text.startswith(_BESIDE)

@@ -22,26 +22,31 @@ class TokenRule:
     """How counts add up to the size of messages and requests, in tokens.
 
     Attributes:
-        message: Tokens added for every message.
-        role: Tokens added for a known role. An unknown role is counted as text instead.
-        name: Tokens added if a message has a name, besides the name itself.
-        reply: Tokens added once per request, for the start of the answer.
-        whole: Whether refusal, name and role count. Otherwise only text, tool names and arguments count.
+        message_tokens: Tokens added for every message.
+        role_tokens: Tokens added for a known role. An unknown role is counted as text instead.
+        name_tokens: Tokens added if a message has a name, besides the name itself.
+        reply_tokens: Tokens added once per request, for the start of the answer.
+        counts_all_fields: Whether refusal, name and role count. Otherwise only text, tool names and arguments
+            count.
     """
 
-    message: int
-    role: int
-    name: int
-    reply: int
-    whole: bool
+    message_tokens: int
+    role_tokens: int
+    name_tokens: int
+    reply_tokens: int
+    counts_all_fields: bool
 
 
-TIKTOKEN = TokenRule(message=3, role=1, name=1, reply=3, whole=True)
-CHARACTERS = TokenRule(message=2, role=0, name=0, reply=0, whole=False)
-RULES = {"tiktoken": TIKTOKEN, "characters": CHARACTERS}
+TIKTOKEN_RULE = TokenRule(
+    message_tokens=3, role_tokens=1, name_tokens=1, reply_tokens=3, counts_all_fields=True
+)
+CHARACTER_RULE = TokenRule(
+    message_tokens=2, role_tokens=0, name_tokens=0, reply_tokens=0, counts_all_fields=False
+)
+TOKEN_RULES = {"tiktoken": TIKTOKEN_RULE, "characters": CHARACTER_RULE}
 
 
-def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN) -> tuple[str, ...]:
+def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN_RULE) -> tuple[str, ...]:
     """Returns the texts of a message that must be counted one by one. None of them is empty.
 
     Content that is not text is left out, because the wire estimates its tokens (`core.media`). Ids are left
@@ -50,26 +55,26 @@ def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN) -> tuple[
     texts = [message.text]
     for call in message.calls:
         texts += (call.name, call.arguments)
-    if rule.whole:
+    if rule.counts_all_fields:
         texts += [message.refusal, message.name, "" if message.role in _ROLES else message.role]
     return tuple(filter(None, texts))
 
 
 def sum_message_tokens(
-    message: Message, counts: Iterable[int], rule: TokenRule = TIKTOKEN, part_tokens: int = 0
+    message: Message, text_token_counts: Iterable[int], rule: TokenRule = TIKTOKEN_RULE, part_tokens: int = 0
 ) -> int:
     """Returns the size of one message in tokens, before calibration.
 
     Args:
         message: The message.
-        counts: Token counts of its `list_countable_texts`, in any order.
+        text_token_counts: Token counts of its `list_countable_texts`, in any order.
         rule: The rule that belongs to the way in which the texts were counted.
         part_tokens: Tokens of its content that is not text. Seeds/004 has no rule for this content. It is
             added under both rules, because an image without weight would overflow the context window.
     """
-    role = rule.role if message.role in _ROLES else 0
-    name = rule.name if message.name else 0
-    return rule.message + role + name + sum(counts) + part_tokens
+    role = rule.role_tokens if message.role in _ROLES else 0
+    name = rule.name_tokens if message.name else 0
+    return rule.message_tokens + role + name + sum(text_token_counts) + part_tokens
 
 
 def minify_definition(text: str | bytes) -> str:

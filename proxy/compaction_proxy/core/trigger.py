@@ -19,21 +19,21 @@ TIER_RESERVES = Reserves(system=0, output=8_000, safety=2_000)
 # Lower and upper limit for the size at which a conversation costs least (`cost_optimal`), in tokens and as a
 # share of usable. Below the lower limit, compactions cost more than they can save. Above the upper limit, a
 # compaction must not wait.
-LEAST_OPTIMUM_TOKENS = 32_000
-MOST_OPTIMUM_SHARE = 0.75
+MIN_OPTIMUM_TOKENS = 32_000
+MAX_OPTIMUM_SHARE = 0.75
 
 
 class PriceThresholds(NamedTuple):
     """The thresholds that follow from the price fields of a row, in tokens.
 
     Attributes:
-        tier: Input size above which each token of a request costs more; None if there is no such size or it
-            is unknown.
-        optimum: Size at which compactions cost least; None if unknown.
+        tier_tokens: Input size above which each token of a request costs more; None if there is no such size
+            or it is unknown.
+        optimum_tokens: Size at which compactions cost least; None if unknown.
     """
 
-    tier: int | None = None
-    optimum: int | None = None
+    tier_tokens: int | None = None
+    optimum_tokens: int | None = None
 
 
 UNKNOWN_PRICE_THRESHOLDS = PriceThresholds()
@@ -54,7 +54,7 @@ class TriggerRule:
         cost_optimal: Whether the row is reached at the size at which the conversation costs least.
         rework_tokens: Tokens that the model is expected to read again after each compaction. `cost_optimal`
             adds them to the price of the compaction. None uses the default.
-        aims: The thresholds of `price_tier` and `cost_optimal` at the model's prices.
+        price_thresholds: The thresholds of `price_tier` and `cost_optimal` at the model's prices.
         active: Whether the row can be reached at all, which follows from the other fields.
     """
 
@@ -67,7 +67,7 @@ class TriggerRule:
     price_tier: bool | None = None
     cost_optimal: bool | None = None
     rework_tokens: int | None = None
-    aims: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
+    price_thresholds: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
     active: bool = field(init=False, repr=False, compare=False)  # read several times for each request
 
     def __post_init__(self) -> None:
@@ -90,42 +90,42 @@ class TriggerRule:
         """Whether the row depends on how many messages the conversation has gained."""
         return bool(self.messages or self.turns or self.iterations)
 
-    def compute_token_threshold(self, budget: Budget, fixed: int = 0) -> int:
+    def compute_token_threshold(self, budget: Budget, fixed_tokens: int = 0) -> int:
         """Computes the size at which all token fields are reached, in tokens; 0 if the row has none.
 
-        `percent` applies to the part of usable above the `fixed` tokens.
+        `percent` applies to the part of usable above the `fixed_tokens` tokens.
         """
         percent = self.percent or 0
         return max(
             self.tokens or 0,
-            fixed + int((budget.usable - fixed) * percent / 100) if percent else 0,
+            fixed_tokens + int((budget.usable - fixed_tokens) * percent / 100) if percent else 0,
             int(budget.window * (self.percent_of_window or 0) / 100),
-            _compute_tier_threshold(self.aims.tier, budget) if self.price_tier else 0,
-            _clamp_optimum(self.aims.optimum, budget) if self.cost_optimal else 0,
+            _compute_tier_threshold(self.price_thresholds.tier_tokens, budget) if self.price_tier else 0,
+            _clamp_optimum(self.price_thresholds.optimum_tokens, budget) if self.cost_optimal else 0,
         )
 
 
-def _compute_tier_threshold(tier: int | None, budget: Budget) -> int:
+def _compute_tier_threshold(tier_tokens: int | None, budget: Budget) -> int:
     """Returns a size at which a request still pays no surcharge; all of usable if there is no surcharge."""
-    if tier is None:
+    if tier_tokens is None:
         return budget.usable
-    return min(compute_budget(tier, TIER_RESERVES, None).usable, budget.usable)
+    return min(compute_budget(tier_tokens, TIER_RESERVES, None).usable, budget.usable)
 
 
-def _clamp_optimum(optimum: int | None, budget: Budget) -> int:
+def _clamp_optimum(optimum_tokens: int | None, budget: Budget) -> int:
     """Returns the size at which a conversation costs least, within its limits.
 
     If the size is unknown, the upper limit is returned.
     """
-    upper = int(MOST_OPTIMUM_SHARE * budget.usable)
-    return upper if optimum is None else min(max(optimum, LEAST_OPTIMUM_TOKENS), upper)
+    upper = int(MAX_OPTIMUM_SHARE * budget.usable)
+    return upper if optimum_tokens is None else min(max(optimum_tokens, MIN_OPTIMUM_TOKENS), upper)
 
 
 def set_price_thresholds(
     rules: Sequence["TriggerRule"], thresholds: PriceThresholds
 ) -> tuple["TriggerRule", ...]:
     """Returns the rows with these thresholds set in each row that depends on prices."""
-    return tuple(replace(row, aims=thresholds) if row.depends_on_price else row for row in rules)
+    return tuple(replace(row, price_thresholds=thresholds) if row.depends_on_price else row for row in rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,31 +153,37 @@ class TriggerMarks:
     """The sizes of the effective list from which the proxy acts, in tokens.
 
     Attributes:
-        soft: From this size, compactions are prepared ahead of need; None disables this.
-        trigger: T; all of usable if no row names tokens.
-        hard: From this size, automatic compactions are made again after an undo.
+        soft_tokens: From this size, compactions are prepared ahead of need; None disables this.
+        trigger_tokens: T; all of usable if no row names tokens.
+        hard_tokens: From this size, automatic compactions are made again after an undo.
     """
 
-    soft: int | None
-    trigger: int
-    hard: int
+    soft_tokens: int | None
+    trigger_tokens: int
+    hard_tokens: int
 
 
 def compute_trigger_marks(
-    rules: Sequence[TriggerRule], budget: Budget, soft_share: float, hard_percent: float, fixed: int = 0
+    rules: Sequence[TriggerRule],
+    budget: Budget,
+    soft_share: float,
+    hard_percent: float,
+    fixed_tokens: int = 0,
 ) -> TriggerMarks:
     """Computes the marks for the rows of a strategy (DESIGN.md §5.6).
 
-    Percentages apply to the part of usable above the `fixed` tokens.
+    Percentages apply to the part of usable above the `fixed_tokens` tokens.
     """
-    fixed = min(fixed, budget.usable)
+    fixed_tokens = min(fixed_tokens, budget.usable)
     thresholds = [
-        tokens for row in rules if row.active and (tokens := row.compute_token_threshold(budget, fixed))
+        tokens
+        for row in rules
+        if row.active and (tokens := row.compute_token_threshold(budget, fixed_tokens))
     ]
     trigger = min([*thresholds, budget.usable])
-    floor = fixed if trigger > fixed else 0
+    floor = fixed_tokens if trigger > fixed_tokens else 0
     soft = floor + int(soft_share * (trigger - floor)) if soft_share and thresholds else None
-    hard = fixed + int((budget.usable - fixed) * hard_percent / 100)
+    hard = fixed_tokens + int((budget.usable - fixed_tokens) * hard_percent / 100)
     return TriggerMarks(soft, trigger, min(max(hard, trigger), budget.usable))
 
 
@@ -190,14 +196,14 @@ def compute_min_trigger(rules: Sequence[TriggerRule], budget: Budget) -> int | N
 
 
 def find_reached_rule(
-    rules: Sequence[TriggerRule], tokens: int, growth: GrowthCounts, budget: Budget, fixed: int = 0
+    rules: Sequence[TriggerRule], tokens: int, growth: GrowthCounts, budget: Budget, fixed_tokens: int = 0
 ) -> TriggerRule | None:
     """Returns the first row that is reached, or None. `tokens` is the size of the effective list."""
-    fixed = min(fixed, budget.usable)
+    fixed_tokens = min(fixed_tokens, budget.usable)
     for row in rules:
         if (
             row.active
-            and tokens >= row.compute_token_threshold(budget, fixed)
+            and tokens >= row.compute_token_threshold(budget, fixed_tokens)
             and growth.messages >= (row.messages or 0)
             and growth.turns >= (row.turns or 0)
             and growth.iterations >= (row.iterations or 0)

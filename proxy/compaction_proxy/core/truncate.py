@@ -17,18 +17,18 @@ from compaction_proxy.core.message import Message, find_latest_user_message, ite
 from compaction_proxy.core.summary.prompt import find_task_message
 
 # A message is capped to no fewer tokens than this before other messages are left out altogether.
-CAP_FLOOR = 400
+MIN_CAP_TOKENS = 400
 # Replacements are cut to no fewer tokens than this. Half of these tokens are for the notice that says what is
 # missing.
-CUT_FLOOR = 48
+MIN_CUT_TOKENS = 48
 # If the limit is small, a message is capped to no less than the limit divided by this.
-LEAST_SHARE = 10
+MIN_CAP_DIVISOR = 10
 # The newest units stay whole as long as they take at most this share of the room. The room is what the other
 # whole messages leave of the limit.
 NEWEST_SHARE = 0.5
 
-WHOLE = None
-GONE = 0
+KEEP_WHOLE = None
+LEAVE_OUT = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +36,29 @@ class TruncationPlan:
     """What to do with each message of a list.
 
     Attributes:
-        allowances: One entry per message: `WHOLE` keeps it as it is, `GONE` leaves it out, a number is the
-            tokens that it may keep.
-        limit: The size for which the plan is made, in tokens: the requested limit, or a larger one if
+        allowances: One entry per message: `KEEP_WHOLE` keeps it as it is, `LEAVE_OUT` leaves it out, a number
+            is the tokens that it may keep.
+        limit_tokens: The size for which the plan is made, in tokens: the requested limit, or a larger one if
             important messages would not fit otherwise.
         fits: Whether the list fits once the plan is carried out.
     """
 
     allowances: tuple[int | None, ...]
-    limit: int
+    limit_tokens: int
     fits: bool
 
 
-def _find_largest_cap(sizes: Sequence[int], room: int, floor: int) -> int | None:
-    """Returns the largest cap for which all sizes, each cut to the cap, fit into `room` together.
+def _find_largest_cap(sizes: Sequence[int], available_tokens: int, floor_tokens: int) -> int | None:
+    """Returns the largest cap for which all sizes, each cut to the cap, fit into `available_tokens` together.
 
-    Returns None if that cap would be less than `floor`.
+    Returns None if that cap would be less than `floor_tokens`.
     """
     for smaller_count, size in enumerate(sorted(sizes)):
         rest = len(sizes) - smaller_count
-        if size * rest > room:
-            return cap if (cap := room // rest) >= floor else None
-        room -= size
-    return max(sizes, default=floor) if room >= 0 else None
+        if size * rest > available_tokens:
+            return cap if (cap := available_tokens // rest) >= floor_tokens else None
+        available_tokens -= size
+    return max(sizes, default=floor_tokens) if available_tokens >= 0 else None
 
 
 def _list_units(messages: Sequence[Message]) -> list[list[int]]:
@@ -68,16 +68,16 @@ def _list_units(messages: Sequence[Message]) -> list[list[int]]:
 
 
 def _select_newest_units(
-    messages: Sequence[Message], runs: Iterable[list[int]], whole: set[int], limit: int
+    messages: Sequence[Message], units: Iterable[list[int]], whole_indices: set[int], limit: int
 ) -> set[int]:
     """Returns the indices of the newest units that together take at most `NEWEST_SHARE` of the room.
 
-    The room is what the messages in `whole` leave of the limit.
+    The room is what the messages in `whole_indices` leave of the limit.
     """
-    room = NEWEST_SHARE * (limit - sum(messages[k].tokens for k in whole))
+    room = NEWEST_SHARE * (limit - sum(messages[k].tokens for k in whole_indices))
     newest: set[int] = set()
-    for run in runs:
-        added = set(run) - whole
+    for run in units:
+        added = set(run) - whole_indices
         room -= sum(messages[k].tokens for k in added)
         if room < 0:
             break
@@ -90,32 +90,38 @@ class _TruncationStep:
     """One way to make a list fit: what stays whole, what goes, and how small a cap may get."""
 
     messages: Sequence[Message]
-    limit: int
-    whole: set[int]
-    gone: set[int]
-    floor: int
+    limit_tokens: int
+    whole_indices: set[int]
+    dropped_indices: set[int]
+    floor_tokens: int
 
     def list_cuttable(self) -> list[int]:
-        return [k for k in range(len(self.messages)) if k not in self.whole and k not in self.gone]
+        return [
+            k
+            for k in range(len(self.messages))
+            if k not in self.whole_indices and k not in self.dropped_indices
+        ]
 
     def compute_least_tokens(self) -> int:
-        return sum(self.messages[k].tokens for k in self.whole) + sum(
-            min(self.messages[k].tokens, self.floor) for k in self.list_cuttable()
+        return sum(self.messages[k].tokens for k in self.whole_indices) + sum(
+            min(self.messages[k].tokens, self.floor_tokens) for k in self.list_cuttable()
         )
 
     def find_cap(self) -> int | None:
-        room = self.limit - sum(self.messages[k].tokens for k in self.whole)
-        return _find_largest_cap([self.messages[k].tokens for k in self.list_cuttable()], room, self.floor)
+        room = self.limit_tokens - sum(self.messages[k].tokens for k in self.whole_indices)
+        return _find_largest_cap(
+            [self.messages[k].tokens for k in self.list_cuttable()], room, self.floor_tokens
+        )
 
     def build_plan(self) -> TruncationPlan:
         cap = self.find_cap()
-        allowed = self.floor if cap is None else cap
-        allowances: list[int | None] = [WHOLE] * len(self.messages)
+        allowed = self.floor_tokens if cap is None else cap
+        allowances: list[int | None] = [KEEP_WHOLE] * len(self.messages)
         for k in self.list_cuttable():
-            allowances[k] = allowed if self.messages[k].tokens > allowed else WHOLE
-        for k in self.gone:
-            allowances[k] = GONE
-        return TruncationPlan(tuple(allowances), self.limit, fits=cap is not None)
+            allowances[k] = allowed if self.messages[k].tokens > allowed else KEEP_WHOLE
+        for k in self.dropped_indices:
+            allowances[k] = LEAVE_OUT
+        return TruncationPlan(tuple(allowances), self.limit_tokens, fits=cap is not None)
 
 
 def _flatten_indices(runs: Iterable[list[int]]) -> set[int]:
@@ -123,25 +129,28 @@ def _flatten_indices(runs: Iterable[list[int]]) -> set[int]:
 
 
 def plan_truncation(
-    messages: Sequence[Message], limit: int, replacements: frozenset[int] = frozenset(), max_tokens: int = 0
+    messages: Sequence[Message],
+    limit_tokens: int,
+    replacement_indices: frozenset[int] = frozenset(),
+    max_tokens: int = 0,
 ) -> TruncationPlan:
-    """Plans how to bring a list down to `limit` tokens.
+    """Plans how to bring a list down to `limit_tokens` tokens.
 
     Args:
         messages: The list. Its sizes are the messages' own `tokens`, so the limits must be on the same scale.
-        limit: Size that the list should fit in, in tokens.
-        replacements: Indices of the messages that the proxy wrote.
+        limit_tokens: Size that the list should fit in, in tokens.
+        replacement_indices: Indices of the messages that the proxy wrote.
         max_tokens: Size that the list may take before the task, replacements or the latest message are cut;
-            at least `limit`.
+            at least `limit_tokens`.
     """
-    fixed, kept_whole = _find_protected_messages(messages, replacements)
+    fixed, kept_whole = _find_protected_messages(messages, replacement_indices)
     runs = _list_units(messages)
-    newest = _select_newest_units(messages, reversed(runs), kept_whole, limit)
+    newest = _select_newest_units(messages, reversed(runs), kept_whole, limit_tokens)
     drops = [run for run in runs[:-1] if not (kept_whole | newest).intersection(run)]
 
     def drop_oldest(oldest: int) -> _TruncationStep:
         return _TruncationStep(
-            messages, limit, kept_whole | newest, _flatten_indices(drops[:oldest]), CAP_FLOOR
+            messages, limit_tokens, kept_whole | newest, _flatten_indices(drops[:oldest]), MIN_CAP_TOKENS
         )
 
     fewest = bisect_left(
@@ -150,17 +159,17 @@ def plan_truncation(
     if fewest <= len(drops):
         return drop_oldest(fewest).build_plan()
     dropped = _flatten_indices(run for run in runs[:-1] if not kept_whole.intersection(run))
-    own_messages = replacements - fixed
+    own_messages = replacement_indices - fixed
     return _plan_last_steps(
-        _TruncationStep(messages, limit, kept_whole, dropped, CUT_FLOOR),
+        _TruncationStep(messages, limit_tokens, kept_whole, dropped, MIN_CUT_TOKENS),
         fixed,
         own_messages,
-        max(limit, max_tokens),
+        max(limit_tokens, max_tokens),
     )
 
 
 def _plan_last_steps(
-    step: _TruncationStep, fixed: set[int], replacements: AbstractSet[int], max_tokens: int
+    step: _TruncationStep, fixed_indices: set[int], replacement_indices: AbstractSet[int], max_tokens: int
 ) -> TruncationPlan:
     """Plans the last steps, after all units but the last one are left out.
 
@@ -171,40 +180,44 @@ def _plan_last_steps(
     that may be cut are smaller than the floor, or little larger, the largest keeps half its size; otherwise a
     list that is only a little too large would not fit.
     """
-    kept_whole, last = step.whole, len(step.messages) - 1
-    older = kept_whole - {last} | fixed
+    kept_whole, last = step.whole_indices, len(step.messages) - 1
+    older = kept_whole - {last} | fixed_indices
     newest = _flatten_indices(_list_units(step.messages)[-1:])
     nothing: AbstractSet[int] = frozenset()
-    own_messages = replacements - {last}
-    instructions = {k for k in fixed if step.messages[k].instruction is not None}
-    least = max(CUT_FLOOR, min(CAP_FLOOR, step.limit // LEAST_SHARE))
-    last_resort = replace(step, whole=fixed, gone=step.gone | own_messages)
+    own_messages = replacement_indices - {last}
+    instructions = {k for k in fixed_indices if step.messages[k].instruction is not None}
+    least = max(MIN_CUT_TOKENS, min(MIN_CAP_TOKENS, step.limit_tokens // MIN_CAP_DIVISOR))
+    last_resort = replace(
+        step, whole_indices=fixed_indices, dropped_indices=step.dropped_indices | own_messages
+    )
     largest = max((step.messages[k].tokens for k in last_resort.list_cuttable()), default=0)
-    half = max(CUT_FLOOR, min(least, largest // 2))
+    half = max(MIN_CUT_TOKENS, min(least, largest // 2))
     ways = (
         (kept_whole, nothing, least),
-        (older - replacements, nothing, CAP_FLOOR),
-        (kept_whole - replacements | newest, nothing, CUT_FLOOR),
-        (kept_whole - replacements, own_messages, least),
-        (older - replacements, own_messages, least),
-        (fixed, nothing, least),
-        (fixed, own_messages, least),
-        (fixed - instructions, own_messages, least),
-        (fixed, own_messages, half),
+        (older - replacement_indices, nothing, MIN_CAP_TOKENS),
+        (kept_whole - replacement_indices | newest, nothing, MIN_CUT_TOKENS),
+        (kept_whole - replacement_indices, own_messages, least),
+        (older - replacement_indices, own_messages, least),
+        (fixed_indices, nothing, least),
+        (fixed_indices, own_messages, least),
+        (fixed_indices - instructions, own_messages, least),
+        (fixed_indices, own_messages, half),
     )
     for whole, dropped, floor in ways:
-        safe = replace(step, whole=whole, gone=step.gone | dropped, floor=floor)
-        for attempt in (safe, replace(safe, limit=(safe.compute_least_tokens() + max_tokens) // 2)):
+        safe = replace(
+            step, whole_indices=whole, dropped_indices=step.dropped_indices | dropped, floor_tokens=floor
+        )
+        for attempt in (safe, replace(safe, limit_tokens=(safe.compute_least_tokens() + max_tokens) // 2)):
             if attempt.find_cap() is not None:
                 return attempt.build_plan()
     return attempt.build_plan()
 
 
 def _find_protected_messages(
-    messages: Sequence[Message], replacements: frozenset[int]
+    messages: Sequence[Message], replacement_indices: frozenset[int]
 ) -> tuple[set[int], set[int]]:
     """Returns the indices of messages that are never cut, and of those kept whole as long as possible."""
-    client_indices = [k for k in range(len(messages)) if k not in replacements]
+    client_indices = [k for k in range(len(messages)) if k not in replacement_indices]
     latest = find_latest_user_message([messages[k] for k in client_indices])
     fixed = {k for k in client_indices if messages[k].is_fixed} | (
         set() if latest is None else {client_indices[latest]}
@@ -212,5 +225,5 @@ def _find_protected_messages(
     task = find_task_message(messages[k] for k in client_indices)
     # Equal messages may be one object, so only the first index counts.
     first = next((k for k in client_indices if messages[k] is task), None)
-    kept_whole = fixed | replacements | set(range(len(messages))[-1:])
+    kept_whole = fixed | replacement_indices | set(range(len(messages))[-1:])
     return fixed, kept_whole | (set() if first is None else {first})

@@ -76,16 +76,16 @@ class UpstreamFailure:
 UpstreamFailures = dict[tuple[str, str], UpstreamFailure]
 
 
-def add_failures(total: UpstreamFailures, more: Iterable[UpstreamFailure]) -> None:
+def add_failures(failure_totals: UpstreamFailures, new_failures: Iterable[UpstreamFailure]) -> None:
     """Adds failures to a total, in place."""
-    for failure in more:
+    for failure in new_failures:
         key = failure.target, failure.cause
-        earlier = total.get(key)
+        earlier = failure_totals.get(key)
         if earlier is None:
-            total[key] = failure
+            failure_totals[key] = failure
         else:
             last_at = max(earlier.last_at, failure.last_at)
-            total[key] = replace(failure, count=earlier.count + failure.count, last_at=last_at)
+            failure_totals[key] = replace(failure, count=earlier.count + failure.count, last_at=last_at)
 
 
 def failures_to_fields(failures: Iterable[UpstreamFailure]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from compaction_proxy.gateway.upstream import Upstream, build_request, send_requ
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.types import WindowDiscovery
 from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import NOT_OBSERVED
+from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
 from compaction_proxy.telemetry.exchange_log import ExchangeRecorder
 from compaction_proxy.wires.body import build_probe_body
@@ -40,12 +40,12 @@ class CompletedRequest(NamedTuple):
         usage: The token counts that the upstream reported. None if it reported none or the answer is an
             error.
         scope: The ASGI scope of the request.
-        ask: The parsed request, or None if the request was not read.
-        fit: The decision how to make the request fit, with the body that was forwarded. None if the request
-            was so small that it passed the gate unread.
-        failed: Whether the answer is an error. Nothing is learned from an error, no probe is sent and nothing
-            is prepared.
-        recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
+        fit_request: The parsed request, or None if the request was not read.
+        fit_result: The decision how to make the request fit, with the body that was forwarded. None if the
+            request was so small that it passed the gate unread.
+        has_failed: Whether the answer is an error. Nothing is learned from an error, no probe is sent and
+            nothing is prepared.
+        was_recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
         is_side_request: Whether the request is a side call, such as a request for a title
             (`gateway.side_requests`). A side call does not show the present state of its conversation.
     """
@@ -56,10 +56,10 @@ class CompletedRequest(NamedTuple):
     request_id: str
     usage: TokenUsage | None
     scope: Scope
-    ask: FitRequest | None = None
-    fit: FitResult | None = None
-    failed: bool = False
-    recovered: bool = False
+    fit_request: FitRequest | None = None
+    fit_result: FitResult | None = None
+    has_failed: bool = False
+    was_recovered: bool = False
     is_side_request: bool = False
 
 
@@ -70,7 +70,7 @@ class AfterResponseHandler:
         upstream: The upstream to which requests are forwarded.
         compactor: Prepares compactions ahead of need.
         feedback: Learns from the token counts (`usage`) that answers report.
-        notes: Records the figures of each request when it ends.
+        exchange_recorder: Records the figures of each request when it ends.
         incidents: Reports requests on which the proxy failed, that stayed too long, or that the upstream
             accepted only in a shorter form.
         registry: Records when each conversation was last used.
@@ -84,7 +84,7 @@ class AfterResponseHandler:
         *,
         compactor: Compactor,
         feedback: UsageFeedback,
-        notes: ExchangeRecorder,
+        exchange_recorder: ExchangeRecorder,
         incidents: IncidentReporter,
         registry: ConversationRegistry,
         model_limits: ModelLimits,
@@ -93,7 +93,7 @@ class AfterResponseHandler:
         self._upstream = upstream
         self._compactor = compactor
         self._feedback = feedback
-        self.notes = notes
+        self.exchange_recorder = exchange_recorder
         self._incidents = incidents
         self._registry = registry
         self._model_limits = model_limits
@@ -104,42 +104,49 @@ class AfterResponseHandler:
         with suppress_and_report(_log_not_observed):
             if completed.conversation is not None:
                 await self._registry.record_activity(completed.tenant, completed.conversation)
-            if completed.ask is not None and completed.fit is not None:
-                await self._learn_from_response(completed, completed.ask, completed.fit)
+            if completed.fit_request is not None and completed.fit_result is not None:
+                await self._learn_from_response(completed, completed.fit_request, completed.fit_result)
 
     async def _learn_from_response(
-        self, completed: CompletedRequest, ask: FitRequest, fit: FitResult
+        self, completed: CompletedRequest, fit_request: FitRequest, fit_result: FitResult
     ) -> None:
         """Reports incidents of a request that was read, learns from its usage and prepares a compaction."""
-        incident_fields = completed.request_id, ask.model
-        await self._incidents(ask.tenant, fit.report, *incident_fields, recovered=completed.recovered)
-        if completed.is_side_request or completed.failed:
+        incident_fields = completed.request_id, fit_request.model
+        await self._incidents(
+            fit_request.tenant, fit_result.report, *incident_fields, was_recovered=completed.was_recovered
+        )
+        if completed.is_side_request or completed.has_failed:
             return
         usage = completed.usage
-        if fit.report.status is CompactionStatus.APPLIED and ask.settings.compaction.recount == "probe":
-            usage = await self._probe_usage(completed.scope, ask.body.wire, fit) or usage
-        await self._feedback.learn_from_answer(ask, fit, usage)
-        self._discover_window(completed, ask)
-        if fit.should_prepare:
-            await self._compactor.prepare_round(ask)
+        if (
+            fit_result.report.status is CompactionStatus.APPLIED
+            and fit_request.settings.compaction.recount == "probe"
+        ):
+            usage = await self._probe_usage(completed.scope, fit_request.body.wire, fit_result) or usage
+        await self._feedback.learn_from_answer(fit_request, fit_result, usage)
+        self._discover_window(completed, fit_request)
+        if fit_result.should_prepare:
+            await self._compactor.prepare_round(fit_request)
 
-    def _discover_window(self, completed: CompletedRequest, ask: FitRequest) -> None:
-        if ask.settings.window is not None:
+    def _discover_window(self, completed: CompletedRequest, fit_request: FitRequest) -> None:
+        if fit_request.settings.window is not None:
             return
 
         async def fetch_window() -> int | None:
             headers = build_credentials(self._upstream, completed.scope["headers"])
-            return await self._discovery.discover_window(self._upstream.base_url, headers, ask.model)
+            return await self._discovery.discover_window(self._upstream.base_url, headers, fit_request.model)
 
-        self._model_limits.start_discovery(ask.tenant, ask.origin, ask.model, fetch_window)
+        self._model_limits.start_discovery(
+            fit_request.tenant, fit_request.origin, fit_request.model, fetch_window
+        )
 
-    async def _probe_usage(self, scope: Scope, wire: Wire, fit: FitResult) -> TokenUsage | None:
+    async def _probe_usage(self, scope: Scope, wire: Wire, fit_result: FitResult) -> TokenUsage | None:
         """Sends a probe and returns the usage that the upstream reports, or None if the probe fails.
 
         The client already has its answer, so it does not wait for the probe. The document that defines the
         strategy `full` (`seeds/000`) demands such a recount after each compaction.
         """
-        body = build_probe_body(fit.raw, wire)
+        body = build_probe_body(fit_result.raw, wire)
         if body is None:
             return None
         request = build_request(self._upstream, scope, body)
@@ -154,4 +161,4 @@ class AfterResponseHandler:
 
 
 def _log_not_observed(error: BaseException) -> None:
-    _log.warning(NOT_OBSERVED, error=type(error).__name__)
+    _log.warning(RESPONSE_NOT_OBSERVED, error=type(error).__name__)

@@ -25,10 +25,10 @@ SMALL_BYTES: Final = 65_536
 WAIT_S: Final = 5.0
 RETRY_AFTER_S: Final = 5
 # While room is reserved for the rest of a body, its progress is checked at this interval, in seconds. If
-# fewer than `LEAST_PROGRESS_BYTES` have arrived since the last check, the room is given back. From then on
+# fewer than `MIN_PROGRESS_BYTES` have arrived since the last check, the room is given back. From then on
 # the bytes count as they arrive, so a slow client uses no more of the budget than it has sent.
-ASIDE_S: Final = 2.0
-LEAST_PROGRESS_BYTES: Final = 512 * 1024
+PROGRESS_CHECK_S: Final = 2.0
+MIN_PROGRESS_BYTES: Final = 512 * 1024
 # A body of unknown length gets room for as many bytes as have already arrived, and for at least this many.
 UNKNOWN_BYTES: Final = 1024 * 1024
 # The most bodies that may wait at once. The budget counts a chunk only after it has arrived, so each waiting
@@ -48,7 +48,7 @@ GROWTH_BYTES: Final = 192 * 1024 * 1024
 # body that passes unread, and of 3 to 5 for a body that is read.
 COST_FACTOR: Final = 5
 # The default budget is at least this many bytes, so that a small machine can still serve most requests.
-LEAST_BYTES: Final = 8 * 1024 * 1024
+MIN_DEFAULT_BYTES: Final = 8 * 1024 * 1024
 
 
 def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, workers: int) -> int:
@@ -64,29 +64,29 @@ def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, 
         rooms.append(memory_bytes // workers - PROCESS_BYTES)
     if address_bytes is not None:
         rooms.append(address_bytes - GROWTH_BYTES)
-    return max(min(rooms, default=PROCESS_BYTES) // COST_FACTOR, LEAST_BYTES)
+    return max(min(rooms, default=PROCESS_BYTES) // COST_FACTOR, MIN_DEFAULT_BYTES)
 
 
 class BodyBudget:
     """The budget for the request bodies of one process. For use on one event loop.
 
     Args:
-        most_bytes: The most bytes of bodies that may be held at once, beyond the first `SMALL_BYTES` of each.
-            No body may be larger than this, so a request that is alone can always be read to its end.
+        limit_bytes: The most bytes of bodies that may be held at once, beyond the first `SMALL_BYTES` of
+            each. No body may be larger than this, so a request that is alone can always be read to its end.
         wait_s: The longest wait for room, in seconds.
 
     Attributes:
-        most_bytes: The limit that was passed to the constructor.
+        limit_bytes: The limit that was passed to the constructor.
         used_bytes: Bytes of bodies that are held now, including the first `SMALL_BYTES` of each body and the
             room reserved for bodies that have waited.
     """
 
-    __slots__ = ("_large_bytes", "_wait_s", "_waiting", "most_bytes", "used_bytes")
+    __slots__ = ("_large_bytes", "_wait_s", "_waiting", "limit_bytes", "used_bytes")
 
-    def __init__(self, most_bytes: int = sys.maxsize, wait_s: float = WAIT_S) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, limit_bytes: int = sys.maxsize, wait_s: float = WAIT_S) -> None:
+        self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._large_bytes = 0  # the part of `used_bytes` that `most_bytes` limits
+        self._large_bytes = 0  # the part of `used_bytes` that `limit_bytes` limits
         self._wait_s = wait_s
         self._waiting: dict[BodyHold, _BodyWaiter] = {}
 
@@ -100,7 +100,7 @@ class BodyBudget:
     @property
     def has_room(self) -> bool:
         """Whether requests may go on reading their bodies: the budget is not exceeded, and no body waits."""
-        return not self._waiting and self._large_bytes <= self.most_bytes
+        return not self._waiting and self._large_bytes <= self.limit_bytes
 
     def update_hold(self, hold: "BodyHold", counted_bytes: int) -> None:
         """Sets the number of bytes that a hold counts. Bodies that wait get the room that becomes free."""
@@ -143,7 +143,7 @@ class BodyBudget:
         added_bytes = _count_bounded_bytes(max(size_bytes, hold.counted_bytes)) - _count_bounded_bytes(
             hold.counted_bytes
         )
-        return self._large_bytes + added_bytes <= self.most_bytes
+        return self._large_bytes + added_bytes <= self.limit_bytes
 
     def _wake_waiters(self) -> None:
         """Wakes the waiting bodies for which there is room now, oldest first, and reserves their room."""
@@ -182,13 +182,13 @@ class BodyHold:
         self.size_bytes = self.counted_bytes = 0
 
     @property
-    def most_bytes(self) -> int:
+    def limit_bytes(self) -> int:
         """The size of the largest body that the budget allows."""
-        return self._budget.most_bytes
+        return self._budget.limit_bytes
 
-    def add_bytes(self, count: int) -> bool:
+    def add_bytes(self, count_bytes: int) -> bool:
         """Counts bytes that have arrived. Returns False if the caller must wait for room now."""
-        self.size_bytes = size = self.size_bytes + count
+        self.size_bytes = size = self.size_bytes + count_bytes
         if size <= self.counted_bytes:
             return True
         if size <= SMALL_BYTES:  # true for nearly all bodies; the budget does not limit these bytes
@@ -227,18 +227,18 @@ class BodyHold:
         await self.wait_for_room(max(whole_bytes - size_bytes, 0))
         self._watch_progress(self.size_bytes)
 
-    def _watch_progress(self, before_bytes: int) -> None:
+    def _watch_progress(self, previous_size_bytes: int) -> None:
         """Checks at intervals that the body keeps arriving. Gives the reserved room back if it does not."""
         if self.counted_bytes <= self.size_bytes:
             return
 
         def check_progress() -> None:
-            if self.size_bytes - before_bytes < LEAST_PROGRESS_BYTES:
+            if self.size_bytes - previous_size_bytes < MIN_PROGRESS_BYTES:
                 self.release_unused()
             else:
                 self._watch_progress(self.size_bytes)
 
-        asyncio.get_running_loop().call_later(ASIDE_S, check_progress)
+        asyncio.get_running_loop().call_later(PROGRESS_CHECK_S, check_progress)
 
     def release_unused(self) -> None:
         """Gives back the room that is reserved beyond the bytes that have arrived."""

@@ -21,21 +21,23 @@ from compaction_proxy.gateway.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S, B
 # because the two layers share no module.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
-Notice = Callable[[Callable[[], None] | None], None]
+SetDisconnectCallback = Callable[[Callable[[], None] | None], None]
 
 
-def build_too_large_error(limit: int) -> RequestRefusedError:
-    """Returns the refusal of a body, decoded or not, that is larger than `limit` bytes."""
-    return RequestRefusedError(413, f"The request body is larger than {limit} bytes.", "request_too_large")
+def build_too_large_error(limit_bytes: int) -> RequestRefusedError:
+    """Returns the refusal of a body, decoded or not, that is larger than `limit_bytes` bytes."""
+    return RequestRefusedError(
+        413, f"The request body is larger than {limit_bytes} bytes.", "request_too_large"
+    )
 
 
-async def stream_body(receive: Receive, ended: asyncio.Event) -> AsyncIterator[bytes]:
+async def stream_body(receive: Receive, body_ended: asyncio.Event) -> AsyncIterator[bytes]:
     """Yields the request body as it arrives.
 
     Args:
         receive: The ASGI receive channel of the request.
-        ended: Set when this function no longer reads from the channel. From then on `while_connected` may
-            read from it.
+        body_ended: Set when this function no longer reads from the channel. From then on `while_connected`
+            may read from it.
 
     Raises:
         ClientDisconnect: The client left before the body was complete.
@@ -50,11 +52,11 @@ async def stream_body(receive: Receive, ended: asyncio.Event) -> AsyncIterator[b
             if body := message.get("body", b""):
                 yield body
     finally:
-        ended.set()
+        body_ended.set()
 
 
 async def read_body(
-    scope: Scope, receive: Receive, limit: int, hold: BodyHold, declared: int | None = None
+    scope: Scope, receive: Receive, limit_bytes: int, hold: BodyHold, declared_bytes: int | None = None
 ) -> bytes:
     """Returns the whole request body.
 
@@ -63,10 +65,10 @@ async def read_body(
     Args:
         scope: The ASGI scope of the request.
         receive: The ASGI receive channel of the request.
-        limit: The largest size of the body, in bytes. If the whole budget is smaller, the budget is the
+        limit_bytes: The largest size of the body, in bytes. If the whole budget is smaller, the budget is the
             limit.
         hold: Counts the bytes. The caller releases it when it no longer holds the body.
-        declared: Size of the body in bytes from the request's head; None if it is not declared.
+        declared_bytes: Size of the body in bytes from the request's head; None if it is not declared.
 
     Raises:
         RequestRefusedError: 413, the body is larger than the limit. If the declared size is already larger,
@@ -74,17 +76,17 @@ async def read_body(
         OverloadedError: No room for the rest of the body became free in time, or memory has run out.
         ClientDisconnect: The client left before the body was complete.
     """
-    limit = min(limit, hold.most_bytes)
-    if declared is not None and declared > limit:
-        raise build_too_large_error(limit)
+    limit_bytes = min(limit_bytes, hold.limit_bytes)
+    if declared_bytes is not None and declared_bytes > limit_bytes:
+        raise build_too_large_error(limit_bytes)
     try:
-        return await _read_whole_body(scope, receive, limit, hold, declared)
+        return await _read_whole_body(scope, receive, limit_bytes, hold, declared_bytes)
     except MemoryError:
         raise OverloadedError(RETRY_AFTER_S, OUT_OF_MEMORY) from None
 
 
 async def _read_whole_body(
-    scope: Scope, receive: Receive, limit: int, hold: BodyHold, declared: int | None
+    scope: Scope, receive: Receive, limit_bytes: int, hold: BodyHold, declared_bytes: int | None
 ) -> bytes:
     whole: BytesIO | None = None  # returns its content without a copy
     while True:
@@ -94,11 +96,11 @@ async def _read_whole_body(
         chunk: bytes = message.get("body", b"")
         more = message.get("more_body", False)
         goes_on = hold.add_bytes(len(chunk))
-        if hold.size_bytes > limit:
-            raise build_too_large_error(limit)
+        if hold.size_bytes > limit_bytes:
+            raise build_too_large_error(limit_bytes)
         if not goes_on:
             async with _while_connected_by_notice(scope):
-                await hold.wait_for_rest(declared if more else hold.size_bytes, limit)
+                await hold.wait_for_rest(declared_bytes if more else hold.size_bytes, limit_bytes)
         if whole is None and not more:
             return chunk  # most bodies arrive in one chunk
         whole = whole or BytesIO()
@@ -119,22 +121,24 @@ def _while_connected_by_notice(scope: Scope) -> AbstractAsyncContextManager[None
 
 
 async def _watch_for_disconnect(
-    receive: Receive, after: asyncio.Event | None, presence: asyncio.Timeout
+    receive: Receive, body_ended: asyncio.Event | None, deadline: asyncio.Timeout
 ) -> None:
-    if after is not None:
-        await after.wait()
+    if body_ended is not None:
+        await body_ended.wait()
     while (await receive())["type"] != "http.disconnect":
         pass
-    presence.reschedule(0)
+    deadline.reschedule(0)
 
 
 @asynccontextmanager
-async def _while_connected_by_receive(receive: Receive, after: asyncio.Event | None) -> AsyncIterator[None]:
+async def _while_connected_by_receive(
+    receive: Receive, body_ended: asyncio.Event | None
+) -> AsyncIterator[None]:
     """Implements `while_connected` for servers that report a disconnect only in `receive`. Costs one task."""
     presence = asyncio.timeout(None)
     try:
         async with presence:
-            watcher = asyncio.create_task(_watch_for_disconnect(receive, after, presence))
+            watcher = asyncio.create_task(_watch_for_disconnect(receive, body_ended, presence))
             try:
                 yield
             finally:
@@ -150,8 +154,8 @@ class _DisconnectGuard:
 
     __slots__ = ("_before", "_gone", "_notice", "_task")
 
-    def __init__(self, notice: Notice) -> None:
-        self._notice = notice
+    def __init__(self, set_callback: SetDisconnectCallback) -> None:
+        self._notice = set_callback
         self._task: asyncio.Task[Any] | None = None
         self._before = 0
         self._gone = False
@@ -179,7 +183,7 @@ class _DisconnectGuard:
 
 
 def while_connected(
-    scope: Scope, receive: Receive, after: asyncio.Event | None = None
+    scope: Scope, receive: Receive, body_ended: asyncio.Event | None = None
 ) -> AbstractAsyncContextManager[None]:
     """Runs a block only as long as the client is connected. A disconnect cancels what the block awaits.
 
@@ -189,15 +193,15 @@ def while_connected(
     Args:
         scope: The ASGI scope of the request. Our own server offers disconnect notices in it.
         receive: The ASGI receive channel of the request. Nothing else may read from it during the block.
-        after: An event that is set when the block has read the body (`stream_body`). The channel is watched
-            only from then on. With None it is watched from the start.
+        body_ended: An event that is set when the block has read the body (`stream_body`). The channel is
+            watched only from then on. With None it is watched from the start.
 
     Raises:
         ClientDisconnect: The client left, and the block was cancelled.
     """
     extension = scope.get("extensions", {}).get(DEPARTURE)
     return (
-        _while_connected_by_receive(receive, after)
+        _while_connected_by_receive(receive, body_ended)
         if extension is None
         else _DisconnectGuard(extension[NOTICE])
     )

@@ -37,11 +37,11 @@ from compaction_proxy.gateway.upstream import (
     send_request,
 )
 from compaction_proxy.support.offload import run_in_worker
-from compaction_proxy.wires.body import RequestBody, decode_small, parse_body
+from compaction_proxy.wires.body import RequestBody, decode_small_json, parse_body
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.json.slices import find_members
-from compaction_proxy.wires.project_instructions import find_client
+from compaction_proxy.wires.project_instructions import find_client_by_headers
 from compaction_proxy.wires.responses.compaction_item import read_items
 from compaction_proxy.wires.responses.wire import RESPONSES
 
@@ -53,9 +53,9 @@ _CHAT_TARGET = {"raw_path": b"/v1/chat/completions", "query_string": b""}
 TRIGGERS_PER_TARGET = 2.5
 # The largest value that a call may give for `trigger_tokens` or `target_tokens`.
 MAX_TOKENS = 999_999_999
-# The most bytes that a valid value of one of our own members (`_OWN`) has.
+# The most bytes that a valid value of one of our own members (`_OPTION_NAMES`) has.
 MAX_VALUE_BYTES = 64
-_OWN = ("strategy", "trigger_tokens", "target_tokens")
+_OPTION_NAMES = ("strategy", "trigger_tokens", "target_tokens")
 
 
 class CompactRequest(NamedTuple):
@@ -83,7 +83,7 @@ class CompactEndpoint:
         upstream: The upstream that is asked for summaries.
         origin: The origin of the upstream, which is part of the identity of a tenant (`format_origin`).
         stateless: Compacts without storing anything.
-        secret: Returns the key of the digests that tell tenants apart.
+        get_secret: Returns the key of the digests that tell tenants apart.
         admission: Limits the number of concurrent requests; relayed requests count, too.
         clock: Returns monotonic seconds.
     """
@@ -95,7 +95,7 @@ class CompactEndpoint:
         origin: str,
         *,
         stateless: StatelessCompaction,
-        secret: Callable[[], bytes],
+        get_secret: Callable[[], bytes],
         admission: ConcurrencyLimiter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -105,7 +105,7 @@ class CompactEndpoint:
         self._stateless = stateless
         self._admission = admission
         self._clock = clock
-        self._identity_resolver = IdentityResolver(config, origin, secret)
+        self._identity_resolver = IdentityResolver(config, origin, get_secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request.
@@ -117,9 +117,9 @@ class CompactEndpoint:
         """
         if scope["method"] != "POST":
             raise RequestRefusedError(405, "Only POST is answered here.", "method_not_allowed")
-        if not self._admission.try_acquire():
+        if not self._admission.try_acquire_slot():
             await self._admission.wait_for_slot()
-        hold = self._admission.bodies.open_hold()
+        hold = self._admission.body_budget.open_hold()
         try:
             raw = await self._read_body(scope, receive, hold)
             async with while_connected(scope, receive):
@@ -174,7 +174,7 @@ class CompactEndpoint:
             ),
             patience_s=None,
             strategy=request.strategy,
-            client=find_client(build_header_map(headers)),
+            client=find_client_by_headers(build_header_map(headers)),
         )
 
 
@@ -192,7 +192,9 @@ def parse_compact_request(raw: bytes) -> CompactRequest:
         raise RequestRefusedError(400, "`model` must be the name of a model.", "model_required")
     members = find_members(raw)
     options = {
-        name: _parse_value(raw[members[name].start : members[name].stop]) for name in _OWN if name in members
+        name: _parse_value(raw[members[name].start : members[name].stop])
+        for name in _OPTION_NAMES
+        if name in members
     }
     strategy = options.get("strategy")
     if strategy is not None and not (isinstance(strategy, str) and strategy in STRATEGIES):
@@ -209,7 +211,7 @@ def _build_unusable_error(reason: str) -> RequestRefusedError:
 
 
 def _parse_value(raw: bytes) -> Any:  # noqa: ANN401 - a JSON value
-    """Decodes the value of one of our own members (`_OWN`).
+    """Decodes the value of one of our own members (`_OPTION_NAMES`).
 
     A value that is longer than any valid one is returned as bytes. The caller then refuses it as invalid.
     """
@@ -228,14 +230,14 @@ def _parse_tokens(fields: Mapping[str, Any], name: str) -> int | None:
 
 
 @lru_cache(maxsize=256)
-def build_waiting_settings(settings: ModelSettings, target: int | None) -> ModelSettings:
+def build_waiting_settings(settings: ModelSettings, target_tokens: int | None) -> ModelSettings:
     """Returns settings with which a call waits for its summary until the summary timeout.
 
-    `target` is the size in tokens that the compacted list should have; None keeps the configured one.
+    `target_tokens` is the size in tokens that the compacted list should have; None keeps the configured one.
     """
     changed: dict[str, Any] = {"max_block_s": settings.summary.timeout_s}
-    if target is not None:
-        changed["target_tokens"] = target
+    if target_tokens is not None:
+        changed["target_tokens"] = target_tokens
     return replace(settings, compaction=settings.compaction.model_copy(update=changed))
 
 
@@ -249,7 +251,7 @@ def _compute_trigger(request: CompactRequest) -> int | None:
 
 
 def _build_report(result: ShortenResult, request: CompactRequest, seconds: float) -> dict[str, Any]:
-    first, last = result.first.report, result.fit.report
+    first, last = result.strategy_result.report, result.fit.report
     after, target = last.tokens_after or 0, request.target_tokens
     status = CompactionStatus.APPLIED if result.fit.raw is not request.body.raw else first.status
     if last.status is CompactionStatus.OVER_LIMIT or (target is not None and after > target):
@@ -284,12 +286,12 @@ async def _send_json(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-ENDING: Final = b"/responses/compact"
+PATH_ENDING: Final = b"/responses/compact"
 # Statuses with which an upstream answers if it does not have the path of a request.
-_ABSENT: Final = frozenset({404, 405, 501})
+_MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
 # The ending of error codes such as `model_not_found`: the upstream does not have something that the request
 # names. Such a code shows that the upstream has the path.
-_NAMED_IS_ABSENT: Final = "_not_found"
+_NOT_FOUND_SUFFIX: Final = "_not_found"
 _ID_BYTES: Final = 16
 
 
@@ -300,17 +302,21 @@ class InputCompactor:
         config: The configuration.
         upstream: The upstream of this wire, which is also asked for summaries.
         stateless: Compacts without storing anything.
-        secret: Returns the key of the digests that tell tenants apart.
+        get_secret: Returns the key of the digests that tell tenants apart.
     """
 
     def __init__(
-        self, config: Config, upstream: Upstream, stateless: StatelessCompaction, secret: Callable[[], bytes]
+        self,
+        config: Config,
+        upstream: Upstream,
+        stateless: StatelessCompaction,
+        get_secret: Callable[[], bytes],
     ) -> None:
         self._config = config
         self._upstream = upstream
         self._origin = format_origin(upstream.base_url)
         self._stateless = stateless
-        self._identity_resolver = IdentityResolver(config, self._origin, secret)
+        self._identity_resolver = IdentityResolver(config, self._origin, get_secret)
 
     async def compact_input(self, body: RequestBody, scope: Scope) -> ShortenResult:
         """Compacts the input of a body with the configured strategy, even if the input is short.
@@ -345,7 +351,7 @@ class InputCompactor:
             trigger_tokens=None,
             resolve_summary_routes=partial(build_routes, body.model, RESPONSES),
             patience_s=None,
-            client=find_client(build_header_map(headers)),
+            client=find_client_by_headers(build_header_map(headers)),
         )
 
 
@@ -390,9 +396,9 @@ class ResponsesCompactEndpoint:
             ClientDisconnect: The client left, and the pending call to the upstream or the summary model was
                 cancelled.
         """
-        if not self._admission.try_acquire():
+        if not self._admission.try_acquire_slot():
             await self._admission.wait_for_slot()
-        hold = self._admission.bodies.open_hold()
+        hold = self._admission.body_budget.open_hold()
         try:
             declared = parse_content_length(build_header_map(scope["headers"]).get(b"content-length"))
             raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
@@ -457,14 +463,14 @@ class ResponsesCompactEndpoint:
 
 async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
     """Returns whether an answer shows that the upstream does not have the path of the request."""
-    if answer.response.status not in _ABSENT:
+    if answer.response.status not in _MISSING_ENDPOINT_STATUSES:
         return False
-    payload = decode_small(
+    payload = decode_small_json(
         decompress_body(await answer.peek(PEEK_BYTES), answer.get_field(b"content-encoding"))
     )
     error = payload.get("error") if isinstance(payload, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
-    return not (isinstance(code, str) and code.endswith(_NAMED_IS_ABSENT))
+    return not (isinstance(code, str) and code.endswith(_NOT_FOUND_SUFFIX))
 
 
 def decompress_body(body: bytes, encoding: str, limit_bytes: int = PEEK_BYTES) -> bytes:
@@ -495,7 +501,7 @@ def build_compaction_usage(result: ShortenResult) -> dict[str, Any]:
 
     Its input tokens are the estimated tokens before the compaction, and its output tokens those after it.
     """
-    before, after = result.first.report.tokens_before or 0, result.fit.report.tokens_after or 0
+    before, after = result.strategy_result.report.tokens_before or 0, result.fit.report.tokens_after or 0
     return {
         "input_tokens": before,
         "input_tokens_details": {"cached_tokens": 0},

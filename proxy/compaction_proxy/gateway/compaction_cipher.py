@@ -27,7 +27,7 @@ def encrypt_item(secret: bytes, tenant: str, plain: bytes) -> bytes:
     """
     key = _derive_key(secret)
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    return _name_key(key) + nonce + AESGCM(key).encrypt(nonce, plain, tenant.encode())
+    return _compute_key_id(key) + nonce + AESGCM(key).encrypt(nonce, plain, tenant.encode())
 
 
 def decrypt_item(secret: bytes, tenant: str, ciphertext: bytes) -> bytes | None:
@@ -36,7 +36,7 @@ def decrypt_item(secret: bytes, tenant: str, ciphertext: bytes) -> bytes | None:
     Decryption fails if the bytes were encrypted with another secret or for another tenant, or were altered.
     """
     key = _derive_key(secret)
-    if ciphertext[:_NAME_BYTES] != _name_key(key):
+    if ciphertext[:_NAME_BYTES] != _compute_key_id(key):
         return None
     nonce_end = _NAME_BYTES + _NONCE_BYTES
     try:
@@ -49,5 +49,5 @@ def _derive_key(secret: bytes) -> bytes:
     return hmac.digest(secret, _PURPOSE, "sha256")
 
 
-def _name_key(key: bytes) -> bytes:
+def _compute_key_id(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()[:_NAME_BYTES]

@@ -22,10 +22,10 @@ from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.headers import build_header_map
 from compaction_proxy.gateway.identity import IdentityCache
 from compaction_proxy.support.offload import run_in_worker
-from compaction_proxy.wires.incremental_reader import LITTLE_BYTES
+from compaction_proxy.wires.incremental_reader import MAX_INLINE_BYTES
 from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expand_items, has_token
-from compaction_proxy.wires.responses.items import read_kind
+from compaction_proxy.wires.responses.items import read_type_and_role
 from compaction_proxy.wires.responses.messages import encode_message, parse_message
 
 # The texts with which the replacements of all strategies begin, up to the place of the round's number.
@@ -59,20 +59,23 @@ class CompactionItemCodec:
 
     Args:
         config: The configuration.
-        secrets: Returns the installation's secrets. The first one is used to encrypt. To decrypt, each of
+        get_secrets: Returns the installation's secrets. The first one is used to encrypt. To decrypt, each of
             them is tried.
-        cipher: Returns the cipher. It is called only when there is an item, because the cipher's library
+        load_cipher: Returns the cipher. It is called only when there is an item, because the cipher's library
             takes 8 MB of memory.
     """
 
     def __init__(
-        self, config: Config, secrets: Callable[[], tuple[bytes, ...]], cipher: Callable[[], ItemCipher]
+        self,
+        config: Config,
+        get_secrets: Callable[[], tuple[bytes, ...]],
+        load_cipher: Callable[[], ItemCipher],
     ) -> None:
         session = config.session
         has_client_keys = bool(config.server.client_keys)
         self._identities = IdentityCache("", session.tenant, session.headers, has_client_keys=has_client_keys)
-        self._secrets = secrets
-        self._cipher = cipher
+        self._secrets = get_secrets
+        self._cipher = load_cipher
 
     def encode_token(self, items: bytes, scope: Scope) -> str:
         """Returns a token that holds items in encrypted form.
@@ -106,7 +109,7 @@ class CompactionItemCodec:
             return raw
         open_token = partial(self._decode_for_compaction if for_compaction else self._decode_token, scope)
         work = partial(expand_items, raw, open_token, with_latest=for_compaction)
-        return work() if len(raw) <= LITTLE_BYTES else await run_in_worker(work)
+        return work() if len(raw) <= MAX_INLINE_BYTES else await run_in_worker(work)
 
     def _decode_token(self, scope: Scope, token: str) -> bytes:
         try:
@@ -122,19 +125,19 @@ class CompactionItemCodec:
 
     def _decode_for_compaction(self, scope: Scope, token: str) -> bytes:
         items = split_elements(memoryview(self._decode_token(scope, token)))
-        return b"[%b]" % b",".join(piece for each in items for piece in _restore_item(each))
+        return b"[%b]" % b",".join(piece for each in items for piece in _to_compactable_items(each))
 
     def _derive_tenant(self, scope: Scope, secret: bytes) -> str:
         headers = scope["headers"]
         return self._identities.identify_client(headers, build_header_map(headers), secret).tenant
 
 
-def _restore_item(item: bytes) -> Iterator[bytes]:
+def _to_compactable_items(item: bytes) -> Iterator[bytes]:
     """Yields the items that take the place of a decrypted item before it is compacted again.
 
     See `for_compaction` of `expand_body`.
     """
-    kind, role = read_kind(item)
+    kind, role = read_type_and_role(item)
     text = parse_message(item).text if kind in {"", "message"} and role == "user" else ""
     if text.startswith(LEDGER_OPENING):
         user_texts, observed = parse_ledger(text)

@@ -29,9 +29,9 @@ from compaction_proxy.gateway.overflow_probe import detect_overflow
 from compaction_proxy.gateway.upstream import PEEK_BYTES, Upstream, UpstreamResponse
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.support.offload import run_in_worker
-from compaction_proxy.wires.body import RequestBody, decode_small, parse_body
+from compaction_proxy.wires.body import RequestBody, decode_small_json, parse_body
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
-from compaction_proxy.wires.incremental_reader import LITTLE_BYTES
+from compaction_proxy.wires.incremental_reader import MAX_INLINE_BYTES
 from compaction_proxy.wires.responses.compaction_item import (
     build_item,
     build_response,
@@ -41,7 +41,7 @@ from compaction_proxy.wires.responses.compaction_item import (
     read_trigger,
     strip_privilege,
 )
-from compaction_proxy.wires.responses.items import COMPACTED, TRIGGER
+from compaction_proxy.wires.responses.items import COMPACTION_TYPES, TRIGGER_TYPE
 from compaction_proxy.wires.responses.wire import RESPONSES
 from compaction_proxy.wires.sse import EventSplitter, read_data
 
@@ -49,11 +49,11 @@ from compaction_proxy.wires.sse import EventSplitter, read_data
 # compaction item.
 HOLD_BYTES: Final = 16 * 1024 * 1024
 # Statuses with which upstreams refuse an unknown trigger. The body of the refusal then names the trigger.
-_REFUSED: Final = frozenset({400, 422, 501})
+_REFUSAL_STATUSES: Final = frozenset({400, 422, 501})
 # The text with which llama.cpp refuses an item of an unknown type, without naming the type.
 _UNKNOWN_ITEM: Final = b"Cannot determine type of 'item'"
-_ENDS: Final = frozenset({"response.completed", "response.incomplete"})
-_FAILURES: Final = frozenset({"response.failed", "error"})
+_END_EVENTS: Final = frozenset({"response.completed", "response.incomplete"})
+_FAILURE_EVENTS: Final = frozenset({"response.failed", "error"})
 _ID_BYTES: Final = 16
 
 
@@ -62,13 +62,13 @@ class TriggerRequest(NamedTuple):
 
     Attributes:
         body: The parsed request without the trigger.
-        streamed: Whether the answer is to be a stream of events.
+        is_streamed: Whether the answer is to be a stream of events.
         identity: The identity of the client.
         scope: The ASGI scope of the request.
     """
 
     body: RequestBody
-    streamed: bool
+    is_streamed: bool
     identity: Identity
     scope: Scope
 
@@ -121,7 +121,7 @@ class TriggerResponder:
             return None
         raw = await self.items.expand_body(raw, scope, for_compaction=True)
         work = partial(_parse_trigger_request, raw)
-        parsed = work() if len(raw) <= LITTLE_BYTES else await run_in_worker(work)
+        parsed = work() if len(raw) <= MAX_INLINE_BYTES else await run_in_worker(work)
         return None if parsed is None else TriggerRequest(*parsed, identity, scope)
 
     async def is_answered_locally(self, request: TriggerRequest) -> bool:
@@ -145,14 +145,16 @@ class TriggerResponder:
             if await detect_overflow(answer, RESPONSES) is not None:
                 return True
             beginning = decompress_body(await answer.peek(PEEK_BYTES), answer.get_field(b"content-encoding"))
-            lacks = (status in _REFUSED and TRIGGER.encode() in beginning) or _UNKNOWN_ITEM in beginning
+            lacks = (
+                status in _REFUSAL_STATUSES and TRIGGER_TYPE.encode() in beginning
+            ) or _UNKNOWN_ITEM in beginning
         elif answer.get_field(b"content-type").lower().startswith(EVENT_STREAM.decode()):
             lacks = await _ends_without_item(answer)
         else:
             beginning = decompress_body(
                 await answer.peek(HOLD_BYTES), answer.get_field(b"content-encoding"), HOLD_BYTES
             )
-            payload = decode_small(beginning)
+            payload = decode_small_json(beginning)
             output = payload.get("output") if isinstance(payload, dict) else None
             lacks = isinstance(output, list) and not _has_compaction_item(output)
         if lacks:
@@ -166,11 +168,11 @@ class TriggerResponder:
         except ProxyError:
             return False
         body = await run_in_worker(partial(self._build_body, request, result))
-        kind = EVENT_STREAM if request.streamed else b"application/json"
+        kind = EVENT_STREAM if request.is_streamed else b"application/json"
         report = result.fit.report._replace(
             status=CompactionStatus.APPLIED,
             conversation=request.identity.conversation,
-            reason=result.first.report.reason,
+            reason=result.strategy_result.report.reason,
         )
         headers = [
             (b"content-type", kind),
@@ -192,7 +194,7 @@ class TriggerResponder:
         item = build_item(f"cmp_{token_hex(_ID_BYTES)}", token)
         name, now = f"resp_{token_hex(_ID_BYTES)}", int(self._clock())
         response = build_response(name, request.body.model, now, item, build_compaction_usage(result))
-        return build_stream(response) if request.streamed else json.dumps(response).encode()
+        return build_stream(response) if request.is_streamed else json.dumps(response).encode()
 
 
 def _parse_trigger_request(raw: bytes) -> tuple[RequestBody, bool] | None:
@@ -200,7 +202,7 @@ def _parse_trigger_request(raw: bytes) -> tuple[RequestBody, bool] | None:
     if trigger is None:
         return None
     try:
-        return parse_body(trigger.raw, RESPONSES), trigger.streamed
+        return parse_body(trigger.raw, RESPONSES), trigger.is_streamed
     except UnreadableBodyError:
         return None
 
@@ -229,13 +231,13 @@ def _judge_event(data: bytes) -> bool | None:
 
     Returns None if the event shows neither.
     """
-    payload = decode_small(data) if data.startswith(b"{") else None
+    payload = decode_small_json(data) if data.startswith(b"{") else None
     if not isinstance(payload, dict):
         return None
     kind = payload.get("type")
-    if kind in _FAILURES:
-        return TRIGGER.encode() in data or _UNKNOWN_ITEM in data
-    if kind in _ENDS:
+    if kind in _FAILURE_EVENTS:
+        return TRIGGER_TYPE.encode() in data or _UNKNOWN_ITEM in data
+    if kind in _END_EVENTS:
         response = payload.get("response")
         return not (isinstance(response, dict) and _has_compaction_item(response.get("output")))
     return False if _is_compaction_item(payload.get("item")) else None
@@ -246,4 +248,4 @@ def _has_compaction_item(output: Any) -> bool:  # noqa: ANN401 - a JSON value
 
 
 def _is_compaction_item(item: Any) -> bool:  # noqa: ANN401 - a JSON value
-    return isinstance(item, dict) and item.get("type") in COMPACTED
+    return isinstance(item, dict) and item.get("type") in COMPACTION_TYPES

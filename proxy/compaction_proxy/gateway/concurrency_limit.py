@@ -21,29 +21,33 @@ class ConcurrencyLimiter:
     """Limits the number of concurrent requests. For use on one event loop.
 
     Args:
-        places: The most requests that may be served at once. The same number of further requests may wait.
+        max_requests: The most requests that may be served at once. The same number of further requests may
+            wait.
         queue_s: The longest wait for a place, in seconds.
-        bodies: The budget that the bodies of these requests share. None creates a budget without a limit.
+        body_budget: The budget that the bodies of these requests share. None creates a budget without a
+            limit.
 
     Attributes:
-        bodies: The budget that the bodies of these requests share.
+        body_budget: The budget that the bodies of these requests share.
         decoder: Decodes the bodies of these requests.
     """
 
-    def __init__(self, places: int, queue_s: float = QUEUE_S, bodies: BodyBudget | None = None) -> None:
-        self.bodies = bodies or BodyBudget()
+    def __init__(
+        self, max_requests: int, queue_s: float = QUEUE_S, body_budget: BodyBudget | None = None
+    ) -> None:
+        self.body_budget = body_budget or BodyBudget()
         self.decoder = BodyDecoder()
-        self._places = places
-        self._free = places
+        self._places = max_requests
+        self._free = max_requests
         self._queue_s = queue_s
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
-    def active_requests(self) -> int:
+    def active_request_count(self) -> int:
         """The number of requests that are being served."""
         return self._places - self._free
 
-    def try_acquire(self) -> bool:
+    def try_acquire_slot(self) -> bool:
         """Takes a place if one is free. A caller that gets False may call `wait_for_slot`."""
         if self._free == 0:
             return False

@@ -42,13 +42,13 @@ def _parse_pin(value: bytes) -> str:
     return pin
 
 
-def _build_pin_error(wanted: str) -> RequestRefusedError:
+def _build_pin_error(requirement: str) -> RequestRefusedError:
     return RequestRefusedError(
-        400, f"The header {PIN_HEADER.decode()} {wanted}.", "invalid_compaction_header"
+        400, f"The header {PIN_HEADER.decode()} {requirement}.", "invalid_compaction_header"
     )
 
 
-_REQUESTED = {
+_REQUESTABLE_MODES = {
     mode.value: mode for mode in (CompactionMode.FORCE, CompactionMode.BYPASS, CompactionMode.SHADOW)
 }
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
@@ -86,12 +86,12 @@ class ControlHeaders:
         return any((self.mode, self.trigger_tokens, self.strategy, self.pins))
 
 
-def _decode_word(field: bytes | None) -> str | None:
+def _normalize_field(field: bytes | None) -> str | None:
     return None if field is None else field.decode("latin-1").strip().lower()
 
 
-def _build_header_error(name: str, wanted: str) -> RequestRefusedError:
-    return RequestRefusedError(400, f"The header {name} must be {wanted}.", "invalid_compaction_header")
+def _build_header_error(name: str, requirement: str) -> RequestRefusedError:
+    return RequestRefusedError(400, f"The header {name} must be {requirement}.", "invalid_compaction_header")
 
 
 def parse_control_headers(headers: Sequence[tuple[bytes, bytes]]) -> ControlHeaders:
@@ -116,17 +116,17 @@ def _parse_control_fields(
 
     The result is cached, because most requests of a client send the same values.
     """
-    mode = _decode_word(asked_mode)
-    if mode is not None and mode not in _REQUESTED:
+    mode = _normalize_field(asked_mode)
+    if mode is not None and mode not in _REQUESTABLE_MODES:
         raise _build_header_error("x-compaction", "force, bypass or shadow")
-    strategy = _decode_word(asked_strategy)
+    strategy = _normalize_field(asked_strategy)
     if strategy is not None and strategy not in STRATEGIES:
         raise _build_header_error("x-compaction-strategy", "one of " + ", ".join(sorted(STRATEGIES)))
-    tokens = _decode_word(asked_tokens)
+    tokens = _normalize_field(asked_tokens)
     if tokens is not None and not _TRIGGER.fullmatch(tokens):
         raise _build_header_error("x-compaction-trigger-tokens", "a whole number of tokens above 0")
     return ControlHeaders(
-        mode=_REQUESTED[mode] if mode else None,
+        mode=_REQUESTABLE_MODES[mode] if mode else None,
         trigger_tokens=int(tokens) if tokens else None,
         strategy=strategy,
         patience_s=_parse_patience(patience),
@@ -136,7 +136,7 @@ def _parse_control_fields(
 def _parse_patience(fields: Iterable[bytes | None]) -> float | None:
     for field in fields:
         try:
-            seconds = float(_decode_word(field) or 0)
+            seconds = float(_normalize_field(field) or 0)
         except ValueError:
             continue
         if 0 < seconds < 86_400:
@@ -144,14 +144,14 @@ def _parse_patience(fields: Iterable[bytes | None]) -> float | None:
     return None
 
 
-def choose_stricter_mode(configured: CompactionMode, asked: CompactionMode | None) -> CompactionMode:
+def choose_stricter_mode(configured: CompactionMode, requested: CompactionMode | None) -> CompactionMode:
     """Returns the stricter of the configured mode and the mode that the request asks for."""
-    if asked is None or configured is CompactionMode.BYPASS:
+    if requested is None or configured is CompactionMode.BYPASS:
         return configured
     return (
         CompactionMode.SHADOW
-        if configured is CompactionMode.SHADOW and asked is CompactionMode.FORCE
-        else asked
+        if configured is CompactionMode.SHADOW and requested is CompactionMode.FORCE
+        else requested
     )
 
 

@@ -25,13 +25,13 @@ from compaction_proxy.gateway.passthrough import PassthroughEndpoint
 from compaction_proxy.gateway.upstream import Upstream, build_request, relay_response, send_request
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import NOT_OBSERVED
+from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.support.offload import run_in_worker
-from compaction_proxy.wires.body import decode_small, parse_body
+from compaction_proxy.wires.body import decode_small_json, parse_body
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.messages.wire import MESSAGES
 
-ENDING: Final = b"/v1/messages/count_tokens"
+PATH_ENDING: Final = b"/v1/messages/count_tokens"
 # A request with a body of more bytes is relayed unread. So is a request that does not declare its size.
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
 # The most bytes of an answer that are read. A count is a short JSON object, so a longer answer holds no
@@ -54,7 +54,7 @@ class _CountReader:
         """Returns the number of tokens that the answer states, or None if it states none."""
         plain = encoding.strip().lower() in IDENTITY
         body = bytes(self.body) if plain else Inflater(encoding, _MAX_ANSWER_BYTES).feed(bytes(self.body))
-        payload = decode_small(body)
+        payload = decode_small_json(body)
         token_count = payload.get("input_tokens") if isinstance(payload, dict) else None
         return token_count if type(token_count) is int else None
 
@@ -68,7 +68,7 @@ class CountTokensEndpoint:
         passthrough: Relays requests that are not read.
         message_reader: Makes our own estimate, in the same way as for other requests.
         model_limits: Learns from the provider's count.
-        secret: Returns the key of the digests that tell tenants apart.
+        get_secret: Returns the key of the digests that tell tenants apart.
         admission: Limits the number of concurrent requests.
     """
 
@@ -80,7 +80,7 @@ class CountTokensEndpoint:
         passthrough: PassthroughEndpoint,
         message_reader: MessageReader,
         model_limits: ModelLimits,
-        secret: Callable[[], bytes],
+        get_secret: Callable[[], bytes],
         admission: ConcurrencyLimiter,
     ) -> None:
         self._config = config
@@ -90,7 +90,7 @@ class CountTokensEndpoint:
         self._model_limits = model_limits
         self._admission = admission
         self._origin = format_origin(upstream.base_url)
-        self._identity_resolver = IdentityResolver(config, self._origin, secret)
+        self._identity_resolver = IdentityResolver(config, self._origin, get_secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Relays one request.
@@ -101,12 +101,12 @@ class CountTokensEndpoint:
             ClientDisconnect: The client left, and the connection to the upstream was closed.
         """
         length = get_content_length(scope["headers"])
-        if length is None or length > min(MAX_READ_BYTES, self._admission.bodies.most_bytes):
+        if length is None or length > min(MAX_READ_BYTES, self._admission.body_budget.limit_bytes):
             await self._passthrough(scope, receive, send)
             return
-        if not self._admission.try_acquire():
+        if not self._admission.try_acquire_slot():
             await self._admission.wait_for_slot()
-        hold = self._admission.bodies.open_hold()
+        hold = self._admission.body_budget.open_hold()
         try:
             try:
                 raw = await read_body(scope, receive, MAX_READ_BYTES, hold, length)
@@ -128,7 +128,9 @@ class CountTokensEndpoint:
             whole = await relay_response(answer, send, tap=reader.feed)
         return reader.parse_tokens(answer.get_field(b"content-encoding")) if succeeded and whole else None
 
-    async def _calibrate_estimate(self, scope: Scope, raw: bytes, counted: int, hold: BodyHold) -> None:
+    async def _calibrate_estimate(
+        self, scope: Scope, raw: bytes, provider_tokens: int, hold: BodyHold
+    ) -> None:
         try:
             decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, MAX_READ_BYTES)
             if decoded is None:
@@ -147,9 +149,9 @@ class CountTokensEndpoint:
             scope["headers"], build_header_map(scope["headers"])
         )
         await self._model_limits.learn_token_count(
-            identity.tenant, self._origin, body.model, estimate, counted
+            identity.tenant, self._origin, body.model, estimate, provider_tokens
         )
 
 
 def _log_not_observed(error: BaseException) -> None:
-    _log.warning(NOT_OBSERVED, error=type(error).__name__)
+    _log.warning(RESPONSE_NOT_OBSERVED, error=type(error).__name__)

@@ -72,7 +72,7 @@ class BodyDecoder:
         codings = parse_codings(held for name, held in headers if name == CONTENT_ENCODING)
         if not codings:
             return raw if codings is not None else None
-        limit_bytes = min(limit_bytes, hold.most_bytes, hold.most_bytes + SMALL_BYTES - len(raw))
+        limit_bytes = min(limit_bytes, hold.limit_bytes, hold.limit_bytes + SMALL_BYTES - len(raw))
         try:
             decoded = await self._decode_with_limit(raw, codings, hold, limit_bytes)
         except UnreadableBodyError:

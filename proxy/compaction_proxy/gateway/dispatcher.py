@@ -39,23 +39,23 @@ class RelayHandler:
 
     Attributes:
         endpoint: The endpoint that answers the request.
-        hop: The mark of this installation, 16 hex digits.
-        clients: Checks client keys.
+        hop_mark: The mark of this installation, 16 hex digits.
+        authenticator: Checks client keys.
         keep_alive_s: Seconds of silence after which an event stream gets a comment; 0 disables comments.
     """
 
     endpoint: ASGIApp
-    hop: str
-    clients: ClientAuthenticator = ALLOW_ALL_CLIENTS
+    hop_mark: str
+    authenticator: ClientAuthenticator = ALLOW_ALL_CLIENTS
     keep_alive_s: float = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         try:
             first = build_header_map(scope["headers"])
-            scope["headers"] = self.clients.authorize_request(scope["headers"], first)
+            scope["headers"] = self.authenticator.authorize_request(scope["headers"], first)
             if HOP_HEADER in first:
-                refuse_loop(scope["headers"], self.hop)
+                refuse_loop(scope["headers"], self.hop_mark)
             if b"upgrade" in first and _has_websocket_upgrade(first[b"upgrade"]):
                 await send_error(send, _WEBSOCKET, _ASK_IN_HTTP)
             elif self.keep_alive_s:
@@ -64,10 +64,10 @@ class RelayHandler:
             else:
                 await self.endpoint(scope, receive, send)
         except (RequestRefusedError, OverloadedError, UpstreamError) as error:
-            await send_error(send, error, shape=find_error_encoder(scope))
+            await send_error(send, error, encode_error=find_error_encoder(scope))
         except MemoryError:
             await send_error(
-                send, OverloadedError(RETRY_AFTER_S, OUT_OF_MEMORY), shape=find_error_encoder(scope)
+                send, OverloadedError(RETRY_AFTER_S, OUT_OF_MEMORY), encode_error=find_error_encoder(scope)
             )
         except ClientDisconnect:
             return
@@ -79,20 +79,21 @@ class Dispatcher:
 
     Attributes:
         admin: Answers the proxy's own paths, which include `base_path`.
-        wires: Answer requests that carry a conversation. The key is the name of the wire.
+        wire_endpoints: Answer requests that carry a conversation. The key is the name of the wire.
         passthrough: Answers all other requests.
         compact: Answers `/v1/compact` below `base_path`.
-        posts: Answer other POST requests whose bodies the proxy reads. The key is the ending of the path.
+        post_endpoints: Answer other POST requests whose bodies the proxy reads. The key is the ending of the
+            path.
         mcp: Answers `/mcp` below `base_path`.
         base_path: The path under which the proxy's own paths are; empty for the root.
         lifespan: Receives the server's lifespan events.
     """
 
     admin: ASGIApp
-    wires: Mapping[str, ASGIApp]
+    wire_endpoints: Mapping[str, ASGIApp]
     passthrough: ASGIApp
     compact: ASGIApp
-    posts: Mapping[bytes, ASGIApp]
+    post_endpoints: Mapping[bytes, ASGIApp]
     mcp: ASGIApp
     base_path: str
     lifespan: ASGIApp
@@ -105,7 +106,7 @@ class Dispatcher:
             await send({"type": "websocket.close"})  # closed before it is accepted, so the server answers 403
         elif not is_own_path(scope["path"], self.base_path):
             wire = find_wire(scope["method"], scope["raw_path"])
-            handler = self._find_handler(scope) if wire is None else self.wires[wire.name]
+            handler = self._find_handler(scope) if wire is None else self.wire_endpoints[wire.name]
             await handler(scope, receive, send)
         elif scope["path"] == self.base_path + COMPACT_PATH:
             await self.compact(scope, receive, send)
@@ -119,4 +120,6 @@ class Dispatcher:
         if scope["method"] != "POST":
             return self.passthrough
         path = scope["raw_path"]
-        return next((app for ending, app in self.posts.items() if path.endswith(ending)), self.passthrough)
+        return next(
+            (app for ending, app in self.post_endpoints.items() if path.endswith(ending)), self.passthrough
+        )

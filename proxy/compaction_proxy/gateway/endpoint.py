@@ -59,12 +59,12 @@ from compaction_proxy.gateway.upstream import (
     send_request,
 )
 from compaction_proxy.recall.tool import RecallTool
-from compaction_proxy.telemetry.logs import REQUEST
+from compaction_proxy.telemetry.logs import REQUEST_ID
 from compaction_proxy.telemetry.tracing import Tracer
 from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
-from compaction_proxy.wires.project_instructions import find_client
-from compaction_proxy.wires.wire import Tap, Wire
+from compaction_proxy.wires.project_instructions import find_client_by_headers
+from compaction_proxy.wires.wire import ResponseTap, Wire
 
 NO_OVERRIDES = ControlHeaders()
 # A request with fewer bytes fits every context window. So its answer is not searched for a refusal if the
@@ -82,12 +82,12 @@ class RelayEndpoint:
         compactor: Makes requests fit.
         after_response: Learns from the answer, and prepares a compaction, after the client has the answer.
         gate: Lets small requests pass unread.
-        secret: Returns the key of the digests that tell tenants apart.
+        get_secret: Returns the key of the digests that tell tenants apart.
         admission: Limits the number of concurrent requests.
         tracer: Records a span per request. None disables tracing.
-        memory: Searches removed messages for models. None offers the search tool to no model.
-        triggers: Answers compaction triggers, and decodes our compaction items. None if the wire has no such
-            items.
+        recall_tool: Searches removed messages for models. None offers the search tool to no model.
+        trigger_responder: Answers compaction triggers, and decodes our compaction items. None if the wire has
+            no such items.
         conversation_finder: Finds the conversations of small requests that carry no id. Without it, such
             requests belong to no conversation.
     """
@@ -101,11 +101,11 @@ class RelayEndpoint:
         compactor: Compactor,
         after_response: AfterResponseHandler,
         gate: SizeGate,
-        secret: Callable[[], bytes],
+        get_secret: Callable[[], bytes],
         admission: ConcurrencyLimiter,
         tracer: Tracer | None = None,
-        memory: RecallTool | None = None,
-        triggers: TriggerResponder | None = None,
+        recall_tool: RecallTool | None = None,
+        trigger_responder: TriggerResponder | None = None,
         conversation_finder: UnreadConversationFinder | None = None,
     ) -> None:
         self._config = config
@@ -116,11 +116,11 @@ class RelayEndpoint:
         self._gate = gate
         self._wire = wire
         self._reader = IncrementalReader(token_bytes(KEY_BYTES), wire)
-        self._identity_resolver = IdentityResolver(config, self._origin, secret)
+        self._identity_resolver = IdentityResolver(config, self._origin, get_secret)
         self._admission = admission
         self._tracer = tracer
-        self._memory = memory
-        self._triggers = triggers
+        self._memory = recall_tool
+        self._triggers = trigger_responder
         self._conversation_finder = conversation_finder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,14 +136,14 @@ class RelayEndpoint:
         control = (
             NO_OVERRIDES if CONTROL_FIELDS.isdisjoint(header_map) else parse_control_headers(scope["headers"])
         )
-        if not self._admission.try_acquire():
+        if not self._admission.try_acquire_slot():
             await self._admission.wait_for_slot()
-        hold = self._admission.bodies.open_hold()
+        hold = self._admission.body_budget.open_hold()
         try:
             try:
                 identity = self._identity_resolver.identify_client(scope["headers"], header_map)
                 request_id = choose_request_id(header_map.get(b"x-request-id"))
-                REQUEST.set(request_id)
+                REQUEST_ID.set(request_id)
                 content_length = parse_content_length(header_map.get(b"content-length"))
                 raw = await read_body(
                     scope, receive, self._config.server.max_body_bytes, hold, content_length
@@ -158,7 +158,7 @@ class RelayEndpoint:
                     original = original if expanded is raw else None
                     raw = expanded
                     del expanded
-                identity, side_kind = await self._identity_resolver.identify_with_body(
+                identity, side_kind = await self._identity_resolver.complete_identity(
                     identity, raw, header_map
                 )
                 state = RequestState(
@@ -182,7 +182,7 @@ class RelayEndpoint:
                 self._admission.release_slot()
             if completed is not None:
                 await self._after_response(completed)
-                if state.ask is not None:
+                if state.fit_request is not None:
                     self._gate.clear_cache()
         finally:
             hold.release()
@@ -215,13 +215,13 @@ class RelayEndpoint:
             async with while_connected(state.scope, receive):
                 tap = await self._relay_request(state, send)
             usage = tap.result() if tap is not None and not state.has_failed else None
-            if state.search is not None:
-                state.identity = replace(state.identity, conversation=await state.search)
+            if state.conversation_search is not None:
+                state.identity = replace(state.identity, conversation=await state.conversation_search)
         finally:
-            state.record_end(usage, self._origin, self._after_response.notes)
+            state.record_end(usage, self._origin, self._after_response.exchange_recorder)
         return None if tap is None else state.to_completed_request(usage)
 
-    async def _relay_request(self, state: RequestState, send: Send) -> Tap | None:
+    async def _relay_request(self, state: RequestState, send: Send) -> ResponseTap | None:
         """Makes the request fit, forwards it, and streams the answer to the client.
 
         Returns the tap that watched the answer, or None if nothing can be learned from it.
@@ -236,31 +236,33 @@ class RelayEndpoint:
             state.record_overhead()
             await send_error(send, error, state.build_headers(), self._wire.encode_error)
             return None
-        if trigger is not None and await self._replace_answer(trigger, answer, send):
-            state.code = httpx.codes.OK
+        if trigger is not None and await self._replace_upstream_answer(trigger, answer, send):
+            state.status = httpx.codes.OK
             state.record_overhead()
             return None
-        state.code = answer.response.status
+        state.status = answer.response.status
         self._start_conversation_search(state)
         state.release_bodies()
         state.record_overhead()
-        if state.offer is not None and answer.response.status == httpx.codes.OK:
-            return await self._relay_with_recall(state, state.offer, answer, send)
+        if state.tool_offer is not None and answer.response.status == httpx.codes.OK:
+            return await self._relay_with_recall(state, state.tool_offer, answer, send)
         if not state.should_learn:
-            await relay_response(answer, send, extra=state.build_headers())
+            await relay_response(answer, send, extra_headers=state.build_headers())
             return None
         tap = self._wire.open_tap(answer.get_field(b"content-type"), answer.get_field(b"content-encoding"))
-        whole = await relay_response(answer, send, extra=state.build_headers(), tap=tap.feed)
+        whole = await relay_response(answer, send, extra_headers=state.build_headers(), tap=tap.feed)
         return tap if whole else None
 
     def _start_conversation_search(self, state: RequestState) -> None:
         """Starts to search for the conversation of a request that was forwarded unread and has no id."""
         needs_no_search = (
-            state.fit is not None or state.conversation is not None or state.side_kind is not None
+            state.fit_result is not None or state.conversation is not None or state.side_kind is not None
         )
-        if not needs_no_search and self._conversation_finder is not None and state.code == httpx.codes.OK:
-            state.search = self._conversation_finder.start_search(
-                state.identity.tenant, state.raw, find_client(build_header_map(state.scope["headers"]))
+        if not needs_no_search and self._conversation_finder is not None and state.status == httpx.codes.OK:
+            state.conversation_search = self._conversation_finder.start_search(
+                state.identity.tenant,
+                state.raw,
+                find_client_by_headers(build_header_map(state.scope["headers"])),
             )
 
     async def _answer_trigger(self, trigger: TriggerRequest, send: Send) -> bool:
@@ -275,7 +277,9 @@ class RelayEndpoint:
             and await triggers.send_compaction_item(trigger, send)
         )
 
-    async def _replace_answer(self, trigger: TriggerRequest, answer: UpstreamResponse, send: Send) -> bool:
+    async def _replace_upstream_answer(
+        self, trigger: TriggerRequest, answer: UpstreamResponse, send: Send
+    ) -> bool:
         """Answers a compaction trigger if the upstream's answer shows that the upstream cannot.
 
         Returns whether the client got an answer from us. If not, the caller relays the upstream's answer.
@@ -295,7 +299,7 @@ class RelayEndpoint:
 
     async def _relay_with_recall(
         self, state: RequestState, tool_offer: ToolOffer, answer: UpstreamResponse, send: Send
-    ) -> Tap | None:
+    ) -> ResponseTap | None:
         """Relays an answer that may call the offered search tool.
 
         Returns the tap that watched the answer, or None if nothing can be learned from it.
@@ -303,32 +307,36 @@ class RelayEndpoint:
         send_body = partial(self._send_upstream, state)
         recall_loop = state.recall_loop = RecallLoop(tool_offer, send_body, answer.get_field(b"content-type"))
         whole = await relay_with_recall(recall_loop, answer, send, state.build_headers())
-        state.code = recall_loop.code
-        return recall_loop.tap if whole else None
+        state.status = recall_loop.status
+        return recall_loop.client_tap if whole else None
 
     async def _fit_request(self, state: RequestState) -> None:
         """Decides which body to forward, and stores the decision in the state.
 
         A small request stays unread and is forwarded as it is.
         """
-        if not state.opaque and not state.control.has_overrides and self._can_pass_unread(state):
+        if (
+            not state.is_undecodable
+            and not state.control_headers.has_overrides
+            and self._can_pass_unread(state)
+        ):
             return
         try:
-            state.ask = await self._build_fit_request(state)
+            state.fit_request = await self._build_fit_request(state)
         except UnreadableBodyError as error:
             report = CompactionReport(CompactionStatus.NONE, state.identity.conversation, reason=error.reason)
-            state.fit = FitResult(state.raw, 0, report)
+            state.fit_result = FitResult(state.raw, 0, report)
             return
-        state.fit = await self._compactor.fit_request(state.ask)
-        await self._remember_compacted(state, state.fit)
+        state.fit_result = await self._compactor.fit_request(state.fit_request)
+        await self._remember_compacted(state, state.fit_result)
         if self._memory is not None:
-            state.offer = await offer_tool(self._memory, state.ask, state.fit)
+            state.tool_offer = await offer_tool(self._memory, state.fit_request, state.fit_result)
 
-    async def _remember_compacted(self, state: RequestState, fit: FitResult) -> None:
+    async def _remember_compacted(self, state: RequestState, fit_result: FitResult) -> None:
         """Makes every replica read all later requests of a compacted conversation, even small ones."""
-        if fit.is_compacted and state.side_kind is None:
+        if fit_result.is_compacted and state.side_kind is None:
             await self._gate.remember_compacted(
-                state.identity.tenant, state.identity.conversation, state.size
+                state.identity.tenant, state.identity.conversation, state.size_bytes
             )
 
     def _can_pass_unread(self, state: RequestState) -> bool:
@@ -345,16 +353,16 @@ class RelayEndpoint:
             UnreadableBodyError: The body is not a request that the proxy can change. The reason `encoded`
                 means that the body cannot be decoded.
         """
-        if state.opaque:
+        if state.is_undecodable:
             raise UnreadableBodyError("encoded")
         body = await self._reader.read_without_blocking(
             state.raw, state.identity.tenant, state.identity.conversation
         )
-        if state.control is NO_OVERRIDES:
-            state.control = parse_control_headers(state.scope["headers"])  # adds the client's timeout
+        if state.control_headers is NO_OVERRIDES:
+            state.control_headers = parse_control_headers(state.scope["headers"])  # adds the client's timeout
         model = find_deployment(state.scope["raw_path"]) or body.model
         settings = get_model_settings(self._config, model)
-        policy = resolve_policy(settings, state.control.strategy)
+        policy = resolve_policy(settings, state.control_headers.strategy)
         ask = FitRequest(
             body=body,
             model=model,
@@ -362,8 +370,8 @@ class RelayEndpoint:
             conversation=state.identity.conversation,
             origin=self._origin,
             settings=settings,
-            mode=choose_stricter_mode(CompactionMode(settings.compaction.mode), state.control.mode),
-            trigger_tokens=state.control.trigger_tokens,
+            mode=choose_stricter_mode(CompactionMode(settings.compaction.mode), state.control_headers.mode),
+            trigger_tokens=state.control_headers.trigger_tokens,
             resolve_summary_routes=partial(
                 build_summary_routes,
                 self._config,
@@ -374,11 +382,11 @@ class RelayEndpoint:
                 model,
                 self._wire,
             ),
-            patience_s=state.control.patience_s,
-            strategy=state.control.strategy,
+            patience_s=state.control_headers.patience_s,
+            strategy=state.control_headers.strategy,
             can_lower_output=self._config.upstream.lower_max_tokens is not False,
-            pins=state.control.pins,
-            client=find_client(build_header_map(state.scope["headers"])),
+            pins=state.control_headers.pins,
+            client=find_client_by_headers(build_header_map(state.scope["headers"])),
             uses_checkpoints=state.identity.conversation is not None
             or self._config.session.fallback == "content",
         )
@@ -394,17 +402,17 @@ class RelayEndpoint:
         If the upstream refuses the request as too long, or refuses something that can be left out, the proxy
         changes the request and sends it again.
         """
-        answer = await self._send_upstream(state, state.fit.raw if state.fit else state.raw)
-        if _cannot_be_refusal(state, answer):
+        answer = await self._send_upstream(state, state.fit_result.raw if state.fit_result else state.raw)
+        if _cannot_be_length_refusal(state, answer):
             return answer
         retried, is_relayed = None, False
         try:
             overflow = await detect_overflow(answer, self._wire)
             if overflow is not None:
                 retried = await self._retry_shorter(state, overflow, state.to_fit_result())
-            elif state.fit is None and answer.response.status == httpx.codes.OK:
-                self._gate.note_accepted(state.identity.tenant, state.model, state.size)
-            retried = retried or await self._retry_without_refused(state, answer)
+            elif state.fit_result is None and answer.response.status == httpx.codes.OK:
+                self._gate.record_accepted(state.identity.tenant, state.model, state.size_bytes)
+            retried = retried or await self._retry_without_refused_part(state, answer)
             is_relayed = retried is None  # the client gets this answer, even if it is a refusal
         finally:
             if not is_relayed:
@@ -413,20 +421,20 @@ class RelayEndpoint:
 
     async def _send_upstream(self, state: RequestState, raw: bytes) -> UpstreamResponse:
         original, scope = state.original, state.scope
-        if original is not None and raw is state.raw and state.offer is None:
+        if original is not None and raw is state.raw and state.tool_offer is None:
             scope, raw = original  # nothing was changed, so the original request is forwarded
         request = state.drop_reused_idempotency_key(build_request(self._upstream, scope, raw))
-        if state.offer is not None:
-            request = apply_offer(state.offer, request)
+        if state.tool_offer is not None:
+            request = apply_offer(state.tool_offer, request)
         if state.trace is not None:
             request = request._replace(headers=state.trace.start_upstream_call(request.headers))
         started = time.perf_counter()
         try:
             return await send_request(self._upstream, request)
         finally:
-            state.record_wait(time.perf_counter() - started)
+            state.record_upstream_wait(time.perf_counter() - started)
 
-    async def _retry_without_refused(
+    async def _retry_without_refused_part(
         self, state: RequestState, refused: UpstreamResponse
     ) -> UpstreamResponse | None:
         """Retries a refused request without the offered tool, or without the part that the upstream refused.
@@ -434,12 +442,20 @@ class RelayEndpoint:
         Returns None if neither can be the cause of the refusal, or if the retry gets no answer.
         """
         raw: bytes | None = state.to_fit_result().raw
-        if state.offer is not None and await is_tool_refusal(refused):
-            state.offer = None
+        if state.tool_offer is not None and await is_tool_refusal(refused):
+            state.tool_offer = None
         elif refused.response.status == httpx.codes.BAD_REQUEST and raw:
-            raw = self._wire.drop_refused(raw, await refused.peek(PEEK_BYTES))
-            if raw and state.offer is not None and state.ask and state.fit and self._memory:
-                state.offer = await offer_tool(self._memory, state.ask, replace(state.fit, raw=raw))
+            raw = self._wire.drop_refused_content(raw, await refused.peek(PEEK_BYTES))
+            if (
+                raw
+                and state.tool_offer is not None
+                and state.fit_request
+                and state.fit_result
+                and self._memory
+            ):
+                state.tool_offer = await offer_tool(
+                    self._memory, state.fit_request, replace(state.fit_result, raw=raw)
+                )
         else:
             return None
         try:
@@ -448,22 +464,22 @@ class RelayEndpoint:
             return None
 
     async def _retry_shorter(
-        self, state: RequestState, overflow: Overflow, fit: FitResult, refusals: int = 1
+        self, state: RequestState, overflow: Overflow, fit_result: FitResult, refusal_count: int = 1
     ) -> UpstreamResponse | None:
         """Sends a request that was refused as too long again, in a shorter form.
 
         If that is refused as well, tries even shorter forms. Returns None if the upstream accepts none of
-        them, or after `MAX_REFITS` refusals. `refusals` counts the refusals so far.
+        them, or after `MAX_REFITS` refusals. `refusal_count` counts the refusals so far.
         """
         try:
-            ask = state.ask or await self._build_fit_request(state)
-            shorter = await self._compactor.refit_after_refusal(ask, fit, overflow, refusals)
+            ask = state.fit_request or await self._build_fit_request(state)
+            shorter = await self._compactor.refit_after_refusal(ask, fit_result, overflow, refusal_count)
             self._gate.clear_cache()
             if shorter is None:
                 return None
             await self._remember_compacted(state, shorter)
             if self._memory is not None:
-                state.offer = await offer_tool(self._memory, ask, shorter)
+                state.tool_offer = await offer_tool(self._memory, ask, shorter)
             answer = await self._send_upstream(state, shorter.raw)
         except (OverloadedError, UnreadableBodyError, UpstreamError):
             return None
@@ -475,20 +491,20 @@ class RelayEndpoint:
             if not is_accepted:
                 await answer.aclose()
         if is_accepted:
-            state.ask, state.fit, state.recovered = ask, shorter, True
+            state.fit_request, state.fit_result, state.was_recovered = ask, shorter, True
             return answer
-        if next_overflow is None or refusals >= MAX_REFITS:
+        if next_overflow is None or refusal_count >= MAX_REFITS:
             return None
-        return await self._retry_shorter(state, next_overflow, shorter, refusals + 1)
+        return await self._retry_shorter(state, next_overflow, shorter, refusal_count + 1)
 
 
-def _cannot_be_refusal(state: RequestState, answer: UpstreamResponse) -> bool:
+def _cannot_be_length_refusal(state: RequestState, answer: UpstreamResponse) -> bool:
     """Returns whether an answer has status 200 and certainly does not refuse the request as too long.
 
     The beginning of such an answer need not be searched for an error. This concerns two kinds of requests: a
     body that cannot be read, which the proxy could not shorten anyway, and a small body that passed the gate,
     which certainly fits.
     """
-    if state.ask is not None or answer.response.status != httpx.codes.OK:
+    if state.fit_request is not None or answer.response.status != httpx.codes.OK:
         return False
-    return state.fit is not None or state.size < LEAST_REFUSED_BYTES
+    return state.fit_result is not None or state.size_bytes < LEAST_REFUSED_BYTES

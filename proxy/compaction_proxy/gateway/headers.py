@@ -31,13 +31,13 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_NOT_SENT_ON = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
-_NOT_SENT_ON_WITH_KEY = _NOT_SENT_ON | CREDENTIALS
-_NOT_SENT_BACK = HOP_BY_HOP | {b"server", b"date"}
+_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_NOT_FORWARDED_WITH_KEY = _NOT_FORWARDED | CREDENTIALS
+_NOT_RETURNED = HOP_BY_HOP | {b"server", b"date"}
 # A header field that asks a reverse proxy in front of us to pass on each chunk of a stream at once.
 _UNBUFFERED = (b"x-accel-buffering", b"no")
 # The values of the field `connection` in nearly all requests. None of them is the name of another field.
-_NAMES_NOTHING = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
+_USUAL_CONNECTION_VALUES = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
 
 
 def extract_key(credential: bytes) -> bytes:
@@ -70,9 +70,9 @@ def get_content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     return parse_content_length(get_header(headers, b"content-length"))
 
 
-def parse_content_length(declared: bytes | None) -> int | None:
+def parse_content_length(value: bytes | None) -> int | None:
     """Returns the value of a `content-length` in bytes, or None if it is missing or not a number."""
-    return int(declared) if declared is not None and declared.isdigit() else None
+    return int(value) if value is not None and value.isdigit() else None
 
 
 def _parse_connection_options(values: Iterable[bytes]) -> frozenset[bytes]:
@@ -90,7 +90,7 @@ def _is_sendable(values: Iterable[bytes]) -> bool:
 
 
 def to_upstream_headers(
-    headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop: str, key_field: bytes = b""
+    headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop_mark: str, key_field: bytes = b""
 ) -> Headers:
     """Returns the client's header fields as they are forwarded, with our hop mark appended.
 
@@ -102,13 +102,13 @@ def to_upstream_headers(
         headers: The client's header fields.
         api_key: The proxy's own key for the upstream, which replaces the client's; empty to keep the
             client's.
-        hop: The mark of this installation, 16 hex digits.
+        hop_mark: The mark of this installation, 16 hex digits.
         key_field: The header field that carries our key; empty for the field in which the client shows its
             own.
     """
-    dropped = _NOT_SENT_ON_WITH_KEY if api_key else _NOT_SENT_ON
+    dropped = _NOT_FORWARDED_WITH_KEY if api_key else _NOT_FORWARDED
     connection_values = [field[1] for field in headers if field[0] == b"connection"]
-    if not _NAMES_NOTHING.issuperset(connection_values):
+    if not _USUAL_CONNECTION_VALUES.issuperset(connection_values):
         dropped |= _parse_connection_options(connection_values)
     forwarded = [field for field in headers if field[0] not in dropped]
     if OWN_PREFIX in b"\n".join([field[0] for field in forwarded]):  # seldom true: one search decides
@@ -116,12 +116,12 @@ def to_upstream_headers(
             (name, held) for name, held in forwarded if name == HOP_HEADER or not name.startswith(OWN_PREFIX)
         ]
     if api_key:
-        forwarded.append(build_credential(headers, api_key, key_field))
-    forwarded.append((HOP_HEADER, hop.encode()))
+        forwarded.append(build_credential_field(headers, api_key, key_field))
+    forwarded.append((HOP_HEADER, hop_mark.encode()))
     return forwarded
 
 
-def build_credential(
+def build_credential_field(
     headers: Iterable[tuple[bytes, bytes]], api_key: str, key_field: bytes = b""
 ) -> tuple[bytes, bytes]:
     """Returns the header field that carries our own key.
@@ -144,12 +144,12 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
     - If the upstream does not say whether an event stream may be buffered, a field is added that forbids it.
     """
     names = [field[0].lower() for field in headers]
-    dropped = _NOT_SENT_BACK
+    dropped = _NOT_RETURNED
     if b"connection" in names:
         connection_values = [
             field[1] for name, field in zip(names, headers, strict=True) if name == b"connection"
         ]
-        if not _NAMES_NOTHING.issuperset(connection_values):
+        if not _USUAL_CONNECTION_VALUES.issuperset(connection_values):
             dropped |= _parse_connection_options(connection_values)
     if status == 304:
         dropped |= {b"content-length"}
@@ -163,9 +163,9 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
     return relayed
 
 
-def refuse_loop(headers: Iterable[tuple[bytes, bytes]], hop: str) -> None:
+def refuse_loop(headers: Iterable[tuple[bytes, bytes]], hop_mark: str) -> None:
     """Raises `RequestRefusedError` (508) if the request has already been through this installation."""
-    mark = hop.encode()
+    mark = hop_mark.encode()
     if any(key == HOP_HEADER and held == mark for key, held in headers):
         raise RequestRefusedError(
             508, "This request came back to the proxy: its upstream leads to itself.", "loop_detected"

@@ -18,7 +18,7 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.headers import CREDENTIALS, Headers, extract_key
 from compaction_proxy.gateway.side_requests import SideRequestDetector, SideRequestKind
 from compaction_proxy.support.offload import run_in_worker
-from compaction_proxy.wires.incremental_reader import LITTLE_BYTES
+from compaction_proxy.wires.incremental_reader import MAX_INLINE_BYTES
 from compaction_proxy.wires.prescan import BodyOutline, decode_member, scan_outline
 
 # Several agents may use the same session id, and each of them has a conversation of its own. This header
@@ -33,9 +33,9 @@ _DIGEST_CHARACTERS: Final = 24
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _VERSION: Final = b"\x01"
 # The largest number of cached identities. An identity is cached only if the header fields that it is derived
-# from have at most `_MAX_REMEMBERED_BYTES` bytes.
-_REMEMBERED: Final = 4_096
-_MAX_REMEMBERED_BYTES: Final = 1_024
+# from have at most `_MAX_CACHED_BYTES` bytes.
+_MAX_CACHED_CLIENTS: Final = 4_096
+_MAX_CACHED_BYTES: Final = 1_024
 
 
 def _compute_hmac(secret: bytes, *fields: bytes) -> str:
@@ -62,7 +62,7 @@ def derive_tenant(
     headers: Sequence[tuple[bytes, bytes]],
     secret: bytes,
     origin: str,
-    mode: str,
+    tenant_mode: str,
     *,
     is_client_key: bool = False,
 ) -> str:
@@ -73,12 +73,12 @@ def derive_tenant(
         secret: The secret key of the digests (`server.secret`). Replicas that share a store also share the
             secret.
         origin: The origin of the upstream. Because of it, the same key at two providers gives two tenants.
-        mode: `credential`, `header:NAME` or `none` (`session.tenant`): the header fields that identify the
-            tenant. All requests without such a field belong to one anonymous tenant.
+        tenant_mode: `credential`, `header:NAME` or `none` (`session.tenant`): the header fields that identify
+            the tenant. All requests without such a field belong to one anonymous tenant.
         is_client_key: Whether the credential is one of `server.client_keys`. Such a key gives the same
             tenant, no matter in which header field the client sends it.
     """
-    kind, _, name = mode.partition(":")
+    kind, _, name = tenant_mode.partition(":")
     identifying_names = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
     # Sorted, because the order of header fields with different names has no meaning (RFC 9110 §5.3).
     identifying = sorted(
@@ -127,13 +127,13 @@ def _find_ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> d
     return ids
 
 
-def derive_conversation_id(secret: bytes, tenant: str, kind: str, *values: bytes) -> str:
+def derive_conversation_id(secret: bytes, tenant: str, source: str, *values: bytes) -> str:
     """Derives the id of a conversation, `c_` and 24 hex digits, from the client's own id and its source.
 
-    `kind` is the source, such as the name of a header. `values` are the client's id and the lane, if there is
-    one. Equal values from two sources give two conversations.
+    `source` is the source, such as the name of a header. `values` are the client's id and the lane, if there
+    is one. Equal values from two sources give two conversations.
     """
-    digest = _compute_hmac(secret, b"conversation", tenant.encode(), kind.encode(), *values)
+    digest = _compute_hmac(secret, b"conversation", tenant.encode(), source.encode(), *values)
     return "c_" + digest[:_DIGEST_CHARACTERS]
 
 
@@ -142,8 +142,8 @@ def find_conversation_id(
 ) -> str | None:
     """Returns the id of the conversation that the headers name, or None if they name none.
 
-    The first header of `names` that holds a valid id decides. A valid id has 1 to 256 printable characters,
-    not counting white space around it.
+    The first header of `header_names` that holds a valid id decides. A valid id has 1 to 256 printable
+    characters, not counting white space around it.
     """
     return _find_conversation_and_lane(headers, names, secret, tenant)[0]
 
@@ -168,12 +168,12 @@ class ConversationHint(NamedTuple):
     """The client's own conversation id, found in a request body.
 
     Attributes:
-        kind: The source of the id. If clients also send the id as a header, `kind` is the name of that
+        source: The source of the id. If clients also send the id as a header, `source` is the name of that
             header, so that header and body give the same conversation.
         value: The id, 1 to 256 printable characters in UTF-8.
     """
 
-    kind: str
+    source: str
     value: bytes
 
 
@@ -197,23 +197,25 @@ class IdentityCache:
 
     Args:
         origin: The origin of the upstream.
-        mode: The value of `session.tenant`.
-        names: The headers that may name the conversation (`session.headers`).
+        tenant_mode: The value of `session.tenant`.
+        header_names: The headers that may name the conversation (`session.headers`).
         has_client_keys: Whether `server.client_keys` is set.
     """
 
     def __init__(
-        self, origin: str, mode: str, names: Sequence[str], *, has_client_keys: bool = False
+        self, origin: str, tenant_mode: str, header_names: Sequence[str], *, has_client_keys: bool = False
     ) -> None:
         self._has_client_keys = has_client_keys
         self._origin = origin
-        self._mode = mode
-        self._names = tuple(names)
-        kind, _, name = mode.partition(":")
+        self._mode = tenant_mode
+        self._names = tuple(header_names)
+        kind, _, name = tenant_mode.partition(":")
         credential_fields = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
-        self._identifying_fields = credential_fields.union(name.lower().encode() for name in (*names, _LANE))
-        self._cached_identity = lru_cache(maxsize=_REMEMBERED)(self._compute_identity)
-        self._cached_conversation_id = lru_cache(maxsize=_REMEMBERED)(derive_conversation_id)
+        self._identifying_fields = credential_fields.union(
+            name.lower().encode() for name in (*header_names, _LANE)
+        )
+        self._cached_identity = lru_cache(maxsize=_MAX_CACHED_CLIENTS)(self._compute_identity)
+        self._cached_conversation_id = lru_cache(maxsize=_MAX_CACHED_CLIENTS)(derive_conversation_id)
 
     def identify_client(
         self, headers: Sequence[tuple[bytes, bytes]], header_map: Mapping[bytes, bytes], secret: bytes
@@ -230,7 +232,7 @@ class IdentityCache:
             fields = tuple([(name, header_map[name]) for name in present_names])
         else:  # a field came twice
             fields = tuple([(name, held) for name, held in headers if name in present_names])
-        short = sum([len(field[1]) for field in fields]) <= _MAX_REMEMBERED_BYTES
+        short = sum([len(field[1]) for field in fields]) <= _MAX_CACHED_BYTES
         return self._cached_identity(secret, fields) if short else self._compute_identity(secret, fields)
 
     def apply_hint(self, identity: Identity, hint: ConversationHint, secret: bytes) -> Identity:
@@ -238,7 +240,9 @@ class IdentityCache:
         lane = (identity.lane,) if identity.lane else ()
         return replace(
             identity,
-            conversation=self._cached_conversation_id(secret, identity.tenant, hint.kind, hint.value, *lane),
+            conversation=self._cached_conversation_id(
+                secret, identity.tenant, hint.source, hint.value, *lane
+            ),
         )
 
     def _compute_identity(self, secret: bytes, fields: tuple[tuple[bytes, bytes], ...]) -> Identity:
@@ -256,20 +260,20 @@ def mint_conversation_id(secret: bytes, tenant: str, prefix_digest: bytes) -> st
 
 
 # Members of `metadata` that may name a conversation. The first one with a valid id decides.
-_NAMES: Final = ("session_id", "conversation_id", "thread_id", "chat_id")
+_METADATA_MEMBERS: Final = ("session_id", "conversation_id", "thread_id", "chat_id")
 # Members of `client_metadata` that Codex sends. A thread belongs to one agent, but all agents share a
 # session. So the thread is looked for first.
-_CODEX: Final = ("thread_id", "session_id")
+_CODEX_MEMBERS: Final = ("thread_id", "session_id")
 _CLAUDE_CODE: Final = "x-claude-code-session-id"
-_LEGACY: Final = re.compile(r"user_.+_session_([0-9a-fA-F-]{36})")
+_LEGACY_USER_ID: Final = re.compile(r"user_.+_session_([0-9a-fA-F-]{36})")
 # The form of a randomly generated id: a UUID, or 20 to 64 letters and digits with at least one digit. A short
 # word may come before it, as in `conv_…`. Only such a `prompt_cache_key` names a conversation.
-_DRAWN: Final = re.compile(
+_RANDOM_ID: Final = re.compile(
     r"(?:[A-Za-z]{1,16}[_:-])?(?:[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|(?=\D*\d)[0-9A-Za-z]{20,64})"
 )
 
 
-def find_hint(raw: bytes) -> ConversationHint | None:
+def find_conversation_hint(raw: bytes) -> ConversationHint | None:
     """Returns the client's own conversation id in a request body, or None if the body holds none.
 
     Takes half a millisecond for each megabyte of the body.
@@ -277,27 +281,27 @@ def find_hint(raw: bytes) -> ConversationHint | None:
     members = scan_outline(raw)
     if members is None:
         return None
-    for kind, value in _iterate_candidates(members):
+    for kind, value in _iterate_hint_candidates(members):
         parsed_id = parse_id(value.encode("utf-8", "replace")) if isinstance(value, str) else None
         if parsed_id is not None:
             return ConversationHint(kind, parsed_id)
     return None
 
 
-def _iterate_candidates(members: BodyOutline) -> Iterator[tuple[str, object]]:
+def _iterate_hint_candidates(members: BodyOutline) -> Iterator[tuple[str, object]]:
     """Yields values that may be the conversation id, each with its source. The first valid one decides."""
     if members.litellm_session_id:
         yield "x-litellm-session-id", decode_member(members.litellm_session_id)
     if members.metadata:
         metadata = _decode_object(members.metadata)
-        yield from (("metadata." + name, metadata.get(name)) for name in _NAMES)
+        yield from (("metadata." + name, metadata.get(name)) for name in _METADATA_MEMBERS)
         yield _CLAUDE_CODE, _parse_user_session(metadata.get("user_id"))
     if members.client_metadata:
         client = _decode_object(members.client_metadata)
-        yield from (("client_metadata." + name, client.get(name)) for name in _CODEX)
+        yield from (("client_metadata." + name, client.get(name)) for name in _CODEX_MEMBERS)
     if members.prompt_cache_key:
         key = decode_member(members.prompt_cache_key)
-        yield "prompt_cache_key", key if isinstance(key, str) and _DRAWN.fullmatch(key) else None
+        yield "prompt_cache_key", key if isinstance(key, str) and _RANDOM_ID.fullmatch(key) else None
 
 
 def _decode_object(member: bytes) -> Mapping[str, object]:
@@ -314,7 +318,7 @@ def _parse_user_session(user: object) -> object:
         return None
     if user.startswith("{"):
         return _decode_object(user.encode("utf-8", "replace")).get("session_id")
-    match = _LEGACY.fullmatch(user)
+    match = _LEGACY_USER_ID.fullmatch(user)
     return match[1] if match else None
 
 
@@ -324,17 +328,17 @@ class IdentityResolver:
     Args:
         config: The configuration.
         origin: The origin of the upstream.
-        secret: Returns the key of the digests that tell tenants apart.
+        get_secret: Returns the key of the digests that tell tenants apart.
     """
 
-    def __init__(self, config: Config, origin: str, secret: Callable[[], bytes]) -> None:
+    def __init__(self, config: Config, origin: str, get_secret: Callable[[], bytes]) -> None:
         session = config.session
         has_client_keys = bool(config.server.client_keys)
         self._identities = IdentityCache(
             origin, session.tenant, session.headers, has_client_keys=has_client_keys
         )
         self._body_hints = session.body_hints
-        self._secret = secret
+        self._secret = get_secret
         self._side_requests = SideRequestDetector()
 
     def identify_client(self, headers: Headers, header_map: Mapping[bytes, bytes]) -> Identity:
@@ -344,7 +348,7 @@ class IdentityResolver:
         """
         return self._identities.identify_client(headers, header_map, self._secret())
 
-    async def identify_with_body(
+    async def complete_identity(
         self, identity: Identity, raw: bytes, header_map: Mapping[bytes, bytes]
     ) -> tuple[Identity, SideRequestKind | None]:
         """Completes an identity with the conversation that the request body names.
@@ -355,7 +359,9 @@ class IdentityResolver:
         """
         if identity.conversation is None and self._body_hints:
             hint = (
-                find_hint(raw) if len(raw) <= LITTLE_BYTES else await run_in_worker(partial(find_hint, raw))
+                find_conversation_hint(raw)
+                if len(raw) <= MAX_INLINE_BYTES
+                else await run_in_worker(partial(find_conversation_hint, raw))
             )
             if hint is not None:
                 identity = self._identities.apply_hint(identity, hint, self._secret())

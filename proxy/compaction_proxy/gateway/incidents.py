@@ -21,7 +21,7 @@ class IncidentReporter:
     """Publishes incidents of requests as events, and adds the events to the history of the conversation.
 
     Args:
-        announce: Publishes events.
+        event_bus: Publishes events.
         history: Stores events.
         clock: Returns monotonic seconds.
         now: Returns seconds since the epoch.
@@ -29,24 +29,30 @@ class IncidentReporter:
 
     def __init__(
         self,
-        announce: EventBus,
+        event_bus: EventBus,
         history: EventHistory,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._announce = announce
+        self._announce = event_bus
         self._history = history
         self._clock = clock
         self._now = now
         self._quiet_until: OrderedDict[tuple[str, str | None, str, str | None], float] = OrderedDict()
 
     async def __call__(
-        self, tenant: str, report: CompactionReport, request_id: str, model: str, *, recovered: bool = False
+        self,
+        tenant: str,
+        report: CompactionReport,
+        request_id: str,
+        model: str,
+        *,
+        was_recovered: bool = False,
     ) -> None:
         """Reports a request if something went wrong. Call this after the client has its answer."""
-        kind = RECOVERED if recovered else _KINDS.get(report.status, "")
-        if not kind or self._is_repeated((tenant, report.conversation, kind, report.reason)):
+        kind = RECOVERED if was_recovered else _KINDS.get(report.status, "")
+        if not kind or self._should_suppress((tenant, report.conversation, kind, report.reason)):
             return
         event = Event(
             kind,
@@ -70,7 +76,7 @@ class IncidentReporter:
         if event.conversation:
             await self._history.record_event(tenant, event)
 
-    def _is_repeated(self, incident_key: tuple[str, str | None, str, str | None]) -> bool:
+    def _should_suppress(self, incident_key: tuple[str, str | None, str, str | None]) -> bool:
         now = self._clock()
         quiet_until = self._quiet_until.pop(incident_key, None)
         is_due = quiet_until is None or quiet_until <= now

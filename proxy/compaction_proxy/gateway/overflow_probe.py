@@ -47,14 +47,14 @@ async def _peek_beginning(answer: UpstreamResponse, wire: Wire) -> bytes:
     until = time.monotonic() + HOLD_S
     events = EventSplitter()
     whole = events.feed(beginning)
-    holding = bool(beginning) and wire.may_hold_back(beginning)
+    holding = bool(beginning) and wire.may_hold_back_stream(beginning)
     while holding and len(beginning) < HOLD_BYTES and not answer.is_cut:
         more = await answer.peek_within(len(beginning) + 1, until - time.monotonic())
         late = events.feed(more[len(beginning) :])
-        holding = len(more) > len(beginning) and all(map(wire.may_hold_back, late))
+        holding = len(more) > len(beginning) and all(map(wire.may_hold_back_stream, late))
         whole += late
         beginning = more
-    return b"".join([*dropwhile(wire.may_hold_back, whole), events.flush_rest()])
+    return b"".join([*dropwhile(wire.may_hold_back_stream, whole), events.flush_rest()])
 
 
 def _is_plain(answer: UpstreamResponse) -> bool:

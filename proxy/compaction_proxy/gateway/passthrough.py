@@ -43,9 +43,9 @@ class PassthroughEndpoint:
             UpstreamError: The upstream gave no answer.
             ClientDisconnect: The client left, and the connection to the upstream was closed.
         """
-        if not self.admission.try_acquire():
+        if not self.admission.try_acquire_slot():
             await self.admission.wait_for_slot()
-        hold = self.admission.bodies.open_hold()
+        hold = self.admission.body_budget.open_hold()
         try:
             await self._relay_request(scope, receive, send, hold)
         finally:

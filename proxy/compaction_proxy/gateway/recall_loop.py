@@ -24,7 +24,7 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RECALL_FAILED
 from compaction_proxy.wires.chat.continuation import add_tool, is_prefill
 from compaction_proxy.wires.context_errors import parse_overflow
-from compaction_proxy.wires.incremental_reader import LITTLE_BYTES
+from compaction_proxy.wires.incremental_reader import MAX_INLINE_BYTES
 from compaction_proxy.wires.wire import SearchCall, SearchTool, Wire
 
 # The time limit for all searches of one answer together, in seconds. The client receives nothing meanwhile.
@@ -40,7 +40,7 @@ NO_ROOM: Final = "What was found has no room in the context window. Go on withou
 _ACCEPT_ENCODING: Final = b"accept-encoding"
 
 # Statuses of errors that the search tool cannot cause, and words by which an error about tools is recognised.
-_ABOUT_THE_CLIENT: Final = frozenset({401, 402, 403, 429})
+_CLIENT_ERROR_STATUSES: Final = frozenset({401, 402, 403, 429})
 _TOOLS: Final = re.compile(rb"tool|function", re.IGNORECASE)
 
 # Statuses of requests that must be forwarded as they came.
@@ -58,29 +58,29 @@ class ToolOffer(NamedTuple):
     """A request that offers the search tool to the model.
 
     Attributes:
-        raw: The request body with the tool.
-        bare: The request body without the tool.
+        raw_with_tool: The request body with the tool.
+        raw_without_tool: The request body without the tool.
         has_tools: Whether the client's request carries tools of its own.
-        hops: How often the answer may be continued.
-        memory: Runs the calls of the tool.
-        asker: The tenant and the conversation for which the tool searches.
+        max_hops: How often the answer may be continued.
+        recall_tool: Runs the calls of the tool.
+        context: The tenant and the conversation for which the tool searches.
         wire: The wire of the request.
         tool: The search tool in the format of this wire.
     """
 
-    raw: bytes
-    bare: bytes
+    raw_with_tool: bytes
+    raw_without_tool: bytes
     has_tools: bool
-    hops: int
-    memory: RecallTool
-    asker: RecallContext
+    max_hops: int
+    recall_tool: RecallTool
+    context: RecallContext
     wire: Wire
     tool: SearchTool
 
     @property
     def tool_tokens(self) -> int:
         """The approximate size of the tool in the prompt, in tokens."""
-        return len(self.tool.json) // 4
+        return len(self.tool.definition_json) // 4
 
 
 def apply_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
@@ -90,45 +90,56 @@ def apply_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
     continuation, already has the tool if it is to have it, and stays as it is.
     """
     fields = [each for each in request.headers if each[0] != _ACCEPT_ENCODING]
-    body = tool_offer.raw if request.body is tool_offer.bare else request.body
+    body = tool_offer.raw_with_tool if request.body is tool_offer.raw_without_tool else request.body
     return request._replace(headers=[*fields, (_ACCEPT_ENCODING, b"identity")], body=body)
 
 
-async def run_in_worker_if_large(size: int, work: Callable[[], _T]) -> _T:
-    """Runs `work`, which processes `size` bytes: on the event loop if they are few, else in a thread."""
-    return work() if size <= LITTLE_BYTES else await asyncio.to_thread(work)
+async def run_in_worker_if_large(size_bytes: int, work: Callable[[], _T]) -> _T:
+    """Runs `work`, which processes `size_bytes` bytes.
+
+    On the event loop if they are few, else in a thread.
+    """
+    return work() if size_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
 
 
-async def offer_tool(memory: RecallTool, ask: FitRequest, fit: FitResult) -> ToolOffer | None:
+async def offer_tool(
+    recall_tool: RecallTool, fit_request: FitRequest, fit_result: FitResult
+) -> ToolOffer | None:
     """Returns the request with the search tool, or None if the tool is not offered.
 
     Args:
-        memory: Searches removed messages.
-        ask: The parsed request.
-        fit: The result of the fit, with the body to forward.
+        recall_tool: Searches removed messages.
+        fit_request: The parsed request.
+        fit_result: The result of the fit, with the body to forward.
     """
-    settings, report, tool = ask.settings, fit.report, ask.body.wire.search_tool
+    settings, report, tool = fit_request.settings, fit_result.report, fit_request.body.wire.search_tool
     if tool is None:
         return None
     if settings.recall.tool == "none" or report.conversation is None or report.status in _UNCHANGED_STATUSES:
         return None
-    last = (ask.body.new_pieces or ask.body.messages)[-1]
+    last = (fit_request.body.new_pieces or fit_request.body.messages)[-1]
     try:
-        support = await run_in_worker_if_large(len(fit.raw), lambda: tool.inspect_tools(fit.raw, TOOL_NAME))
+        support = await run_in_worker_if_large(
+            len(fit_result.raw), lambda: tool.inspect_tool_support(fit_result.raw, TOOL_NAME)
+        )
         has_prefill = is_prefill(last)
     except UnreadableBodyError:
         return None
     is_wanted = should_offer_tool(
-        settings, compacted=fit.is_compacted, has_tools=support.has_tools, model=ask.model
+        settings, is_compacted=fit_result.is_compacted, has_tools=support.has_tools, model=fit_request.model
     )
     if not support.can_add_tool or has_prefill or not is_wanted:
         return None
     known_ids = (
-        frozenset(map(format_message_id, fit.usage_basis.prefixes)) if fit.usage_basis else frozenset[str]()
+        frozenset(map(format_message_id, fit_result.usage_basis.prefixes))
+        if fit_result.usage_basis
+        else frozenset[str]()
     )
-    asker = RecallContext(ask.tenant, report.conversation, known_ids)
-    raw, hops = add_tool(support, tool.json), settings.recall.max_hops
-    return ToolOffer(raw, fit.raw, support.has_tools, hops, memory, asker, ask.body.wire, tool)
+    asker = RecallContext(fit_request.tenant, report.conversation, known_ids)
+    raw, hops = add_tool(support, tool.definition_json), settings.recall.max_hops
+    return ToolOffer(
+        raw, fit_result.raw, support.has_tools, hops, recall_tool, asker, fit_request.body.wire, tool
+    )
 
 
 async def is_tool_refusal(answer: UpstreamResponse) -> bool:
@@ -137,7 +148,7 @@ async def is_tool_refusal(answer: UpstreamResponse) -> bool:
     For example, the model may support no tools, or the request may have reached the maximum number of tools.
     """
     status = answer.response.status
-    if status < httpx.codes.BAD_REQUEST or status in _ABOUT_THE_CLIENT:
+    if status < httpx.codes.BAD_REQUEST or status in _CLIENT_ERROR_STATUSES:
         return False
     beginning = await answer.peek(PEEK_BYTES)
     is_refusal = _TOOLS.search(beginning) is not None and parse_overflow(status, beginning) is None
@@ -170,14 +181,14 @@ class RecallLoop:
         self._said: list[dict[str, Any]] = []
         self.wire = tool_offer.wire
         self.tool = tool_offer.tool
-        self.hops = 0
-        self.code = httpx.codes.OK.value
-        self.tap = tool_offer.wire.open_tap(content_type, "")
+        self.hop_count = 0
+        self.status = httpx.codes.OK.value
+        self.client_tap = tool_offer.wire.open_tap(content_type, "")
         self.first_tap = tool_offer.wire.open_tap(content_type, "")
 
-    def can_continue(self, after: int = 0) -> bool:
-        """Returns whether the answer may be continued once more, after `after` further continuations."""
-        return self.hops + after < self._offer.hops
+    def can_continue(self, further_hops: int = 0) -> bool:
+        """Returns whether the answer may be continued once more, after `further_hops` continuations."""
+        return self.hop_count + further_hops < self._offer.max_hops
 
     async def continue_after_calls(
         self, message: dict[str, Any], calls: Sequence[SearchCall]
@@ -195,7 +206,7 @@ class RecallLoop:
             OverloadedError: See `send_request`.
             UpstreamError: See `send_request`.
         """
-        self.hops += 1
+        self.hop_count += 1
         turn = self.tool.build_turn(message, await self._run_calls(calls))
         answer = await self._send_turn(turn)
         if await _close_if_too_long(answer):
@@ -209,10 +220,10 @@ class RecallLoop:
         # The last continuation must not call the tool again. If the client has tools, the search tool is left
         # out. Else it stays and its calls are forbidden: a server may refuse a request that defines no tools
         # although its messages contain tool calls.
-        last = offer.bare if offer.has_tools else self.tool.forbid_calls(offer.raw)
-        if offer.has_tools and self.tool.binds_tools(turns):
-            last = offer.raw  # if the model calls the tool again, the client does not see that call
-        raw = offer.raw if self.can_continue() else last
+        last = offer.raw_without_tool if offer.has_tools else self.tool.forbid_calls(offer.raw_with_tool)
+        if offer.has_tools and self.tool.requires_same_tools(turns):
+            last = offer.raw_with_tool  # if the model calls the tool again, the client does not see that call
+        raw = offer.raw_with_tool if self.can_continue() else last
         return await self._send_body(await asyncio.to_thread(self.tool.continue_request, raw, turns))
 
     async def _run_calls(self, calls: Sequence[SearchCall]) -> list[str]:
@@ -220,11 +231,11 @@ class RecallLoop:
         run = [await self._run_call(call.arguments, until) for call in calls[:MAX_CALLS]]
         return [*run, *[TOO_MANY for _ in calls[MAX_CALLS:]]]
 
-    async def _run_call(self, arguments: str, until: float) -> str:
+    async def _run_call(self, arguments: str, deadline: float) -> str:
         text = NOT_NOW
         with suppress_and_report(_log_recall_failed):
-            async with asyncio.timeout_at(until):
-                text = await self._offer.memory.answer_call(self._offer.asker, arguments)
+            async with asyncio.timeout_at(deadline):
+                text = await self._offer.recall_tool.answer_call(self._offer.context, arguments)
         return text
 
 

@@ -24,7 +24,7 @@ from compaction_proxy.gateway.headers import Headers, to_client_headers
 from compaction_proxy.gateway.recall_loop import RecallLoop, run_in_worker_if_large
 from compaction_proxy.gateway.upstream import PEEK_BYTES, UpstreamResponse, relay_response, send_error
 from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import TAP_FAILED
+from compaction_proxy.support.log_events import RELAY_TAP_FAILED
 from compaction_proxy.wires.chat.continuation import encode_ascii_json
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.wire import AnswerJoiner, StreamJoiner
@@ -49,7 +49,7 @@ ExtraHeaders = Sequence[tuple[bytes, bytes]]
 
 
 async def relay_with_recall(
-    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra: ExtraHeaders
+    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra_headers: ExtraHeaders
 ) -> bool:
     """Relays an answer with status 200. If it calls the search tool, relays its continuations as well.
 
@@ -60,23 +60,23 @@ async def relay_with_recall(
         recall_loop: Continues the answer.
         answer: The upstream's first answer.
         send: The client's ASGI send channel.
-        extra: The proxy's own header fields, appended to the upstream's.
+        extra_headers: The proxy's own header fields, appended to the upstream's.
     """
-    if not _is_plain(answer) and Inflater(answer.get_field(b"content-encoding"), 0).failed:
-        return await _relay_unchanged(recall_loop, answer, send, extra)
+    if not _is_plain(answer) and Inflater(answer.get_field(b"content-encoding"), 0).has_failed:
+        return await _relay_unchanged(recall_loop, answer, send, extra_headers)
     if _is_stream(answer):
-        return await _relay_stream(recall_loop, answer, send, extra)
-    return await _relay_whole(recall_loop, answer, send, extra)
+        return await _relay_stream(recall_loop, answer, send, extra_headers)
+    return await _relay_whole_answer(recall_loop, answer, send, extra_headers)
 
 
 async def _relay_unchanged(
-    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra: ExtraHeaders
+    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra_headers: ExtraHeaders
 ) -> bool:
-    recall_loop.code = answer.response.status
-    recall_loop.tap = recall_loop.wire.open_tap(
+    recall_loop.status = answer.response.status
+    recall_loop.client_tap = recall_loop.wire.open_tap(
         answer.get_field(b"content-type"), answer.get_field(b"content-encoding")
     )
-    return await relay_response(answer, send, extra=extra, tap=recall_loop.tap.feed)
+    return await relay_response(answer, send, extra_headers=extra_headers, tap=recall_loop.client_tap.feed)
 
 
 def _is_stream(answer: UpstreamResponse) -> bool:
@@ -87,20 +87,20 @@ def _is_plain(answer: UpstreamResponse) -> bool:
     return answer.get_field(b"content-encoding").strip().lower() in IDENTITY
 
 
-def _build_headers(first: HttpResponse, extra: ExtraHeaders) -> Headers:
-    """Returns the header fields for the client: those of the first answer, and `extra`.
+def _build_headers(first: HttpResponse, extra_headers: ExtraHeaders) -> Headers:
+    """Returns the header fields for the client: those of the first answer, and `extra_headers`.
 
     The length and the encoding of the body are left out, because the joined answer has other bytes.
     """
     fields = to_client_headers(first.status, first.headers)
-    return [*[each for each in fields if each[0].lower() not in _FRAMING], *extra]
+    return [*[each for each in fields if each[0].lower() not in _FRAMING], *extra_headers]
 
 
 async def _relay_stream(
-    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra: ExtraHeaders
+    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra_headers: ExtraHeaders
 ) -> bool:
-    stream, client = recall_loop.tool.open_stream(TOOL_NAME), _ClientStream(recall_loop, send)
-    headers = _build_headers(answer.response, extra)
+    stream, client = recall_loop.tool.open_stream_joiner(TOOL_NAME), _ClientStream(recall_loop, send)
+    headers = _build_headers(answer.response, extra_headers)
     try:
         await send({"type": "http.response.start", "status": answer.response.status, "headers": headers})
         await _forward_stream(stream, answer, client)
@@ -132,10 +132,10 @@ class _ClientStream:
         send: The client's ASGI send channel.
     """
 
-    __slots__ = ("_send", "course")
+    __slots__ = ("_send", "recall_loop")
 
     def __init__(self, recall_loop: RecallLoop, send: Send) -> None:
-        self.course = recall_loop
+        self.recall_loop = recall_loop
         self._send = send
 
     async def send_data(self, data: bytes) -> None:
@@ -143,13 +143,13 @@ class _ClientStream:
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             with suppress_and_report(_log_tap_failed):
-                self.course.tap.feed(data)
+                self.recall_loop.client_tap.feed(data)
 
-    def observe_upstream(self, data: bytes) -> None:
+    def feed_first_tap(self, data: bytes) -> None:
         """Feeds data from the upstream to `first_tap`, unless the data belongs to a later answer."""
-        if not self.course.hops:
+        if not self.recall_loop.hop_count:
             with suppress_and_report(_log_tap_failed):
-                self.course.first_tap.feed(data)
+                self.recall_loop.first_tap.feed(data)
 
 
 async def _forward_stream(stream: StreamJoiner, answer: UpstreamResponse, client: _ClientStream) -> None:
@@ -164,37 +164,37 @@ async def _forward_stream(stream: StreamJoiner, answer: UpstreamResponse, client
     clock, until = asyncio.get_running_loop().time, None
     while chunk := await _read_until(answer, until):
         for data in _inflate_chunks(chunk, packed):
-            client.observe_upstream(data)
+            client.feed_first_tap(data)
             await client.send_data(stream.feed(data))
-        if stream.done and stream.calls:
+        if stream.is_done and stream.calls:
             until = until or clock() + LINGER_S
             if clock() > until:
                 break
     await client.send_data(stream.flush_rest())
 
 
-async def _read_until(answer: UpstreamResponse, until: float | None) -> bytes:
+async def _read_until(answer: UpstreamResponse, deadline: float | None) -> bytes:
     """Returns the next bytes of an answer; empty at its end.
 
-    `until` is the deadline on the event loop's clock; None sets no limit. It is set once the upstream has
+    `deadline` is the deadline on the event loop's clock; None sets no limit. It is set once the upstream has
     marked the answer as done and another answer continues it. From then on nothing more is needed from this
     answer, so a missed deadline and a cut count as its end.
     """
-    if until is None:
+    if deadline is None:
         return await answer.read()
     with suppress(TimeoutError, httpx.TransportError):
-        async with asyncio.timeout_at(until):
+        async with asyncio.timeout_at(deadline):
             return await answer.read()
     return b""
 
 
-def _inflate_chunks(chunk: bytes, packed: Inflater | None) -> Iterator[bytes]:
-    if packed is None:
+def _inflate_chunks(chunk: bytes, inflater: Inflater | None) -> Iterator[bytes]:
+    if inflater is None:
         yield chunk
         return
     for start in range(0, len(chunk), INFLATE_STEP_BYTES):
-        yield packed.feed(chunk[start : start + INFLATE_STEP_BYTES])
-        if packed.failed:
+        yield inflater.feed(chunk[start : start + INFLATE_STEP_BYTES])
+        if inflater.has_failed:
             raise httpx.RemoteProtocolError("the answer cannot be inflated")
 
 
@@ -213,10 +213,10 @@ async def _build_stream_error(answer: UpstreamResponse, recall_loop: RecallLoop)
     return recall_loop.wire.encode_error(UpstreamError(*_BROKEN))
 
 
-async def _relay_whole(
-    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra: ExtraHeaders
+async def _relay_whole_answer(
+    recall_loop: RecallLoop, answer: UpstreamResponse, send: Send, extra_headers: ExtraHeaders
 ) -> bool:
-    joiner, first = recall_loop.tool.open_answer(TOOL_NAME), answer.response
+    joiner, first = recall_loop.tool.open_answer_joiner(TOOL_NAME), answer.response
     try:
         body = await _join_answer(joiner, answer, recall_loop)
         while body is None:
@@ -226,22 +226,22 @@ async def _relay_whole(
                 break
             body = await _join_answer(joiner, answer, recall_loop)
         if not body:  # an error, or an answer to relay as it came
-            return await _relay_unchanged(recall_loop, answer, send, extra)
+            return await _relay_unchanged(recall_loop, answer, send, extra_headers)
     except (OverloadedError, UpstreamError) as error:
-        recall_loop.code = error.status
-        await send_error(send, error, extra, recall_loop.wire.encode_error)
+        recall_loop.status = error.status
+        await send_error(send, error, extra_headers, recall_loop.wire.encode_error)
         return False
     finally:
         await answer.aclose()
-    headers = [*_build_headers(first, extra), (b"content-length", b"%d" % len(body))]
+    headers = [*_build_headers(first, extra_headers), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": first.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-    recall_loop.tap.feed(body)
+    recall_loop.client_tap.feed(body)
     return True
 
 
 async def _join_answer(
-    hidden: AnswerJoiner, answer: UpstreamResponse, recall_loop: RecallLoop
+    joiner: AnswerJoiner, answer: UpstreamResponse, recall_loop: RecallLoop
 ) -> bytes | None:
     """Returns the body for the client, or None if the answer has to be continued.
 
@@ -252,34 +252,34 @@ async def _join_answer(
         UpstreamError: A later answer was cut, is too large, or cannot be joined to the first one.
     """
     body = await _peek_whole_body(answer, MAX_ANSWER_BYTES)
-    if not body and not recall_loop.hops:
+    if not body and not recall_loop.hop_count:
         return b""
-    if not body or (recall_loop.hops and _is_stream(answer)):
+    if not body or (recall_loop.hop_count and _is_stream(answer)):
         raise UpstreamError(*_BROKEN)
     joined = await run_in_worker_if_large(
-        len(body), lambda: hidden.join_answer(body, may_answer_calls=recall_loop.can_continue())
+        len(body), lambda: joiner.join_answer(body, may_answer_calls=recall_loop.can_continue())
     )
-    if recall_loop.hops and joined == b"":
+    if recall_loop.hop_count and joined == b"":
         raise UpstreamError(*_BROKEN)
-    if not recall_loop.hops:
+    if not recall_loop.hop_count:
         recall_loop.first_tap.feed(body)
-    return b"" if joined is body and not recall_loop.hops else joined
+    return b"" if joined is body and not recall_loop.hop_count else joined
 
 
-async def _peek_whole_body(answer: UpstreamResponse, limit: int) -> bytes | None:
+async def _peek_whole_body(answer: UpstreamResponse, limit_bytes: int) -> bytes | None:
     """Returns the whole body, decompressed.
 
-    Returns None if the body exceeds `limit` bytes, was cut or cannot be decompressed.
+    Returns None if the body exceeds `limit_bytes` bytes, was cut or cannot be decompressed.
     """
-    raw = await answer.peek(limit + 1)
-    if len(raw) > limit or answer.is_cut:
+    raw = await answer.peek(limit_bytes + 1)
+    if len(raw) > limit_bytes or answer.is_cut:
         return None
     if _is_plain(answer):
         return raw
-    inflater = Inflater(answer.get_field(b"content-encoding"), limit)
+    inflater = Inflater(answer.get_field(b"content-encoding"), limit_bytes)
     body = inflater.feed(raw)
-    return None if inflater.failed else body
+    return None if inflater.has_failed else body
 
 
 def _log_tap_failed(error: BaseException) -> None:
-    _log.warning(TAP_FAILED, error=type(error).__name__)
+    _log.warning(RELAY_TAP_FAILED, error=type(error).__name__)

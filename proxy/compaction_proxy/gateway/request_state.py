@@ -29,18 +29,18 @@ from compaction_proxy.wires.wire import TokenUsage
 # shown to clients. They give access to nothing, so they need not be hard to guess.
 _PROCESS = token_hex(5)
 _NUMBERS = count(1)
-_GIVEN = re.compile(rb"[!-~]{1,128}")
-_NOTHING = CompactionReport(CompactionStatus.NONE)
-IDEMPOTENCY = b"idempotency-key"
+_SHOWABLE_ID = re.compile(rb"[!-~]{1,128}")
+_EMPTY_REPORT = CompactionReport(CompactionStatus.NONE)
+IDEMPOTENCY_HEADER = b"idempotency-key"
 
 
-def choose_request_id(given: bytes | None) -> str:
+def choose_request_id(client_request_id: bytes | None) -> str:
     """Returns the client's request id (`x-request-id`), or a new one.
 
     The client's id is used if it consists of 1 to 128 visible ASCII characters.
     """
-    if given is not None and _GIVEN.fullmatch(given):
-        return given.decode("ascii")
+    if client_request_id is not None and _SHOWABLE_ID.fullmatch(client_request_id):
+        return client_request_id.decode("ascii")
     return f"r_{_PROCESS}{next(_NUMBERS):x}"
 
 
@@ -52,22 +52,22 @@ class RequestState:
         identity: The tenant, and the conversation that the headers or the body name.
         raw: The client's body, decoded; empty once it is no longer needed.
         scope: The ASGI scope of the request, as if its body had come decoded.
-        control: What the client asks for in its control headers.
-        size: Size of the decoded body in bytes.
+        control_headers: What the client asks for in its control headers.
+        size_bytes: Size of the decoded body in bytes.
         request_id: The id of the request.
-        hold: The body's share of the memory budget for bodies in progress.
+        body_hold: The body's share of the memory budget for bodies in progress.
         side_kind: The kind of side call, or None if the request is no side call. The proxy learns nothing
             from a side call, and records its figures for no conversation.
         original: The request with its encoded body, as the client sent it. None if the body was not encoded,
             or if the request can no longer be forwarded in this form.
-        opaque: Whether the body cannot be decoded, so that nothing in it is read.
-        fit: The result of the fit, with the body to forward. None if the body is forwarded as it came,
+        is_undecodable: Whether the body cannot be decoded, so that nothing in it is read.
+        fit_result: The result of the fit, with the body to forward. None if the body is forwarded as it came,
             unread.
-        ask: The parsed request, or None if the request was not read.
-        model: The requested model of a request that is not parsed; empty if it is unknown. Otherwise `ask`
-            has the model.
-        code: The upstream's status code; 0 while there is no answer.
-        at: The time when the request came, in seconds since the epoch.
+        fit_request: The parsed request, or None if the request was not read.
+        model: The requested model of a request that is not parsed; empty if it is unknown. Otherwise
+            `fit_request` has the model.
+        status: The upstream's status code; 0 while there is no answer.
+        received_at: The time when the request came, in seconds since the epoch.
         started: The time when the request came, in monotonic seconds.
         waited_s: Seconds that the proxy waited for answers of the upstream to begin, retries included.
         first_byte_s: The part of `waited_s` that belongs to the last call, whose answer is relayed. None
@@ -75,44 +75,47 @@ class RequestState:
         overhead_s: Seconds from the arrival of the request until the relay of its answer begins, without
             `waited_s`.
         trace: Records the spans of the request. None disables tracing.
-        recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
-        offer: The request with the search tool; None if the tool is not offered.
+        was_recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
+        tool_offer: The request with the search tool; None if the tool is not offered.
         trigger: The same request without the compaction trigger at its end; None if it has no trigger.
         recall_loop: Continues the answer after calls of the search tool; None if the answer is relayed
             directly.
-        search: The task that looks for the conversation while the answer is relayed; None if there is none.
+        conversation_search: The task that looks for the conversation while the answer is relayed; None if
+            there is none.
     """
 
     identity: Identity
     raw: bytes
     scope: Scope
-    control: ControlHeaders
-    size: int
+    control_headers: ControlHeaders
+    size_bytes: int
     request_id: str
-    hold: BodyHold
+    body_hold: BodyHold
     side_kind: SideRequestKind | None = None
     original: OriginalRequest | None = None
-    opaque: bool = False
-    fit: FitResult | None = None
-    ask: FitRequest | None = None
+    is_undecodable: bool = False
+    fit_result: FitResult | None = None
+    fit_request: FitRequest | None = None
     model: str = ""
-    code: int = 0
-    at: float = field(default_factory=time.time)
+    status: int = 0
+    received_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.perf_counter)
     waited_s: float = 0.0
     first_byte_s: float | None = None
     overhead_s: float = 0.0
     trace: RequestTrace | None = None
-    recovered: bool = False
-    offer: ToolOffer | None = None
+    was_recovered: bool = False
+    tool_offer: ToolOffer | None = None
     trigger: TriggerRequest | None = None
     recall_loop: RecallLoop | None = None
-    search: asyncio.Task[str | None] | None = None
+    conversation_search: asyncio.Task[str | None] | None = None
 
     @property
     def conversation(self) -> str | None:
         """The id of the conversation; None if it is not known."""
-        return (self.fit.report.conversation if self.fit else None) or self.identity.conversation
+        return (
+            self.fit_result.report.conversation if self.fit_result else None
+        ) or self.identity.conversation
 
     @property
     def _recorded_conversation(self) -> str | None:
@@ -122,26 +125,30 @@ class RequestState:
     @property
     def should_learn(self) -> bool:
         """Whether the proxy needs the token counts in the answer, so that the answer must be watched."""
-        return self.ask is not None or self.conversation is not None or self.search is not None
+        return (
+            self.fit_request is not None
+            or self.conversation is not None
+            or self.conversation_search is not None
+        )
 
     @property
     def has_failed(self) -> bool:
         """Whether the upstream answered with an error."""
-        return self.code >= FIRST_ERROR_STATUS
+        return self.status >= FIRST_ERROR_STATUS
 
     @property
     def prefix_digests(self) -> tuple[bytes, ...]:
         """The prefix digests of the client's messages; empty if they were not read."""
         return (
-            self.fit.usage_basis.prefixes
-            if self.fit and self.fit.usage_basis and self.side_kind is None
+            self.fit_result.usage_basis.prefixes
+            if self.fit_result and self.fit_result.usage_basis and self.side_kind is None
             else ()
         )
 
     @property
     def token_estimates(self) -> tuple[int, int]:
         """The estimated tokens of the client's request and of the forwarded one; zeros without a fit."""
-        return (self.fit.client_tokens, self.fit.estimate) if self.fit else (0, 0)
+        return (self.fit_result.client_tokens, self.fit_result.estimate) if self.fit_result else (0, 0)
 
     def drop_reused_idempotency_key(self, request: HttpRequest) -> HttpRequest:
         """Returns a request to the upstream. All but the first lose the client's idempotency key.
@@ -151,9 +158,9 @@ class RequestState:
         """
         if self.first_byte_s is None:
             return request
-        return request._replace(headers=[each for each in request.headers if each[0] != IDEMPOTENCY])
+        return request._replace(headers=[each for each in request.headers if each[0] != IDEMPOTENCY_HEADER])
 
-    def record_wait(self, seconds: float) -> None:
+    def record_upstream_wait(self, seconds: float) -> None:
         """Records that the upstream answered, or failed to answer, after this many seconds."""
         if self.recall_loop is None:  # otherwise the call continues an answer that has begun
             self.waited_s += seconds
@@ -171,17 +178,17 @@ class RequestState:
 
         For a request that passed the gate, they contain only the status of the compaction.
         """
-        if self.fit is None:
+        if self.fit_result is None:
             return UNREAD_HEADERS
-        if self.ask is None:
-            return build_report_headers(self.fit.report)
-        headers = build_report_headers(self.fit.report, self.overhead_s)
+        if self.fit_request is None:
+            return build_report_headers(self.fit_result.report)
+        headers = build_report_headers(self.fit_result.report, self.overhead_s)
         headers.append((b"x-compaction-request-id", self.request_id.encode()))
         return headers
 
     def to_fit_result(self) -> FitResult:
         """Returns the result of the fit. Without one, returns a result that holds the unchanged body."""
-        return self.fit or FitResult(self.raw, 0, _NOTHING)
+        return self.fit_result or FitResult(self.raw, 0, _EMPTY_REPORT)
 
     def release_bodies(self) -> None:
         """Frees bodies that are not needed while the answer streams.
@@ -189,28 +196,35 @@ class RequestState:
         These are the encoded body, and the decoded one if the request was not parsed.
         """
         self.original = None  # only a continuation can be sent from here on, and it has another body
-        if self.ask is None:
+        if self.fit_request is None:
             self.raw = b""
-            self.hold.release()
-            self.fit = self.fit and replace(self.fit, raw=b"")
+            self.body_hold.release()
+            self.fit_result = self.fit_result and replace(self.fit_result, raw=b"")
 
     def to_completed_request(self, usage: TokenUsage | None) -> CompletedRequest:
         """Returns the record of the request for the work that follows its answer."""
-        model = self.ask.model if self.ask else self.model
+        model = self.fit_request.model if self.fit_request else self.model
         identity_fields = self.identity.tenant, self._recorded_conversation, model, self.request_id
-        fit = self.fit
-        if self.offer is not None and fit is not None and fit.estimate:
-            fit = replace(fit, estimate=fit.estimate + self.offer.tool_tokens)
+        fit = self.fit_result
+        if self.tool_offer is not None and fit is not None and fit.estimate:
+            fit = replace(fit, estimate=fit.estimate + self.tool_offer.tool_tokens)
         if (
-            self.recall_loop is not None and self.recall_loop.hops
+            self.recall_loop is not None and self.recall_loop.hop_count
         ):  # only the first answer counts the input that was estimated
             usage = self.recall_loop.first_tap.result()
         side = self.side_kind is not None
         return CompletedRequest(
-            *identity_fields, usage, self.scope, self.ask, fit, self.has_failed, self.recovered, side
+            *identity_fields,
+            usage,
+            self.scope,
+            self.fit_request,
+            fit,
+            self.has_failed,
+            self.was_recovered,
+            side,
         )
 
-    def record_end(self, usage: TokenUsage | None, origin: str, notes: ExchangeRecorder) -> None:
+    def record_end(self, usage: TokenUsage | None, origin: str, exchange_recorder: ExchangeRecorder) -> None:
         """Records the figures of the request and ends its trace.
 
         If no request was sent to the upstream, no figures are recorded.
@@ -218,17 +232,19 @@ class RequestState:
         Args:
             usage: The token counts that the upstream reported, if any.
             origin: The origin of the upstream.
-            notes: Records the figures.
+            exchange_recorder: Records the figures.
         """
         first_s = self.first_byte_s
-        if self.fit is None and first_s is not None:
+        if self.fit_result is None and first_s is not None:
             account = self.identity.tenant, self._recorded_conversation, origin
-            notes.record_unread(*account, self.model, self.code, self._build_unread(usage, first_s))
-        if self.fit is None and self.trace is None:
+            exchange_recorder.record_unread(
+                *account, self.model, self.status, self._build_unread(usage, first_s)
+            )
+        if self.fit_result is None and self.trace is None:
             return
         exchange = self.build_exchange(usage)
-        if self.fit is not None and first_s is not None:
-            notes.record_exchange(
+        if self.fit_result is not None and first_s is not None:
+            exchange_recorder.record_exchange(
                 self.identity.tenant,
                 self._recorded_conversation,
                 origin,
@@ -248,23 +264,25 @@ class RequestState:
         if usage is not None:
             prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
         times = self.overhead_s, first_s, self._compute_upstream_s(first_s)
-        return UnreadExchange(self.at, self.request_id, self.size, prompt, completion, cached, *times)
+        return UnreadExchange(
+            self.received_at, self.request_id, self.size_bytes, prompt, completion, cached, *times
+        )
 
     def build_exchange(self, usage: TokenUsage | None) -> Exchange:
         """Returns the figures of the request and its answer."""
         first_s = self.first_byte_s
         upstream_s = None if first_s is None else self._compute_upstream_s(first_s)
-        report = self.fit.report if self.fit else _NOTHING
+        report = self.fit_result.report if self.fit_result else _EMPTY_REPORT
         return Exchange(
-            self.at,
-            self.ask.model if self.ask else self.model,
+            self.received_at,
+            self.fit_request.model if self.fit_request else self.model,
             report.status.value,
-            self.code,
+            self.status,
             self.request_id,
             report.strategy or "",
             report.round,
             report.reason or "",
-            self.size,
+            self.size_bytes,
             report.messages_before,
             report.messages_after,
             report.tokens_before,
@@ -277,19 +295,19 @@ class RequestState:
             self.overhead_s,
             first_s,
             upstream_s,
-            *self._count_recalls(usage),
+            *self._count_continuations(usage),
         )
 
-    def _count_recalls(self, usage: TokenUsage | None) -> tuple[int | None, int | None, int | None]:
+    def _count_continuations(self, usage: TokenUsage | None) -> tuple[int | None, int | None, int | None]:
         """Returns the number of continuations, and how many prompt and cached tokens they took together.
 
         All three are None if the answer was not continued. The tokens are None if the upstream did not report
         them.
         """
-        if self.recall_loop is None or not self.recall_loop.hops:
+        if self.recall_loop is None or not self.recall_loop.hop_count:
             return None, None, None
         first = self.recall_loop.first_tap.result()
         if usage is None or first is None:
-            return self.recall_loop.hops, None, None
+            return self.recall_loop.hop_count, None, None
         extra = usage.prompt_tokens - first.prompt_tokens, usage.cached_tokens - first.cached_tokens
-        return self.recall_loop.hops, max(0, extra[0]), max(0, extra[1])
+        return self.recall_loop.hop_count, max(0, extra[0]), max(0, extra[1])

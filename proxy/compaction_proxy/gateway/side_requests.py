@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from compaction_proxy.core.title_request import is_client_prompt, is_title_prompt, is_title_request
+from compaction_proxy.core.title_request import is_side_request_prompt, is_title_prompt, is_title_request
 from compaction_proxy.wires.prescan import decode_member, read_texts, scan_outline
 
 # The header field in which Claude Code classifies a request: `main`, `subagent`, `workflow`, `compaction` or
@@ -30,18 +30,18 @@ _TOKENS: Final = b'tokens"'
 # Inside a JSON string these quotes would be escaped. So a match is always a whole key or a whole value.
 _TOOLS: Final = b'"tools"'
 # Texts that occur only in requests in which the model has already said something.
-_PAST: Final = (b'"assistant"', b'_call"', b'_output"')
+_HISTORY_MARKS: Final = (b'"assistant"', b'_call"', b'_output"')
 # Every request for a summary from a known client contains one of these texts.
-_SUMMARIES: Final = (b"partial conversation", b"context summarization")
+_SUMMARY_PHRASES: Final = (b"partial conversation", b"context summarization")
 # Every request for a title, for tags or for follow-up questions contains one of these texts.
-_TITLES: Final = (
+_TITLE_PHRASES: Final = (
     b"itle",
     b"tags",
     b"eadline",
     b"ollow-up",
     b"this session",
     b"commit messages",
-    *_SUMMARIES,
+    *_SUMMARY_PHRASES,
 )
 # The most conversations for which the proxy remembers whether their requests carry tools, and the number of
 # requests of each conversation that it searches for tools.
@@ -58,15 +58,16 @@ class SideRequestKind(Enum):
     """The side call carries the conversation's messages, so the conversation's checkpoint applies to it."""
 
 
-def classify_side_request(raw: bytes, kind: bytes, *, has_tools: bool) -> SideRequestKind | None:
+def classify_side_request(raw: bytes, request_class: bytes, *, has_tools: bool) -> SideRequestKind | None:
     """Returns the kind of side call that a request is, or None if it is no side call.
 
     Args:
         raw: The request body.
-        kind: The class that the client gives to the request (`CLASS_HEADER`); empty if it gives none.
+        request_class: The class that the client gives to the request (`CLASS_HEADER`); empty if it gives
+            none.
         has_tools: Whether earlier requests of the conversation carried tools.
     """
-    if kind == _AUXILIARY:
+    if request_class == _AUXILIARY:
         return _classify_by_history(raw)
     size = len(raw)
     if size <= MAX_PROBE_BYTES and _TOKENS in raw and _is_probe(raw):
@@ -76,7 +77,7 @@ def classify_side_request(raw: bytes, kind: bytes, *, has_tools: bool) -> SideRe
     if _TOOLS in raw or _classify_by_history(raw) is SideRequestKind.WITHIN:
         return None
     if size > MAX_TITLE_BYTES:
-        return SideRequestKind.ALONE if any(map(is_client_prompt, read_texts(raw)[0])) else None
+        return SideRequestKind.ALONE if any(map(is_side_request_prompt, read_texts(raw)[0])) else None
     return SideRequestKind.ALONE if has_tools or _asks_for_title(raw) else None
 
 
@@ -91,7 +92,7 @@ def _is_probe(raw: bytes) -> bool:
 
 def _asks_for_title(raw: bytes) -> bool:
     """Returns whether a client asks for a title or the like, even for a conversation that has not begun."""
-    if not any(each in raw for each in _TITLES):
+    if not any(each in raw for each in _TITLE_PHRASES):
         return False
     system, user = read_texts(raw)
     return any(map(is_title_prompt, system)) or any(map(is_title_request, user))
@@ -100,7 +101,7 @@ def _asks_for_title(raw: bytes) -> bool:
 def _may_ask_for_summary(raw: bytes) -> bool:
     """Returns whether a request may ask for a summary of a conversation that it quotes in its own text."""
     edges = raw[:EDGE_BYTES] + raw[-EDGE_BYTES:]
-    return any(each in edges for each in _SUMMARIES)
+    return any(each in edges for each in _SUMMARY_PHRASES)
 
 
 def _classify_by_history(raw: bytes) -> SideRequestKind:
@@ -109,7 +110,7 @@ def _classify_by_history(raw: bytes) -> SideRequestKind:
 
 def has_history(raw: bytes) -> bool:
     """Returns whether a body may contain earlier answers or tool calls of the model."""
-    return any(each in raw for each in _PAST)
+    return any(each in raw for each in _HISTORY_MARKS)
 
 
 class SideRequestDetector:
@@ -136,15 +137,15 @@ class SideRequestDetector:
             raw, header_map.get(CLASS_HEADER, b""), has_tools=inspected > _MAX_INSPECTED
         )
         if conversation is not None and side_kind is None and inspected < _MAX_INSPECTED:
-            self._look_for_tools(raw, conversation, inspected)
+            self._record_tools(raw, conversation, inspected)
         return side_kind
 
-    def _look_for_tools(self, raw: bytes, conversation: str, inspected: int) -> None:
+    def _record_tools(self, raw: bytes, conversation: str, inspected_count: int) -> None:
         """Looks for tools in one of the first requests of a conversation, and remembers the result.
 
         Later requests are not searched, because the search reads the whole body.
         """
-        self._inspected[conversation] = _MAX_INSPECTED + 1 if _TOOLS in raw else inspected + 1
+        self._inspected[conversation] = _MAX_INSPECTED + 1 if _TOOLS in raw else inspected_count + 1
         self._inspected.move_to_end(conversation)
         if len(self._inspected) > MAX_CONVERSATIONS:
             self._inspected.popitem(last=False)

@@ -24,7 +24,7 @@ from compaction_proxy.gateway.side_requests import has_history
 from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.pricing import PriceBook
-from compaction_proxy.wires.prescan import find_models, find_output_limits, has_media
+from compaction_proxy.wires.prescan import find_models, find_output_limits, may_have_media
 
 # A larger body is always parsed. The gate would have to search the whole body for models and media. In a
 # known conversation that takes more time than parsing, because only the new messages are parsed.
@@ -36,7 +36,7 @@ MAX_MODELS = 8
 CACHE_S = 1.0
 MAX_CACHED = 4_096
 # A number of output tokens that is larger than any request can ask for. It gives the strictest limits.
-ANY_OUTPUT = 10**18
+UNBOUNDED_OUTPUT_TOKENS = 10**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +45,28 @@ class _SizeLimit:
 
     Attributes:
         calibration: How the upstream counts tokens.
-        least: The fewest tokens at which the proxy may start a compaction or prepare one.
-        limit: The most input tokens with which a request may be forwarded unchanged.
+        min_trigger_tokens: The fewest tokens at which the proxy may start a compaction or prepare one.
+        limit_tokens: The most input tokens with which a request may be forwarded unchanged.
     """
 
     calibration: Calibration
-    least: int
-    limit: int
+    min_trigger_tokens: int
+    limit_tokens: int
 
-    def can_hold(self, size: int) -> bool:
-        """Returns whether `size` bytes certainly make fewer tokens than `least`, and at most `limit`."""
+    def allows_size(self, size_bytes: int) -> bool:
+        """Returns whether `size_bytes` are certainly under the smallest trigger and within the limit."""
         return (
-            self.calibration.predict_tokens(size) < self.least
-            and self.calibration.predict_upper_bound(size) <= self.limit
+            self.calibration.predict_tokens(size_bytes) < self.min_trigger_tokens
+            and self.calibration.predict_upper_bound(size_bytes) <= self.limit_tokens
         )
 
-    def compute_safe_size(self) -> float:
+    def compute_safe_bytes(self) -> float:
         """Returns a size in bytes that certainly passes.
 
         It is at most one byte smaller than the largest size that passes.
         """
         factor = self.calibration.ratio * math.exp(self.calibration.margin)
-        return min(self.least - 1, self.limit) / factor - 1
+        return min(self.min_trigger_tokens - 1, self.limit_tokens) / factor - 1
 
 
 _PASSES_NOTHING = _SizeLimit(Calibration(0.0, 0.0), 0, 0)
@@ -120,7 +120,7 @@ class SizeGate:
             size_bytes: Size of the request that was compacted. Above `MAX_BYTES`, other processes are not
                 told, because such a request passes no gate anyway.
         """
-        await self._compacted.add(tenant, conversation, is_listed=size_bytes <= MAX_BYTES)
+        await self._compacted.add(tenant, conversation, should_publish=size_bytes <= MAX_BYTES)
 
     @staticmethod
     def find_candidate_models(raw: bytes, deployment: str | None) -> AbstractSet[str]:
@@ -150,15 +150,15 @@ class SizeGate:
         size = len(raw)
         if size > MAX_BYTES or self._has_pending_action(tenant, conversation, raw):
             return False
-        if not 0 < len(models) <= MAX_MODELS or has_media(raw):
+        if not 0 < len(models) <= MAX_MODELS or may_have_media(raw):
             return False
         if size <= min([self._get_safe_size(tenant, model) for model in models]):
             return True
         output = max(find_output_limits(raw), default=None)
         limits = [self._compute_size_limit(tenant, model, output) for model in models]
-        return all(limit is None or limit.can_hold(size) for limit in limits)
+        return all(limit is None or limit.allows_size(size) for limit in limits)
 
-    def note_accepted(self, tenant: str, model: str, size_bytes: int) -> None:
+    def record_accepted(self, tenant: str, model: str, size_bytes: int) -> None:
         """Records that the upstream accepted a body of this size, which had passed the gate.
 
         If the upstream later refuses a larger request, this size is a lower bound of its limit.
@@ -186,17 +186,17 @@ class SizeGate:
         size, until = self._safe_sizes.get((tenant, model), (0.0, 0.0))
         now = self._clock()
         if until < now:
-            limit = self._compute_size_limit(tenant, model, ANY_OUTPUT)
-            size = math.inf if limit is None else limit.compute_safe_size()
+            limit = self._compute_size_limit(tenant, model, UNBOUNDED_OUTPUT_TOKENS)
+            size = math.inf if limit is None else limit.compute_safe_bytes()
             if len(self._safe_sizes) >= MAX_CACHED:
                 self._safe_sizes.clear()
             self._safe_sizes[tenant, model] = size, now + CACHE_S
         return size
 
-    def _compute_size_limit(self, tenant: str, model: str, output: int | None) -> _SizeLimit | None:
+    def _compute_size_limit(self, tenant: str, model: str, output_tokens: int | None) -> _SizeLimit | None:
         """Returns the limits for requests to a model, or None if the proxy never compacts them.
 
-        `output` is the number of output tokens that the request asks for; None if it names none.
+        `output_tokens` is the number of output tokens that the request asks for; None if it names none.
         """
         settings = get_model_settings(self._config, model)
         if settings.recall.tool == "always":  # each request is parsed, to offer the tool with it
@@ -204,26 +204,30 @@ class SizeGate:
         policy = resolve_policy(settings)
         window = self._model_limits.peek_effective_window(tenant, self._origin, model, settings.window)
         adds_output = self._model_limits.adds_output(tenant, self._origin, model)
-        budget = compute_budget(window, policy.reserves, output, adds_output=adds_output)
-        rows = set_price_thresholds(policy.trigger, self._compute_least_aims(model, policy.trigger))
+        budget = compute_budget(window, policy.reserves, output_tokens, adds_output=adds_output)
+        rows = set_price_thresholds(policy.trigger, self._compute_min_price_thresholds(model, policy.trigger))
         least = compute_min_trigger(rows, budget)
         if least is None:
             return None
-        if output is not None and not self._model_limits.is_known(tenant, self._origin, model):
+        if output_tokens is not None and not self._model_limits.is_known(tenant, self._origin, model):
             # Another process may have learned that the upstream counts the output against the context window.
             # So this request is parsed. That loads the learned limits, and the next request may pass.
             return _PASSES_NOTHING
         marks = compute_trigger_marks(rows, budget, policy.soft_share, policy.hard_percent)
-        least = min(least, marks.soft or least)
-        limit = budget.limit if budget.sum_limit is None else min(budget.limit, budget.sum_limit)
+        least = min(least, marks.soft_tokens or least)
+        limit = (
+            budget.compaction_limit
+            if budget.sum_limit is None
+            else min(budget.compaction_limit, budget.sum_limit)
+        )
         return _SizeLimit(self._model_limits.peek_calibration(tenant, self._origin, model), least, limit)
 
-    def _compute_least_aims(self, model: str, rows: Sequence[TriggerRule]) -> PriceThresholds:
+    def _compute_min_price_thresholds(self, model: str, rules: Sequence[TriggerRule]) -> PriceThresholds:
         """Returns the smallest thresholds that the trigger's price fields can give in any conversation."""
         price = None
-        if self._pricing is not None and any(row.price_tier for row in rows):
+        if self._pricing is not None and any(row.price_tier for row in rules):
             price = self._pricing.get_price(model, self._origin)
-        return PriceThresholds(tier=price.surcharge_tokens if price else None, optimum=0)
+        return PriceThresholds(tier_tokens=price.surcharge_tokens if price else None, optimum_tokens=0)
 
 
 def build_gates(

@@ -18,8 +18,8 @@ from compaction_proxy.gateway.headers import EVENT_STREAM, build_header_map
 COMMENT: Final = b": keep-alive\n\n"
 # A stream that ends with one of these byte sequences is between two events. Each one consists of the end of a
 # line and the end of an empty line. CR LF CR is missing, because an LF that belongs to it may still follow.
-BORDERS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
-BORDER_BYTES: Final = 3
+EVENT_BOUNDARIES: Final = (b"\n\n", b"\n\r\n", b"\r\r")
+BOUNDARY_BYTES: Final = 3
 
 _BODY: Final = "http.response.body"
 
@@ -61,7 +61,7 @@ class _KeepaliveChannel:
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
         self._heard_at = 0.0
-        self._tail = BORDERS[0]  # a comment may also be sent at the beginning
+        self._tail = EVENT_BOUNDARIES[0]  # a comment may also be sent at the beginning
         self._busy = False
 
     async def __call__(self, message: Message) -> None:
@@ -82,7 +82,7 @@ class _KeepaliveChannel:
         self._heard_at = self._loop.time()
         body = message.get("body", b"")
         self._tail = (
-            body[-BORDER_BYTES:] if len(body) >= BORDER_BYTES else (self._tail + body)[-BORDER_BYTES:]
+            body[-BOUNDARY_BYTES:] if len(body) >= BOUNDARY_BYTES else (self._tail + body)[-BOUNDARY_BYTES:]
         )
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class _KeepaliveChannel:
         now = self._loop.time()
         if now >= self._heard_at + self._silence_s:
             self._heard_at = now
-            if not self._busy and self._comment is None and self._tail.endswith(BORDERS):
+            if not self._busy and self._comment is None and self._tail.endswith(EVENT_BOUNDARIES):
                 self._comment = self._loop.create_task(self._send_comment())
         self._schedule_check()
 

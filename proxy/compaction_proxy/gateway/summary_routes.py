@@ -11,7 +11,7 @@ from compaction_proxy.config.config import Config, ModelSettings, get_model_sett
 from compaction_proxy.config.sections import SummarySection
 from compaction_proxy.config.types import parse_origin
 from compaction_proxy.core.strategies import Policy
-from compaction_proxy.gateway.headers import CREDENTIALS, HOP_HEADER, build_credential
+from compaction_proxy.gateway.headers import CREDENTIALS, HOP_HEADER, build_credential_field
 from compaction_proxy.gateway.paths import join_upstream_url, replace_deployment
 from compaction_proxy.gateway.upstream import Upstream
 from compaction_proxy.providers.windows import get_known_window
@@ -56,7 +56,7 @@ def _choose_credentials(
     own = summary.api_key.get_secret_value()
     if not own or _is_other_provider(config, summary, upstream):
         return build_credentials(upstream, headers)
-    return {wire.key_field.decode(): own} if wire.key_field else {"authorization": f"Bearer {own}"}
+    return {wire.api_key_header.decode(): own} if wire.api_key_header else {"authorization": f"Bearer {own}"}
 
 
 def _is_other_provider(config: Config, summary: SummarySection, upstream: Upstream) -> bool:
@@ -76,39 +76,50 @@ def build_credentials(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]
     fields = [(key, held) for key, held in headers if key in forwarded_names]
     if upstream.api_key:
         fields = [field for field in fields if field[0] in _READING_HEADERS]
-        fields = [*fields, build_credential(headers, upstream.api_key, upstream.key_field)]
+        fields = [*fields, build_credential_field(headers, upstream.api_key, upstream.key_field)]
     return {key.decode("latin-1"): held.decode("latin-1") for key, held in fields}
 
 
 def _choose_models(
-    asked: str | None, policy: Policy, base_url: str, own: str, *, other_provider: bool
+    configured_model: str | None,
+    policy: Policy,
+    base_url: str,
+    request_model: str,
+    *,
+    is_other_provider: bool,
 ) -> tuple[str, ...]:
     """Returns the models to ask, in order: the one that the configuration names, else those of the strategy.
 
     Args:
-        asked: The model that the configuration names, "none" or "same"; None if it names none.
+        configured_model: The model that the configuration names, "none" or "same"; None if it names none.
         policy: The strategy's policy.
         base_url: The URL of the provider, which decides the cheap model.
-        own: The model of the client's request.
-        other_provider: Whether to ignore a model that the configuration names, because the provider does not
-            offer it.
+        request_model: The model of the client's request.
+        is_other_provider: Whether to ignore a model that the configuration names, because the provider does
+            not offer it.
     """
-    if other_provider and asked not in {"none", "same"}:
-        asked = None
+    if is_other_provider and configured_model not in {"none", "same"}:
+        configured_model = None
     shape = policy.summary
-    if asked == "none" or shape is None:
+    if configured_model == "none" or shape is None:
         return ()
-    if asked == "same" or (asked is None and (shape.model == "same" or shape.form == "aligned")):
-        return (own,)
+    if configured_model == "same" or (
+        configured_model is None and (shape.model == "same" or shape.form == "aligned")
+    ):
+        return (request_model,)
     cheap = CHEAP_MODELS.get(urlsplit(base_url).hostname or "")
-    first_choice = asked or cheap or own
-    return (first_choice,) if asked or first_choice == own else (first_choice, own)
+    first_choice = configured_model or cheap or request_model
+    return (
+        (first_choice,)
+        if configured_model or first_choice == request_model
+        else (first_choice, request_model)
+    )
 
 
 def _build_url(base_url: str | None, upstream: Upstream, scope: Scope, model: str, wire: Wire) -> str:
     """Returns the URL for a summary call: at `base_url` if set, else where the client's request goes."""
     if base_url:
-        return base_url.rstrip("/") + wire.call_format.path
+        return base_url.rstrip("/") + wire.summary_call_format.path
     path = replace_deployment(scope["raw_path"], model)
     place, target = join_upstream_url(upstream.base_url, path, scope["query_string"])
     return place + target.decode("latin-1")
@@ -130,7 +141,7 @@ def build_summary_routes(
         return ()  # the upstream's or client's credential never goes to another origin
     wire = WIRES[summary.wire] if summary.base_url else request_wire
     credentials = _choose_credentials(config, summary, upstream, scope["headers"], wire)
-    headers = {**wire.call_format.headers, **credentials, HOP_HEADER.decode(): upstream.hop}
+    headers = {**wire.summary_call_format.headers, **credentials, HOP_HEADER.decode(): upstream.hop_mark}
     return tuple(
         SummaryRoute(
             _build_url(summary.base_url, upstream, scope, name, wire),
@@ -144,6 +155,6 @@ def build_summary_routes(
             policy,
             base_url,
             model,
-            other_provider=_is_other_provider(config, summary, upstream),
+            is_other_provider=_is_other_provider(config, summary, upstream),
         )
     )

@@ -17,7 +17,7 @@ from compaction_proxy.compaction.conversation_index import ConversationIndex
 from compaction_proxy.core.digest import compute_prefix_digests
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import NOT_OBSERVED
+from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.project_instructions import (
     drop_instructions,
@@ -46,19 +46,19 @@ class UnreadConversationFinder:
 
     Args:
         wire: The wire of the requests.
-        conversations: Finds conversations by their messages.
+        conversation_index: Finds conversations by their messages.
         clock: Returns monotonic seconds.
     """
 
     def __init__(
         self,
         wire: Wire,
-        conversations: ConversationIndex,
+        conversation_index: ConversationIndex,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._wire = wire
-        self._conversations = conversations
+        self._conversations = conversation_index
         self._clock = clock
         self._left_bytes = float(BURST_BYTES)
         self._at = clock()
@@ -111,4 +111,4 @@ class UnreadConversationFinder:
 
 def _log_not_found(error: BaseException) -> None:
     if not isinstance(error, UnreadableBodyError):
-        _log.warning(NOT_OBSERVED, error=type(error).__name__)
+        _log.warning(RESPONSE_NOT_OBSERVED, error=type(error).__name__)

@@ -36,7 +36,7 @@ from compaction_proxy.gateway.identity import format_origin
 from compaction_proxy.gateway.paths import join_upstream_url
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import TAP_FAILED
+from compaction_proxy.support.log_events import RELAY_TAP_FAILED
 from compaction_proxy.wires import registry
 
 # The most bytes of an error's body that are inspected.
@@ -53,8 +53,8 @@ class Upstream:
         base_url: The absolute base URL, to which the client's path is appended
             (`gateway.paths.join_upstream_url`).
         api_key: The proxy's own key, which replaces the client's credentials; empty to pass those on.
-        hop: The mark of this installation, 16 hex digits. It is sent with each request. If a request arrives
-            with this mark, there is a loop.
+        hop_mark: The mark of this installation, 16 hex digits. It is sent with each request. If a request
+            arrives with this mark, there is a loop.
         engine: Sends the requests.
         connect_timeout_s: Seconds within which a connection must be established.
         read_timeout_s: Seconds that the upstream may be silent, before the first byte or later.
@@ -65,7 +65,7 @@ class Upstream:
 
     base_url: str
     api_key: str
-    hop: str
+    hop_mark: str
     engine: HttpEngine
     connect_timeout_s: float
     read_timeout_s: float
@@ -73,7 +73,7 @@ class Upstream:
     monitor: UpstreamMonitor = field(default_factory=UpstreamMonitor)
 
     @property
-    def target(self) -> str:
+    def origin(self) -> str:
         """Scheme, host and port, under which failures are reported; never credentials or a path."""
         return format_origin(self.base_url)
 
@@ -95,7 +95,10 @@ def build_request(
         server,
         target,
         to_upstream_headers(
-            scope["headers"], api_key=upstream.api_key, hop=upstream.hop, key_field=upstream.key_field
+            scope["headers"],
+            api_key=upstream.api_key,
+            hop_mark=upstream.hop_mark,
+            key_field=upstream.key_field,
         ),
         body,
         length,
@@ -126,15 +129,15 @@ class UpstreamResponse:
         self._cut: httpx.TransportError | None = None
         self._coming: asyncio.Task[bytes] | None = None  # a read that `peek_within` has begun
 
-    async def peek(self, limit: int) -> bytes:
-        """Returns the beginning of the body: at least `limit` bytes, or the whole body if it is shorter.
+    async def peek(self, limit_bytes: int) -> bytes:
+        """Returns the beginning of the body: at least `limit_bytes`, or the whole body if it is shorter.
 
         Later calls of `read` still return these bytes. If the answer is cut, `read` raises the error, but
         this method does not.
         """
         size = sum(map(len, self._seen))
         try:
-            while size < limit and self._cut is None and (chunk := await self._read_next()):
+            while size < limit_bytes and self._cut is None and (chunk := await self._read_next()):
                 self._seen.append(chunk)
                 size += len(chunk)
         except httpx.TransportError as error:
@@ -155,15 +158,15 @@ class UpstreamResponse:
             self._seen.append(chunk)
         return chunk
 
-    async def peek_within(self, limit: int, seconds: float) -> bytes:
-        """Returns what `peek` returns, or only the bytes seen so far if nothing new comes within `seconds`.
+    async def peek_within(self, limit_bytes: int, timeout_s: float) -> bytes:
+        """Returns what `peek` returns, or only the bytes seen so far if nothing new comes within `timeout_s`.
 
         Later calls of `read` still return all bytes.
         """
         if self._coming is None:
             self._coming = asyncio.create_task(self.response.read())
-        done, _ = await asyncio.wait([self._coming], timeout=seconds)
-        return await self.peek(limit) if done else b"".join(self._seen)
+        done, _ = await asyncio.wait([self._coming], timeout=timeout_s)
+        return await self.peek(limit_bytes) if done else b"".join(self._seen)
 
     async def _read_next(self) -> bytes:
         """Reads the next chunk from the upstream. If `peek_within` has begun a read, waits for that read."""
@@ -172,7 +175,7 @@ class UpstreamResponse:
             return await (coming or self.response.read())
         except httpx.TransportError as error:
             if self._upstream is not None:
-                self._upstream.monitor.record_cut(self._upstream.target, error)
+                self._upstream.monitor.record_cut(self._upstream.origin, error)
             raise
 
     @property
@@ -219,17 +222,17 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
         raise _build_error(upstream, error) from error
     status, monitor = response.status, upstream.monitor
     if not 200 <= status <= 599:  # an upgrade that nobody asked for, or no HTTP status at all
-        monitor.record_invalid_status(upstream.target)
+        monitor.record_invalid_status(upstream.origin)
         await response.aclose()
         raise UpstreamError(502, "The upstream's status is not valid.", "upstream_protocol_error")
-    if status >= FIRST_ERROR_STATUS or monitor.failing:
-        monitor.record_status(upstream.target, status)
+    if status >= FIRST_ERROR_STATUS or monitor.failure_counts:
+        monitor.record_status(upstream.origin, status)
     return UpstreamResponse(response, upstream)
 
 
 def _build_error(upstream: Upstream, error: httpx.TransportError) -> OverloadedError | UpstreamError:
     """Reports to the monitor that no answer came, and builds the error for the client."""
-    cause = upstream.monitor.record_error(upstream.target, error)
+    cause = upstream.monitor.record_error(upstream.origin, error)
     if cause == OUT_OF_SOCKETS:
         return OverloadedError(RETRY_AFTER_S)
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
@@ -241,14 +244,14 @@ def _build_error(upstream: Upstream, error: httpx.TransportError) -> OverloadedE
 
 
 def _log_tap_failed(error: BaseException) -> None:
-    _log.warning(TAP_FAILED, error=type(error).__name__)
+    _log.warning(RELAY_TAP_FAILED, error=type(error).__name__)
 
 
 async def relay_response(
     answer: UpstreamResponse,
     send: Send,
     *,
-    extra: Sequence[tuple[bytes, bytes]] = (),
+    extra_headers: Sequence[tuple[bytes, bytes]] = (),
     tap: Callable[[bytes], None] | None = None,
 ) -> bool:
     """Relays an answer to the client as it comes, and closes it.
@@ -259,13 +262,13 @@ async def relay_response(
     Args:
         answer: The answer that `send_request` returned.
         send: The client's ASGI send channel.
-        extra: Our own header fields, appended to the upstream's.
+        extra_headers: Our own header fields, appended to the upstream's.
         tap: Gets each chunk after it was sent. A failure of the tap is logged and does no harm.
     """
     response = answer.response
     headers = to_client_headers(response.status, response.headers)
     length = get_content_length(headers)
-    headers += extra
+    headers += extra_headers
     try:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         last = await _relay_chunks(answer, send, tap, length)
@@ -306,15 +309,15 @@ def _feed_tap(tap: Callable[[bytes], None], chunk: bytes) -> None:
 async def send_error(
     send: Send,
     error: ClientFacingError,
-    extra: Sequence[tuple[bytes, bytes]] = (),
-    shape: Callable[[ClientFacingError], bytes] = format_openai_error,
+    extra_headers: Sequence[tuple[bytes, bytes]] = (),
+    encode_error: Callable[[ClientFacingError], bytes] = format_openai_error,
 ) -> None:
-    """Answers the client with an error of the proxy, which `shape` encodes in the format of its wire."""
-    body = shape(error)
+    """Answers the client with an error of the proxy. `encode_error` encodes it in the format of the wire."""
+    body = encode_error(error)
     headers: Headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
-        *extra,
+        *extra_headers,
     ]
     if isinstance(error, OverloadedError):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
@@ -324,18 +327,18 @@ async def send_error(
 
 CONNECT_TIMEOUT_S = 10.0
 # The header field that every request of an Anthropic client carries, on every path.
-ANTHROPIC = b"anthropic-version"
+ANTHROPIC_VERSION_HEADER = b"anthropic-version"
 
 
 def build_upstreams(
-    config: Config, engine: HttpEngine, hop: str, monitor: UpstreamMonitor
+    config: Config, engine: HttpEngine, hop_mark: str, monitor: UpstreamMonitor
 ) -> Mapping[str, Upstream]:
     """Builds the upstreams, by the name of their wire.
 
     Args:
         config: The configuration.
         engine: Sends the requests.
-        hop: The mark of this installation.
+        hop_mark: The mark of this installation.
         monitor: Reports failures of the upstreams.
     """
     upstreams: dict[str, Upstream] = {}
@@ -344,14 +347,14 @@ def build_upstreams(
         upstreams[wire] = Upstream(
             base_url=base_url,
             api_key=key,
-            hop=hop,
+            hop_mark=hop_mark,
             engine=engine,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             read_timeout_s=config.upstream.timeout_s,
-            key_field=registry.WIRES[wire].key_field,
+            key_field=registry.WIRES[wire].api_key_header,
             monitor=monitor,
         )
-    monitor.keep_targets({each.target for each in upstreams.values()})
+    monitor.forget_other_targets({each.origin for each in upstreams.values()})
     return MappingProxyType(upstreams)
 
 
@@ -362,7 +365,11 @@ def find_wire_name(raw_path: bytes, header_map: Mapping[bytes, bytes]) -> str:
         raw_path: The path as the client wrote it.
         header_map: The first value of each header field (`headers.build_header_map`).
     """
-    if ANTHROPIC in header_map or b"/v1/messages/" in raw_path or raw_path.endswith(b"/v1/messages"):
+    if (
+        ANTHROPIC_VERSION_HEADER in header_map
+        or b"/v1/messages/" in raw_path
+        or raw_path.endswith(b"/v1/messages")
+    ):
         return "messages"
     return "responses" if b"/responses/" in raw_path or raw_path.endswith(b"/responses") else "chat"
 

@@ -12,14 +12,14 @@ import structlog
 from compaction_proxy.core import upstream_failure as causes
 from compaction_proxy.core.exchange import FIRST_ERROR_STATUS
 from compaction_proxy.core.upstream_failure import format_status_cause, is_failure_status, is_server_error
-from compaction_proxy.storage.resilient import Throttle
+from compaction_proxy.storage.resilient import ReportThrottle
 from compaction_proxy.support.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVERED
 
 # The most pairs of a target and a cause that are remembered in order to log each pair once a minute.
 MAX_PAIRS = 500
 
 # Receives the target and the cause of a failure, on the event loop. It must not block.
-Count = Callable[[str, str], None]
+FailureListener = Callable[[str, str], None]
 
 _log = structlog.get_logger()
 
@@ -79,11 +79,11 @@ class UpstreamMonitor:
 
     Each pair of target and cause is logged at most once a minute. A target is failing if its last answer was
     missing or had status 5xx. When it gives another answer, one log line reports the recovery. After a
-    successful request, callers need to call the monitor only if `failing` is not empty.
+    successful request, callers need to call the monitor only if `failure_counts` is not empty.
 
     Args:
-        count: Receives every failure, and every other answer with an error status. Feeds the metrics.
-        keep: Receives failures only. Feeds the statistics.
+        on_error: Receives every failure, and every other answer with an error status. Feeds the metrics.
+        on_failure: Receives failures only. Feeds the statistics.
         clock: Returns monotonic seconds.
 
     Attributes:
@@ -93,16 +93,16 @@ class UpstreamMonitor:
 
     def __init__(
         self,
-        count: Count = _ignore_failure,
-        keep: Count = _ignore_failure,
+        on_error: FailureListener = _ignore_failure,
+        on_failure: FailureListener = _ignore_failure,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._count = count
-        self._keep = keep
-        self._throttle = Throttle[tuple[str, str]](max_keys=MAX_PAIRS, clock=clock)
+        self._count = on_error
+        self._keep = on_failure
+        self._throttle = ReportThrottle[tuple[str, str]](max_keys=MAX_PAIRS, clock=clock)
         self._logged: set[str] = set()  # failing targets whose failure was logged
-        self.failing: dict[str, int] = {}
+        self.failure_counts: dict[str, int] = {}
 
     def record_error(self, target: str, error: httpx.TransportError) -> str:
         """Reports that no answer came. Returns the cause."""
@@ -110,12 +110,12 @@ class UpstreamMonitor:
         if cause in causes.LOCAL_CAUSES:
             self._record_failure(target, cause)
         else:
-            self._record_failing(target, cause)
+            self._record_failing_target(target, cause)
         return cause
 
     def record_invalid_status(self, target: str) -> None:
         """Reports that an answer had an invalid status."""
-        self._record_failing(target, causes.INVALID_ANSWER)
+        self._record_failing_target(target, causes.INVALID_ANSWER)
 
     def record_cut(self, target: str, error: httpx.TransportError) -> None:
         """Reports that an answer broke off."""
@@ -124,23 +124,23 @@ class UpstreamMonitor:
     def record_status(self, target: str, status: int) -> None:
         """Reports an error status, and the recovery of a target that has failed until now."""
         if is_server_error(status):
-            self._record_failing(target, format_status_cause(status))
+            self._record_failing_target(target, format_status_cause(status))
             return
-        if target in self.failing:
+        if target in self.failure_counts:
             self._record_recovery(target)
         if is_failure_status(status):
             self._record_failure(target, format_status_cause(status))
         elif status >= FIRST_ERROR_STATUS:
             self._count(target, format_status_cause(status))
 
-    def keep_targets(self, targets: Collection[str]) -> None:
+    def forget_other_targets(self, targets: Collection[str]) -> None:
         """Forgets failing targets that are not among `targets`, because a new configuration was applied."""
-        for target in self.failing.keys() - targets:
-            del self.failing[target]
+        for target in self.failure_counts.keys() - targets:
+            del self.failure_counts[target]
             self._logged.discard(target)
 
-    def _record_failing(self, target: str, cause: str) -> None:
-        self.failing[target] = self.failing.get(target, 0) + 1
+    def _record_failing_target(self, target: str, cause: str) -> None:
+        self.failure_counts[target] = self.failure_counts.get(target, 0) + 1
         if self._record_failure(target, cause):
             self._logged.add(target)
 
@@ -156,7 +156,7 @@ class UpstreamMonitor:
         return True
 
     def _record_recovery(self, target: str) -> None:
-        failures = self.failing.pop(target)
+        failures = self.failure_counts.pop(target)
         if target in self._logged:  # else alternating failures and successes would log many recoveries
             self._logged.discard(target)
             _log.info(UPSTREAM_RECOVERED, target=target, failures=failures)

@@ -23,7 +23,7 @@ import structlog
 
 from compaction_proxy.providers.calibration import MAX_RATIO, Calibration
 from compaction_proxy.providers.silent_truncation import (
-    LEAST_SIZE_TOKENS,
+    MIN_JUDGED_TOKENS,
     AnsweredRequest,
     infer_window,
     judge_answer,
@@ -32,7 +32,7 @@ from compaction_proxy.providers.windows import get_known_window
 from compaction_proxy.storage.keys import model_limits_key
 from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import NOT_OBSERVED, UPSTREAM_TRUNCATES
+from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED, UPSTREAM_TRUNCATES
 
 # If an upstream refuses requests as too long without naming a limit, this share of the smallest refused size
 # is taken as the limit.
@@ -42,17 +42,19 @@ REFUSED_SHARE = 0.9
 class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs four times as much
     """Limits that were learned for one model at one upstream.
 
-    All `..._until` times and `until` are in seconds since the epoch.
+    All `..._until` times and `window_until` are in seconds since the epoch.
 
     Attributes:
         calibration: Relation of the upstream's count to ours.
         window: Smallest context window that an error named or a silent truncation showed, in tokens; None if
             there was none.
-        until: When `window` expires.
-        discovered: Context window that the upstream named when asked, in tokens; None if it named none.
-        asked_until: When `discovered` expires. Until then, the upstream is not asked again.
-        accepted: Largest input that the upstream answered, in tokens, if it exceeds the known window; else 0.
-        accepted_until: When `accepted` expires.
+        window_until: When `window` expires.
+        discovered_window: Context window that the upstream named when asked, in tokens; None if it named
+            none.
+        asked_until: When `discovered_window` expires. Until then, the upstream is not asked again.
+        accepted_tokens: Largest input that the upstream answered, in tokens, if it exceeds the known window;
+            else 0.
+        accepted_until: When `accepted_tokens` expires.
         adds_output_until: Until this time, the upstream is assumed to count the requested output tokens
             against the context window; 0 if it is not known to do so.
         lacks_compaction_until: Until this time, the upstream is assumed not to answer a compaction trigger
@@ -66,10 +68,10 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
 
     calibration: Calibration
     window: int | None = None
-    until: float = 0.0
-    discovered: int | None = None
+    window_until: float = 0.0
+    discovered_window: int | None = None
     asked_until: float = 0.0
-    accepted: int = 0
+    accepted_tokens: int = 0
     accepted_until: float = 0.0
     adds_output_until: float = 0.0
     lacks_compaction_until: float = 0.0
@@ -134,24 +136,24 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
 
     def get_base_window(self, model: str) -> int:
         """Returns the context window before errors and the configuration are considered, in tokens."""
-        return max(self.discovered or get_known_window(model), self.accepted)
+        return max(self.discovered_window or get_known_window(model), self.accepted_tokens)
 
 
 def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> LearnedLimits:
     """Merges the records of two replicas."""
     calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
     newer = max(ours, theirs, key=lambda each: each.accepted_until)
-    accepted, since = newer.accepted if newer.accepted_until > now else 0, newer.accepted_until
+    accepted, since = newer.accepted_tokens if newer.accepted_until > now else 0, newer.accepted_until
     believed = [
-        each for each in (ours, theirs) if each.window and each.until > now and each.window >= accepted
+        each for each in (ours, theirs) if each.window and each.window_until > now and each.window >= accepted
     ]
-    narrower = min(believed, key=lambda each: (each.window or 0, -each.until), default=ours)
+    narrower = min(believed, key=lambda each: (each.window or 0, -each.window_until), default=ours)
     later = max(ours, theirs, key=lambda each: each.asked_until)
     together = LearnedLimits(
         calibration,
         narrower.window,
-        narrower.until,
-        later.discovered,
+        narrower.window_until,
+        later.discovered_window,
         later.asked_until,
         accepted,
         since,
@@ -161,26 +163,26 @@ def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> Lear
     return _add_sizes(together, (ours, theirs), now)
 
 
-def _add_sizes(together: LearnedLimits, parts: Sequence[LearnedLimits], now: float) -> LearnedLimits:
+def _add_sizes(limits: LearnedLimits, parts: Sequence[LearnedLimits], now: float) -> LearnedLimits:
     """Adds the refused and accepted sizes of `parts`, in the order in which they were learned."""
     sizes = [(each.refused_until, False, each.refused_estimate) for each in parts]
     sizes += [(each.accepted_estimate_until, True, each.accepted_estimate) for each in parts]
     for until, is_accepted, estimate in sorted(sizes):
         if estimate and until > now:
-            add = together.add_accepted if is_accepted else together.add_refused
-            together = add(estimate, until)
-    return together
+            add = limits.add_accepted if is_accepted else limits.add_refused
+            limits = add(estimate, until)
+    return limits
 
 
 def to_fields(learned: LearnedLimits) -> dict[str, object]:
     """Returns the record as JSON values, for the store."""
     return {
         "window": learned.window,
-        "until": learned.until,
+        "until": learned.window_until,
         "calibration": learned.calibration.to_dict(),
-        "discovered": learned.discovered,
+        "discovered": learned.discovered_window,
         "asked_until": learned.asked_until,
-        "accepted": learned.accepted,
+        "accepted": learned.accepted_tokens,
         "accepted_until": learned.accepted_until,
         "adds_output_until": learned.adds_output_until,
         "lacks_compaction_until": learned.lacks_compaction_until,
@@ -219,27 +221,27 @@ def _as_tokens(value: object) -> int | None:
 
 
 # Lifetime of learned limits, in seconds. They expire because providers change the model behind a name.
-BELIEVED_S = 86_400.0
+LIMITS_TTL_S = 86_400.0
 MAX_MODELS = 4_096
 # A calibration is stored again when its mean (a logarithm) differs from the stored one by this much.
-KEPT_STEP = 0.02
+SAVE_STEP = 0.02
 # Shortest time between two writes of a calibration, in seconds. At first, every answer changes it.
-KEPT_EVERY_S = 5.0
+SAVE_INTERVAL_S = 5.0
 # The drift is the logarithm of a factor: the upstream's count of the first request after a compaction,
 # divided by our prediction (`record_drift`). Weight of one compaction in the drift, and the largest drift.
 DRIFT_WEIGHT = 0.5
-MOST_DRIFT = 0.15
+MAX_DRIFT = 0.15
 # Interval at which the stored record, to which other replicas write, is read again, in seconds.
-LOOK_EVERY_S = 10.0
+REFRESH_INTERVAL_S = 10.0
 # Number of window discoveries that may run at the same time.
-ASKED_AT_ONCE = 4
+MAX_DISCOVERIES = 4
 # Number of conversations whose last answer is remembered.
 MAX_THREADS = 4_096
 # Lifetime of an inferred window and of a refused or accepted size, in seconds. When it has expired, a request
 # of full size is sent again, and shows whether the limit still holds.
-INFERRED_S = 3_600.0
+INFERRED_TTL_S = 3_600.0
 # Number of answers with low token counts that are remembered for each model.
-MAX_LOW = 8
+MAX_LOW_COUNTS = 8
 
 _log = structlog.get_logger()
 
@@ -328,21 +330,23 @@ class ModelLimits:
         """Learns the drift from the first request after a compaction: its estimate and its real count."""
         key = model_limits_key(tenant, origin, model)
         drift = self._drifts.pop(key, 0.0) + DRIFT_WEIGHT * math.log(max(1, actual) / max(1, estimate))
-        self._drifts[key] = max(-MOST_DRIFT, min(MOST_DRIFT, drift))
+        self._drifts[key] = max(-MAX_DRIFT, min(MAX_DRIFT, drift))
         if len(self._drifts) > MAX_MODELS:
             del self._drifts[next(iter(self._drifts))]
 
     async def learn_window(
-        self, tenant: str, origin: str, model: str, window: int, believed_s: float = BELIEVED_S
+        self, tenant: str, origin: str, model: str, window: int, ttl_s: float = LIMITS_TTL_S
     ) -> None:
         """Learns the context window that an error named. Of several such windows, the smallest counts."""
         known = await self.get(tenant, origin, model)
         smaller = min(window, known.window or window)
-        until = self._now() + believed_s
+        until = self._now() + ttl_s
         key = model_limits_key(tenant, origin, model)
-        known = known._replace(window=smaller, until=until)
-        if known.accepted > smaller:  # the upstream now accepts less than before, and the newer fact counts
-            known = known._replace(accepted=smaller, accepted_until=self._now() + BELIEVED_S)
+        known = known._replace(window=smaller, window_until=until)
+        if (
+            known.accepted_tokens > smaller
+        ):  # the upstream now accepts less than before, and the newer fact counts
+            known = known._replace(accepted_tokens=smaller, accepted_until=self._now() + LIMITS_TTL_S)
         self._remember_limits(key, known)
         await self._save_to_store(key, model)
 
@@ -371,10 +375,10 @@ class ModelLimits:
             size_bytes: Size of the forwarded body.
         """
         known = await self.get(tenant, origin, model)
-        if known.calibration.predict_tokens(estimate) < LEAST_SIZE_TOKENS:
+        if known.calibration.predict_tokens(estimate) < MIN_JUDGED_TOKENS:
             return
         key = model_limits_key(tenant, origin, model)
-        until = self._now() + INFERRED_S
+        until = self._now() + INFERRED_TTL_S
         accepted_bytes = self._accepted_bytes.pop(key, 0)
         if accepted_bytes < size_bytes:
             known = known.add_accepted(accepted_bytes * estimate // size_bytes, until)
@@ -385,7 +389,7 @@ class ModelLimits:
         """Learns that a request of this size, in uncalibrated tokens, was answered in full."""
         key = model_limits_key(tenant, origin, model)
         known = await self._get_by_key(key, model)
-        accepted = known.add_accepted(estimate, self._now() + INFERRED_S)
+        accepted = known.add_accepted(estimate, self._now() + INFERRED_TTL_S)
         if accepted is known:
             return
         self._remember_limits(key, accepted)
@@ -403,7 +407,7 @@ class ModelLimits:
         """
         known = await self.get(tenant, origin, model)
         key = model_limits_key(tenant, origin, model)
-        self._remember_limits(key, known._replace(adds_output_until=self._now() + BELIEVED_S))
+        self._remember_limits(key, known._replace(adds_output_until=self._now() + LIMITS_TTL_S))
         await self._save_to_store(key, model)
 
     def adds_output(self, tenant: str, origin: str, model: str) -> bool:
@@ -415,7 +419,7 @@ class ModelLimits:
         """Learns that the upstream does not answer a compaction trigger with a compaction item."""
         known = await self.get(tenant, origin, model)
         key = model_limits_key(tenant, origin, model)
-        self._remember_limits(key, known._replace(lacks_compaction_until=self._now() + BELIEVED_S))
+        self._remember_limits(key, known._replace(lacks_compaction_until=self._now() + LIMITS_TTL_S))
         await self._save_to_store(key, model)
 
     async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
@@ -435,8 +439,8 @@ class ModelLimits:
         calibration = known.calibration.add_observation(estimate, actual)
         if calibration is not known.calibration:
             self._remember_limits(key, known._replace(calibration=calibration))
-        moved = abs(calibration.mean - self._kept.get(key, math.inf)) >= KEPT_STEP
-        if moved and self._clock() - self._kept_at.get(key, -math.inf) >= KEPT_EVERY_S:
+        moved = abs(calibration.mean - self._kept.get(key, math.inf)) >= SAVE_STEP
+        if moved and self._clock() - self._kept_at.get(key, -math.inf) >= SAVE_INTERVAL_S:
             self._kept_at[key] = self._clock()
             await self._save_to_store(key, model)
 
@@ -471,7 +475,7 @@ class ModelLimits:
         most = self._most[key] = max(self._most.get(key, 0), answer.prompt)
         verdict = judge_answer(answer, last, known.calibration)
         if verdict == "low" and answer.prompt not in find_mentioned_numbers():
-            low = self._low.setdefault(key, deque(maxlen=MAX_LOW))
+            low = self._low.setdefault(key, deque(maxlen=MAX_LOW_COUNTS))
             low.extend((last, answer) if last and last.prompt == answer.prompt and not low else (answer,))
             window = infer_window(low, most)
             if window is None or window in find_mentioned_numbers():
@@ -480,7 +484,7 @@ class ModelLimits:
                 counts = {"tokens_estimated": answer.estimate, "tokens_counted": answer.prompt}
                 _log.warning(UPSTREAM_TRUNCATES, model=model, **counts)
             if not is_window_configured:
-                await self.learn_window(tenant, origin, model, window, INFERRED_S)
+                await self.learn_window(tenant, origin, model, window, INFERRED_TTL_S)
             return True
         if verdict == "whole":
             known = await self._learn_larger_window(key, model, known, answer)
@@ -498,7 +502,7 @@ class ModelLimits:
         key = model_limits_key(tenant, origin, model)
         known = self._known.get(key)
         due = known is not None and known.asked_until <= self._now()
-        if due and key not in self._asking and len(self._asking) < ASKED_AT_ONCE:
+        if due and key not in self._asking and len(self._asking) < MAX_DISCOVERIES:
             self._asking[key] = task = asyncio.create_task(self._run_discovery(key, model, discover_window))
             task.add_done_callback(lambda _: self._asking.pop(key, None))
 
@@ -536,8 +540,8 @@ class ModelLimits:
         if not (known.window or known.get_base_window(model)) < answer.prompt <= MAX_RATIO * answer.estimate:
             return known
         self._low.pop(key, None)
-        until = self._now() + BELIEVED_S
-        self._remember_limits(key, known._replace(accepted=answer.prompt, accepted_until=until))
+        until = self._now() + LIMITS_TTL_S
+        self._remember_limits(key, known._replace(accepted_tokens=answer.prompt, accepted_until=until))
         await self._save_to_store(key, model)
         return self._drop_expired(key)
 
@@ -548,13 +552,13 @@ class ModelLimits:
         with suppress_and_report(_log_failed_discovery):
             window = await discover_window()
         known = self._known.get(key) or LearnedLimits(Calibration.build_prior(model))
-        until = self._now() + BELIEVED_S
-        self._remember_limits(key, known._replace(discovered=window, asked_until=until))
+        until = self._now() + LIMITS_TTL_S
+        self._remember_limits(key, known._replace(discovered_window=window, asked_until=until))
         await self._save_to_store(key, model)
 
     def _refresh_in_background(self, key: str, model: str) -> None:
         """Starts a background read of the stored record if the last read is old enough."""
-        if self._clock() - self._looked.get(key, -math.inf) >= LOOK_EVERY_S:
+        if self._clock() - self._looked.get(key, -math.inf) >= REFRESH_INTERVAL_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key, model))
 
     async def _load_from_store(self, key: str, model: str) -> None:
@@ -571,18 +575,22 @@ class ModelLimits:
 
     def _drop_expired(self, key: str) -> LearnedLimits:
         known, now = self._known[key], self._now()
-        accepted = known.accepted if known.accepted_until > now else 0
-        if known.window and (known.until <= now or known.window < accepted):
+        accepted = known.accepted_tokens if known.accepted_until > now else 0
+        if known.window and (known.window_until <= now or known.window < accepted):
             known = known._replace(window=None)
-        if known.discovered and known.asked_until <= now:
-            known = known._replace(discovered=None)
+        if known.discovered_window and known.asked_until <= now:
+            known = known._replace(discovered_window=None)
         if known.adds_output_until and known.adds_output_until <= now:
             known = known._replace(adds_output_until=0.0)
         if known.refused_estimate and known.refused_until <= now:
             known = known._replace(refused_estimate=0, refused_until=0.0)
         if known.accepted_estimate and known.accepted_estimate_until <= now:
             known = known._replace(accepted_estimate=0, accepted_estimate_until=0.0)
-        return known._replace(accepted=0) if known.accepted and known.accepted_until <= now else known
+        return (
+            known._replace(accepted_tokens=0)
+            if known.accepted_tokens and known.accepted_until <= now
+            else known
+        )
 
     def _remember_limits(self, key: str, learned: LearnedLimits) -> None:
         known = self._known.get(key)
@@ -604,7 +612,7 @@ class ModelLimits:
         await self._load_from_store(key, model)
         learned = self._known[key]
         self._kept[key] = learned.calibration.mean
-        await self._records.overwrite(key, to_fields(learned), ttl_s=BELIEVED_S)
+        await self._records.overwrite(key, to_fields(learned), ttl_s=LIMITS_TTL_S)
 
     def _parse_stored(self, fields: Fields | None, model: str) -> LearnedLimits:
         try:
@@ -616,4 +624,4 @@ class ModelLimits:
 
 
 def _log_failed_discovery(error: BaseException) -> None:
-    _log.warning(NOT_OBSERVED, error=type(error).__name__)
+    _log.warning(RESPONSE_NOT_OBSERVED, error=type(error).__name__)

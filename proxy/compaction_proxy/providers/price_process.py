@@ -12,7 +12,7 @@ from typing import Any
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 
 # Time limit of the process, in seconds. On an idle machine, the process takes one second.
-LIMIT_S = 20.0
+TIMEOUT_S = 20.0
 # The child process gets this process's `sys.path`, so that it imports modules only from there.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from compaction_proxy.providers.price_table import main; main()"
@@ -28,14 +28,14 @@ class PriceProcess:
 
     Args:
         command: Command line of the process.
-        limit_s: Time limit of the process, in seconds.
+        timeout_s: Time limit of the process, in seconds.
     """
 
     def __init__(
-        self, command: Sequence[str] = (sys.executable, "-I", "-c", _PROGRAM), limit_s: float = LIMIT_S
+        self, command: Sequence[str] = (sys.executable, "-I", "-c", _PROGRAM), timeout_s: float = TIMEOUT_S
     ) -> None:
         self._command = command
-        self._limit_s = limit_s
+        self._limit_s = timeout_s
 
     def find_prices(self, names: Sequence[tuple[str, str]], at: float) -> list[ModelPrice | None]:
         """Returns the prices of models; see `compaction_proxy.providers.pricing.PriceTable`."""

@@ -22,7 +22,7 @@ from compaction_proxy.core.model_names import normalize_model_name
 LIBRARY = "genai-prices"
 SOURCE = f"{LIBRARY} {version(LIBRARY)}"
 # The program is ended after this many seconds, even if it has not finished.
-LIMIT_S = 30
+TIMEOUT_S = 30
 # The program's niceness, so that other work on the machine has priority.
 NICENESS = 10
 _NAME_CHARACTERS = 200  # longest name that is looked up: clients choose the names
@@ -44,7 +44,7 @@ def find_price(model: str, origin: str, at: float) -> ModelPrice | None:
 def main() -> None:
     """Writes one line for each line of standard input; `price_process` describes the format."""
     os.nice(NICENESS)
-    signal.alarm(LIMIT_S)
+    signal.alarm(TIMEOUT_S)
     for line in sys.stdin:
         price = find_price(*json.loads(line))
         fields = price and {"tiers": price.tiers, "source": price.source, "date": price.date}

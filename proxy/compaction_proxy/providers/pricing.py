@@ -21,18 +21,18 @@ from compaction_proxy.support.log_events import PRICES_FAILED
 from compaction_proxy.support.lru import LruCache
 
 # Number of cached prices, and their lifetime in seconds. It is an hour, because some prices change hourly.
-MAX_HELD = 4_096
-HELD_S = 3_600.0
+MAX_CACHED_PRICES = 4_096
+PRICE_TTL_S = 3_600.0
 # Time after a failed lookup until it is repeated, in seconds. Until then, the price is unknown.
-FAILED_S = 60.0
+FAILURE_TTL_S = 60.0
 # Number of names that may wait for a lookup. Clients choose the names, so the number must have a limit.
 # Further names have no price.
-MAX_ASKED = 1_024
+MAX_QUEUED_LOOKUPS = 1_024
 # Number of lookups that follow each other without a pause, and the pause after each further lookup, in
 # seconds. The pause limits the load: a lookup costs half a second of processor time, and clients may name any
 # number of models.
-AT_ONCE = 8
-REST_S = 2.0
+LOOKUP_BURST = 8
+LOOKUP_PAUSE_S = 2.0
 
 # Endings of host names that do not exist on the internet.
 PRIVATE_DOMAINS = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".test")
@@ -87,7 +87,8 @@ class PriceBook:
         config: Configuration. Its prices override the table and need no lookup.
         table: Table of public prices.
         now: Returns the seconds since the epoch.
-        rest_s: Pause between two lookups, in seconds. There is none between the first `AT_ONCE` lookups.
+        pause_s: Pause between two lookups, in seconds. There is none between the first `LOOKUP_BURST`
+            lookups.
     """
 
     def __init__(
@@ -96,14 +97,14 @@ class PriceBook:
         table: PriceTable,
         *,
         now: Callable[[], float] = time.time,
-        rest_s: float = REST_S,
+        pause_s: float = LOOKUP_PAUSE_S,
     ) -> None:
         self._config = config
         self._table = table
         self._now = now
-        self._rest_s = rest_s
+        self._rest_s = pause_s
         self._lock = threading.Lock()
-        self._held: LruCache[PriceKey, _CachedPrice] = LruCache(MAX_HELD)
+        self._held: LruCache[PriceKey, _CachedPrice] = LruCache(MAX_CACHED_PRICES)
         self._asked: dict[PriceKey, Future[None]] = {}
         self._asking = False
         self._questions = 0
@@ -168,7 +169,7 @@ class PriceBook:
 
     def _queue_lookup(self, name: PriceKey) -> None:
         """Queues a model for the next lookup. The caller holds the lock."""
-        if name in self._asked or len(self._asked) >= MAX_ASKED:
+        if name in self._asked or len(self._asked) >= MAX_QUEUED_LOOKUPS:
             return
         self._asked[name] = Future()
         self._asked[name].set_running_or_notify_cancel()  # a waiter that gives up does not cancel the lookup
@@ -180,13 +181,13 @@ class PriceBook:
         """Looks up all queued models, until the queue is empty."""
         while names := self._get_queued_names():
             now = self._now()
-            prices, until = dict.fromkeys(names), now + FAILED_S
+            prices, until = dict.fromkeys(names), now + FAILURE_TTL_S
             with suppress_and_report(_log_failed_lookup):
                 prices = dict(zip(names, self._table.find_prices(names, now), strict=True))
-                until = (now // HELD_S + 1) * HELD_S
+                until = (now // PRICE_TTL_S + 1) * PRICE_TTL_S
             self._cache_prices(prices, until)
             self._questions += 1
-            if self._questions > AT_ONCE:
+            if self._questions > LOOKUP_BURST:
                 time.sleep(self._rest_s)
 
     def _get_queued_names(self) -> list[PriceKey]:

@@ -12,19 +12,19 @@ from typing import Literal, NamedTuple
 from compaction_proxy.providers.calibration import MIN_USAGE_TOKENS, Calibration
 
 # A count below this share of our calibrated estimate is low: the upstream may not have read everything.
-READ_SHARE = 0.6
+LOW_COUNT_SHARE = 0.6
 # If the estimate grows by more than this factor and the count stays the same, the count is low or doubtful.
-GROWN = 1.1
+GROWTH_FACTOR = 1.1
 # If the count grows by at least this share of the tokens that were added, a low count is believed.
-FOLLOWED_SHARE = 0.5
+COUNT_GROWTH_SHARE = 0.5
 # Number of requests of different sizes, all with low counts, that are needed to infer a window. Their counts
 # may differ from the newest one by at most the factor COUNT_SPREAD. Their sizes, from the smallest to the
 # largest, must differ by at least the factor SIZE_SPREAD.
-LEAST_LOW = 3
+MIN_LOW_COUNTS = 3
 COUNT_SPREAD = 1.15
 SIZE_SPREAD = 1.3
 # Requests with fewer tokens are taken as not truncated, because no model has so small a context window.
-LEAST_SIZE_TOKENS = 2_000
+MIN_JUDGED_TOKENS = 2_000
 TRUSTED_AFTER = 3  # number of observations after which the calibration is trusted
 
 Verdict = Literal["whole", "doubtful", "low"]
@@ -38,58 +38,66 @@ class AnsweredRequest(NamedTuple):
         prompt: `usage.prompt_tokens`.
         completion: `usage.completion_tokens`; 0 if unknown.
         cached: Number of cached prompt tokens. Some gateways leave them out of `prompt`.
-        guessed: Whether the request contains parts, such as images, whose tokens we may overestimate.
+        has_media: Whether the request contains parts, such as images, whose tokens we may overestimate.
     """
 
     estimate: int
     prompt: int
     completion: int = 0
     cached: int = 0
-    guessed: bool = False
+    has_media: bool = False
 
 
-def judge_answer(now: AnsweredRequest, last: AnsweredRequest | None, calibration: Calibration) -> Verdict:
+def judge_answer(
+    answer: AnsweredRequest, previous: AnsweredRequest | None, calibration: Calibration
+) -> Verdict:
     """Judges by the token count of an answer whether the upstream read the whole request.
 
-    The caller must not learn anything from a `doubtful` answer. From `low` answers it may learn only the
-    window that `infer_window` returns.
+    The caller must not learn anything from a `doubtful` answer. From `low_answers` answers it may learn only
+    the window that `infer_window` returns.
 
     Args:
-        now: The answered request.
-        last: Previous request of the same conversation to the same model; None if unknown.
+        answer: The answered request.
+        previous: Previous request of the same conversation to the same model; None if unknown.
         calibration: Calibration of the model before this answer.
     """
-    size = calibration.predict_tokens(now.estimate)
-    if size < LEAST_SIZE_TOKENS or now.prompt < MIN_USAGE_TOKENS:
+    size = calibration.predict_tokens(answer.estimate)
+    if size < MIN_JUDGED_TOKENS or answer.prompt < MIN_USAGE_TOKENS:
         return "whole"
-    if last is not None and last.prompt == now.prompt and now.estimate > GROWN * last.estimate:
-        from_a_cache = now.completion > 0 and now.completion == last.completion
+    if (
+        previous is not None
+        and previous.prompt == answer.prompt
+        and answer.estimate > GROWTH_FACTOR * previous.estimate
+    ):
+        from_a_cache = answer.completion > 0 and answer.completion == previous.completion
         return "doubtful" if from_a_cache else "low"
-    low = now.prompt + now.cached < READ_SHARE * size
-    if not low or now.guessed or (last is not None and _has_followed_growth(now, last)):
+    low = answer.prompt + answer.cached < LOW_COUNT_SHARE * size
+    if not low or answer.has_media or (previous is not None and _has_count_grown(answer, previous)):
         return "whole"
     return "low" if calibration.observations >= TRUSTED_AFTER else "doubtful"
 
 
-def infer_window(low: Sequence[AnsweredRequest], most: int) -> int | None:
+def infer_window(low_answers: Sequence[AnsweredRequest], largest_count_tokens: int) -> int | None:
     """Infers the window, in tokens, at which the upstream truncates. Returns None if the counts show none.
 
     Args:
-        low: Answers with low counts, the newest last.
-        most: Largest count of any answer so far, in tokens. The window is never smaller.
+        low_answers: Answers with low counts, the newest last.
+        largest_count_tokens: Largest count of any answer so far, in tokens. The window is never smaller.
     """
-    if not low:
+    if not low_answers:
         return None
-    newest = low[-1].prompt
-    alike = [each for each in low if max(each.prompt, newest) <= COUNT_SPREAD * min(each.prompt, newest)]
+    newest = low_answers[-1].prompt
+    alike = [
+        each for each in low_answers if max(each.prompt, newest) <= COUNT_SPREAD * min(each.prompt, newest)
+    ]
     sizes = {each.estimate for each in alike}
-    if len(sizes) < LEAST_LOW or max(sizes) < SIZE_SPREAD * min(sizes):
+    if len(sizes) < MIN_LOW_COUNTS or max(sizes) < SIZE_SPREAD * min(sizes):
         return None
-    window = max(most, *(each.prompt for each in alike))
+    window = max(largest_count_tokens, *(each.prompt for each in alike))
     return window if window < min(sizes) else None
 
 
-def _has_followed_growth(now: AnsweredRequest, last: AnsweredRequest) -> bool:
+def _has_count_grown(now: AnsweredRequest, last: AnsweredRequest) -> bool:
     """Returns whether the count has grown with the estimate."""
     added = now.estimate - last.estimate
-    return added > 0 and now.prompt - last.prompt >= FOLLOWED_SHARE * added
+    return added > 0 and now.prompt - last.prompt >= COUNT_GROWTH_SHARE * added

@@ -10,7 +10,7 @@ from compaction_proxy.wires.chat.summary_call import find_refused_member
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.registry import WIRES
-from compaction_proxy.wires.wire import CallFormat
+from compaction_proxy.wires.wire import SummaryCallFormat
 
 # Largest answer that is read, in bytes. A summary has a few thousand tokens, so a longer answer is none.
 MAX_ANSWER_BYTES = 1_048_576
@@ -37,7 +37,7 @@ class HttpSummaryModel:
         Raises:
             SummaryError: The provider cannot be reached or gives no usable answer.
         """
-        key, call_format = (call.url, call.model), WIRES[call.wire].call_format
+        key, call_format = (call.url, call.model), WIRES[call.wire].summary_call_format
         for _ in range(MAX_ATTEMPTS):
             refused = self._refused.get(key, frozenset())
             own = call_format.build_own_members(call, refused)
@@ -46,7 +46,7 @@ class HttpSummaryModel:
                 return _parse_answer(body, call_format)
             overflow = parse_overflow(response.status_code, body)
             if overflow is not None:
-                raise SummaryError("overflow", limit=overflow.limit)
+                raise SummaryError("overflow", limit=overflow.limit_tokens)
             member = find_refused_member(body, own) if response.status_code in _REFUSALS else None
             if member is None:
                 break
@@ -87,12 +87,12 @@ async def _read_body(response: httpx.Response) -> bytes:
     body = bytearray()
     async for chunk in response.aiter_bytes() if plain else response.aiter_raw():
         body += chunk if plain else inflater.feed(chunk)
-        if len(body) > MAX_ANSWER_BYTES or (inflater.failed and not plain):
+        if len(body) > MAX_ANSWER_BYTES or (inflater.has_failed and not plain):
             raise SummaryError("garbage" if response.is_success else f"http-{response.status_code}")
     return bytes(body)
 
 
-def _parse_answer(body: bytes, asking: CallFormat) -> SummaryAnswer:
+def _parse_answer(body: bytes, asking: SummaryCallFormat) -> SummaryAnswer:
     """Parses a successful answer. Some providers report an overflow with status 200.
 
     Raises:
@@ -100,7 +100,7 @@ def _parse_answer(body: bytes, asking: CallFormat) -> SummaryAnswer:
     """
     overflow = parse_overflow(httpx.codes.OK, body)
     if overflow is not None:
-        raise SummaryError("overflow", limit=overflow.limit)
+        raise SummaryError("overflow", limit=overflow.limit_tokens)
     return asking.parse_answer(body)
 
 

@@ -71,7 +71,7 @@ def sample_slices(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iter
             mark += step
 
 
-def spread_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]:
+def extrapolate_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]:
     """Returns the tokens of every slice. Estimates slices that were not counted from the counted ones.
 
     Args:
@@ -90,11 +90,11 @@ def spread_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]
 # tokenizer 0.6 µs per character (with toktok a run of hyphens; with tiktoken Chinese function words in random
 # order, or □□□…). Prose and code take 0.004 µs with toktok and 0.05 µs with tiktoken. The delay is therefore
 # at most AT_ONCE_S plus 3.7 ms for the text that is begun last: 5 ms together.
-AT_ONCE_CHARACTERS = 6 * 1024  # size of the longest text that is counted on the loop, in characters
-AT_ONCE_S = 0.001  # time after which no further text is begun on the loop
+MAX_INLINE_TEXT_CHARACTERS = 6 * 1024  # size of the longest text that is counted on the loop, in characters
+INLINE_BUDGET_S = 0.001  # time after which no further text is begun on the loop
 # If the texts together are longer than this, none is counted on the loop. They would not all be counted
 # within AT_ONCE_S, so the request would need a thread anyway.
-LITTLE_CHARACTERS = 64 * 1024
+MAX_INLINE_CHARACTERS = 64 * 1024
 # Length of a turn: a request gives its thread back at the end of the first step after this time. A step
 # counts at most SLICE_CHARACTERS, and takes 40 ms at worst. With shorter turns, the time that each turn waits
 # for the event loop would be too large a part.
@@ -147,12 +147,12 @@ class _CountingTask:
         self._sizes: list[int] = []
         self._left: Iterator[list[int]] | None = None
 
-    def run_turn(self, seconds: float) -> list[int] | None:
-        """Counts for `seconds`, but at least one step.
+    def run_turn(self, budget_s: float) -> list[int] | None:
+        """Counts for `budget_s`, but at least one step.
 
         Returns the tokens of each text if everything is counted, else None; then another turn is needed.
         """
-        end = perf_counter() + seconds
+        end = perf_counter() + budget_s
         for step in self._get_steps():
             texts = [self._get_text(self._slices[index]) for index in step]
             counts = self._counter.count_each(texts, self._model)
@@ -174,7 +174,7 @@ class _CountingTask:
 
     def _sum_pieces(self) -> list[int]:
         totals = [0] * len(self._pieces)
-        for part, tokens in zip(self._slices, spread_counts(self._sizes, self._counted), strict=True):
+        for part, tokens in zip(self._slices, extrapolate_counts(self._sizes, self._counted), strict=True):
             totals[part.piece] += tokens
         return totals
 
@@ -228,11 +228,11 @@ class TokenScheduler:
         may not be loaded yet.
         """
         counts: list[int] = []
-        if model not in self._known or sum(map(len, pieces)) > LITTLE_CHARACTERS:
+        if model not in self._known or sum(map(len, pieces)) > MAX_INLINE_CHARACTERS:
             return counts
-        end = perf_counter() + AT_ONCE_S
+        end = perf_counter() + INLINE_BUDGET_S
         for text in pieces:
-            if len(text) > AT_ONCE_CHARACTERS or perf_counter() > end:
+            if len(text) > MAX_INLINE_TEXT_CHARACTERS or perf_counter() > end:
                 break
             counts.append(self._counter.count(text, model))
         return counts

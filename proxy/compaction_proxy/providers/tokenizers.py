@@ -21,9 +21,9 @@ import tiktoken
 from compaction_proxy.core.model_names import find_by_prefix, normalize_model_name
 from compaction_proxy.providers.token_counting import (
     SLICE_CHARACTERS,
+    extrapolate_counts,
     iter_slices,
     sample_slices,
-    spread_counts,
 )
 from compaction_proxy.support.fail_open import suppress_and_report
 
@@ -44,7 +44,7 @@ class CharacterCounter:
         return [self.count(text, model) for text in texts]
 
 
-DATA = Path(__file__).parent.parent / "data"
+DATA_FOLDER = Path(__file__).parent.parent / "data"
 _BYTES_PER_TOKEN = 3  # used for estimates; all measured kinds of prose and code have 2.1 to 4.6
 # Our own special token, which separates texts that are counted in one call. It consists of private-use
 # characters, which texts hardly ever contain. Its first character occurs in it only once, so the end of a
@@ -156,7 +156,7 @@ def count_sliced(text: str, count: Callable[[str], int]) -> int:
     spans = list(iter_slices(text))
     sizes = [stop - start for start, stop in spans]
     counted = {index: count(text[slice(*spans[index])]) for index in sample_slices(sizes)}
-    return sum(spread_counts(sizes, counted))
+    return sum(extrapolate_counts(sizes, counted))
 
 
 def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
@@ -189,7 +189,7 @@ class TiktokenCounter:
         data: Folder of the vocabularies.
     """
 
-    def __init__(self, report: Callable[[str], None], data: Path = DATA) -> None:
+    def __init__(self, report: Callable[[str], None], data: Path = DATA_FOLDER) -> None:
         self._report = report
         self._data = data
         self._lock = threading.Lock()

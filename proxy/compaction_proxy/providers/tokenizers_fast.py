@@ -17,7 +17,7 @@ from typing import Protocol
 
 from compaction_proxy.providers.token_counting import SLICE_CHARACTERS
 from compaction_proxy.providers.tokenizers import (
-    DATA,
+    DATA_FOLDER,
     O200K,
     TiktokenCounter,
     count_sliced,
@@ -27,7 +27,7 @@ from compaction_proxy.providers.tokenizers import (
 )
 from compaction_proxy.support.fail_open import suppress_and_report
 
-GOLDEN = DATA / "golden_counts.json"
+GOLDEN_COUNTS_PATH = DATA_FOLDER / "golden_counts.json"
 PACKAGE = "toktok-rs"
 _THREADS = 1  # number of threads that toktok uses in a call; the caller runs calls in several threads itself
 
@@ -61,7 +61,7 @@ class _OtherCountError(ValueError):
         super().__init__(f"counts golden text {number} otherwise")
 
 
-def read_golden_texts(path: Path = GOLDEN) -> list[GoldenText]:
+def read_golden_texts(path: Path = GOLDEN_COUNTS_PATH) -> list[GoldenText]:
     """Reads the stored counts. Each row holds a text, the number of its repetitions, and the tokens."""
     rows = json.loads(path.read_text(encoding="utf-8"))
     return [GoldenText(text * times, tokens) for text, times, tokens in rows]
@@ -91,17 +91,17 @@ def _count_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
         return tokenizer.count_batch([replace_surrogates(text) for text in texts], _THREADS)
 
 
-def check_counts(tokenizer: Tokenizer, known: Sequence[GoldenText]) -> None:
+def check_counts(tokenizer: Tokenizer, golden_texts: Sequence[GoldenText]) -> None:
     """Compares toktok's counts, of single texts and of all texts in one call, with the known counts.
 
     Raises:
         ValueError: A count differs, or `known` is empty.
     """
-    together = _count_batch(tokenizer, [each.text for each in known])
-    for number, (each, counted) in enumerate(zip(known, together, strict=True)):
+    together = _count_batch(tokenizer, [each.text for each in golden_texts])
+    for number, (each, counted) in enumerate(zip(golden_texts, together, strict=True)):
         if not each.tokens == counted == _count_text(tokenizer, each.text):
             raise _OtherCountError(number)
-    if not known:
+    if not golden_texts:
         raise _OtherCountError(0)
 
 
@@ -120,15 +120,15 @@ class ToktokCounter:
         fallback: Counter that uses tiktoken.
         report: Receives a line that explains why a count is estimated, once for each cause. The line contains
             no part of the text.
-        known: File with tiktoken's counts, for the check.
+        golden_path: File with tiktoken's counts, for the check.
     """
 
     def __init__(
-        self, fallback: TiktokenCounter, report: Callable[[str], None], known: Path = GOLDEN
+        self, fallback: TiktokenCounter, report: Callable[[str], None], golden_path: Path = GOLDEN_COUNTS_PATH
     ) -> None:
         self._otherwise = fallback
         self._report = report
-        self._known = known
+        self._known = golden_path
         self._tokenizer: Tokenizer | None = None
         self._lock = threading.Lock()
         self._reported: set[str] = set()

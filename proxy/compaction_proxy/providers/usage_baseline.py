@@ -22,10 +22,10 @@ from compaction_proxy.providers.calibration import MAX_RATIO, MIN_RATIO, MIN_USA
 from compaction_proxy.storage.keys import usage_baselines_key
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import NOT_OBSERVED
+from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 
 # Factor by which the estimated difference in tokens between two requests may be wrong.
-MARGIN = 1.15
+DIFFERENCE_MARGIN = 1.15
 _PLACE_BYTES = 16
 
 
@@ -74,7 +74,7 @@ def matches_request(baseline: UsageBaseline, prefixes: Sequence[bytes], key: byt
     return reached and baseline.key == key and prefixes[baseline.length - 1] == baseline.prefix
 
 
-def select_deepest(
+def select_deepest_baseline(
     baselines: Sequence[UsageBaseline], prefixes: Sequence[bytes], key: bytes
 ) -> UsageBaseline | None:
     """Returns the matching anchor with the most messages, or None. Of equal ones, the last one counts."""
@@ -102,9 +102,9 @@ def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibrat
 def predict_upper_bound(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
     """Predicts an upper bound of the provider's count: added tokens count for more, removed ones for less.
 
-    `MARGIN` is the factor.
+    `DIFFERENCE_MARGIN` is the factor.
     """
-    return _predict_with_margin(baseline, estimate, calibration, MARGIN)
+    return _predict_with_margin(baseline, estimate, calibration, DIFFERENCE_MARGIN)
 
 
 def _predict_with_margin(
@@ -142,11 +142,11 @@ def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - any 
 MAX_ROOTS = 4_000
 ANCHORS_PER_ROOT = 6
 # Lifetime of anchors, in seconds. They expire because a provider may change its way of counting.
-KEPT_S = 86_400.0
+BASELINE_TTL_S = 86_400.0
 # Interval at which the anchors of other replicas are read again, in seconds.
-LOOK_EVERY_S = 10.0
+REFRESH_INTERVAL_S = 10.0
 # Interval at which new anchors are written to the store, in seconds.
-FLUSH_S = 5.0
+FLUSH_INTERVAL_S = 5.0
 
 _log = structlog.get_logger()
 
@@ -187,14 +187,14 @@ class UsageBaselineStore:
 
         Waits for the store only if this process has not loaded the anchors of the root.
         """
-        await self.load_root(tenant, root)
+        await self.load_baselines(tenant, root)
         return self.peek_deepest(tenant, root, prefixes, baseline_key)
 
     def is_loaded(self, tenant: str, root: bytes) -> bool:
         """Returns whether the anchors of a root have been loaded from the store."""
         return usage_baselines_key(tenant, root) in self._looked
 
-    async def load_root(self, tenant: str, root: bytes) -> None:
+    async def load_baselines(self, tenant: str, root: bytes) -> None:
         """Loads the anchors of a root from the store, unless they are loaded."""
         key = usage_baselines_key(tenant, root)
         if key not in self._looked:
@@ -205,9 +205,9 @@ class UsageBaselineStore:
     ) -> UsageBaseline | None:
         """Returns the matching anchor with the most messages that this process knows; never waits."""
         key = usage_baselines_key(tenant, root)
-        if self._clock() - self._looked.get(key, math.inf) >= LOOK_EVERY_S:
+        if self._clock() - self._looked.get(key, math.inf) >= REFRESH_INTERVAL_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key))
-        return select_deepest(self._known.get(key, ()), prefixes, baseline_key)
+        return select_deepest_baseline(self._known.get(key, ()), prefixes, baseline_key)
 
     def record_baseline(self, tenant: str, root: bytes, baseline: UsageBaseline) -> None:
         """Keeps the anchor of an answered request. A background task writes it to the store."""
@@ -235,7 +235,7 @@ class UsageBaselineStore:
             for key in list(self._unwritten):
                 if not self._records.is_in_use:
                     return  # the rest waits until the store is back
-                with self._records.deletion_fence.use_start_mark():
+                with self._records.deletion_fence.scoped_start_mark():
                     await self._write_root(key)
 
     async def _write_root(self, key: str) -> None:
@@ -244,7 +244,7 @@ class UsageBaselineStore:
             return
         self._unwritten.discard(key)
         fields = {"anchors": [to_fields(anchor) for anchor in self._known.get(key, ())]}
-        await self._records.overwrite(key, fields, ttl_s=KEPT_S)
+        await self._records.overwrite(key, fields, ttl_s=BASELINE_TTL_S)
 
     def _forget_prefix(self, prefix: str) -> None:
         for key in [key for key in self._known if key.startswith(prefix)]:
@@ -257,7 +257,7 @@ class UsageBaselineStore:
 
     async def _flush_periodically(self) -> None:
         while True:
-            await asyncio.sleep(FLUSH_S)
+            await asyncio.sleep(FLUSH_INTERVAL_S)
             with suppress_and_report(_log_failed_write):
                 await self.flush()
 
@@ -278,4 +278,4 @@ class UsageBaselineStore:
 
 
 def _log_failed_write(error: BaseException) -> None:
-    _log.warning(NOT_OBSERVED, error=type(error).__name__)
+    _log.warning(RESPONSE_NOT_OBSERVED, error=type(error).__name__)

@@ -17,7 +17,7 @@ from compaction_proxy.storage.keys import archive_key, archive_piece_key, root_a
 from compaction_proxy.storage.records import Fields, ListItem, RecordItem, RecordStore
 
 # Maximum number of archives listed under one root.
-KEPT_ARCHIVES = 200
+MAX_ARCHIVES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,16 @@ class ArchivedRound:
     Attributes:
         conversation: The conversation of the compaction, `c_…`.
         strategy: Name of the strategy.
-        place: Where the compaction's checkpoint is stored, 64 bytes.
+        checkpoint_place: Where the compaction's checkpoint is stored, 64 bytes.
         number: The round: 1 for the first compaction of a chain.
-        at: Time of the compaction, in seconds since the epoch.
+        made_at: Time of the compaction, in seconds since the epoch.
     """
 
     conversation: str
     strategy: str
-    place: bytes
+    checkpoint_place: bytes
     number: int
-    at: float
+    made_at: float
 
 
 def parse_round(fields: Fields) -> ArchivedRound | None:
@@ -96,9 +96,9 @@ def parse_round(fields: Fields) -> ArchivedRound | None:
         return ArchivedRound(
             conversation=str(fields["conversation"]),
             strategy=str(fields["strategy"]),
-            place=bytes.fromhex(fields["place"]),
+            checkpoint_place=bytes.fromhex(fields["place"]),
             number=int(fields["round"]),
-            at=float(fields["at"]),
+            made_at=float(fields["at"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
@@ -109,7 +109,7 @@ def count_utf8_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def parse_contents(fields: Fields) -> ArchiveContents:
+def parse_archive_contents(fields: Fields) -> ArchiveContents:
     """Returns the pieces of the archive in a record."""
     size_bytes = sum(count_utf8_bytes(each.text) for each in parse_messages(fields))
     return ArchiveContents(
@@ -207,7 +207,7 @@ def shorten_text(text: str, limit: int) -> str:
     return text[:head] + OMISSION_NOTE.format(len(text) - limit) + tail
 
 
-def compute_fair_limit(sizes: Sequence[int], limit: int) -> int:
+def compute_item_limit(sizes: Sequence[int], limit: int) -> int:
     """Returns the largest limit per item with which the items together, when cut, stay within `limit`."""
     room = limit
     ordered = sorted(sizes)
@@ -221,7 +221,7 @@ def compute_fair_limit(sizes: Sequence[int], limit: int) -> int:
 
 def _shorten_messages(messages: Sequence[RemovedMessage]) -> Iterator[RemovedMessage]:
     newest = messages[-MAX_MESSAGES:]
-    limit = compute_fair_limit(
+    limit = compute_item_limit(
         [min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], MAX_RECORD_CHARACTERS
     )
     for each in newest:
@@ -233,13 +233,13 @@ class Archive(NamedTuple):
 
     Attributes:
         items: The archive's record and its pieces.
-        line: The line in the root's list of archives. It is needed to find the archive.
-        pieces: The names and sizes of the pieces.
+        list_line: The line in the root's list of archives. It is needed to find the archive.
+        contents: The names and sizes of the pieces.
     """
 
     items: tuple[RecordItem, ...]
-    line: ListItem
-    pieces: ArchiveContents
+    list_line: ListItem
+    contents: ArchiveContents
 
 
 def build_archive(
@@ -267,7 +267,9 @@ def build_archive(
         "texts": list(map(list, texts)),
     }
     record = RecordItem(
-        archive_key(tenant, root, archived_round.strategy, archived_round.place), record_fields, ttl_s
+        archive_key(tenant, root, archived_round.strategy, archived_round.checkpoint_place),
+        record_fields,
+        ttl_s,
     )
     piece_items = [
         RecordItem(archive_piece_key(tenant, root, piece.name), fields, ttl_s)
@@ -277,7 +279,7 @@ def build_archive(
     list_fields = _round_to_fields(archived_round) | {"bytes": sum(piece.size_bytes for piece in pieces)}
     return Archive(
         (record, *piece_items),
-        ListItem(root_archives_key(tenant, root), list_fields, ttl_s, KEPT_ARCHIVES),
+        ListItem(root_archives_key(tenant, root), list_fields, ttl_s, MAX_ARCHIVES),
         pieces,
     )
 
@@ -291,9 +293,9 @@ def _round_to_fields(archived_round: ArchivedRound) -> dict[str, Any]:
     return {
         "conversation": archived_round.conversation,
         "strategy": archived_round.strategy,
-        "place": archived_round.place.hex(),
+        "place": archived_round.checkpoint_place.hex(),
         "round": archived_round.number,
-        "at": archived_round.at,
+        "at": archived_round.made_at,
     }
 
 
@@ -346,14 +348,14 @@ class RecalledMessage:
 
 def build_archive_key(tenant: str, ref: ArchiveRef) -> str:
     """Returns the store key of an archive's record."""
-    return archive_key(tenant, ref.root, ref.round.strategy, ref.round.place)
+    return archive_key(tenant, ref.root, ref.round.strategy, ref.round.checkpoint_place)
 
 
-def _batch_pieces(named: Iterable[tuple[bytes, ArchivePiece]]) -> Iterator[list[tuple[bytes, str]]]:
+def _batch_pieces(pieces: Iterable[tuple[bytes, ArchivePiece]]) -> Iterator[list[tuple[bytes, str]]]:
     """Yields the pieces, each once, in batches that a store can return within its deadline."""
     portion: list[tuple[bytes, str]] = []
     taken_bytes = 0
-    for root, piece in dict.fromkeys(named):
+    for root, piece in dict.fromkeys(pieces):
         if portion and (len(portion) == RECORDS_AT_ONCE or taken_bytes + piece.size_bytes > BYTES_AT_ONCE):
             yield portion
             portion, taken_bytes = [], 0
@@ -373,17 +375,17 @@ class ArchiveReader:
     def __init__(self, records: RecordStore) -> None:
         self._records = records
 
-    async def read_contents(self, tenant: str, places: Sequence[ArchiveRef]) -> list[ArchiveContents | None]:
+    async def read_contents(self, tenant: str, refs: Sequence[ArchiveRef]) -> list[ArchiveContents | None]:
         """Returns the pieces of each archive, or None for an archive that is missing."""
-        found = await self._read_records(tenant, places)
-        return [parse_contents(fields) if fields else None for fields in found]
+        found = await self._read_records(tenant, refs)
+        return [parse_archive_contents(fields) if fields else None for fields in found]
 
-    async def read_messages(self, tenant: str, places: Sequence[ArchiveRef]) -> list[RecalledMessage]:
+    async def read_messages(self, tenant: str, refs: Sequence[ArchiveRef]) -> list[RecalledMessage]:
         """Returns the messages of these archives, archive by archive. Missing records are skipped."""
-        archives = await self._read_records(tenant, places)
+        archives = await self._read_records(tenant, refs)
         present = [
-            (place, fields, parse_contents(fields))
-            for place, fields in zip(places, archives, strict=True)
+            (place, fields, parse_archive_contents(fields))
+            for place, fields in zip(refs, archives, strict=True)
             if fields
         ]
         stretches = await self.read_pieces(
@@ -406,11 +408,11 @@ class ArchiveReader:
         return found
 
     async def read_pieces(
-        self, tenant: str, named: Iterable[tuple[bytes, ArchivePiece]]
+        self, tenant: str, pieces: Iterable[tuple[bytes, ArchivePiece]]
     ) -> dict[tuple[bytes, str], Fields]:
         """Returns the fields of pieces by root and name. Missing pieces are left out."""
         found: dict[tuple[bytes, str], Fields] = {}
-        for portion in _batch_pieces(named):
+        for portion in _batch_pieces(pieces):
             keys = [archive_piece_key(tenant, root, name) for root, name in portion]
             read = await self._records.get_many(keys, keep_in_cache=False)
             found |= {each: fields for each, fields in zip(portion, read, strict=True) if fields}

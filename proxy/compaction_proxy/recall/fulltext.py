@@ -76,7 +76,7 @@ class TextIndex(Protocol):
 class TextIndexBuilder(Protocol):
     """Builds search indexes from the messages of one or several conversations."""
 
-    def build(self, passages: Sequence[SearchDocument]) -> TextIndex:
+    def build(self, documents: Sequence[SearchDocument]) -> TextIndex:
         """Builds an index of the documents. Neighbours in the sequence are neighbours in the conversation.
 
         This takes seconds for many megabytes. Call it in a thread.
@@ -99,17 +99,17 @@ _DATABASE_BYTES = 64 * 1024
 _WORD = re.compile(r"\S+")
 _BEFORE_SPACE = re.compile(r"\s\S*\Z")
 _BEFORE_SEPARATOR = re.compile(r"[\W_][^\W_]*\Z")
-_LISTS = """
+_SCHEMA_SQL = """
     PRAGMA journal_mode = OFF;
     CREATE VIRTUAL TABLE rows USING fts5(terms, content='', columnsize=0, tokenize='ascii');
     CREATE VIRTUAL TABLE places USING fts5vocab('rows', 'instance');
     CREATE VIRTUAL TABLE known USING fts5vocab('rows', 'row');
 """
-_COUNTS = "SELECT doc, count(*) FROM places WHERE term = ? GROUP BY doc"
-_BEGINNING = "SELECT term FROM known WHERE term >= ? AND term < ? LIMIT ?"
-_FOLLOWING = "SELECT rowid FROM rows WHERE rows MATCH ?"
+_ROW_COUNTS_SQL = "SELECT doc, count(*) FROM places WHERE term = ? GROUP BY doc"
+_TERMS_BY_PREFIX_SQL = "SELECT term FROM known WHERE term >= ? AND term < ? LIMIT ?"
+_MATCHING_ROWS_SQL = "SELECT rowid FROM rows WHERE rows MATCH ?"
 # With this character appended, a beginning sorts after every term that has it.
-_LAST = "\U0010ffff"
+_LAST_CHARACTER = "\U0010ffff"
 FTS5_MISSING = "The SQLite of this Python has no FTS5: what was removed cannot be searched."
 
 
@@ -117,7 +117,7 @@ def is_fts5_available() -> bool:
     """Returns whether this Python's SQLite has FTS5."""
     with closing(sqlite3.connect(":memory:")) as lists:
         try:
-            lists.executescript(_LISTS)
+            lists.executescript(_SCHEMA_SQL)
         except sqlite3.OperationalError:
             return False
     return True
@@ -133,7 +133,7 @@ class SqliteTextIndexBuilder:
     def __init__(self, ranking: RankingParameters | None = None) -> None:
         self._ranking = ranking or RankingParameters()
 
-    def build(self, passages: Sequence[SearchDocument]) -> "SqliteTextIndex":
+    def build(self, documents: Sequence[SearchDocument]) -> "SqliteTextIndex":
         """Builds an index of the documents. Any thread may call it.
 
         Raises:
@@ -141,7 +141,7 @@ class SqliteTextIndexBuilder:
         """
         if not is_fts5_available():
             raise SearchUnavailableError("no-full-text", FTS5_MISSING)
-        return SqliteTextIndex([passage.text for passage in passages], self._ranking)
+        return SqliteTextIndex([passage.text for passage in documents], self._ranking)
 
 
 class SqliteTextIndex:
@@ -161,7 +161,7 @@ class SqliteTextIndex:
         self._row_documents, self._row_starts, self._row_lengths = array("l"), array("l"), array("l")
         self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self._database.close)
-        self._database.executescript(_LISTS)
+        self._database.executescript(_SCHEMA_SQL)
         self._database.execute("BEGIN")
         self._database.executemany("INSERT INTO rows (rowid, terms) VALUES (?, ?)", self._build_rows())
         self._database.execute("INSERT INTO rows (rows) VALUES ('optimize')")
@@ -224,17 +224,17 @@ class SqliteTextIndex:
 
     def _score_words(self, parsed_query: ParsedQuery, scores: RowScorer) -> dict[str, tuple[str, float]]:
         """Adds the scores of words and prefixes. Returns the root or prefix, and the weight, of each term."""
-        words_by_root = {self._ranking.root(word): word for word in reversed(parsed_query.words)}
+        words_by_root = {self._ranking.find_root(word): word for word in reversed(parsed_query.words)}
         groups = [(of, self._find_word_forms(word, of)) for of, word in words_by_root.items()]
         groups += [(f"{start}*", set(self._find_terms_by_prefix(start))) for start in parsed_query.prefixes]
         word_weights: dict[str, tuple[str, float]] = {}
         for of, forms in groups:
             counts: dict[int, int] = {}
             for form in forms:
-                for row, count in self._database.execute(_COUNTS, (form,)):
+                for row, count in self._database.execute(_ROW_COUNTS_SQL, (form,)):
                     counts[row] = counts.get(row, 0) + count
             scores.add_word(counts)
-            word_weights |= dict.fromkeys(forms, (of, scores.compute_weight(len(counts))))
+            word_weights |= dict.fromkeys(forms, (of, scores.compute_word_weight(len(counts))))
         return word_weights
 
     def _find_word_forms(self, word: str, word_root: str) -> set[str]:
@@ -250,17 +250,17 @@ class SqliteTextIndex:
             *(
                 term
                 for term in (*candidates, *list_irregular_forms(word_root))
-                if self._ranking.root(term) == word_root
+                if self._ranking.find_root(term) == word_root
             ),
         }
 
     def _find_terms_by_prefix(self, start: str) -> list[str]:
-        found = self._database.execute(_BEGINNING, (start, start + _LAST, MAX_FORMS))
+        found = self._database.execute(_TERMS_BY_PREFIX_SQL, (start, start + _LAST_CHARACTER, MAX_FORMS))
         return [term for (term,) in found]
 
     def _find_rows_with_sequence(self, name: Sequence[str]) -> list[int]:
         """Returns the rows in which these terms follow one another."""
-        return [row for (row,) in self._database.execute(_FOLLOWING, (f'"{" ".join(name)}"',))]
+        return [row for (row,) in self._database.execute(_MATCHING_ROWS_SQL, (f'"{" ".join(name)}"',))]
 
     def _find_texts_with_phrases(self, phrases: Sequence[str]) -> set[int]:
         """Returns the indices of the texts that contain every phrase."""
@@ -274,19 +274,23 @@ class SqliteTextIndex:
         """Returns the indices of texts with all terms of a phrase, or of all texts if it has no terms."""
         places: set[int] | None = None
         for term in {term.text for term in split_terms(phrase)}:
-            found = {self._row_documents[row] for row, _ in self._database.execute(_COUNTS, (term,))}
+            found = {self._row_documents[row] for row, _ in self._database.execute(_ROW_COUNTS_SQL, (term,))}
             places = found if places is None else places & found
         return set(range(len(self._texts))) if places is None else places
 
     def _find_match_offset(
-        self, place: int, row: int, parsed_query: ParsedQuery, word_scores: Mapping[str, tuple[str, float]]
+        self,
+        document_index: int,
+        row: int,
+        parsed_query: ParsedQuery,
+        word_weights: Mapping[str, tuple[str, float]],
     ) -> int:
         """Returns the offset of the best match in a text.
 
         The best match is the query's first phrase. Without a phrase, it is a code in the best row, or else
         the passage of that row with the most weight.
         """
-        text, start = self._texts[place], self._row_starts[row]
+        text, start = self._texts[document_index], self._row_starts[row]
         if parsed_query.phrases:
             return _find_original_offset(text, _normalize_text(text).find(parsed_query.phrases[0].lower()))
         terms = list(split_terms(text[start : start + ROW_CHARACTERS]))
@@ -295,7 +299,7 @@ class SqliteTextIndex:
             for first in range(len(term_texts) - len(name) + 1):
                 if term_texts[first : first + len(name)] == name:
                     return start + terms[first].start
-        matches = [(term.start, *word_scores[term.text]) for term in terms if term.text in word_scores]
+        matches = [(term.start, *word_weights[term.text]) for term in terms if term.text in word_weights]
         return start + (matches[find_densest_match(matches)][0] if matches else 0)
 
 

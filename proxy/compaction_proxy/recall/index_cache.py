@@ -19,7 +19,7 @@ from compaction_proxy.recall.fulltext import SearchDocument, TextIndex, TextInde
 from compaction_proxy.storage.records import RecordStore
 
 # Maximum bytes of all cached texts and indexes.
-MAX_HELD_BYTES = 64 * 1024 * 1024
+MAX_CACHE_BYTES = 64 * 1024 * 1024
 # Estimated memory in bytes: for each character of a message, and for each message in addition. In most texts
 # a character takes one byte, in some up to four.
 _CHARACTER_BYTES = 2
@@ -31,10 +31,10 @@ MAX_AGE_S = 3_600.0
 THREADS = 2
 # Maximum number of conversations or tenants whose archives are read at the same time. Each may have 16 MB of
 # text, which a thread unpacks.
-READ_AT_ONCE = 2
+MAX_CONCURRENT_LOADS = 2
 # Separates two conversations in an index, so that the last message of one is no neighbour of the first
 # message of the other.
-_NOTHING = SearchDocument("", "", "")
+_SEPARATOR_DOCUMENT = SearchDocument("", "", "")
 
 
 class MessageIndex:
@@ -108,27 +108,30 @@ class MessageIndex:
         if not task.cancelled():
             task.exception()  # marks the exception as read; a caller that waits gets it anyway
 
-    async def _search_in_thread(self, query: str, most: int) -> list[TextMatch]:
+    async def _search_in_thread(self, query: str, limit: int) -> list[TextMatch]:
         run = asyncio.get_running_loop().run_in_executor
         async with self._build_lock:
             if self._index is None:
                 build, passages = self._index_builder.build, self._build_documents()
                 self._index = await run(self._threads, build, passages)
             index = self._index
-        return await run(self._threads, index.search, query, most)
+        return await run(self._threads, index.search, query, limit)
 
     def _build_documents(self) -> list[SearchDocument]:
         messages = (each.message if each else None for each in self._messages)
-        return [SearchDocument(each.id, each.text, each.role) if each else _NOTHING for each in messages]
+        return [
+            SearchDocument(each.id, each.text, each.role) if each else _SEPARATOR_DOCUMENT
+            for each in messages
+        ]
 
 
-def _order_messages(read: Iterable[RecalledMessage]) -> list[RecalledMessage | None]:
+def _order_messages(messages: Iterable[RecalledMessage]) -> list[RecalledMessage | None]:
     """Returns each message once, in order, grouped by conversation, with None between conversations.
 
     If several archives contain a message, the first copy is used.
     """
     first: dict[str, RecalledMessage] = {}
-    for each in read:
+    for each in messages:
         first.setdefault(each.message.id, each)
     ordered = sorted(first.values(), key=lambda each: (each.round.conversation, each.message.index))
     found: list[RecalledMessage | None] = []
@@ -158,7 +161,7 @@ class SearchIndexCache:
         records: RecordStore,
         index_builder: TextIndexBuilder,
         *,
-        max_bytes: int = MAX_HELD_BYTES,
+        max_bytes: int = MAX_CACHE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._records = records
@@ -168,13 +171,13 @@ class SearchIndexCache:
         self._clock = clock
         self._indexes: OrderedDict[IndexKey, MessageIndex] = OrderedDict()
         self._load_tasks: dict[IndexKey, asyncio.Task[MessageIndex]] = {}
-        self._load_slots = asyncio.Semaphore(READ_AT_ONCE)
+        self._load_slots = asyncio.Semaphore(MAX_CONCURRENT_LOADS)
         self._threads = ThreadPoolExecutor(THREADS, "recall")
         records.on_delete_callbacks.append(self._forget_prefix)
 
-    async def get_or_load(self, tenant: str, places: Iterable[ArchiveRef]) -> MessageIndex:
+    async def get_or_load(self, tenant: str, refs: Iterable[ArchiveRef]) -> MessageIndex:
         """Returns the index of these archives. If several contain a message, the first is used."""
-        key = (tenant, tuple(places))
+        key = (tenant, tuple(refs))
         index = self._indexes.get(key)
         if index is not None and index.created_at + MAX_AGE_S > self._clock():
             self._indexes.move_to_end(key)

@@ -19,7 +19,7 @@ RecallToolMode = Literal["none", "inject", "always"]
 # that are served by their makers, or by clouds on their behalf. Source: PyPI litellm 1.109.1
 # (`supports_function_calling`) and the makers' pages of models. Models with open weights are not listed:
 # whether they accept tools depends on how their server was started.
-_TAKING_TOOLS: Mapping[str, bool] = MappingProxyType(
+_TOOL_SUPPORT: Mapping[str, bool] = MappingProxyType(
     {
         "claude": True,
         "claude-2": False,
@@ -88,20 +88,22 @@ class ToolOfferSettings(Protocol):
 
 def supports_tools(model: str) -> bool:
     """Returns whether a model is known by its name to accept tools, wherever it is served."""
-    return find_by_prefix(normalize_name(model), _TAKING_TOOLS) or False
+    return find_by_prefix(normalize_name(model), _TOOL_SUPPORT) or False
 
 
-def should_offer_tool(settings: ToolOfferSettings, *, compacted: bool, has_tools: bool, model: str) -> bool:
+def should_offer_tool(
+    settings: ToolOfferSettings, *, is_compacted: bool, has_tools: bool, model: str
+) -> bool:
     """Returns whether a request should be offered the search tool, if its wire allows it.
 
     Args:
         settings: The settings of its model.
-        compacted: Whether something of the conversation has been removed.
+        is_compacted: Whether something of the conversation has been removed.
         has_tools: Whether the request has tools of its own.
         model: The model that will answer.
     """
     tool = settings.recall.tool
-    if tool == "none" or not (compacted or tool == "always"):
+    if tool == "none" or not (is_compacted or tool == "always"):
         return False
     if settings.tools is not None:
         return settings.tools

@@ -29,16 +29,16 @@ class RankingParameters:
 
     Attributes:
         saturation: BM25's k1. The higher it is, the more further repetitions of a word count.
-        length: BM25's b: how much a row's length reduces its word counts, from 0 (not at all) to 1.
-        near: Factors for the word counts of the neighbouring rows at distance 1, 2 and so on.
-        root: Returns the root of a word, which is the same for all forms of the word.
+        length_weight: BM25's b: how much a row's length reduces its word counts, from 0 (not at all) to 1.
+        neighbour_weights: Factors for the word counts of the neighbouring rows at distance 1, 2 and so on.
+        find_root: Returns the root of a word, which is the same for all forms of the word.
         stop_words: Words that are ignored if the query has others.
     """
 
     saturation: float = 1.2
-    length: float = 0.5
-    near: tuple[float, ...] = (0.5, 0.25, 0.125, 0.0625)
-    root: Callable[[str], str] = find_word_root
+    length_weight: float = 0.5
+    neighbour_weights: tuple[float, ...] = (0.5, 0.25, 0.125, 0.0625)
+    find_root: Callable[[str], str] = find_word_root
     stop_words: AbstractSet[str] = STOP_WORDS
 
 
@@ -57,23 +57,23 @@ class RowScorer:
         self._sums: defaultdict[int, float] = defaultdict(float)
         self._max_score = 0.0
 
-    def compute_weight(self, rows: int) -> float:
-        """Returns the weight of a word that occurs in `rows` rows. Rarer words weigh more."""
-        return log(1 + (len(self._lengths) - rows + 0.5) / (rows + 0.5))
+    def compute_word_weight(self, row_count: int) -> float:
+        """Returns the weight of a word that occurs in `row_count` rows. Rarer words weigh more."""
+        return log(1 + (len(self._lengths) - row_count + 0.5) / (row_count + 0.5))
 
     def add_word(self, counts: Mapping[int, int]) -> None:
         """Adds the scores of a word. `counts` holds the occurrences of all its forms by row."""
-        max_score = self.compute_weight(len(counts)) * (self._ranking.saturation + 1)
+        max_score = self.compute_word_weight(len(counts)) * (self._ranking.saturation + 1)
         self._max_score += max_score
         for row, count in self._spread_to_neighbours(counts).items():
             self._sums[row] += max_score * count / (count + self._ranking.saturation)
 
-    def add_name(self, rows: Sequence[int], terms: int) -> None:
-        """Adds the score of a name of `terms` terms to the rows that contain it.
+    def add_name(self, rows: Sequence[int], term_count: int) -> None:
+        """Adds the score of a name of `term_count` terms to the rows that contain it.
 
         So a row with the whole name ranks before rows that contain only its single terms.
         """
-        max_score = self.compute_weight(len(rows)) * (self._ranking.saturation + 1) * terms
+        max_score = self.compute_word_weight(len(rows)) * (self._ranking.saturation + 1) * term_count
         self._max_score += max_score
         for row in rows:
             self._sums[row] += max_score
@@ -85,11 +85,11 @@ class RowScorer:
     def _spread_to_neighbours(self, counts: Mapping[int, int]) -> dict[int, float]:
         """Returns the occurrences of a word in and around each row, normalised to rows of mean length."""
         around: defaultdict[int, float] = defaultdict(float)
-        last, length = len(self._lengths) - 1, self._ranking.length
+        last, length = len(self._lengths) - 1, self._ranking.length_weight
         for row, count in counts.items():
             normalized = count / (1 - length + length * self._lengths[row] / self._mean)
             around[row] += normalized
-            for distance, share in enumerate(self._ranking.near, 1):
+            for distance, share in enumerate(self._ranking.neighbour_weights, 1):
                 if row >= distance:
                     around[row - distance] += share * normalized
                 if row + distance <= last:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.core.event import parse_number
 from compaction_proxy.recall.archive import (
-    KEPT_ARCHIVES,
+    MAX_ARCHIVES,
     Archive,
     ArchiveContents,
     ArchivePiece,
@@ -33,15 +33,15 @@ from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 
 # Maximum number of a tenant's archives that are listed and counted, and maximum number of lines in the
 # tenant's list, which has lines for deletions, too.
-KEPT_OF_TENANT = 2_000
-_KEPT_LINES = 2 * KEPT_OF_TENANT
+MAX_TENANT_ARCHIVES = 2_000
+_MAX_LINES = 2 * MAX_TENANT_ARCHIVES
 # A store cannot delete a single record. So a record is overwritten with an empty one that expires after this
 # many seconds.
-_GONE_S = 1.0
+_TOMBSTONE_TTL_S = 1.0
 # Seconds between two checks of a tenant's archives by one process, and maximum number of tenants whose next
 # check the process remembers.
-TENANT_EVERY_S = 60.0
-_TENANTS = 1_000
+TENANT_CHECK_INTERVAL_S = 60.0
+_MAX_TENANTS = 1_000
 # Seconds for which one process has the right to delete archives of a tenant. After that another process may
 # begin.
 _LEASE_S = 10.0
@@ -90,7 +90,7 @@ def _get_line_key(line: Fields) -> tuple[object, object, object]:
     return line.get("root"), line.get("strategy"), line.get("place")
 
 
-def _list_present(lines: Iterable[Fields]) -> list[ListedArchive]:
+def _list_present_archives(lines: Iterable[Fields]) -> list[ListedArchive]:
     """Returns the archives in a tenant's list that are not deleted, oldest first."""
     found: dict[tuple[object, object, object], ListedArchive] = {}
     for line in lines:
@@ -125,10 +125,15 @@ def _compute_own_sizes(pieces: Sequence[ArchiveContents]) -> list[int]:
     return sizes[::-1]
 
 
-def _build_gone_lines(places: Iterable[ArchiveRef]) -> Iterator[Fields]:
+def _build_deletion_lines(refs: Iterable[ArchiveRef]) -> Iterator[Fields]:
     """Yields the lines that record the deletion of archives."""
-    for root, made in places:
-        yield {"gone": "archive", "root": root.hex(), "strategy": made.strategy, "place": made.place.hex()}
+    for root, made in refs:
+        yield {
+            "gone": "archive",
+            "root": root.hex(),
+            "strategy": made.strategy,
+            "place": made.checkpoint_place.hex(),
+        }
 
 
 class ArchiveRetention:
@@ -164,8 +169,10 @@ class ArchiveRetention:
 
     async def add_archive(self, tenant: str, ref: ArchiveRef, archive: Archive) -> None:
         """Adds a committed archive to its tenant's list, and starts `enforce_bounds` in the background."""
-        size = await self._count_new_bytes(tenant, ref, archive.pieces)
-        await self._append_lines(tenant, [{**archive.line.fields, "root": ref.root.hex(), "bytes": size}])
+        size = await self._count_new_bytes(tenant, ref, archive.contents)
+        await self._append_lines(
+            tenant, [{**archive.list_line.fields, "root": ref.root.hex(), "bytes": size}]
+        )
         work = ("archives", tenant, ref.root)
         self._records.background_tasks.start_once(work, lambda: self.enforce_bounds(tenant, ref.root))
 
@@ -175,13 +182,15 @@ class ArchiveRetention:
 
     async def list_archives(self, tenant: str) -> list[ListedArchive]:
         """Returns the archives of a tenant, oldest first, at most the newest 2,000."""
-        lines = await self._records.read_tail(tenant_archives_key(tenant), _KEPT_LINES)
+        lines = await self._records.read_tail(tenant_archives_key(tenant), _MAX_LINES)
         oldest = self._now() - self._ttl_s
-        return [held for held in _list_present(lines) if held.ref.round.at > oldest][-KEPT_OF_TENANT:]
+        return [held for held in _list_present_archives(lines) if held.ref.round.made_at > oldest][
+            -MAX_TENANT_ARCHIVES:
+        ]
 
     async def list_root_archives(self, tenant: str, root: bytes) -> list[ListedArchive]:
         """Returns the archives under a root, oldest first. Some of them may be deleted."""
-        lines = await self._records.read_tail(root_archives_key(tenant, root), KEPT_ARCHIVES)
+        lines = await self._records.read_tail(root_archives_key(tenant, root), MAX_ARCHIVES)
         return [held for line in lines if (held := _parse_line(line, root.hex())) is not None]
 
     async def enforce_bounds(self, tenant: str, root: bytes) -> None:
@@ -198,7 +207,7 @@ class ArchiveRetention:
     async def _append_lines(self, tenant: str, lines: Iterable[Fields]) -> None:
         for line in lines:
             await self._records.append_line(
-                tenant_archives_key(tenant), line, ttl_s=self._ttl_s, max_lines=_KEPT_LINES
+                tenant_archives_key(tenant), line, ttl_s=self._ttl_s, max_lines=_MAX_LINES
             )
 
     async def _count_new_bytes(self, tenant: str, place: ArchiveRef, pieces: ArchiveContents) -> int:
@@ -240,9 +249,9 @@ class ArchiveRetention:
         now = self._clock()
         if self._check_due_at.get(tenant, now) > now:
             return False
-        self._check_due_at[tenant] = now + TENANT_EVERY_S
+        self._check_due_at[tenant] = now + TENANT_CHECK_INTERVAL_S
         self._check_due_at.move_to_end(tenant)
-        if len(self._check_due_at) > _TENANTS:
+        if len(self._check_due_at) > _MAX_TENANTS:
             self._check_due_at.popitem(last=False)
         return True
 
@@ -259,21 +268,23 @@ class ArchiveRetention:
         )
         keys = [build_archive_key(tenant, place) for place in refs]
         keys += [archive_piece_key(tenant, root, piece.name) for piece in unused_pieces]
-        if await self._records.write([RecordItem(key, {}, _GONE_S) for key in keys]):
-            await self._append_lines(tenant, _build_gone_lines(refs))
+        if await self._records.write([RecordItem(key, {}, _TOMBSTONE_TTL_S) for key in keys]):
+            await self._append_lines(tenant, _build_deletion_lines(refs))
             await self._restore_pieces(tenant, root, {held.ref for held in listed}, piece_fields)
 
     async def _restore_pieces(
         self,
         tenant: str,
         root: bytes,
-        known: AbstractSet[ArchiveRef],
-        read: Mapping[tuple[bytes, str], Fields],
+        known_refs: AbstractSet[ArchiveRef],
+        deleted_pieces: Mapping[tuple[bytes, str], Fields],
     ) -> None:
         """Writes deleted pieces again that belong to an archive committed during the deletion."""
-        new_refs = [held.ref for held in await self.list_root_archives(tenant, root) if held.ref not in known]
+        new_refs = [
+            held.ref for held in await self.list_root_archives(tenant, root) if held.ref not in known_refs
+        ]
         names = {piece.name for piece in await self._read_piece_set(tenant, new_refs)}
-        restored = [(name, fields) for (_, name), fields in read.items() if name in names]
+        restored = [(name, fields) for (_, name), fields in deleted_pieces.items() if name in names]
         if restored:
             items = [
                 RecordItem(archive_piece_key(tenant, root, name), fields, self._ttl_s)

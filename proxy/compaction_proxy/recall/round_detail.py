@@ -18,7 +18,7 @@ from compaction_proxy.recall.archive import (
     ArchiveReader,
     ArchiveRef,
     RemovedMessage,
-    compute_fair_limit,
+    compute_item_limit,
     shorten_text,
 )
 from compaction_proxy.storage.keys import round_detail_key
@@ -75,13 +75,14 @@ class RoundDetail:
         event: The event that reports the compaction.
         removed: The messages that it removed or shortened, in the conversation's order.
         prompts: The prompts of its summary calls, in order; empty if no model was called.
-        seen: The messages that the conversation's model saw afterwards, without privileged messages.
+        visible_messages: The messages that the conversation's model saw afterwards, without privileged
+            messages.
     """
 
     event: Event
     removed: tuple[RemovedMessage, ...]
     prompts: tuple[SummaryPrompt, ...]
-    seen: tuple[VisibleMessage, ...]
+    visible_messages: tuple[VisibleMessage, ...]
 
 
 def build_bounded_prompt(model: str, system: str, text: str) -> SummaryPrompt:
@@ -95,7 +96,7 @@ def build_detail_item(
     root: bytes,
     archived_round: ArchivedRound,
     prompts: Sequence[SummaryPrompt],
-    seen: Sequence[VisibleMessage],
+    visible_messages: Sequence[VisibleMessage],
     ttl_s: float,
 ) -> RecordItem:
     """Builds the detail record to commit together with a compaction's checkpoint and archive.
@@ -105,24 +106,28 @@ def build_detail_item(
         root: The root under which the checkpoint is stored.
         archived_round: The compaction.
         prompts: Bounded prompts (`build_bounded_prompt`), in the order in which they were sent.
-        seen: The messages that the model saw afterwards. If they are too large, only the beginning and the
-            end of the longest messages are kept.
+        visible_messages: The messages that the model saw afterwards. If they are too large, only the
+            beginning and the end of the longest messages are kept.
         ttl_s: Seconds for which the record is kept.
     """
     kept_prompts = prompts[-MAX_PROMPTS:]
     room = MAX_RECORD_CHARACTERS - sum(len(each.system) + len(each.text) for each in kept_prompts)
     fields = {
         "prompts": [list(astuple(each)) for each in kept_prompts],
-        "seen": [[each.role, each.text, each.origin, each.id] for each in _shorten_messages(seen, room)],
+        "seen": [
+            [each.role, each.text, each.origin, each.id] for each in _shorten_messages(visible_messages, room)
+        ],
     }
     return RecordItem(
-        round_detail_key(tenant, root, archived_round.strategy, archived_round.place), fields, ttl_s
+        round_detail_key(tenant, root, archived_round.strategy, archived_round.checkpoint_place),
+        fields,
+        ttl_s,
     )
 
 
 def _shorten_messages(seen: Sequence[VisibleMessage], room: int) -> Iterator[VisibleMessage]:
     newest = seen[-MAX_MESSAGES:]
-    most = compute_fair_limit([min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], room)
+    most = compute_item_limit([min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], room)
     for each in newest:
         text = shorten_text(each.text, min(most, MAX_MESSAGE_CHARACTERS))
         yield replace(each, role=each.role[:MAX_ROLE_CHARACTERS], text=text)
@@ -162,24 +167,28 @@ class RoundDetailReader:
         self._archive_reader = ArchiveReader(records)
         self._history = history
 
-    async def find_detail(self, tenant: str, conversation: str, place: bytes) -> RoundDetail | None:
+    async def find_detail(
+        self, tenant: str, conversation: str, checkpoint_place: bytes
+    ) -> RoundDetail | None:
         """Returns the stored details of a compaction, or None if it does not belong to the conversation.
 
         Args:
             tenant: The tenant that owns the conversation.
             conversation: The conversation's id.
-            place: Where the compaction's checkpoint is stored, 64 bytes (`Event.place`, as bytes).
+            checkpoint_place: Where the compaction's checkpoint is stored, 64 bytes (`Event.place`, as bytes).
         """
         events = await self._history.list_events(tenant, conversation)
-        matching = (each for each in events if each.kind == COMPACTED and each.place == place.hex())
+        matching = (
+            each for each in events if each.kind == COMPACTED and each.place == checkpoint_place.hex()
+        )
         event = next(matching, None)
         if event is None:
             return None
-        round_made = ArchivedRound(conversation, event.strategy, place, event.round or 0, event.at)
+        round_made = ArchivedRound(conversation, event.strategy, checkpoint_place, event.round or 0, event.at)
         for root in await self._history.list_roots(tenant, conversation):
             removed = await self._archive_reader.read_messages(tenant, [ArchiveRef(root, round_made)])
             [record_fields] = await self._records.get_many(
-                [round_detail_key(tenant, root, event.strategy, place)], keep_in_cache=False
+                [round_detail_key(tenant, root, event.strategy, checkpoint_place)], keep_in_cache=False
             )
             if removed or record_fields:
                 removed_messages = tuple(each.message for each in removed)

@@ -27,7 +27,7 @@ _LEAD_SHARE = 3
 # Maximum bytes of text, and maximum number of archives, that one search of a tenant reads, newest first.
 SEARCHED_BYTES = 16_000_000
 SEARCHED_ARCHIVES = 500
-_NO_IDS: frozenset[str] = frozenset()
+_NO_KNOWN_IDS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _build_hit(recalled: RecalledMessage, found: TextMatch, characters: int) -> 
         role=message.role,
         round=archived_round.number,
         strategy=archived_round.strategy,
-        at=archived_round.at,
+        at=archived_round.made_at,
         score=found.score,
         snippet=_extract_snippet(message.text, found.offset, characters),
         conversation=archived_round.conversation,
@@ -97,7 +97,7 @@ def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
     """Returns the newest archives, within the limits of what one search may read."""
     remaining_bytes = SEARCHED_BYTES
     places: list[ArchiveRef] = []
-    for each in sorted(archives, key=lambda each: each.ref.round.at, reverse=True)[:SEARCHED_ARCHIVES]:
+    for each in sorted(archives, key=lambda each: each.ref.round.made_at, reverse=True)[:SEARCHED_ARCHIVES]:
         remaining_bytes -= each.size_bytes
         if remaining_bytes < 0 and places:
             break
@@ -138,7 +138,7 @@ class ArchiveSearch:
         query: str,
         limit: int = 5,
         *,
-        known: AbstractSet[str] = _NO_IDS,
+        known_ids: AbstractSet[str] = _NO_KNOWN_IDS,
         snippet_characters: int = SNIPPET_CHARACTERS,
     ) -> list[Hit]:
         """Returns the messages that match a query best, best first.
@@ -149,7 +149,8 @@ class ArchiveSearch:
             query: Any text: words, of which one match is enough, `beginnings*` and "quoted phrases". Only the
                 beginning and the end of a long query are used (`recall.tokenize.parse_query`).
             limit: Maximum number of hits, up to 100.
-            known: Ids of messages that may be found in any archive, such as those of the caller's request.
+            known_ids: Ids of messages that may be found in any archive, such as those of the caller's
+                request.
             snippet_characters: Maximum characters of a snippet.
 
         Raises:
@@ -158,9 +159,9 @@ class ArchiveSearch:
         most = max(0, min(limit, MAX_HITS))
         if not query.strip() or not most:
             return []
-        places = await self._find_archives(tenant, conversation, known)
+        places = await self._find_archives(tenant, conversation, known_ids)
         index = await self._index_cache.get_or_load(tenant, places)
-        is_allowed = _build_access_filter(conversation, known)
+        is_allowed = _build_access_filter(conversation, known_ids)
         # Messages that the caller must not see may rank before messages that it may see. So all are ranked.
         search_limit = (
             len(index) if conversation and any(map(_build_foreign_filter(conversation), places)) else most
@@ -175,27 +176,27 @@ class ArchiveSearch:
         conversation: str | None,
         message_id: str,
         *,
-        known: AbstractSet[str] = _NO_IDS,
+        known_ids: AbstractSet[str] = _NO_KNOWN_IDS,
     ) -> RecalledMessage | None:
         """Returns the archived message with this id, or None if there is none.
 
         If `conversation` is None, all archives of the tenant are searched.
         """
         index = await self._index_cache.get_or_load(
-            tenant, await self._find_archives(tenant, conversation, known)
+            tenant, await self._find_archives(tenant, conversation, known_ids)
         )
         self._index_cache.evict_excess()
         found = index.find_message(message_id)
-        return found if found is not None and _build_access_filter(conversation, known)(found) else None
+        return found if found is not None and _build_access_filter(conversation, known_ids)(found) else None
 
     async def list_removed_messages(self, tenant: str, conversation: str) -> list[RecalledMessage]:
         """Returns all archived messages that compactions of this conversation have removed, in its order."""
         found: dict[str, RecalledMessage] = {}
         for each in await self._archive_reader.read_messages(
-            tenant, await self._find_archives(tenant, conversation, _NO_IDS)
+            tenant, await self._find_archives(tenant, conversation, _NO_KNOWN_IDS)
         ):
             found.setdefault(each.message.id, each)
-        return sorted(found.values(), key=lambda each: (each.message.index, each.round.at))
+        return sorted(found.values(), key=lambda each: (each.message.index, each.round.made_at))
 
     async def record_deleted_roots(self, tenant: str, roots: Iterable[bytes]) -> None:
         """Records that everything under these roots was deleted, so that no search reads it."""
@@ -206,7 +207,7 @@ class ArchiveSearch:
     ) -> Sequence[ArchiveRef]:
         """Returns the archives to search, newest first.
 
-        For a conversation, its own archives come first. If `known` is not empty, the archives follow that
+        For a conversation, its own archives come first. If `known_ids` is not empty, the archives follow that
         other conversations have under the same roots.
         """
         if conversation is None:
@@ -214,7 +215,7 @@ class ArchiveSearch:
         found: list[ArchiveRef] = []
         for root in await self._history.list_roots(tenant, conversation):
             found += [held.ref for held in await self._retention.list_root_archives(tenant, root)]
-        newest = sorted(dict.fromkeys(found), key=lambda place: place.round.at, reverse=True)
+        newest = sorted(dict.fromkeys(found), key=lambda place: place.round.made_at, reverse=True)
         foreign = _build_foreign_filter(conversation)
         others = [place for place in newest if foreign(place)] if known else []
         return [*(place for place in newest if not foreign(place)), *others]

@@ -55,7 +55,7 @@ _IRREGULAR = (
     "index indices", "matrix matrices", "vertex vertices", "criterion criteria", "analysis analyses",
     "good better best", "bad worse worst",
 )  # fmt: skip
-_NAMES = {form: forms.split()[0] for forms in _IRREGULAR for form in forms.split()}
+_BASE_FORMS = {form: forms.split()[0] for forms in _IRREGULAR for form in forms.split()}
 
 
 def stem_word(word: str) -> str:
@@ -65,16 +65,16 @@ def stem_word(word: str) -> str:
 
 def find_word_root(word: str) -> str:
     """Returns the stem of a word in lower case. For an irregular form, returns the stem of its basic form."""
-    return stem_word(_NAMES.get(word, word))
+    return stem_word(_BASE_FORMS.get(word, word))
 
 
 def list_irregular_forms(word_root: str) -> tuple[str, ...]:
     """Returns all forms of the irregular words with this root, including the form that names each word."""
-    return _FAMILIES.get(word_root, ())
+    return _FORMS_BY_ROOT.get(word_root, ())
 
 
 def _group_by_root() -> Iterator[tuple[str, tuple[str, ...]]]:
-    by_root = sorted((find_word_root(form), form) for form in _NAMES)
+    by_root = sorted((find_word_root(form), form) for form in _BASE_FORMS)
     for of, pairs in groupby(by_root, key=lambda pair: pair[0]):
         yield of, tuple(form for _, form in pairs)
 
@@ -114,12 +114,12 @@ def _strip_inflection(word: str) -> str:
         for ending in ("ed", "ing"):
             rest = word.removesuffix(ending)
             if rest != word and "v" in _classify_letters(rest):
-                word = _repair_stem(rest)
+                word = _restore_final_letter(rest)
                 break
     return word[:-1] + "i" if word.endswith("y") and "v" in _classify_letters(word[:-1]) else word
 
 
-def _repair_stem(word: str) -> str:
+def _restore_final_letter(word: str) -> str:
     if word.endswith(("at", "bl", "iz")):
         return word + "e"
     if _ends_in_double_consonant(word) and word[-1] not in "lsz":
@@ -152,4 +152,4 @@ def _strip_final_letter(word: str) -> str:
     return word[:-1] if word.endswith("ll") and _count_vowel_groups(word) > 1 else word
 
 
-_FAMILIES = dict(_group_by_root())
+_FORMS_BY_ROOT = dict(_group_by_root())

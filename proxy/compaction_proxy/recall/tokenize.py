@@ -28,7 +28,7 @@ MAX_CODE_TERMS = 32
 MAX_CAMEL_PIECES = 8
 # Minimum characters of a code that contains digits (`ParsedQuery.codes`). Shorter numbers are too common to
 # identify anything.
-LEAST_CODE_CHARACTERS = 5
+MIN_CODE_CHARACTERS = 5
 
 # Scripts without spaces between words: Thai and Lao; Myanmar; Khmer; Chinese, Japanese and Korean with their
 # extensions.
@@ -54,13 +54,13 @@ _STROKES = str.maketrans(
 )
 
 _PHRASE = re.compile(r'"([^"]*)"')
-_INNER = re.compile(r"[^\W_](?:[_/\\@#=:]|[./\\:_@-]{2}|\.)[^\W_]")
+_INNER_SEPARATOR = re.compile(r"[^\W_](?:[_/\\@#=:]|[./\\:_@-]{2}|\.)[^\W_]")
 _DIGIT = re.compile(r"[0-9]")
 _CAMEL_CASE = re.compile(r"[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}")
-_CORE = re.compile(r"[^\W_](?:.*[^\W_])?", re.DOTALL)
+_TRIMMED_CHUNK = re.compile(r"[^\W_](?:.*[^\W_])?", re.DOTALL)
 
 # Words that occur in most questions and say nothing about the subject.
-_STOPPED = """
+_STOP_WORD_TEXT = """
 a about after again all also am an and any are as at be because been before being both but by
 can could d did do does doing done down each few for from further had has have having he her
 here hers him his how i if in into is it its just ll m may me might mine more most must my no
@@ -69,7 +69,7 @@ such t than that the their theirs them then there these they this those to too u
 very was we were what when where which while who whom whose why will with would you your yours
 don doesn didn isn aren wasn weren won wouldn couldn shouldn hasn haven hadn
 """
-STOP_WORDS = frozenset(_STOPPED.split())
+STOP_WORDS = frozenset(_STOP_WORD_TEXT.split())
 
 
 class Term(NamedTuple):
@@ -172,7 +172,7 @@ def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Parsed
             codes[found] = None
         words |= dict.fromkeys(found)
     return ParsedQuery(
-        words=_select_ranking_words(words, stop_words, alone=not prefixes),
+        words=_select_ranking_words(words, stop_words, allow_stop_words=not prefixes),
         prefixes=tuple(prefixes)[:MAX_QUERY_PREFIXES],
         codes=tuple(codes)[:MAX_QUERY_CODES],
         phrases=tuple(dict.fromkeys(filter(None, phrases)))[:MAX_QUERY_PHRASES],
@@ -193,10 +193,12 @@ def _is_lone_character(term: str) -> bool:
 
 
 def _select_ranking_words(
-    words: Iterable[str], stop_words: AbstractSet[str], *, alone: bool
+    words: Iterable[str], stop_words: AbstractSet[str], *, allow_stop_words: bool
 ) -> tuple[str, ...]:
     """Returns the words that rank: all but stop words, or all words if the query has nothing else."""
-    ranking_words = [word for word in words if word not in stop_words] or (list(words) if alone else [])
+    ranking_words = [word for word in words if word not in stop_words] or (
+        list(words) if allow_stop_words else []
+    )
     half = MAX_QUERY_WORDS // 2
     return tuple(
         ranking_words
@@ -205,13 +207,13 @@ def _select_ranking_words(
     )
 
 
-def _is_code(chunk: str, found: tuple[str, ...]) -> bool:
-    """Returns whether a chunk of a query names one thing, such as a path. `found` are its terms."""
-    core = _CORE.search(chunk)
-    if not core or not found or len(found) > MAX_CODE_TERMS or STOP_WORDS.issuperset(found):
+def _is_code(chunk: str, terms: tuple[str, ...]) -> bool:
+    """Returns whether a chunk of a query names one thing, such as a path. `terms` are its terms."""
+    core = _TRIMMED_CHUNK.search(chunk)
+    if not core or not terms or len(terms) > MAX_CODE_TERMS or STOP_WORDS.issuperset(terms):
         return False
     if _DIGIT.search(core[0]):
-        return len(core[0]) >= LEAST_CODE_CHARACTERS
+        return len(core[0]) >= MIN_CODE_CHARACTERS
     if _IS_UNSPACED.match(core[0]):
-        return len(found) > 1
-    return bool(_INNER.search(core[0]) or _CAMEL_CASE.search(core[0]))
+        return len(terms) > 1
+    return bool(_INNER_SEPARATOR.search(core[0]) or _CAMEL_CASE.search(core[0]))

@@ -14,8 +14,8 @@ from compaction_proxy.core.json_bounds import has_too_many_brackets
 from compaction_proxy.core.search_tool import (
     NO_HITS_TEXT,
     UNKNOWN_ID_TEXT,
-    Count,
     QuotedMessage,
+    TokenCounter,
     format_hits,
     format_message,
 )
@@ -23,10 +23,10 @@ from compaction_proxy.recall.search import SNIPPET_CHARACTERS, ArchiveSearch, Hi
 
 Scope = Literal["conversation", "tenant"]
 
-MOST_HITS: Final = 20
+MAX_HITS: Final = 20
 MAX_QUERY_CHARACTERS: Final = 1_000
 # Maximum characters of all snippets in one answer together: about as many as fit into 2,000 tokens.
-_SNIPPETS_CHARACTERS: Final = 5_000
+_MAX_SNIPPETS_CHARACTERS: Final = 5_000
 # Maximum characters of a call's arguments. Longer arguments are not read.
 _MAX_ARGUMENTS_CHARACTERS: Final = 64_000
 _NO_IDS: frozenset[str] = frozenset()
@@ -69,7 +69,7 @@ class RecallTool:
     def __init__(
         self,
         archive_search: ArchiveSearch,
-        count: Count,
+        count: TokenCounter,
         *,
         is_store_reachable: Callable[[], bool] = lambda: True,
         on_search: Callable[[str, str], None] = lambda _source, _outcome: None,
@@ -93,12 +93,17 @@ class RecallTool:
         conversation = context.conversation if scope == "conversation" else None
         hits: list[Hit] = []
         if scope == "tenant" or conversation is not None:
-            most = min(max(limit, 1), MOST_HITS)
+            most = min(max(limit, 1), MAX_HITS)
             text = query[:MAX_QUERY_CHARACTERS]
-            room = max(SNIPPET_CHARACTERS, _SNIPPETS_CHARACTERS // most)
+            room = max(SNIPPET_CHARACTERS, _MAX_SNIPPETS_CHARACTERS // most)
             try:
                 hits = await self._archive_search.search(
-                    context.tenant, conversation, text, most, known=context.known_ids, snippet_characters=room
+                    context.tenant,
+                    conversation,
+                    text,
+                    most,
+                    known_ids=context.known_ids,
+                    snippet_characters=room,
                 )
             except SearchUnavailableError:
                 return SEARCH_UNAVAILABLE_TEXT
@@ -143,9 +148,9 @@ class RecallTool:
     ) -> RecalledMessage | None:
         find, found = self._archive_search.find_message, None
         if context.conversation is not None:
-            found = await find(context.tenant, context.conversation, message_id, known=context.known_ids)
+            found = await find(context.tenant, context.conversation, message_id, known_ids=context.known_ids)
         if found is None and scope == "tenant":
-            found = await find(context.tenant, None, message_id, known=context.known_ids)
+            found = await find(context.tenant, None, message_id, known_ids=context.known_ids)
         return found
 
 

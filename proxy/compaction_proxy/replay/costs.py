@@ -33,10 +33,11 @@ class PlayedRequest:
 
     Attributes:
         point: Sizes of the request.
-        completion: Tokens of the recorded answer.
+        completion_tokens: Tokens of the recorded answer.
         calls: Summary calls that were made for the request, or in the background after its answer.
         trigger: T, in tokens; None if no compaction starts automatically.
-        over: Whether the compacted request still exceeded the context window and had to be shortened.
+        exceeds_window: Whether the compacted request still exceeded the context window and had to be
+            shortened.
         failed: Whether the request could not be made to fit, or the proxy had a fault.
         has_stable_prefix: Whether the forwarded request began with all messages of the previous forwarded
             request, so that the provider could read them from its cache.
@@ -44,10 +45,10 @@ class PlayedRequest:
     """
 
     point: RequestPoint
-    completion: int
+    completion_tokens: int
     calls: tuple[SummaryCallUsage, ...]
     trigger: int | None
-    over: bool
+    exceeds_window: bool
     failed: bool
     has_stable_prefix: bool
     failed_open: bool = False
@@ -76,8 +77,8 @@ def build_result(
         requests=len(requests),
         rounds=sum(each.round for each in points),
         summary_calls=len(calls),
-        summary_prompt_tokens=sum(call.prompt for call in calls),
-        summary_completion_tokens=sum(call.completion for call in calls),
+        summary_prompt_tokens=sum(call.prompt_tokens for call in calls),
+        summary_completion_tokens=sum(call.completion_tokens for call in calls),
         sent_tokens=sum(each.before for each in points),
         forwarded_tokens=sum(each.after for each in points),
         largest_tokens=max(each.after for each in points),
@@ -86,7 +87,7 @@ def build_result(
         comparable_requests=len(steady),
         steady_requests=sum(steady),
         over_without=sum(each.before > subject.window for each in points),
-        over_with=sum(each.over for each in requests),
+        over_with=sum(each.exceeds_window for each in requests),
         failed_open=sum(each.failed_open for each in requests),
         failed=sum(each.failed for each in requests),
         tokens=build_bill(list(_compute_token_spendings(subject.model, requests))),
@@ -100,7 +101,7 @@ def _compute_token_spendings(model: str, requests: Sequence[PlayedRequest]) -> I
     """Yields the cost of each request in uncached input tokens of the conversation's model."""
     for each in requests:
         point = each.point
-        written = OUTPUT_SHARE * each.completion
+        written = OUTPUT_SHARE * each.completion_tokens
         yield RequestSpending(
             _weigh_prompt(point.before, point.cached_before) + written,
             _weigh_prompt(point.after, point.cached) + written,
@@ -111,7 +112,9 @@ def _compute_token_spendings(model: str, requests: Sequence[PlayedRequest]) -> I
 
 def _weigh_summary_call(call: SummaryCallUsage, model: str) -> float:
     share = 1.0 if call.model == model else SUMMARY_SHARE
-    return share * (_weigh_prompt(call.prompt, call.cached) + OUTPUT_SHARE * call.completion)
+    return share * (
+        _weigh_prompt(call.prompt_tokens, call.cached_tokens) + OUTPUT_SHARE * call.completion_tokens
+    )
 
 
 def _weigh_prompt(tokens: int, cached: int) -> float:
@@ -137,10 +140,12 @@ def _compute_dollar_spendings(
     for each in requests:
         point = each.point
         yield RequestSpending(
-            own.compute_cost(point.before, point.cached_before, each.completion),
-            own.compute_cost(point.after, point.cached, each.completion),
+            own.compute_cost(point.before, point.cached_before, each.completion_tokens),
+            own.compute_cost(point.after, point.cached, each.completion_tokens),
             sum(
-                prices[call.model].compute_cost(call.prompt, call.cached, call.completion)
+                prices[call.model].compute_cost(
+                    call.prompt_tokens, call.cached_tokens, call.completion_tokens
+                )
                 for call in each.calls
             ),
             point.round,

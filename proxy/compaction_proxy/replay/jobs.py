@@ -15,16 +15,16 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ReplayFailedError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.replay.prompt_size import JsonObject
-from compaction_proxy.replay.recordings import SHAPING, dump_json
+from compaction_proxy.replay.recordings import SHAPING_MEMBERS, dump_json
 from compaction_proxy.replay.runner import ReplayOptions
 from compaction_proxy.wires.json.slices import find_members
 
 # At most this many rehearsals run at the same time.
-AT_ONCE = 2
+MAX_PARALLEL_JOBS = 2
 # Sections of the configuration that are not sent to the subprocess. A rehearsal does not need them, because
 # it keeps everything in memory.
-UNNEEDED = {"server", "store", "observability"}
-LIMIT_S = 30.0
+UNNEEDED_SECTIONS = {"server", "store", "observability"}
+TIMEOUT_S = 30.0
 MAX_TOKENS = 1_000_000_000
 # A longer error message of the subprocess is cut to this many characters.
 MAX_LINE_CHARACTERS = 300
@@ -33,8 +33,10 @@ _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from compaction_proxy.cli.replay_worker import main; main()"
 )
 COMMAND = (sys.executable, "-I", "-c", _PROGRAM, *sys.path)
-BUSY = "Other rehearsals are under way; try again in a moment."
-SLOW = f"The rehearsal took more than {LIMIT_S:.0f} s: send less of the conversation, or fewer strategies."
+BUSY_MESSAGE = "Other rehearsals are under way; try again in a moment."
+SLOW_MESSAGE = (
+    f"The rehearsal took more than {TIMEOUT_S:.0f} s: send less of the conversation, or fewer strategies."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def _parse_tokens(small: Mapping[str, Any], name: str) -> int | None:
     return value
 
 
-_LARGE = frozenset({"messages", *SHAPING})
+_LARGE = frozenset({"messages", *SHAPING_MEMBERS})
 
 
 def _build_refusal(message: str) -> RequestRefusedError:
@@ -115,7 +117,7 @@ class ReplayJobRunner:
             id.
         command: Command line of the subprocess. The subprocess reads the job from its standard input, and
             writes a JSON object to its standard output.
-        limit_s: Time limit of the subprocess, in seconds.
+        timeout_s: Time limit of the subprocess, in seconds.
     """
 
     def __init__(
@@ -124,13 +126,13 @@ class ReplayJobRunner:
         load_conversation: Callable[[str], Awaitable[JsonObject]],
         command: Sequence[str] = COMMAND,
         *,
-        limit_s: float = LIMIT_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._config = config
         self._load_conversation = load_conversation
         self._command = command
-        self._limit_s = limit_s
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._limit_s = timeout_s
+        self._slots = asyncio.Semaphore(MAX_PARALLEL_JOBS)
 
     async def run_job(self, job: ReplayJob) -> list[JsonObject]:
         """Returns the results as JSON values (`replay.result.to_fields`), one for each strategy.
@@ -141,7 +143,7 @@ class ReplayJobRunner:
             ReplayFailedError: The subprocess ended without an answer.
         """
         if self._slots.locked():
-            raise RequestRefusedError(429, BUSY, "busy")
+            raise RequestRefusedError(429, BUSY_MESSAGE, "busy")
         async with self._slots:
             body_members = job.members
             if job.conversation:
@@ -161,7 +163,7 @@ class ReplayJobRunner:
         contain a secret that is not masked, so that section is left out.
         """
         header = {
-            "config": self._config.model_dump(mode="json", exclude_unset=True, exclude=UNNEEDED),
+            "config": self._config.model_dump(mode="json", exclude_unset=True, exclude=UNNEEDED_SECTIONS),
             "name": job.conversation or "conversation",
             "strategies": job.strategies or (self._config.compaction.strategy,),
             "wanted": asdict(job.options),
@@ -175,7 +177,7 @@ class ReplayJobRunner:
             async with asyncio.timeout(self._limit_s):
                 stdout, stderr = await process.communicate(input_bytes)
         except TimeoutError:
-            raise RequestRefusedError(413, SLOW, "too_large") from None
+            raise RequestRefusedError(413, SLOW_MESSAGE, "too_large") from None
         finally:
             if process.returncode is None:
                 process.kill()

@@ -29,7 +29,7 @@ def count_message_tokens(message: JsonObject, count: Callable[[str], int]) -> in
     )
 
 
-def count_cached_tokens(tokens: int) -> int:
+def round_down_to_cache_blocks(tokens: int) -> int:
     """Returns how many tokens the cache serves if it knows the first `tokens` tokens of a prompt.
 
     The cache serves only whole blocks, and nothing below `CACHE_MINIMUM_TOKENS`.

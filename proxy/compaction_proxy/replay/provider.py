@@ -14,8 +14,8 @@ from compaction_proxy.providers.types import TokenCounter
 from compaction_proxy.replay.prompt_size import (
     FRAME_TOKENS,
     JsonObject,
-    count_cached_tokens,
     count_message_tokens,
+    round_down_to_cache_blocks,
 )
 
 
@@ -60,7 +60,7 @@ class SimulatedProvider:
         """Counts the tokens of a prompt."""
         return self._count_definitions(prompt) + sum(self._count_each_message(prompt)) + FRAME_TOKENS
 
-    def read_through_cache(self, prompt: ProviderPrompt) -> int:
+    def count_and_cache_prompt(self, prompt: ProviderPrompt) -> int:
         """Returns how many tokens of a prompt the cache serves, and adds the whole prompt to the cache."""
         beginning = hash((prompt.model, prompt.definitions))
         longest = 0
@@ -72,7 +72,7 @@ class SimulatedProvider:
                 longest = size
             else:
                 self._known.add(beginning)
-        return count_cached_tokens(longest)
+        return round_down_to_cache_blocks(longest)
 
     def _count_each_message(self, prompt: ProviderPrompt) -> list[int]:
         return [self._count_message(raw, prompt.model) for raw in prompt.messages]

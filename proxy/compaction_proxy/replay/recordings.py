@@ -15,7 +15,7 @@ MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 # Members of a request, besides model and messages, that are part of the prompt or affect the limit of its
 # size.
-SHAPING = ("tools", "functions", "response_format", "max_tokens", "max_completion_tokens")
+SHAPING_MEMBERS = ("tools", "functions", "response_format", "max_tokens", "max_completion_tokens")
 # Roles that a client sends. An assistant message after one of them is the answer to a request.
 _ASKING = frozenset({"user", "tool", "function"})
 # Types of content blocks that only Anthropic's Messages wire has. A recording with such a block is refused,
@@ -89,7 +89,7 @@ def parse_recording(value: object, name: str) -> Recording:
         model=model if isinstance(model, str) else "",
         messages=tuple(map(dump_json, messages)),
         lengths=lengths,
-        members={key: dump_json(body[key]) for key in SHAPING if body.get(key)},
+        members={key: dump_json(body[key]) for key in SHAPING_MEMBERS if body.get(key)},
     )
 
 
@@ -118,9 +118,9 @@ def read_recordings(path: Path) -> Iterator[Recording]:
         raise _build_refusal(f"{path}: {error.strerror}") from None
 
 
-def select_lengths(recording: Recording, every: int) -> tuple[int, ...]:
-    """Returns the lengths of every `every`-th request, counted back from the last one, in order."""
-    return tuple(reversed(recording.lengths[::-1][::every]))
+def select_lengths(recording: Recording, interval: int) -> tuple[int, ...]:
+    """Returns the lengths of every `interval`-th request, counted back from the last one, in order."""
+    return tuple(reversed(recording.lengths[::-1][::interval]))
 
 
 def _read_single_value(path: Path) -> object | None:

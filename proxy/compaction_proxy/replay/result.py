@@ -29,14 +29,14 @@ class ReplayBill(NamedTuple):
     """Cost of a conversation. All costs have the same unit: dollars, or uncached input tokens.
 
     Attributes:
-        without: Cost of the requests as the client sent them, without compaction.
+        uncompacted: Cost of the requests as the client sent them, without compaction.
         compacted: Cost of the requests as they were forwarded.
         summaries: Cost of the summary calls.
         pays_back_after: Number of requests after the first compaction until the total saving is positive and
             stays so. None if that is never so, or if there was no compaction.
     """
 
-    without: float
+    uncompacted: float
     compacted: float
     summaries: float
     pays_back_after: int | None
@@ -44,20 +44,20 @@ class ReplayBill(NamedTuple):
     @property
     def net(self) -> float:
         """Saving by compaction, less the cost of summaries."""
-        return self.without - self.compacted - self.summaries
+        return self.uncompacted - self.compacted - self.summaries
 
 
 class RequestSpending(NamedTuple):
     """Cost of one request and of its summary calls.
 
     Attributes:
-        without: Cost of the request as the client sent it.
+        uncompacted: Cost of the request as the client sent it.
         compacted: Cost of the request as it was forwarded.
         summaries: Cost of the summary calls that were made for the request, or in the background after it.
         round: Whether this request uses another checkpoint than the previous request.
     """
 
-    without: float
+    uncompacted: float
     compacted: float
     summaries: float
     round: bool
@@ -143,7 +143,7 @@ class ReplayResult:
 def build_bill(spendings: Sequence[RequestSpending]) -> ReplayBill:
     """Adds up the costs of a conversation's requests, and finds out when compaction pays back its costs."""
     first = next((index for index, each in enumerate(spendings) if each.round or each.summaries), None)
-    saved = list(accumulate(each.without - each.compacted - each.summaries for each in spendings))
+    saved = list(accumulate(each.uncompacted - each.compacted - each.summaries for each in spendings))
     losing = [index for index, sum_ in enumerate(saved) if sum_ <= 0]
     paid = None
     if first is not None and saved[-1] > 0:
@@ -196,7 +196,7 @@ _ADDED = (
 
 def _bill_to_fields(bill_sums: ReplayBill) -> dict[str, float | int | None]:
     figures = {
-        "without": bill_sums.without,
+        "without": bill_sums.uncompacted,
         "with": bill_sums.compacted,
         "summaries": bill_sums.summaries,
         "net": bill_sums.net,
@@ -207,7 +207,7 @@ def _bill_to_fields(bill_sums: ReplayBill) -> dict[str, float | int | None]:
 
 def _sum_bills(bills: Sequence[ReplayBill]) -> ReplayBill:
     return ReplayBill(
-        sum(each.without for each in bills),
+        sum(each.uncompacted for each in bills),
         sum(each.compacted for each in bills),
         sum(each.summaries for each in bills),
         None,

@@ -36,7 +36,7 @@ from compaction_proxy.wires.wire import TokenUsage
 
 # Time limit for the background work after an answer, in seconds. The work normally ends soon, because it does
 # not wait for any network.
-LONGEST_PAUSE_S = 30.0
+BACKGROUND_TIMEOUT_S = 30.0
 
 # Called with two numbers: of the requests replayed so far, and of all requests to replay.
 ProgressCallback = Callable[[int, int], None]
@@ -102,7 +102,8 @@ class _ReplayRun:
         settings: The settings for the model, with the options of the replay applied.
         tenant: A tenant that only this replay uses, so that replays do not share stored data.
         provider: Receives the forwarded requests and the summary calls.
-        unchanged: Receives the requests as the client sent them, to find their costs without compaction.
+        uncompacted_provider: Receives the requests as the client sent them, to find their costs without
+            compaction.
         calls: Usage of the summary calls so far.
         reader: Parses the requests.
         earlier_tasks: The tasks that ran before the replay. The replay does not wait for them.
@@ -116,7 +117,7 @@ class _ReplayRun:
     settings: ModelSettings
     tenant: str
     provider: SimulatedProvider
-    unchanged: SimulatedProvider
+    uncompacted_provider: SimulatedProvider
     calls: list[SummaryCallUsage]
     reader: IncrementalReader = field(default_factory=lambda: IncrementalReader(bytes(KEY_BYTES), CHAT))
     earlier_tasks: frozenset[asyncio.Task[Any]] = field(
@@ -132,7 +133,7 @@ class _ReplayRun:
 
 
 async def replay_recording(
-    stage: ReplayComponents,
+    components: ReplayComponents,
     recording: Recording,
     strategy: str,
     options: ReplayOptions,
@@ -141,48 +142,48 @@ async def replay_recording(
     """Replays a conversation under a strategy.
 
     Args:
-        stage: The parts of the proxy that the replay uses.
+        components: The parts of the proxy that the replay uses.
         recording: The conversation.
         strategy: Name of a strategy.
         options: Settings that differ from the configuration.
         progress: Called after each request.
     """
     model = options.model or recording.model or DEFAULT_MODEL
-    settings = _override_settings(stage.get_settings(model), options)
-    provider = SimulatedProvider(stage.counter)
-    writers = stage.resolve_summary_routes(settings, resolve_policy(settings, strategy), model)
-    await stage.wait_for_prices({model, *(writer.model for writer in writers)})
+    settings = _override_settings(components.get_settings(model), options)
+    provider = SimulatedProvider(components.counter)
+    writers = components.resolve_summary_routes(settings, resolve_policy(settings, strategy), model)
+    await components.wait_for_prices({model, *(writer.model for writer in writers)})
     tenant = sha256(f"{recording.name} {strategy} {id(provider)}".encode()).hexdigest()
-    calls = stage.summary_model.start_conversation(provider)
-    unchanged = SimulatedProvider(stage.counter)
+    calls = components.summary_model.start_conversation(provider)
+    unchanged = SimulatedProvider(components.counter)
     run = _ReplayRun(recording, model, strategy, settings, tenant, provider, unchanged, calls)
     requests: list[PlayedRequest] = []
     lengths = select_lengths(recording, options.every)
     for number, length in enumerate(lengths, 1):
-        requests.append(await _replay_request(stage, run, length))
+        requests.append(await _replay_request(components, run, length))
         progress(number, len(lengths))
-    return _build_run_result(stage, run, requests)
+    return _build_run_result(components, run, requests)
 
 
-async def _replay_request(stage: ReplayComponents, run: _ReplayRun, length: int) -> PlayedRequest:
+async def _replay_request(components: ReplayComponents, run: _ReplayRun, length: int) -> PlayedRequest:
     """Replays one request, and finishes the work that the proxy does after an answer."""
     since = len(run.calls)
     raw = run.recording.build_body(length, run.model)
     body = run.reader.read(raw, run.tenant)
-    ask = _build_fit_request(stage, run, body)
-    fit = await stage.compactor.fit_request(ask)
+    ask = _build_fit_request(components, run, body)
+    fit = await components.compactor.fit_request(ask)
     sent = ProviderPrompt(run.model, body.prompt_members, run.recording.messages[:length])
     prompt = _build_prompt(sent, ask, fit)
     over = _find_overflow(run, body, run.provider.count_prompt_tokens(prompt))
     if over is not None:
-        fit = await _refit_until_accepted(stage, run, ask, fit, over)
+        fit = await _refit_until_accepted(components, run, ask, fit, over)
         prompt = _build_prompt(sent, ask, fit)
-    size, cached = run.provider.count_prompt_tokens(prompt), run.provider.read_through_cache(prompt)
+    size, cached = run.provider.count_prompt_tokens(prompt), run.provider.count_and_cache_prompt(prompt)
     point = RequestPoint(
-        before=run.unchanged.count_prompt_tokens(sent),
+        before=run.uncompacted_provider.count_prompt_tokens(sent),
         after=size,
         cached=cached,
-        cached_before=run.unchanged.read_through_cache(sent),
+        cached_before=run.uncompacted_provider.count_and_cache_prompt(sent),
         round=fit.report.checkpoint_id != run.place and bool(fit.report.round),
     )
     has_stable_prefix = tuple(prompt.messages[: len(run.forwarded)]) == run.forwarded
@@ -190,11 +191,11 @@ async def _replay_request(stage: ReplayComponents, run: _ReplayRun, length: int)
     completion = run.provider.count_answer_tokens(run.recording.get_answer(length), run.model)
     failed_open = fit.report.status is CompactionStatus.FAILED_OPEN
     failed = _find_overflow(run, body, size) is not None or (failed_open and fit.report.reason == "internal")
-    await stage.usage_feedback.learn_from_answer(
+    await components.usage_feedback.learn_from_answer(
         ask, fit, None if failed else TokenUsage(size, completion, cached)
     )
     if fit.should_prepare and not failed:
-        await stage.compactor.prepare_round(ask)
+        await components.compactor.prepare_round(ask)
     await _wait_for_background_tasks(run.earlier_tasks)
     return PlayedRequest(
         point,
@@ -208,18 +209,18 @@ async def _replay_request(stage: ReplayComponents, run: _ReplayRun, length: int)
     )
 
 
-def _build_fit_request(stage: ReplayComponents, run: _ReplayRun, body: RequestBody) -> FitRequest:
+def _build_fit_request(components: ReplayComponents, run: _ReplayRun, body: RequestBody) -> FitRequest:
     policy = resolve_policy(run.settings, run.strategy)
     return FitRequest(
         body=body,
         model=run.model,
         tenant=run.tenant,
         conversation=None,
-        origin=stage.origin,
+        origin=components.origin,
         settings=run.settings,
         mode=CompactionMode.ACTIVE,
         trigger_tokens=None,
-        resolve_summary_routes=lambda: stage.resolve_summary_routes(run.settings, policy, run.model),
+        resolve_summary_routes=lambda: components.resolve_summary_routes(run.settings, policy, run.model),
         patience_s=None,
         strategy=run.strategy,
     )
@@ -230,21 +231,26 @@ def _build_prompt(sent: ProviderPrompt, ask: FitRequest, fit: FitResult) -> Prov
     return sent if fit.raw is ask.body.raw else sent._replace(messages=parse_body(fit.raw, CHAT).messages)
 
 
-def _find_overflow(run: _ReplayRun, body: RequestBody, size: int) -> Overflow | None:
-    """Returns the error with which the provider would refuse a prompt of `size` tokens; None if it fits."""
+def _find_overflow(run: _ReplayRun, body: RequestBody, size_tokens: int) -> Overflow | None:
+    """Returns the error with which the provider would refuse a prompt of `size_tokens` tokens.
+
+    None if it fits.
+    """
     output = body.max_output or 0
-    if size + output <= run.window:
+    if size_tokens + output <= run.window:
         return None
-    return Overflow("context" if size > run.window else "context_output", run.window, size, output)
+    return Overflow(
+        "context" if size_tokens > run.window else "context_output", run.window, size_tokens, output
+    )
 
 
 async def _refit_until_accepted(
-    stage: ReplayComponents, run: _ReplayRun, ask: FitRequest, refused: FitResult, over: Overflow
+    components: ReplayComponents, run: _ReplayRun, ask: FitRequest, refused: FitResult, over: Overflow
 ) -> FitResult:
     """Shortens a refused request until it is accepted or the proxy gives up; returns the last result."""
     fit, overflow = refused, over
     for refusals in range(1, MAX_REFITS + 1):
-        shorter = await stage.compactor.refit_after_refusal(ask, fit, overflow, refusals)
+        shorter = await components.compactor.refit_after_refusal(ask, fit, overflow, refusals)
         if shorter is None:
             return fit
         fit = shorter
@@ -261,7 +267,7 @@ async def _refit_until_accepted(
 
 async def _wait_for_background_tasks(earlier_tasks: frozenset[asyncio.Task[Any]]) -> None:
     """Waits until the proxy has finished the work that it does after an answer."""
-    async with asyncio.timeout(LONGEST_PAUSE_S):
+    async with asyncio.timeout(BACKGROUND_TIMEOUT_S):
         while pending := asyncio.all_tasks() - earlier_tasks:
             await asyncio.wait(pending)
 
@@ -287,11 +293,11 @@ def _override_settings(settings: ModelSettings, options: ReplayOptions) -> Model
 
 
 def _build_run_result(
-    stage: ReplayComponents, run: _ReplayRun, requests: list[PlayedRequest]
+    components: ReplayComponents, run: _ReplayRun, requests: list[PlayedRequest]
 ) -> ReplayResult:
     models = {run.model: None, **{call.model: None for call in run.calls}}
     return build_result(
         ReplaySubject(run.strategy, run.recording.name, run.model, run.window),
         requests,
-        {model: stage.get_price(model) for model in models},
+        {model: components.get_price(model) for model in models},
     )

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from compaction_proxy.replay.prompt_size import JsonObject, extract_text
 from compaction_proxy.replay.transcript import (
-    MARK,
-    PATH,
+    IDENTIFIER_PATTERN,
+    PATH_PATTERN,
     SummaryMaterial,
     TranscriptEntry,
     build_material,
@@ -68,7 +68,7 @@ _ACTIONS = (
     ("Read", re.compile(r"\b(?:read|look|open|check|inspect|show|list|say|defin)\w*", re.IGNORECASE)),
 )
 
-Count = Callable[[str], int]
+CountTokens = Callable[[str], int]
 
 
 def _clip_text(text: str, characters: int = CLIP_CHARACTERS) -> str:
@@ -77,7 +77,7 @@ def _clip_text(text: str, characters: int = CLIP_CHARACTERS) -> str:
     return text[:characters].rsplit(" ", 1)[0] + " …"
 
 
-def _select_fitting(items: Iterable[str], tokens: float, count: Count) -> list[str]:
+def _select_fitting(items: Iterable[str], tokens: float, count: CountTokens) -> list[str]:
     """Returns the items that fit into `tokens` tokens, in order. Skips items that no longer fit."""
     selected = []
     for item in items:
@@ -88,7 +88,7 @@ def _select_fitting(items: Iterable[str], tokens: float, count: Count) -> list[s
     return selected
 
 
-def _select_both_ends(items: Iterable[str], tokens: float, count: Count) -> list[str]:
+def _select_both_ends(items: Iterable[str], tokens: float, count: CountTokens) -> list[str]:
     """Selects the oldest items for half of the tokens and the newest for the rest. Drops repeated items."""
     unique = list(dict.fromkeys(items))
     first = _select_fitting(unique, tokens / 2, count)
@@ -98,7 +98,7 @@ def _select_both_ends(items: Iterable[str], tokens: float, count: Count) -> list
     return [item for item in unique if item in chosen]
 
 
-def _select_newest(items: Iterable[str], tokens: float, count: Count) -> list[str]:
+def _select_newest(items: Iterable[str], tokens: float, count: CountTokens) -> list[str]:
     unique = list(dict.fromkeys(reversed(list(items))))
     return _select_fitting(unique, tokens, count)[::-1]
 
@@ -117,13 +117,15 @@ def _extract_statements(entries: Iterable[TranscriptEntry]) -> tuple[list[str], 
         _clip_text(sentence) for sentence in _list_sentences(entries, "user") if not sentence.endswith("?")
     ]
     rules = [sentence for sentence in statements if _RULES.search(sentence)]
-    return rules, [sentence for sentence in statements if MARK.search(sentence) and sentence not in rules]
+    return rules, [
+        sentence for sentence in statements if IDENTIFIER_PATTERN.search(sentence) and sentence not in rules
+    ]
 
 
-def _extract_names(entries: Iterable[TranscriptEntry]) -> list[str]:
+def _extract_identifiers(entries: Iterable[TranscriptEntry]) -> list[str]:
     """Returns the addresses, paths, ids and amounts in messages of users, then those of the assistant."""
     prose = [*_list_sentences(entries, "user"), *_list_sentences(entries, "assistant")]
-    return [mark.rstrip(".,:") for sentence in prose for mark in MARK.findall(sentence)]
+    return [mark.rstrip(".,:") for sentence in prose for mark in IDENTIFIER_PATTERN.findall(sentence)]
 
 
 def _classify_action(sentence: str) -> str:
@@ -146,7 +148,7 @@ def _build_rows(entries: Sequence[TranscriptEntry]) -> list[str]:
             rows.append(f"| {_format_cell(call, CALL_CHARACTERS)} | Called | {_format_cell(sentences[0])} |")
             call = ""
         for sentence in sentences:
-            path = PATH.search(sentence)
+            path = PATH_PATTERN.search(sentence)
             if path:
                 rows.append(
                     f"| {path[0].rstrip('.')} | {_classify_action(sentence)} | {_format_cell(sentence)} |"
@@ -174,7 +176,7 @@ def _describe_current_state(entries: Sequence[TranscriptEntry]) -> list[str]:
     ]
 
 
-def _collect_constraints(material: SummaryMaterial, tokens: float, count: Count) -> list[str]:
+def _collect_constraints(material: SummaryMaterial, tokens: float, count: CountTokens) -> list[str]:
     """Collects rules, statements and names, from an earlier summary and from the messages.
 
     They are labelled, so that the next summary can take them over from this one.
@@ -184,12 +186,12 @@ def _collect_constraints(material: SummaryMaterial, tokens: float, count: Count)
     names = [name for line in _strip_labels(earlier, NAMES) for name in line.split(", ")]
     kept_rules = _select_both_ends([*_strip_labels(earlier, RULE), *rules], tokens * 0.40, count)
     kept_stated = _select_both_ends([*_strip_labels(earlier, STATED), *statements], tokens * 0.36, count)
-    kept_names = _select_both_ends([*names, *_extract_names(material.entries)], tokens * 0.24, count)
+    kept_names = _select_both_ends([*names, *_extract_identifiers(material.entries)], tokens * 0.24, count)
     lines = [RULE + rule for rule in kept_rules] + [STATED + line for line in kept_stated]
     return lines + ([NAMES + ", ".join(kept_names)] if kept_names else [])
 
 
-def _collect_decisions(material: SummaryMaterial, tokens: float, count: Count) -> list[str]:
+def _collect_decisions(material: SummaryMaterial, tokens: float, count: CountTokens) -> list[str]:
     earlier = [
         item
         for item in material.get_section("key technical decisions")
@@ -201,18 +203,18 @@ def _collect_decisions(material: SummaryMaterial, tokens: float, count: Count) -
     return _select_newest([*earlier, *findings], tokens, count)
 
 
-def _collect_pending(material: SummaryMaterial, tokens: float, count: Count) -> list[str]:
+def _collect_pending(material: SummaryMaterial, tokens: float, count: CountTokens) -> list[str]:
     recent = _list_sentences(material.entries[-PENDING_ENTRIES:], "user", "assistant")
     pending = [_clip_text(sentence) for sentence in recent if _PENDING.search(sentence)]
     return _select_newest(pending, tokens, count) or ["Go on with the latest request"]
 
 
-def _collect_completed(material: SummaryMaterial, tokens: float, count: Count) -> list[str]:
+def _collect_completed(material: SummaryMaterial, tokens: float, count: CountTokens) -> list[str]:
     earlier = [row for row in material.get_section("completed work") if "File/Component" not in row]
     return _select_newest([*earlier, *_build_rows(material.entries)], tokens, count)
 
 
-def summarize_messages(messages: Sequence[JsonObject], tokens: int, count: Count) -> str:
+def summarize_messages(messages: Sequence[JsonObject], tokens: int, count: CountTokens) -> str:
     """Writes the summary that a summary call asks for, in at most about `tokens` tokens.
 
     If the last message asks for a summary of the conversation above it, that conversation is summarised. Else
@@ -243,7 +245,7 @@ def _replace_headings(text: str, headings: Mapping[str, str]) -> str:
     return "\n".join(headings.get(line, line) for line in text.split("\n"))
 
 
-def _write_summary(material: SummaryMaterial, tokens: int, count: Count) -> str:
+def _write_summary(material: SummaryMaterial, tokens: int, count: CountTokens) -> str:
     room = max(tokens - FRAME_TOKENS, tokens // 2)
     errors = [*material.get_section("errors"), *_extract_errors(material.entries)]
     decisions = _collect_constraints(material, room * 0.48, count) + _collect_decisions(

@@ -33,8 +33,8 @@ _PATH = r"(?<![\w/.-])(?:~?/[\w.-]+(?:/[\w.-]+)+|(?:[\w.-]+/)+[\w-]+\.[A-Za-z]\w
 _CODE = r"\b[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*-?\d[A-Z0-9-]*\b|\b[a-z]{2,}_[A-Za-z0-9]*\d\w*\b"
 _AMOUNT = r"[€$£] ?\d[\d.,]*\d|\b\d[\d.,]*\d ?(?:EUR|USD|GBP)\b"
 _ADDRESS = r"\bhttps?://[^\s)>\"']+|\b[\w.+-]+@[\w-]+\.[\w.]+\b"
-MARK = re.compile(f"{_ADDRESS}|{_PATH}|{_AMOUNT}|{_CODE}")
-PATH = re.compile(_PATH)
+IDENTIFIER_PATTERN = re.compile(f"{_ADDRESS}|{_PATH}|{_AMOUNT}|{_CODE}")
+PATH_PATTERN = re.compile(_PATH)
 
 
 @dataclass(frozen=True, slots=True)

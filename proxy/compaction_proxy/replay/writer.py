@@ -16,9 +16,9 @@ class SummaryCallUsage(NamedTuple):
     """Usage of a summary call, in tokens."""
 
     model: str
-    prompt: int
-    cached: int
-    completion: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
 
 
 class ExtractiveSummaryModel:
@@ -51,7 +51,7 @@ class ExtractiveSummaryModel:
         except UnreadableBodyError:
             raise SummaryError("garbage") from None
         prompt = ProviderPrompt(call.model, body.prompt_members, body.messages)
-        size, cached = provider.count_prompt_tokens(prompt), provider.read_through_cache(prompt)
+        size, cached = provider.count_prompt_tokens(prompt), provider.count_and_cache_prompt(prompt)
         most = min(TARGET_TOKENS, body.max_output or TARGET_TOKENS)
         messages = [json.loads(raw) for raw in body.messages]
         text = summarize_messages(messages, most, lambda said: provider.count_text_tokens(said, call.model))

@@ -37,7 +37,7 @@ class DeletionFence:
         _start_mark.set(self._count)
 
     @contextmanager
-    def use_start_mark(self) -> Iterator[None]:
+    def scoped_start_mark(self) -> Iterator[None]:
         """Marks the start of the work in this block, and restores the earlier mark after it."""
         token = _start_mark.set(self._count)
         try:

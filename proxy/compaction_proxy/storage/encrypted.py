@@ -67,11 +67,11 @@ class EncryptedStore:
         return [value and self._decrypt_value(key, value) for key, value in zip(keys, values, strict=True)]
 
     async def commit(
-        self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
+        self, claim: Record, other_items: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
         """Encrypts and commits the items as `Store.commit` does."""
         stored = await self._store.commit(
-            self._encrypt_item(claim), [self._encrypt_item(each) for each in also], lease=lease
+            self._encrypt_item(claim), [self._encrypt_item(each) for each in other_items], lease=lease
         )
         return stored and self._decrypt_value(claim.key, stored)
 

@@ -59,7 +59,7 @@ def scope_prefix(tenant: str, scope: str | bytes) -> str:
     return f"{_build_key_start(tenant, scope)}:"
 
 
-def conversation_root(prefixes: Sequence[bytes]) -> bytes | None:
+def get_conversation_root(prefixes: Sequence[bytes]) -> bytes | None:
     """Returns the root of a conversation with these prefix digests, or None if it has fewer than four."""
     return prefixes[_ROOT_MESSAGES - 1] if len(prefixes) >= _ROOT_MESSAGES else None
 
@@ -99,12 +99,12 @@ def root_archives_key(tenant: str, root: bytes) -> str:
     return f"{_build_key_start(tenant, root)}:archives"
 
 
-def archive_piece_key(tenant: str, root: bytes, name: str) -> str:
+def archive_piece_key(tenant: str, root: bytes, piece_name: str) -> str:
     """Returns the key of an archive piece: messages, or one text.
 
-    The archives of a root refer to the piece by `name`, a digest of its content.
+    The archives of a root refer to the piece by `piece_name`, a digest of its content.
     """
-    return f"{_build_key_start(tenant, root)}:piece:{name}"
+    return f"{_build_key_start(tenant, root)}:piece:{piece_name}"
 
 
 @_cached_key
@@ -146,12 +146,12 @@ def events_key(tenant: str, conversation: str) -> str:
 
 
 @_cached_key
-def conversation_heads_key(tenant: str, beginning: bytes) -> str:
-    """Returns the key of the list of heads of the conversations that begin with `beginning`, a digest.
+def conversation_heads_key(tenant: str, beginning_digest: bytes) -> str:
+    """Returns the key of the list of heads of the conversations that begin with `beginning_digest`, a digest.
 
     By its head, the next request of a conversation is recognised if the client sends no id.
     """
-    return f"{_build_key_start(tenant, beginning)}:heads"
+    return f"{_build_key_start(tenant, beginning_digest)}:heads"
 
 
 def exchanges_key(tenant: str, conversation: str) -> str:
@@ -183,22 +183,22 @@ def derive_tenant_key(key: str) -> str | None:
     return f"v1:{{{_NOBODY}.{second}}}:tenant" if dot and first != _NOBODY else None
 
 
-def day_prefix(day: str) -> str:
+def day_statistics_prefix(day: str) -> str:
     """Returns the key prefix of one day's statistics (`2026-11-22`, UTC), which belong to no tenant."""
     return f"{_build_key_start('', f'day {day}')}:"
 
 
-def hours_key(day: str, hour: int, writer: str) -> str:
+def hourly_counts_key(day: str, hour: int, writer: str) -> str:
     """Returns the key of the record with one process's counts for one hour of a day, 0 to 23.
 
     `writer` names the process. No other process writes this record.
     """
-    return f"{day_prefix(day)}hours:{hashlib.sha256(f'{hour} {writer}'.encode()).hexdigest()}"
+    return f"{day_statistics_prefix(day)}hours:{hashlib.sha256(f'{hour} {writer}'.encode()).hexdigest()}"
 
 
-def writers_key(day: str) -> str:
+def statistics_writers_key(day: str) -> str:
     """Returns the key of the list of processes that have counted something on a day."""
-    return f"{day_prefix(day)}writers"
+    return f"{day_statistics_prefix(day)}writers"
 
 
 def recent_conversations_key(day: str) -> str:
@@ -206,7 +206,7 @@ def recent_conversations_key(day: str) -> str:
     return f"{_build_key_start('', f'recent {day}')}:recent"
 
 
-def feed_key(kind: str) -> str:
+def live_feed_key(kind: str) -> str:
     """Returns the key of a part of the live feed, which belongs to no tenant.
 
     `kind` is `events` or `exchanges` for a list, or `listening` for a record.

@@ -60,7 +60,7 @@ class MemoryStore:
         return [self._get_value(key) for key in keys]
 
     async def commit(
-        self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
+        self, claim: Record, other_items: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
         """Commits all items or none, as `Store.commit` specifies."""
         taken = self._get_value(claim.key)
@@ -68,7 +68,7 @@ class MemoryStore:
             return taken
         if lease is not None and not self._is_lease_held(lease):
             return None
-        await self.write([claim, *also])
+        await self.write([claim, *other_items])
         return claim.value
 
     async def write(self, items: Sequence[Record | ListEntry]) -> None:

@@ -23,8 +23,8 @@ from compaction_proxy.storage.deletions import DeletionFence
 from compaction_proxy.storage.keys import parse_hash_tag
 from compaction_proxy.storage.resilient import (
     DEADLINE_S,
-    PROBE_EVERY_S,
-    RESTING,
+    PROBE_INTERVAL_S,
+    RESTING_REASON,
     ResilientStore,
     run_with_deadline,
 )
@@ -142,7 +142,7 @@ class RecordStore:
         *,
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = DEADLINE_S,
-        probe_every_s: float = PROBE_EVERY_S,
+        probe_every_s: float = PROBE_INTERVAL_S,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._store = store
@@ -197,29 +197,29 @@ class RecordStore:
         fields: Fields,
         *,
         ttl_s: float,
-        also: Sequence[RecordItem | ListItem] = (),
+        other_items: Sequence[RecordItem | ListItem] = (),
         lease: Lease | None = None,
     ) -> Fields | None:
-        """Commits a record and the items in `also`, or nothing. Returns the record in use.
+        """Commits a record and the items in `other_items`, or nothing. Returns the record in use.
 
         The record in use is the new one, or the one that was stored first, in which case nothing is written.
-        If the store fails, this process uses the new record: `get_many` returns it and the records in `also`
-        from the cache. If the key was deleted after the caller's work began, the new record is returned, but
-        neither stored nor cached. Returns None if `lease` is lost and nothing was written.
+        If the store fails, this process uses the new record: `get_many` returns it and the records in
+        `other_items` from the cache. If the key was deleted after the caller's work began, the new record is
+        returned, but neither stored nor cached. Returns None if `lease` is lost and nothing was written.
 
         Raises:
             ValueError: The keys do not share a hash tag, so a cluster could not commit them together.
         """
-        if any(parse_hash_tag(item.key) != parse_hash_tag(key) for item in also):
+        if any(parse_hash_tag(item.key) != parse_hash_tag(key) for item in other_items):
             raise ValueError("records that are committed together share one scope")
         if self.deletion_fence.is_deleted(key):
             return fields
         claim = RecordItem(key, fields, ttl_s)
         try:
-            return await self._commit_record(claim, also, lease)
+            return await self._commit_record(claim, other_items, lease)
         except StoreUnavailableError as error:
             self._report(error)
-            return self._cache_unsaved(claim, also)
+            return self._cache_unsaved(claim, other_items)
 
     async def overwrite(self, key: str, fields: Fields, *, ttl_s: float) -> bool:
         """Overwrites a record. Returns whether it was saved; this process uses it in any case.
@@ -377,11 +377,11 @@ class RecordStore:
         return {key: fields for key, fields in decoded.items() if fields is not None}
 
     async def _commit_record(
-        self, claim: RecordItem, also: Sequence[RecordItem | ListItem], lease: Lease | None
+        self, claim: RecordItem, other_items: Sequence[RecordItem | ListItem], lease: Lease | None
     ) -> Fields | None:
         # Encodes in a thread, because the original messages of a compaction take a while to compress.
         value, entries = await asyncio.to_thread(
-            lambda: (pack_fields(claim.fields), list(map(to_entry, also)))
+            lambda: (pack_fields(claim.fields), list(map(to_entry, other_items)))
         )
         record = Record(claim.key, value, claim.ttl_s)
         stored = await self._resilient_store.run_call(
@@ -394,12 +394,12 @@ class RecordStore:
             raise StoreUnavailableError(_UNREADABLE, "the key is taken by a record of another version")
         return winner
 
-    def _cache_unsaved(self, claim: RecordItem, also: Sequence[RecordItem | ListItem]) -> Fields:
+    def _cache_unsaved(self, claim: RecordItem, other_items: Sequence[RecordItem | ListItem]) -> Fields:
         """Caches records that could not be saved, unless one is cached. Returns the one in use."""
         cached = self._cache.get(claim.key)
         if cached is not None:
             return cached
-        for item in (claim, *also):
+        for item in (claim, *other_items):
             if isinstance(item, RecordItem):
                 with suppress(
                     StoreUnavailableError
@@ -414,5 +414,5 @@ class RecordStore:
         return fields
 
     def _report_failure(self, error: StoreUnavailableError) -> None:
-        if error.reason != RESTING:
+        if error.reason != RESTING_REASON:
             self._report(error)

@@ -23,7 +23,7 @@ MAX_KEYS = 100
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class Throttle(Generic[_Key]):
+class ReportThrottle(Generic[_Key]):
     """Lets the first report of a key through, and then at most one report of that key each minute.
 
     Args:
@@ -54,7 +54,7 @@ class Throttle(Generic[_Key]):
         return suppressed
 
 
-class RateLimitedLog:
+class RateLimitedReporter:
     """Reports the first failure of each reason, and then at most one failure of that reason each minute.
 
     Args:
@@ -70,7 +70,7 @@ class RateLimitedLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._report = report
-        self._throttle = Throttle[str](clock=clock)
+        self._throttle = ReportThrottle[str](clock=clock)
 
     def __call__(self, error: StoreUnavailableError) -> None:
         """Reports a failure or suppresses it."""
@@ -106,14 +106,14 @@ async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyn
 
 
 DEADLINE_S = 0.25
-PROBE_EVERY_S = 0.5
+PROBE_INTERVAL_S = 0.5
 PROBE_LIMIT_S = 1.0
 """Longer than a call's deadline, because a probe may first have to try sentinels that do not answer."""
 CALLS_AT_ONCE = 8
 TURN_LIMIT_S = 2.0
 """The longest that a call waits for its slot. If the store fails meanwhile, the wait ends at once."""
 
-RESTING = "store-resting"
+RESTING_REASON = "store-resting"
 """The error reason while the store is left alone."""
 
 # Reasons of refusals. The store answered and works for other calls, so it is not left alone.
@@ -133,7 +133,7 @@ class CallSlots:
         self._free = count
         self._queue: deque[asyncio.Future[bool]] = deque()
 
-    async def take(self, limit_s: float) -> bool:
+    async def acquire(self, limit_s: float) -> bool:
         """Waits for a slot. Returns True once it has one, or False if `refuse_waiting` was called meanwhile.
 
         Raises:
@@ -148,10 +148,10 @@ class CallSlots:
             return await run_with_deadline(limit_s, place)
         except asyncio.CancelledError:
             if not place.cancelled() and place.result():  # the slot came in the same iteration of the loop
-                self.give_back()
+                self.release()
             raise
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Passes a slot on to the call that has waited longest, or makes it free."""
         while self._queue:
             place = self._queue.popleft()
@@ -187,7 +187,7 @@ class ResilientStore:
         *,
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = DEADLINE_S,
-        probe_every_s: float = PROBE_EVERY_S,
+        probe_every_s: float = PROBE_INTERVAL_S,
     ) -> None:
         self._store = store
         self._deadline_s = deadline_s
@@ -213,14 +213,16 @@ class ResilientStore:
         `limit_s` is the call's deadline in seconds; None sets the store's usual deadline.
 
         Raises:
-            StoreUnavailableError: The call failed or took too long. With the reason `RESTING`, it was not
-                made.
+            StoreUnavailableError: The call failed or took too long. With the reason `RESTING_REASON`, it was
+                not made.
         """
         if not self._breaker.is_closed:
             self._ensure_probing()
-            raise StoreUnavailableError(RESTING)
+            raise StoreUnavailableError(RESTING_REASON)
         try:
-            answer = await run_with_deadline(limit_s or self._deadline_s, await self._begin(call))
+            answer = await run_with_deadline(
+                limit_s or self._deadline_s, await self._start_call_in_slot(call)
+            )
         except TimeoutError as error:
             self._record_failure(timed_out=True)
             raise StoreUnavailableError("store-timeout") from error
@@ -228,7 +230,7 @@ class ResilientStore:
             self._record_failure()
             raise StoreUnavailableError("store-failed", error.strerror or "") from error
         except StoreUnavailableError as error:
-            if error.reason not in _REFUSAL_REASONS | {RESTING}:
+            if error.reason not in _REFUSAL_REASONS | {RESTING_REASON}:
                 self._record_failure()
             raise
         if self._breaker.is_closed:  # else another call has failed since, and this answer may be older
@@ -241,20 +243,20 @@ class ResilientStore:
             self._probe.cancel()
             await asyncio.wait((self._probe,))
 
-    async def _begin(self, call: Callable[[], Awaitable[_T]]) -> asyncio.Task[_T]:
+    async def _start_call_in_slot(self, call: Callable[[], Awaitable[_T]]) -> asyncio.Task[_T]:
         """Starts a call once it has a slot. The slot is free again once the store has finished the call.
 
         Raises:
             StoreUnavailableError: The store failed while this call waited for its slot.
             TimeoutError: No slot became free in time.
         """
-        has_slot = await self._slots.take(TURN_LIMIT_S)
+        has_slot = await self._slots.acquire(TURN_LIMIT_S)
         if not self._breaker.is_closed:
             if has_slot:
-                self._slots.give_back()
-            raise StoreUnavailableError(RESTING)
+                self._slots.release()
+            raise StoreUnavailableError(RESTING_REASON)
         task = asyncio.ensure_future(call())
-        task.add_done_callback(lambda _: self._slots.give_back())
+        task.add_done_callback(lambda _: self._slots.release())
         return task
 
     def _record_success(self) -> None:

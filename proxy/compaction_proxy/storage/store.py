@@ -67,7 +67,7 @@ class Store(Protocol):
         ...
 
     async def commit(
-        self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
+        self, claim: Record, other_items: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
         """Writes all items or none, unless `claim.key` is taken.
 

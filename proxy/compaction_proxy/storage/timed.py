@@ -34,10 +34,10 @@ class InstrumentedStore:
         return await self._time_call("read", self._store.read(keys))
 
     async def commit(
-        self, claim: Record, also: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
+        self, claim: Record, other_items: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
         """Calls `Store.commit` and records its duration."""
-        return await self._time_call("commit", self._store.commit(claim, also, lease=lease))
+        return await self._time_call("commit", self._store.commit(claim, other_items, lease=lease))
 
     async def write(self, items: Sequence[Record | ListEntry]) -> None:
         """Calls `Store.write` and records its duration."""

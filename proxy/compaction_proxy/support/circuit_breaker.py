@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Callable
 
-FAILURES = 3
-WITHIN_S = 1.0
+MAX_FAILURES = 3
+FAILURE_WINDOW_S = 1.0
 
 
 class CircuitBreaker:
@@ -16,7 +16,7 @@ class CircuitBreaker:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._failures: deque[float] = deque(maxlen=FAILURES)
+        self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
         self._open = False
 
     @property
@@ -33,5 +33,5 @@ class CircuitBreaker:
         """Records a failed call, and opens the breaker after a timeout or too many failures."""
         now = self._clock()
         self._failures.append(now)
-        often = len(self._failures) == FAILURES and now - self._failures[0] <= WITHIN_S
+        often = len(self._failures) == MAX_FAILURES and now - self._failures[0] <= FAILURE_WINDOW_S
         self._open = self._open or timed_out or often

@@ -8,7 +8,7 @@ MINUS = "\N{MINUS SIGN}"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
 # Why a request was forwarded as it came, or without a summary, in words for people (`core.event`).
-REASONS = {
+REASON_TEXTS = {
     "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
     "budget": "this client has had all the summaries of this hour",
     "cancelled": "the round was given up, because nobody waited for it or the proxy was ending",
@@ -57,7 +57,7 @@ _FAMILIES = {
     "store-": "the store could not be read or written",
 }
 # Why a compaction was due.
-CAUSES = {
+DUE_REASON_TEXTS = {
     "cost_optimal": "cheapest here",
     "force": "asked for",
     "huge": "huge result",
@@ -74,7 +74,7 @@ CAUSES = {
     "turns": "number of turns",
 }
 # Why an upstream failed (`core.upstream_failure`).
-UPSTREAM_CAUSES = {
+UPSTREAM_CAUSE_TEXTS = {
     "connection-refused": "connection refused",
     "name-not-resolved": "its name could not be resolved",
     "tls-failed": "TLS failed: no TLS there, or a certificate that is not trusted",
@@ -89,7 +89,7 @@ UPSTREAM_CAUSES = {
     "answer-cut": "answer cut off",
     "answer-stalled": "answer stopped for too long",
 }
-KINDS = {
+EVENT_KIND_TEXTS = {
     "compacted": "Compacted",
     "failed": "No round made",
     "failed-open": "Failed open",
@@ -169,25 +169,25 @@ def format_duration(seconds: float | None) -> str:
     return format_milliseconds(seconds) if seconds is None or seconds < 1 else f"{seconds:.1f} s"
 
 
-def format_iso_time(at: float | None) -> str:
+def format_iso_time(timestamp: float | None) -> str:
     """Formats a UTC time as ISO 8601, to the second."""
-    return UNKNOWN if not at else time.strftime("%Y-%m-%dT%H:%M:%SZ", _to_utc(at))
+    return UNKNOWN if not timestamp else time.strftime("%Y-%m-%dT%H:%M:%SZ", _to_utc(timestamp))
 
 
-def format_display_time(at: float | None) -> str:
+def format_display_time(timestamp: float | None) -> str:
     """Formats a UTC time for people."""
-    return UNKNOWN if not at else time.strftime("%d %b %H:%M:%S", _to_utc(at))
+    return UNKNOWN if not timestamp else time.strftime("%d %b %H:%M:%S", _to_utc(timestamp))
 
 
-def _to_utc(at: float) -> time.struct_time:
-    return time.gmtime(min(max(at, 0.0), 253_402_300_799.0))  # up to the last second of the year 9999
+def _to_utc(timestamp: float) -> time.struct_time:
+    return time.gmtime(min(max(timestamp, 0.0), 253_402_300_799.0))  # up to the last second of the year 9999
 
 
-def format_age(at: float | None, now: float) -> str:
-    """Formats how long before `now` the time `at` was."""
-    if not at:
+def format_age(timestamp: float | None, now: float) -> str:
+    """Formats how long before `now` the time `timestamp` was."""
+    if not timestamp:
         return UNKNOWN
-    age_s = max(0.0, now - at)
+    age_s = max(0.0, now - timestamp)
     for size, sign in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
         if age_s >= size:
             return f"{age_s / size:.0f} {sign} ago"
@@ -196,13 +196,16 @@ def format_age(at: float | None, now: float) -> str:
 
 def describe_reason(code: str) -> str:
     """Describes a reason in words, followed by its code. An unknown code is shown alone."""
-    text = REASONS.get(code) or _STATUSES.get(code) or _FAMILIES.get(code.partition("-")[0] + "-")
+    text = REASON_TEXTS.get(code) or _STATUSES.get(code) or _FAMILIES.get(code.partition("-")[0] + "-")
     return f"{text} ({code})" if text else code.replace("-", " ")
 
 
-def describe_causes(codes: str) -> str:
+def describe_due_reasons(codes: str) -> str:
     """Describes in words why a compaction was due or why it failed; `codes` are separated by commas."""
-    return ", ".join(CAUSES.get(word) or word.replace("-", " ") for word in codes.split(",")) or UNKNOWN
+    return (
+        ", ".join(DUE_REASON_TEXTS.get(word) or word.replace("-", " ") for word in codes.split(","))
+        or UNKNOWN
+    )
 
 
 def describe_upstream_cause(code: str) -> str:
@@ -210,9 +213,9 @@ def describe_upstream_cause(code: str) -> str:
     family, _, status = code.partition("-")
     if family == "http":
         return f"upstream answered {status}"
-    return UPSTREAM_CAUSES.get(code) or code.replace("-", " ") or UNKNOWN
+    return UPSTREAM_CAUSE_TEXTS.get(code) or code.replace("-", " ") or UNKNOWN
 
 
 def describe_event_kind(code: str) -> str:
     """Returns the kind of an event in words."""
-    return KINDS.get(code, code)
+    return EVENT_KIND_TEXTS.get(code, code)

@@ -40,18 +40,18 @@ class ExpiringLruCache:
         self._held.move_to_end(key)
         return entry.fields
 
-    def put(self, key: str, fields: Mapping[str, Any], size: int, ttl_s: float) -> None:
+    def put(self, key: str, fields: Mapping[str, Any], packed_bytes: int, ttl_s: float) -> None:
         """Stores `fields` for at most `ttl_s` seconds, unless they are too large for the cache.
 
         `size` is the number of bytes that the fields take when packed.
         """
         self._evict_key(key)
-        size = 2 * size + len(key) + ENTRY_BYTES
-        if size > self._max_bytes:
+        packed_bytes = 2 * packed_bytes + len(key) + ENTRY_BYTES
+        if packed_bytes > self._max_bytes:
             return
         now = self._clock()
-        self._held[key] = _CachedFields(fields, size, now + ttl_s)
-        self._bytes += size
+        self._held[key] = _CachedFields(fields, packed_bytes, now + ttl_s)
+        self._bytes += packed_bytes
         oldest = next(iter(self._held))
         while self._bytes > self._max_bytes or (oldest != key and self._held[oldest].expires <= now):
             self._evict_key(oldest)
@@ -92,13 +92,13 @@ class LruCache(Generic[Key, Value]):
         self._held.move_to_end(key)
         return entry[0]
 
-    def put(self, key: Key, value: Value, size: int) -> None:
+    def put(self, key: Key, value: Value, size_bytes: int) -> None:
         """Stores a value that takes `size` bytes, in place of the earlier value under the key."""
         self.remove(key)
-        if size > self._max_bytes:
+        if size_bytes > self._max_bytes:
             return
-        self._held[key] = (value, size)
-        self._bytes += size
+        self._held[key] = (value, size_bytes)
+        self._bytes += size_bytes
         while self._bytes > self._max_bytes:
             self._bytes -= self._held.popitem(last=False)[1][1]
 

@@ -25,31 +25,33 @@ class MemoryLimits(NamedTuple):
     address_bytes: int | None
 
 
-def read_memory_limits(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimits:
+def read_memory_limits(proc_folder: Path = PROC, cgroup_folder: Path = CGROUPS) -> MemoryLimits:
     """Reads the limits of control groups (Linux, both versions), of the machine and of the process.
 
     Args:
-        proc: Folder of the process (`/proc/self`).
-        cgroups: Folder where control groups are mounted.
+        proc_folder: Folder of the process (`/proc/self`).
+        cgroup_folder: Folder where control groups are mounted.
     """
     limits = [
-        limit for limit in (*_read_cgroup_limits(proc, cgroups), _read_physical_bytes()) if limit is not None
+        limit
+        for limit in (*_read_cgroup_limits(proc_folder, cgroup_folder), _read_physical_bytes())
+        if limit is not None
     ]
-    return MemoryLimits(min(limits, default=None), _read_free_address_bytes(proc))
+    return MemoryLimits(min(limits, default=None), _read_free_address_bytes(proc_folder))
 
 
-def _read_cgroup_limits(proc: Path, cgroups: Path) -> Iterator[int | None]:
+def _read_cgroup_limits(proc_folder: Path, cgroup_folder: Path) -> Iterator[int | None]:
     """Yields the limit of each control group of the process, and of all groups above it.
 
     Inside a container, the path that `/proc/self/cgroup` names may not exist. The container's own limit is
     then in the root folder of the control groups, which is read as well.
     """
-    for line in _read_text(proc / "cgroup").splitlines():
+    for line in _read_text(proc_folder / "cgroup").splitlines():
         _, controllers, path = f"{line}::".split(":")[:3]
         if controllers == "":
-            folder, name = cgroups, "memory.max"
+            folder, name = cgroup_folder, "memory.max"
         elif "memory" in controllers.split(","):
-            folder, name = cgroups / "memory", "memory.limit_in_bytes"
+            folder, name = cgroup_folder / "memory", "memory.limit_in_bytes"
         else:
             continue
         group = PurePosixPath(path.lstrip("/"))

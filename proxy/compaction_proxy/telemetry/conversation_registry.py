@@ -21,12 +21,12 @@ from compaction_proxy.storage.keys import (
 from compaction_proxy.storage.records import Fields, RecordStore
 
 # Shortest time between two writes of a conversation's tenant, in seconds.
-NOTED_FOR_S = 60.0
+WRITE_INTERVAL_S = 60.0
 # Time until a failed write is tried again, in seconds.
-RETRY_S = 1.0
+RETRY_INTERVAL_S = 1.0
 MAX_CONVERSATIONS = 10_000
 # Shortest time between two lines for the same conversation in the list of a day, in seconds.
-LISTED_FOR_S = 3_600.0
+LIST_INTERVAL_S = 3_600.0
 # Number of lines that the list of a day keeps, and number of days that `list_recent` reads.
 KEPT_LINES = 10_000
 MAX_DAYS = 31
@@ -39,12 +39,12 @@ class RegisteredConversation(NamedTuple):
     Attributes:
         id: Id of the conversation, `c_…`.
         tenant: Owner of the conversation.
-        at: Time of its last request, in seconds since the epoch.
+        last_at: Time of its last request, in seconds since the epoch.
     """
 
     id: str
     tenant: str
-    at: float
+    last_at: float
 
 
 def _format_day(at: float) -> str:
@@ -97,14 +97,14 @@ class ConversationRegistry:
         key, outdated = conversation_key(tenant, conversation), self._records.deletion_fence
         if self._write_due_at.get(key, 0.0) > self._clock() or outdated.is_deleted(key):
             return
-        self._skip_writes_for(key, NOTED_FOR_S)
+        self._skip_writes_for(key, WRITE_INTERVAL_S)
         saved = await self._records.overwrite(
             conversation_tenant_key(conversation), {"tenant": tenant}, ttl_s=self._ttl_s
         )
         if outdated.is_deleted(key):
             await self.forget_conversation(conversation)
         elif not saved:
-            self._skip_writes_for(key, RETRY_S)
+            self._skip_writes_for(key, RETRY_INTERVAL_S)
         elif self._list_due_at.get(key, 0.0) <= self._now():
             await self._append_to_day_list(key, RegisteredConversation(conversation, tenant, self._now()))
 
@@ -137,18 +137,20 @@ class ConversationRegistry:
                 break
             await self._collect_day(day, limit, recent)
         seen = await self._filter_undeleted(list(recent.values()))
-        return sorted(seen, key=lambda each: each.at, reverse=True)[:limit]
+        return sorted(seen, key=lambda each: each.last_at, reverse=True)[:limit]
 
     async def forget_conversation(self, conversation: str) -> None:
         """Deletes the stored tenant of a conversation. The next request stores it again."""
         await self._records.delete_prefix(conversation_tenant_key(conversation))
 
     async def _append_to_day_list(self, key: str, registered: RegisteredConversation) -> None:
-        line = {"id": registered.id, "tenant": registered.tenant, "at": registered.at}
-        listed = recent_conversations_key(_format_day(registered.at))
+        line = {"id": registered.id, "tenant": registered.tenant, "at": registered.last_at}
+        listed = recent_conversations_key(_format_day(registered.last_at))
         if await self._records.append_line(listed, line, ttl_s=self._ttl_s, max_lines=KEPT_LINES):
             # Each day has its own list, so a new line is due when the next day begins, if not earlier.
-            self._list_due_at[key] = min(registered.at + LISTED_FOR_S, (registered.at // DAY_S + 1) * DAY_S)
+            self._list_due_at[key] = min(
+                registered.last_at + LIST_INTERVAL_S, (registered.last_at // DAY_S + 1) * DAY_S
+            )
             self._list_due_at.move_to_end(key)
             if len(self._list_due_at) > MAX_CONVERSATIONS:
                 self._list_due_at.popitem(last=False)
@@ -156,20 +158,20 @@ class ConversationRegistry:
     async def _collect_day(self, day: int, limit: int, found: dict[str, RegisteredConversation]) -> None:
         """Adds a day's conversations to `found`, from the newest line back.
 
-        A conversation gets at most one line in `LISTED_FOR_S`, so its last request may be later than its
+        A conversation gets at most one line in `LIST_INTERVAL_S`, so its last request may be later than its
         line. The method therefore reads on after `limit` conversations, until all remaining lines are older
-        by `LISTED_FOR_S`.
+        by `LIST_INTERVAL_S`.
         """
         wanted = 2 * limit
         while True:
             lines = await self._records.read_tail(recent_conversations_key(_format_day(day * DAY_S)), wanted)
             least = -math.inf
             for seen in filter(None, map(_parse_line, reversed(lines))):
-                if len(found) >= limit and seen.at < least:
+                if len(found) >= limit and seen.last_at < least:
                     return
                 found.setdefault(seen.id, seen)
                 if len(found) == limit:
-                    least = seen.at - LISTED_FOR_S
+                    least = seen.last_at - LIST_INTERVAL_S
             if len(lines) < wanted or wanted >= KEPT_LINES:
                 return
             wanted = min(4 * wanted, KEPT_LINES)
@@ -179,7 +181,10 @@ class ConversationRegistry:
         keys = [conversation_key(each.tenant, each.id) for each in seen]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
         pairs = [(each, fields) for each, fields in zip(seen, stored, strict=True) if fields]
-        return [each._replace(at=parse_number(fields.get("last_at")) or each.at) for each, fields in pairs]
+        return [
+            each._replace(last_at=parse_number(fields.get("last_at")) or each.last_at)
+            for each, fields in pairs
+        ]
 
     def _skip_writes_for(self, key: str, quiet_s: float) -> None:
         self._write_due_at[key] = self._clock() + quiet_s

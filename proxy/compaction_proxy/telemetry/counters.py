@@ -7,8 +7,8 @@ from itertools import pairwise
 from operator import add
 from typing import Any
 
-from compaction_proxy.core.event import COMPACTED, FAILURES, MEASURED, Event, parse_integer, parse_number
-from compaction_proxy.core.exchange import NOTHING_DONE, Exchange
+from compaction_proxy.core.event import COMPACTED, FAILURE_KINDS, MEASURED, Event, parse_integer, parse_number
+from compaction_proxy.core.exchange import STATUS_UNCHANGED, Exchange
 from compaction_proxy.telemetry.exchange_batch import ExchangeBatch
 from compaction_proxy.telemetry.totals import DOLLARS
 
@@ -98,7 +98,7 @@ class ExchangeCounters:
         """Adds exchanges whose requests were not read."""
         count = len(batch.exchanges)
         self.requests += count
-        self.statuses[NOTHING_DONE] = self.statuses.get(NOTHING_DONE, 0) + count
+        self.statuses[STATUS_UNCHANGED] = self.statuses.get(STATUS_UNCHANGED, 0) + count
         self.failed += count if batch.has_failed else 0
         self.unpriced += 0 if batch.has_failed else count - batch.priced
         self.prompt_tokens += batch.prompt_tokens
@@ -120,7 +120,7 @@ class ExchangeCounters:
         if event.kind == MEASURED:
             return
         self.rounds += event.kind == COMPACTED
-        self.failures += event.kind in FAILURES
+        self.failures += event.kind in FAILURE_KINDS
         self.summary_calls += event.calls or 0
         self.summary_prompt_tokens += event.prompt_tokens or 0
         self.summary_completion_tokens += event.completion_tokens or 0
@@ -136,7 +136,7 @@ class ExchangeCounters:
             self.statuses[status] = self.statuses.get(status, 0) + count
         self.overhead = list(map(add, self.overhead, other.overhead))
 
-    def overhead_quantile_s(self, share: float) -> float | None:
+    def compute_overhead_quantile_s(self, share: float) -> float | None:
         """Returns the overhead that a share of exchanges (0..1) does not exceed; None without exchanges.
 
         The result is interpolated within a bucket and never larger than the last bound.

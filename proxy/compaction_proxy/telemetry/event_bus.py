@@ -10,9 +10,9 @@ from secrets import token_hex
 
 import structlog
 
-from compaction_proxy.core.event import COMPACTED, FAILURES, MEASURED, Event, to_log_fields
+from compaction_proxy.core.event import COMPACTED, FAILURE_KINDS, MEASURED, Event, to_log_fields
 from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import COMPACTION_FAILED, COMPACTION_FINISHED, NOT_ANNOUNCED
+from compaction_proxy.support.log_events import COMPACTION_FAILED, COMPACTION_FINISHED, EVENT_NOT_ANNOUNCED
 
 # Receives the tenant of an event, and the event. Runs on the event loop, so it must not block.
 EventListener = Callable[[str, Event], None]
@@ -56,11 +56,11 @@ def _log_event(event: Event) -> None:
     details = {name: value for name, value in to_log_fields(event).items() if name != "kind"}
     if event.kind == COMPACTED:
         _log.info(COMPACTION_FINISHED, **details)
-    elif event.kind in FAILURES:
+    elif event.kind in FAILURE_KINDS:
         _log.warning(COMPACTION_FAILED, kind=event.kind, **details)
     else:
         _log.log(logging.INFO, f"compaction.{event.kind}", **details)
 
 
 def _log_listener_failure(error: BaseException) -> None:
-    _log.warning(NOT_ANNOUNCED, error=type(error).__name__)
+    _log.warning(EVENT_NOT_ANNOUNCED, error=type(error).__name__)

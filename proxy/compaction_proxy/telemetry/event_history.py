@@ -30,7 +30,7 @@ KEPT_EVENTS = 200
 KEPT_ROOT_LINES = 500
 MAX_ROOTS = 50
 # Number of checkpoints per root and strategy that are read.
-KEPT_PLACES = 200
+MAX_CHECKPOINT_LINES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,11 @@ class EventHistory:
             return
         await self._records.append_line(key, fields, ttl_s=self._ttl_s, max_lines=KEPT_ROOT_LINES)
 
-    async def list_roots(self, tenant: str, conversation: str, most: int = MAX_ROOTS) -> tuple[bytes, ...]:
-        """Returns at most `most` roots of a conversation, the most recently used first."""
+    async def list_roots(self, tenant: str, conversation: str, limit: int = MAX_ROOTS) -> tuple[bytes, ...]:
+        """Returns at most `limit` roots of a conversation, the most recently used first."""
         lines = await self._records.read_tail(roots_key(tenant, conversation), KEPT_ROOT_LINES)
         roots = (_parse_hex(line.get("root")) for line in reversed(lines))
-        return tuple(dict.fromkeys(root for root in roots if root))[:most]
+        return tuple(dict.fromkeys(root for root in roots if root))[:limit]
 
     async def list_events(self, tenant: str, conversation: str) -> list[Event]:
         """Returns a conversation's events, oldest first. A compaction's event has the upstream's count."""
@@ -172,7 +172,9 @@ class EventHistory:
 
         A compaction without an event of its own gets the time of the compaction before it.
         """
-        lines = await self._records.read_tail(checkpoint_list_key(tenant, root, strategy), KEPT_PLACES)
+        lines = await self._records.read_tail(
+            checkpoint_list_key(tenant, root, strategy), MAX_CHECKPOINT_LINES
+        )
         places = list(dict.fromkeys(filter(None, (_parse_hex(line.get("place")) for line in lines))))
         silent = [place for place in places if place.hex() not in round_events]
         stored = (

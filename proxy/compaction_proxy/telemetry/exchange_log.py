@@ -1,7 +1,7 @@
 """Queues exchanges and processes them later in the background, so that no request waits for that.
 
 To process an exchange is to price it, count it, add it to the usage of its conversation and pass it to the
-listeners. Queued exchanges are processed once a second, or as soon as `AT_ONCE` of them are queued. The
+listeners. Queued exchanges are processed once a second, or as soon as `CHUNK_LENGTH` of them are queued. The
 results are written to the store once a second.
 """
 
@@ -15,7 +15,7 @@ import structlog
 from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.core.cost.savings import (
     EMPTY_CACHE_STATE,
-    FEW_MESSAGES,
+    MAX_GROWTH_MESSAGES,
     CacheState,
     Saving,
     compute_saving,
@@ -71,7 +71,7 @@ class SavingsTracker:
         exchange: Exchange,
         price: ModelPrice | None,
         prefixes: Sequence[bytes] = (),
-        counted: tuple[int, int] = (0, 0),
+        counted_tokens: tuple[int, int] = (0, 0),
     ) -> Saving | None:
         """Computes the saving of an exchange; None if it is unknown. Call it for the oldest exchange first.
 
@@ -82,16 +82,16 @@ class SavingsTracker:
             price: Price of the requested model; None if it is unknown.
             prefixes: Prefix digests of the client's messages that are not privileged; empty if the request
                 was not read.
-            counted: Our uncalibrated token counts of the client's request and of the forwarded request;
-                zeros if the request was not read.
+            counted_tokens: Our uncalibrated token counts of the client's request and of the forwarded
+                request; zeros if the request was not read.
         """
-        sent, forwarded = counted
+        sent, forwarded = counted_tokens
         whole = sent == forwarded and exchange.tokens_before == exchange.tokens_after and not exchange.recalls
         if conversation is None:
             return (
                 compute_unchanged_saving(exchange, price)
                 if whole
-                else compute_saving(exchange, prefixes, None, price, counted)[0]
+                else compute_saving(exchange, prefixes, None, price, counted_tokens)[0]
             )
         key = conversation_key(tenant, conversation)
         known = self._known.get(key)
@@ -102,12 +102,12 @@ class SavingsTracker:
         else:
             self._known.move_to_end(key)
         if whole:
-            known.deferred.append((exchange, prefixes[-FEW_MESSAGES:], counted))
+            known.deferred.append((exchange, prefixes[-MAX_GROWTH_MESSAGES:], counted_tokens))
             return compute_unchanged_saving(exchange, price)
         state = known.cache_state
         for earlier, its_prefixes, its_counts in known.deferred:
             state = compute_saving(earlier, its_prefixes, state, None, its_counts)[1]
-        saving, state = compute_saving(exchange, prefixes, state, price, counted)
+        saving, state = compute_saving(exchange, prefixes, state, price, counted_tokens)
         self._known[key] = _TrackedConversation(state, deque(maxlen=MAX_DEFERRED))
         return saving
 
@@ -130,7 +130,7 @@ class ExchangeRecorder(Protocol):
         origin: str,
         exchange: Exchange,
         prefixes: tuple[bytes, ...] = (),
-        counted: tuple[int, int] = (0, 0),
+        counted_tokens: tuple[int, int] = (0, 0),
     ) -> None:
         """Records one exchange.
 
@@ -141,8 +141,8 @@ class ExchangeRecorder(Protocol):
             exchange: Figures of the exchange.
             prefixes: Prefix digests of the client's messages that are not privileged; empty if the request
                 was not read.
-            counted: Our uncalibrated token counts of the client's request and of the forwarded request;
-                zeros if the request was not read.
+            counted_tokens: Our uncalibrated token counts of the client's request and of the forwarded
+                request; zeros if the request was not read.
         """
         ...
 
@@ -180,13 +180,13 @@ def split_into_chunks(items: Sequence[_T], length: int) -> Iterator[Sequence[_T]
     return (items[start : start + length] for start in range(0, len(items), length))
 
 
-FLUSH_S = 1.0
+FLUSH_INTERVAL_S = 1.0
 # Number of exchanges that each queue (read requests, unread requests) may hold. Further ones are dropped.
-MAX_NOTED = 50_000
+MAX_QUEUED = 50_000
 # Number of exchanges that are processed before other tasks get a turn. Processing starts as soon as so many
-# are queued, without a wait for the periodic flush (`FLUSH_S`). Otherwise the queue would grow to megabytes
-# on a busy server. A short queue is processed faster, because its memory was used a moment ago.
-AT_ONCE = 64
+# are queued, without a wait for the periodic flush (`FLUSH_INTERVAL_S`). Otherwise the queue would grow to
+# megabytes on a busy server. A short queue is processed faster, because its memory was used a moment ago.
+CHUNK_LENGTH = 64
 
 _log = structlog.get_logger()
 # Arguments of `ExchangeRecorder.record_exchange`, and the start mark of the request (`storage.deletions`).
@@ -244,13 +244,13 @@ class ExchangeLog:
         origin: str,
         exchange: Exchange,
         prefixes: tuple[bytes, ...] = (),
-        counted: tuple[int, int] = (0, 0),
+        counted_tokens: tuple[int, int] = (0, 0),
     ) -> None:
         """Queues one exchange (`ExchangeRecorder`). Must be fast, because the request waits for this call."""
-        if len(self._read) < MAX_NOTED:
+        if len(self._read) < MAX_QUEUED:
             start_mark = self._deletion_fence.get_start_mark()
-            self._read.append((tenant, conversation, origin, exchange, prefixes, counted, start_mark))
-            if len(self._read) == AT_ONCE:
+            self._read.append((tenant, conversation, origin, exchange, prefixes, counted_tokens, start_mark))
+            if len(self._read) == CHUNK_LENGTH:
                 asyncio.get_running_loop().call_soon(self._drain_priced)
         else:
             self.lost += 1
@@ -265,10 +265,10 @@ class ExchangeLog:
         unread: UnreadExchange,
     ) -> None:
         """Queues an exchange whose request was not read. Must be fast, because the request waits for it."""
-        if len(self._unread) < MAX_NOTED:
+        if len(self._unread) < MAX_QUEUED:
             start_mark = self._deletion_fence.get_start_mark()
             self._unread.append(((tenant, conversation, origin, start_mark, model, code), unread))
-            if len(self._unread) == AT_ONCE:
+            if len(self._unread) == CHUNK_LENGTH:
                 asyncio.get_running_loop().call_soon(self._drain_priced)
         else:
             self.lost += 1
@@ -284,7 +284,7 @@ class ExchangeLog:
                 self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.flush()
-        await self._statistics.flush(at_last=True)
+        await self._statistics.flush(force=True)
         await self._usage_store.close()
 
     async def flush(self) -> None:
@@ -304,10 +304,10 @@ class ExchangeLog:
         read, self._read = self._read, []
         await self._await_prices({*map(_get_unread_model, unread), *map(_get_read_model, read)})
         self._prices.clear()
-        for some in split_into_chunks(unread, AT_ONCE):
+        for some in split_into_chunks(unread, CHUNK_LENGTH):
             self._deliver_unread(some)
             await asyncio.sleep(0)
-        for these in split_into_chunks(read, AT_ONCE):
+        for these in split_into_chunks(read, CHUNK_LENGTH):
             self._deliver_read(these)
             await asyncio.sleep(0)
         self._publish_newest()
@@ -406,7 +406,7 @@ class ExchangeLog:
 
     async def _flush_periodically(self) -> None:
         while True:
-            await asyncio.sleep(FLUSH_S)
+            await asyncio.sleep(FLUSH_INTERVAL_S)
             with suppress_and_report(_log_write_failure):
                 await self.flush()
 

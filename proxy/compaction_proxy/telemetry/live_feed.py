@@ -17,14 +17,21 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from compaction_proxy.core.event import CONTENT_FIELDS, FAILURES, MEASURED, Event, parse_number, to_fields
-from compaction_proxy.storage.keys import feed_key
+from compaction_proxy.core.event import (
+    CONTENT_FIELDS,
+    FAILURE_KINDS,
+    MEASURED,
+    Event,
+    parse_number,
+    to_fields,
+)
+from compaction_proxy.storage.keys import live_feed_key
 from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import FEED_NOT_READ
 
 # Fields that are removed from an event: texts of the conversation, and the ids of messages.
-HIDDEN = CONTENT_FIELDS | {"message_ids"}
+HIDDEN_FIELDS = CONTENT_FIELDS | {"message_ids"}
 
 COMPACTION = "compaction"
 EXCHANGE = "exchange"
@@ -34,14 +41,14 @@ POLL_S = 1.0
 MAX_LINES = {COMPACTION: 2_000, EXCHANGE: 1_000}
 _LISTS = {COMPACTION: "events", EXCHANGE: "exchanges"}
 # Number of lines that a poll reads first. If more lines have come since the last poll, it reads all lines.
-LATEST = 64
+POLL_LINES = 64
 EXCHANGES_PER_S = 50
 # Number of events that may wait to be written.
 MAX_WAITING = 1_000
 # Number of items that may wait for a follower to read them. If there are more, the oldest item is dropped.
-MAX_BEHIND = 500
-LISTENING_S = 60.0
-LOOK_EVERY_S = 5.0
+MAX_FOLLOWER_ITEMS = 500
+LISTENER_TTL_S = 60.0
+LISTENER_CHECK_S = 5.0
 _WRITER_BYTES = 4
 
 _log = structlog.get_logger()
@@ -67,7 +74,7 @@ class _Follower:
     """Queue of items for one reader of the feed."""
 
     def __init__(self) -> None:
-        self.waiting: deque[FeedItem] = deque(maxlen=MAX_BEHIND)
+        self.waiting: deque[FeedItem] = deque(maxlen=MAX_FOLLOWER_ITEMS)
         self.lost = 0
         self.has_items = asyncio.Event()
         self._prepended_ids: frozenset[str] = frozenset()
@@ -83,7 +90,7 @@ class _Follower:
     def push_item(self, item: FeedItem) -> None:
         if item.id in self._prepended_ids:
             return
-        self.lost += len(self.waiting) == MAX_BEHIND
+        self.lost += len(self.waiting) == MAX_FOLLOWER_ITEMS
         self.waiting.append(item)
         self.has_items.set()
 
@@ -105,7 +112,7 @@ def _parse_item(line: Fields) -> FeedItem | None:
 
 
 def _to_public_fields(event: Event) -> dict[str, Any]:
-    return {name: value for name, value in to_fields(event).items() if name not in HIDDEN}
+    return {name: value for name, value in to_fields(event).items() if name not in HIDDEN_FIELDS}
 
 
 class LiveFeed:
@@ -165,19 +172,19 @@ class LiveFeed:
     async def list_recent_events(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
         """Returns the newest events, newest first. With `failures`, returns only failures."""
         items = await self._read_latest(COMPACTION, MAX_LINES[COMPACTION] if failures else limit)
-        wanted = [item for item in items if not failures or item.fields.get("kind") in FAILURES]
+        wanted = [item for item in items if not failures or item.fields.get("kind") in FAILURE_KINDS]
         return wanted[::-1][:limit]
 
-    async def follow(self, after: str | None = None) -> AsyncGenerator[FeedItem, None]:
-        """Yields the stored items that are newer than the item with the id `after`, then items as they come.
+    async def follow(self, after_id: str | None = None) -> AsyncGenerator[FeedItem, None]:
+        """Yields the stored items that are newer than the item `after_id`, then items as they come.
 
         Ends when the feed is closed, or when the reader closes the generator (`aclose`).
         """
         follower = _Follower()
         self._add_follower(follower)
         try:
-            if after:
-                follower.prepend_items(await self._read_missed(after))
+            if after_id:
+                follower.prepend_items(await self._read_missed(after_id))
             while not self._closed:
                 for item in follower.take_items():
                     yield item
@@ -200,28 +207,28 @@ class LiveFeed:
 
     def _build_line(self, kind: str, item: FeedItem) -> ListItem:
         fields = {"id": item.id, "kind": item.kind, "fields": item.fields}
-        return ListItem(feed_key(_LISTS[kind]), fields, self._ttl_s, MAX_LINES[kind])
+        return ListItem(live_feed_key(_LISTS[kind]), fields, self._ttl_s, MAX_LINES[kind])
 
     async def _check_remote_followers(self) -> None:
-        """Checks in the store whether other processes have followers, at most once in `LOOK_EVERY_S`.
+        """Checks in the store whether other processes have followers, at most once in `LISTENER_CHECK_S`.
 
         Skips the check if this process has a follower or no exchanges are queued: the answer is not needed.
         """
         if self._followers or not self._exchanges or self._next_check_at > self._now():
             return
-        self._next_check_at = self._now() + LOOK_EVERY_S
-        [fields] = await self._records.get_many([feed_key("listening")], bypass_cache=True)
+        self._next_check_at = self._now() + LISTENER_CHECK_S
+        [fields] = await self._records.get_many([live_feed_key("listening")], bypass_cache=True)
         until = parse_number((fields or {}).get("until"))
         self._has_remote_followers = until is not None and until > self._now()
 
     async def _read_latest(self, kind: str, limit: int) -> list[FeedItem]:
-        lines = await self._records.read_tail(feed_key(_LISTS[kind]), limit)
+        lines = await self._records.read_tail(live_feed_key(_LISTS[kind]), limit)
         return [item for line in lines if (item := _parse_item(line)) is not None]
 
     async def _read_newer(self, kind: str, after: str) -> list[FeedItem]:
-        """Reads the items after the one with the id `after`, or those with a higher id if it is gone."""
-        items = await self._read_latest(kind, LATEST)
-        if len(items) == LATEST and items[0].id > after and all(item.id != after for item in items):
+        """Reads the items after the one with the id `after_id`, or those with a higher id if it is gone."""
+        items = await self._read_latest(kind, POLL_LINES)
+        if len(items) == POLL_LINES and items[0].id > after and all(item.id != after for item in items):
             items = await self._read_latest(kind, MAX_LINES[kind])
         places = (place for place, item in enumerate(items) if item.id == after)
         place = next(places, None)
@@ -248,10 +255,10 @@ class LiveFeed:
         marked_at = -math.inf
         while True:
             with suppress_and_report(_log_poll_failure):
-                if self._now() - marked_at > LISTENING_S / 2:
+                if self._now() - marked_at > LISTENER_TTL_S / 2:
                     marked_at = self._now()
-                    fields = {"until": marked_at + LISTENING_S}
-                    await self._records.overwrite(feed_key("listening"), fields, ttl_s=LISTENING_S)
+                    fields = {"until": marked_at + LISTENER_TTL_S}
+                    await self._records.overwrite(live_feed_key("listening"), fields, ttl_s=LISTENER_TTL_S)
                 for kind in _LISTS:
                     for item in await self._read_newer(kind, newest[kind]):
                         newest[kind] = item.id

@@ -15,7 +15,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 # Id of the request to which log lines belong. The log lines of a compaction that a request started have the
 # id of this request, even if they are written after it.
-REQUEST: ContextVar[str] = ContextVar("request")
+REQUEST_ID: ContextVar[str] = ContextVar("request")
 
 CREDENTIAL_KEYS = frozenset(
     {
@@ -40,9 +40,9 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 MASK = "[credential]"
 
 
-def _mask_credentials(value: object, key: str = "") -> object:
+def _mask_credentials(value: object, field_name: str = "") -> object:
     """Removes credentials from a value, at any depth of nesting."""
-    if key.lower().replace("-", "_") in CREDENTIAL_KEYS:
+    if field_name.lower().replace("-", "_") in CREDENTIAL_KEYS:
         return MASK
     if isinstance(value, str):
         return CREDENTIAL_TEXT.sub(MASK, value)
@@ -63,7 +63,7 @@ def scrub_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Event
 
 def add_request_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Adds the id of the request during which the event happened, if there is one."""
-    request = REQUEST.get("")
+    request = REQUEST_ID.get("")
     return {"request": request, **event} if request else event
 
 

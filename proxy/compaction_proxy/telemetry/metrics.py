@@ -26,8 +26,8 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from compaction_proxy.core.cost.savings import Saving
-from compaction_proxy.core.event import COMPACTED, FAILED, FAILURES, Event
-from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, NOTHING_DONE, Exchange
+from compaction_proxy.core.event import COMPACTED, FAILED, FAILURE_KINDS, Event
+from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, STATUS_UNCHANGED, Exchange
 from compaction_proxy.telemetry.counters import OVERHEAD_BOUNDS_S, count_per_bucket
 from compaction_proxy.telemetry.exchange_batch import ExchangeBatch, ExchangeEntry
 
@@ -188,7 +188,7 @@ def register_metrics(registry: CollectorRegistry) -> MetricFamilies:
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 # Clients choose some label values, such as model names. Number of different values that are kept for a label,
 # and the largest length of a value, in characters.
-MAX_NAMES = 100
+MAX_LABEL_VALUES = 100
 MAX_NAME_CHARACTERS = 100
 OTHER, UNKNOWN = "other", "unknown"
 # Seconds for which a conversation counts as active after a request, and largest number of conversations that
@@ -199,7 +199,7 @@ MAX_ACTIVE = 100_000
 _Form = tuple[str, int | None]
 _PLAIN: _Form = ("", None)
 # Interval at which gauges are refreshed, in seconds.
-FRESH_S = 5.0
+GAUGE_REFRESH_S = 5.0
 
 # A single process holds its figures in memory, whatever the environment says. Several workers call
 # `use_shared_folder` instead.
@@ -227,7 +227,10 @@ def forget_worker(folder: str, worker: int) -> None:
 
 
 class LabelValues:
-    """Maps names that clients choose to label values. Keeps the first `MAX_NAMES`; others become `other`."""
+    """Maps names that clients choose to label values. Keeps the first `MAX_LABEL_VALUES`.
+
+    Others become `other`.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -239,7 +242,7 @@ class LabelValues:
             return known
         if not name:
             return UNKNOWN
-        if not may_add or len(self._known) >= MAX_NAMES:
+        if not may_add or len(self._known) >= MAX_LABEL_VALUES:
             return OTHER
         printable = "".join(each if each.isprintable() else "?" for each in name[:MAX_NAME_CHARACTERS])
         return self._known.setdefault(name, printable)
@@ -306,7 +309,7 @@ class Metrics:
         """Counts exchanges whose requests were not read."""
         count, code = len(batch.exchanges), batch.code
         model = self._models.to_label_value(batch.model, may_add=0 < code < FIRST_ERROR_STATUS)
-        self._increment_counter("compaction_requests_total", count, model, NOTHING_DONE)
+        self._increment_counter("compaction_requests_total", count, model, STATUS_UNCHANGED)
         self._add_times(model, code, batch.columns)
         self._increment_counter("compaction_input_tokens_total", batch.prompt_tokens, model)
         self._increment_counter("compaction_cached_input_tokens_total", batch.cached_tokens, model)
@@ -319,7 +322,7 @@ class Metrics:
 
     def on_event(self, _tenant: str, event: Event) -> None:
         """Counts a compaction or a failure (an `event_bus.EventListener`). Ignores other events."""
-        if event.kind in FAILURES:
+        if event.kind in FAILURE_KINDS:
             self._increment_counter(
                 "compaction_failures_total", 1, self._reasons.to_label_value(event.reason)
             )
@@ -363,13 +366,13 @@ class Metrics:
             self._gauges["circuit_breaker_state"].labels(target).set(int(is_open()))
 
     async def refresh_periodically(self) -> None:
-        """Refreshes the gauges every `FRESH_S` seconds until cancelled.
+        """Refreshes the gauges every `GAUGE_REFRESH_S` seconds until cancelled.
 
         Another worker may render the gauges of this one, and does not refresh them.
         """
         while True:
             self.refresh_gauges()
-            await asyncio.sleep(FRESH_S)
+            await asyncio.sleep(GAUGE_REFRESH_S)
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
         """Renders all metrics in the format that the header `accept` prefers. Also returns its media type."""

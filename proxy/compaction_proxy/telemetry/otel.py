@@ -111,14 +111,14 @@ class OtelTracer:
         self._about = _build_upstream_attributes(upstream)
         self._requests: OrderedDict[str, SpanContext] = OrderedDict()
 
-    def start_request(self, headers: Sequence[tuple[bytes, bytes]], request: str) -> "OtelTrace":
+    def start_request(self, headers: Sequence[tuple[bytes, bytes]], request_id: str) -> "OtelTrace":
         """Starts the span of a client request, as a part of the trace that the request's headers name."""
         carrier = {
             name.decode("latin-1"): text.decode("latin-1") for name, text in headers if name in _FIELDS
         }
         span = self._spans.start_span("POST chat/completions", _w3c.extract(carrier), SpanKind.SERVER)
-        _set_attributes(span, {METHOD: "POST", REQUEST: request})
-        self._requests[request] = span.get_span_context()
+        _set_attributes(span, {METHOD: "POST", REQUEST: request_id})
+        self._requests[request_id] = span.get_span_context()
         if len(self._requests) > MAX_REQUESTS:
             self._requests.popitem(last=False)
         return OtelTrace(self._spans, span, self._about)

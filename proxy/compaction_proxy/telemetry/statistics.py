@@ -25,7 +25,12 @@ from compaction_proxy.core.upstream_failure import (
     failures_to_fields,
     parse_failures,
 )
-from compaction_proxy.storage.keys import client_key_name, day_prefix, hours_key, writers_key
+from compaction_proxy.storage.keys import (
+    client_key_name,
+    day_statistics_prefix,
+    hourly_counts_key,
+    statistics_writers_key,
+)
 from compaction_proxy.storage.records import Fields, ListItem, RecordItem, RecordStore
 from compaction_proxy.support.lru import LruCache
 from compaction_proxy.telemetry.counters import ExchangeCounters, from_fields, to_fields
@@ -48,17 +53,17 @@ MAX_WAITING_HOURS = 48
 MAX_WRITERS = 1_000
 # Number of seconds after the end of an hour in which late exchanges still count in it. After that, a process
 # drops the hour from its memory once it is written.
-SETTLED_S = 900.0
+SETTLE_S = 900.0
 # Lifetime of the cached sums of an hour, in seconds. Only hours that ended some time ago are cached.
-HELD_S = 3_600.0
+CACHE_TTL_S = 3_600.0
 MAX_READ_S = 400.0 * DAY_S
-HELD_BYTES = 8 * 1024 * 1024
+CACHE_BYTES = 8 * 1024 * 1024
 # Approximate memory for one cached pair, in bytes.
 PAIR_BYTES = 1_000
 DAYS_AT_ONCE = 4
 _WRITER_BYTES = 8
 
-By = Literal["hour", "day", "model", "key", "total"]
+Grouping = Literal["hour", "day", "model", "key", "total"]
 # Number of pairs of target and cause that a process counts separately in an hour. All further pairs are
 # counted together, as `OTHERS`.
 MAX_FAILURES = 500
@@ -93,7 +98,7 @@ def _format_day(hour: int) -> str:
     return datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("%Y-%m-%d")
 
 
-def _format_row_label(by: By, hour: int, pair: tuple[str, str]) -> str:
+def _format_row_label(by: Grouping, hour: int, pair: tuple[str, str]) -> str:
     if by in {"hour", "day"}:
         at = datetime.fromtimestamp(hour * HOUR_S, UTC)
         return at.strftime("%Y-%m-%dT%H" if by == "hour" else "%Y-%m-%d")
@@ -154,7 +159,7 @@ class Statistics:
         self._unwritten: set[int] = set()
         self._due: dict[int, float] = {}  # time from which an hour may be written again
         self._listed: set[str] = set()  # days whose list of writers contains this process
-        self._cached_hours: LruCache[int, tuple[float, HourCounters]] = LruCache(HELD_BYTES)
+        self._cached_hours: LruCache[int, tuple[float, HourCounters]] = LruCache(CACHE_BYTES)
         self._flushing = asyncio.Lock()
 
     def add_entries(self, entries: Iterable[ExchangeEntry]) -> None:
@@ -184,23 +189,23 @@ class Statistics:
             target, cause = OTHERS
         add_failures(failures, [UpstreamFailure(target, cause, 1, now)])
 
-    async def flush(self, *, at_last: bool = False) -> None:
+    async def flush(self, *, force: bool = False) -> None:
         """Writes the hours that have changed.
 
-        Skips hours with many pairs until their pause is over (`PAUSE_S`), unless `at_last` is set.
+        Skips hours with many pairs until their pause is over (`PAUSE_S`), unless `force` is set.
         """
         async with self._flushing:
             for hour in sorted(self._unwritten):
                 if not self._records.is_in_use:
                     return  # the rest waits until the store is back
-                if not at_last and self._due.get(hour, 0.0) > self._now():
+                if not force and self._due.get(hour, 0.0) > self._now():
                     continue
                 self._unwritten.discard(hour)
                 if not await self._write_hour(hour):
                     self._unwritten.add(hour)
             self._drop_old_hours()
 
-    async def list_rows(self, since: float, until: float, by: By) -> list[StatisticsRow]:
+    async def list_rows(self, since: float, until: float, by: Grouping) -> list[StatisticsRow]:
         """Sums up the hours that overlap `[since, until)`. Returns the rows in the order of their labels.
 
         Args:
@@ -224,9 +229,9 @@ class Statistics:
         return sorted(failures.values(), key=lambda each: each.last_at, reverse=True)
 
     def _get_counters(self, at: float, model: str, tenant: str, now: float) -> ExchangeCounters:
-        # An exchange from more than `SETTLED_S` ago counts in a later hour, because its own hour may have
+        # An exchange from more than `SETTLE_S` ago counts in a later hour, because its own hour may have
         # been dropped from memory already.
-        pairs = self._get_own_hour(int(max(at, now - SETTLED_S) // HOUR_S)).pairs
+        pairs = self._get_own_hour(int(max(at, now - SETTLE_S) // HOUR_S)).pairs
         pair = (model, client_key_name(tenant))
         counters = pairs.get(pair)
         if counters is None:
@@ -246,13 +251,15 @@ class Statistics:
         day = _format_day(number)
         items: list[RecordItem | ListItem] = [
             RecordItem(
-                hours_key(day, number % HOURS_OF_A_DAY, self._writer),
+                hourly_counts_key(day, number % HOURS_OF_A_DAY, self._writer),
                 _encode_hour(self._own_hours[number]),
                 self._ttl_s,
             )
         ]
         if day not in self._listed:
-            items.append(ListItem(writers_key(day), {"writer": self._writer}, self._ttl_s, MAX_WRITERS))
+            items.append(
+                ListItem(statistics_writers_key(day), {"writer": self._writer}, self._ttl_s, MAX_WRITERS)
+            )
         written = await self._records.write(items)
         if written:
             self._listed.add(day)
@@ -282,16 +289,16 @@ class Statistics:
         for hour in asked:
             others = [part for at, part in stored if at == hour]
             known[hour] = _merge_hours(self._own_hours.get(hour) or HourCounters(), others)
-            if is_whole and (hour + 1) * HOUR_S + 2 * SETTLED_S < now:
+            if is_whole and (hour + 1) * HOUR_S + 2 * SETTLE_S < now:
                 self._cached_hours.put(
-                    hour, (now + HELD_S, known[hour]), PAIR_BYTES * (known[hour].entry_count + 1)
+                    hour, (now + CACHE_TTL_S, known[hour]), PAIR_BYTES * (known[hour].entry_count + 1)
                 )
         return known
 
     async def _read_stored_hours(self, hours: Sequence[int]) -> list[tuple[int, HourCounters]]:
         """Reads the stored hours of one day from all processes. Skips own hours that are in memory."""
         day = _format_day(hours[0])
-        lines = await self._records.read_tail(writers_key(day), MAX_WRITERS)
+        lines = await self._records.read_tail(statistics_writers_key(day), MAX_WRITERS)
         writers = {writer for line in lines if isinstance(writer := line.get("writer"), str)}
         asked = [
             (hour, writer)
@@ -299,18 +306,18 @@ class Statistics:
             for writer in sorted(writers)
             if writer != self._writer or hour not in self._own_hours
         ]
-        keys = [hours_key(day, hour % HOURS_OF_A_DAY, writer) for hour, writer in asked]
+        keys = [hourly_counts_key(day, hour % HOURS_OF_A_DAY, writer) for hour, writer in asked]
         found = await self._records.get_many(keys, bypass_cache=True) if keys else []
         # Cached statistics would displace records that requests need.
-        self._records.evict_cached_prefix(day_prefix(day))
+        self._records.evict_cached_prefix(day_statistics_prefix(day))
         return [(hour, _parse_hour(fields)) for (hour, _), fields in zip(asked, found, strict=True) if fields]
 
     def _drop_old_hours(self) -> None:
-        """Drops own hours that are written and ended more than `SETTLED_S` ago.
+        """Drops own hours that are written and ended more than `SETTLE_S` ago.
 
         Also drops the oldest own hours if there are more than `MAX_WAITING_HOURS`.
         """
-        settled = int((self._now() - SETTLED_S) // HOUR_S)
+        settled = int((self._now() - SETTLE_S) // HOUR_S)
         for number in [each for each in self._own_hours if each < settled and each not in self._unwritten]:
             del self._own_hours[number]
         for number in sorted(self._own_hours)[:-MAX_WAITING_HOURS]:

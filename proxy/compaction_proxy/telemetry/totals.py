@@ -117,10 +117,10 @@ class Totals:
         self.cache_loss_usd += cache_loss
 
 
-def sum_totals(one: Totals, other: Totals) -> Totals:
+def sum_totals(first: Totals, second: Totals) -> Totals:
     """Adds up two totals. Fields that are not summed get the values of the totals with the later request."""
-    early, late = sorted((one, other), key=lambda each: each.last_at)
-    sums = {name: getattr(one, name) + getattr(other, name) for name in COUNTS + DOLLARS}
+    early, late = sorted((first, second), key=lambda each: each.last_at)
+    sums = {name: getattr(first, name) + getattr(second, name) for name in COUNTS + DOLLARS}
     merged = replace(early, **sums, last_at=late.last_at)
     merged.update_latest(late)
     return merged

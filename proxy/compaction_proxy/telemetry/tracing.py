@@ -31,8 +31,8 @@ class RequestTrace(Protocol):
 class Tracer(Protocol):
     """Traces requests and the decisions about them. No method blocks or raises."""
 
-    def start_request(self, headers: Sequence[tuple[bytes, bytes]], request: str) -> RequestTrace:
-        """Starts the trace of a request with these headers. `request` is its id, which events refer to."""
+    def start_request(self, headers: Sequence[tuple[bytes, bytes]], request_id: str) -> RequestTrace:
+        """Starts the trace of a request with these headers. `request_id` is its id, which events refer to."""
         ...
 
     def on_event(self, tenant: str, event: Event) -> None:

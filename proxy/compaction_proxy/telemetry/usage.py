@@ -37,10 +37,10 @@ LEASE_S = 5.0
 # When the process ends, another process may hold the lease of a conversation. Number of attempts to write the
 # usage then, and the pause between two attempts, in seconds.
 LAST_TRIES = 20
-TRY_EVERY_S = 0.05
+LAST_TRY_INTERVAL_S = 0.05
 # Age of a lease, in seconds, from which nothing is written under it. It is well below `LEASE_S`, so a slow
 # write does not end after another process has got the lease.
-SAFE_S = 2.5
+LEASE_SAFE_S = 2.5
 
 
 class StoredExchange(NamedTuple):
@@ -150,7 +150,7 @@ class UsageStore:
         for key in list(self._pending):
             if not self._records.is_in_use:
                 return  # the rest waits until the store is back
-            with self._records.deletion_fence.use_start_mark():
+            with self._records.deletion_fence.scoped_start_mark():
                 await self._write_under_lease(key)
 
     async def close(self) -> None:
@@ -159,7 +159,7 @@ class UsageStore:
             await self.flush()
             if not self._pending or not self._records.is_in_use:
                 return
-            await asyncio.sleep(TRY_EVERY_S)
+            await asyncio.sleep(LAST_TRY_INTERVAL_S)
 
     async def list_exchanges(self, tenant: str, conversation: str, limit: int) -> list[StoredExchange]:
         """Returns the newest stored exchanges of a conversation, oldest first."""
@@ -191,7 +191,7 @@ class UsageStore:
             lease = await self._records.acquire_lease(lease_key(key), LEASE_S)
             if lease is not None:
                 try:
-                    await self._write_pending(key, begun + SAFE_S)
+                    await self._write_pending(key, begun + LEASE_SAFE_S)
                 finally:
                     await self._records.release_lease(lease)
         except StoreUnavailableError:

@@ -10,25 +10,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from compaction_proxy.core.budget import LEAST_OUTPUT_TOKENS
+from compaction_proxy.core.budget import MIN_OUTPUT_TOKENS
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message
 from compaction_proxy.wires.json.slices import Slice, find_members
 from compaction_proxy.wires.wire import AdaptedMessages, Wire
 
-_FIRST = itemgetter(0)
+_get_first_byte = itemgetter(0)
 # A list with more messages is not parsed, because no model could read such a conversation.
 MAX_MESSAGES = 100_000
 # No model has a longer name. The proxy keeps only the beginning and a digest of a longer name, so that the
 # name does not fill memory or logs.
 MAX_MODEL_CHARACTERS = 256
 # Whole numbers with at most this many digits are parsed by `int`, without a JSON decoder.
-_DIGITS = 18
+_MAX_PLAIN_DIGITS = 18
 # The output limit of a probe, in tokens.
 PROBE_TOKENS = 16
 # The smallest thinking budget that Anthropic accepts, in tokens.
 LEAST_THINKING_TOKENS = 1_024
-_NOT_PROBED = frozenset({"stream", "stream_options", "n"})
+_MEMBERS_NOT_PROBED = frozenset({"stream", "stream_options", "n"})
 
 
 class RequestBody(NamedTuple):  # one is made per request, and a dataclass costs four times as much
@@ -37,16 +37,16 @@ class RequestBody(NamedTuple):  # one is made per request, and a dataclass costs
     Attributes:
         raw: The client's bytes.
         messages_slice: The position in `raw` of the value that holds the messages.
-        new_pieces: The bytes of each message. If `previous_mark` is set, only the messages that follow those
-            of the earlier body.
+        new_pieces: The bytes of each message. If `previous_fingerprint` is set, only the messages that follow
+            those of the earlier body.
         model: The requested model; empty if the body names none.
         max_output: The largest output that the client asks for, in tokens; None if the body does not say.
         prompt_members: The JSON of tools and similar members, which count as prompt tokens.
         wire: The wire of the request.
-        mark: Identifies exactly these messages of this tenant. Empty if they need not be recognised in a
-            later request.
-        previous_mark: The mark of an earlier body that holds the messages missing from `new_pieces`; empty if
-            none are missing.
+        fingerprint: Identifies exactly these messages of this tenant. Empty if they need not be recognised in
+            a later request.
+        previous_fingerprint: The mark of an earlier body that holds the messages missing from `new_pieces`;
+            empty if none are missing.
     """
 
     raw: bytes
@@ -56,16 +56,16 @@ class RequestBody(NamedTuple):  # one is made per request, and a dataclass costs
     max_output: int | None
     prompt_members: tuple[str, ...]
     wire: Wire
-    mark: bytes = b""
-    previous_mark: bytes = b""
+    fingerprint: bytes = b""
+    previous_fingerprint: bytes = b""
 
     @property
     def messages(self) -> tuple[bytes, ...]:
         """The bytes of each message. If `new_pieces` holds only the new ones, `raw` is split again."""
-        if not self.previous_mark:
+        if not self.previous_fingerprint:
             return self.new_pieces
         value = memoryview(self.raw)[self.messages_slice.start : self.messages_slice.stop]
-        return self.wire.to_pieces(self.wire.parse_items(value))
+        return self.wire.group_into_pieces(self.wire.parse_items(value))
 
 
 def parse_body(raw: bytes, wire: Wire) -> RequestBody:
@@ -81,7 +81,7 @@ def parse_body(raw: bytes, wire: Wire) -> RequestBody:
     return build_body(
         raw,
         place,
-        wire.to_pieces(elements),
+        wire.group_into_pieces(elements),
         parse_options(pick_small_members(raw, members, wire), wire),
         wire,
     )
@@ -115,12 +115,12 @@ def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, .
 
 def are_objects(values: Iterable[bytes]) -> bool:
     """Returns whether all of these JSON values are objects."""
-    return set(map(_FIRST, values)) <= {ord("{")}
+    return set(map(_get_first_byte, values)) <= {ord("{")}
 
 
 def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> dict[str, bytes]:
     """Returns the JSON of the members that the proxy reads, other than the messages, if they are present."""
-    names = ("model", *wire.member_names.output, *wire.member_names.prompt)
+    names = ("model", *wire.member_names.output_limits, *wire.member_names.prompt_members)
     return {
         key: raw[member_slices[key].start : member_slices[key].stop] for key in names if key in member_slices
     }
@@ -134,13 +134,19 @@ class BodyOptions(NamedTuple):
     prompt_members: tuple[str, ...]
 
 
-def parse_options(rest: Mapping[str, bytes], wire: Wire) -> BodyOptions:
+def parse_options(members: Mapping[str, bytes], wire: Wire) -> BodyOptions:
     """Parses the members that `pick_small_members` returns."""
-    model = _decode_member(rest.get("model"))
+    model = _decode_member(members.get("model"))
     return BodyOptions(
         shorten_model_name(model) if isinstance(model, str) else "",
-        _find_max_output(rest, wire),
-        tuple([rest[key].decode("utf-8", "replace") for key in wire.member_names.prompt if key in rest]),
+        _find_max_output(members, wire),
+        tuple(
+            [
+                members[key].decode("utf-8", "replace")
+                for key in wire.member_names.prompt_members
+                if key in members
+            ]
+        ),
     )
 
 
@@ -150,8 +156,8 @@ def build_body(
     new_pieces: tuple[bytes, ...],
     options: BodyOptions,
     wire: Wire,
-    mark: bytes = b"",
-    previous_mark: bytes = b"",
+    fingerprint: bytes = b"",
+    previous_fingerprint: bytes = b"",
 ) -> RequestBody:
     """Builds a `RequestBody` from its parts."""
     return RequestBody(
@@ -162,8 +168,8 @@ def build_body(
         options.max_output,
         options.prompt_members,
         wire,
-        mark,
-        previous_mark,
+        fingerprint,
+        previous_fingerprint,
     )
 
 
@@ -176,16 +182,18 @@ def shorten_model_name(model: str) -> str:
 
 def build_probe_body(raw: bytes, wire: Wire) -> bytes | None:
     """Builds a request with the same prompt and `PROBE_TOKENS` of output; None if `raw` is no JSON object."""
-    fields = decode_small(raw)
+    fields = decode_small_json(raw)
     if not isinstance(fields, dict):
         return None
-    output = wire.member_names.output
+    output = wire.member_names.output_limits
     limit_name = next((each for each in output if each in fields), output[-1])
-    remaining = {key: value for key, value in fields.items() if key not in _NOT_PROBED and key not in output}
+    remaining = {
+        key: value for key, value in fields.items() if key not in _MEMBERS_NOT_PROBED and key not in output
+    }
     return json.dumps({**remaining, limit_name: PROBE_TOKENS}).encode()
 
 
-def set_output_limit(raw: bytes, wire: Wire, tokens: int) -> bytes:
+def set_output_limit(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
     """Returns the body with its output limits lowered to this number of tokens.
 
     Thinking budgets count towards the output limit. They are lowered so that `LEAST_OUTPUT_TOKENS` remain for
@@ -195,16 +203,16 @@ def set_output_limit(raw: bytes, wire: Wire, tokens: int) -> bytes:
     member_slices = find_members(raw)
     replacements = dict[Slice, bytes]()
     for place in _find_budgets(raw, member_slices, wire):
-        requested = decode_small(raw[place.start : place.stop])
-        lowered = min(requested, max(LEAST_THINKING_TOKENS, tokens - LEAST_OUTPUT_TOKENS))
-        if lowered >= tokens:
+        requested = decode_small_json(raw[place.start : place.stop])
+        lowered = min(requested, max(LEAST_THINKING_TOKENS, max_tokens - MIN_OUTPUT_TOKENS))
+        if lowered >= max_tokens:
             return raw
         if lowered < requested:
             replacements[place] = b"%d" % lowered
     for place in _find_outputs(member_slices, wire):
-        requested = decode_small(raw[place.start : place.stop])
-        if not isinstance(requested, int) or requested > tokens:
-            replacements[place] = b"%d" % tokens
+        requested = decode_small_json(raw[place.start : place.stop])
+        if not isinstance(requested, int) or requested > max_tokens:
+            replacements[place] = b"%d" % max_tokens
     return _replace_slices(raw, replacements)
 
 
@@ -217,7 +225,7 @@ def clear_output_limits(raw: bytes, wire: Wire) -> bytes:
 
 def _find_outputs(member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
     """Returns the positions of the output limits."""
-    return [member_slices[key] for key in wire.member_names.output if key in member_slices]
+    return [member_slices[key] for key in wire.member_names.output_limits if key in member_slices]
 
 
 def _find_budgets(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
@@ -231,14 +239,14 @@ def _find_budgets(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) ->
         if inner is None:
             continue
         place = Slice(outer.start + inner.start, outer.start + inner.stop)
-        if type(decode_small(raw[place.start : place.stop])) in {int, float}:
+        if type(decode_small_json(raw[place.start : place.stop])) in {int, float}:
             places.append(place)
     return places
 
 
-def _find_max_output(rest: Mapping[str, bytes], wire: Wire) -> int | None:
-    for key in wire.member_names.output:
-        requested = _decode_member(rest[key]) if key in rest else None
+def _find_max_output(members: Mapping[str, bytes], wire: Wire) -> int | None:
+    for key in wire.member_names.output_limits:
+        requested = _decode_member(members[key]) if key in members else None
         if type(requested) is int and requested > 0:
             return requested
     return None
@@ -250,10 +258,10 @@ def _decode_member(raw: bytes | None) -> Any:
         return None
     if raw.startswith(b'"') and b"\\" not in raw:
         return raw[1:-1].decode()
-    return int(raw) if raw.isdigit() and len(raw) <= _DIGITS else decode_small(raw)
+    return int(raw) if raw.isdigit() and len(raw) <= _MAX_PLAIN_DIGITS else decode_small_json(raw)
 
 
-def decode_small(raw: bytes | None) -> Any:
+def decode_small_json(raw: bytes | None) -> Any:
     """Decodes a small member; None if it is absent or invalid."""
     try:
         return None if raw is None else json.loads(raw)

@@ -67,7 +67,7 @@ def parse_codings(values: Iterable[bytes]) -> tuple[str, ...] | None:
     """
     names = (name.strip().lower().decode("latin-1") for value in values for name in value.split(b","))
     codings = tuple(name for name in names if name not in IDENTITY)
-    if len(codings) > MAX_CODINGS or not _DECODE.keys() >= set(codings):
+    if len(codings) > MAX_CODINGS or not _DECODERS.keys() >= set(codings):
         return None
     return codings
 
@@ -88,7 +88,7 @@ def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes |
     try:
         for coding in reversed(codings):
             if decoded is not None:
-                decoded = _DECODE[coding](decoded, limit_bytes)
+                decoded = _DECODERS[coding](decoded, limit_bytes)
     except (zlib.error, zstd.ZstdError, brotli.error):
         raise UnreadableBodyError("encoded") from None
     return decoded
@@ -149,7 +149,7 @@ def _decode_br(raw: bytes, limit_bytes: int) -> bytes | None:
 
 
 _decode_gzip = partial(_decode_members, open_decoder=_open_gzip, max_members=MAX_MEMBERS)
-_DECODE: Final[Mapping[str, Callable[[bytes, int], bytes | None]]] = {
+_DECODERS: Final[Mapping[str, Callable[[bytes, int], bytes | None]]] = {
     "br": _decode_br,
     "deflate": partial(_decode_members, open_decoder=_open_deflate, max_members=1),
     "zstd": partial(_decode_members, open_decoder=_open_zstd, max_members=MAX_MEMBERS),
@@ -172,21 +172,21 @@ class Inflater:
 
     Args:
         encoding: The `content-encoding` as sent. Only gzip and deflate are supported.
-        limit: The largest number of decompressed bytes. At more, the inflater sets `failed` and stops, as a
-            protection against decompression bombs.
+        limit_bytes: The largest number of decompressed bytes. At more, the inflater sets `has_failed` and
+            stops, as a protection against decompression bombs.
     """
 
-    __slots__ = ("_engine", "_head", "_left", "failed")
+    __slots__ = ("_engine", "_head", "_remaining_bytes", "has_failed")
 
-    def __init__(self, encoding: str, limit: int) -> None:
-        self.failed = encoding.strip().lower() not in GZIP | {"deflate"}
-        self._left = limit
+    def __init__(self, encoding: str, limit_bytes: int) -> None:
+        self.has_failed = encoding.strip().lower() not in GZIP | {"deflate"}
+        self._remaining_bytes = limit_bytes
         self._head = b""
         self._engine: zlib._Decompress | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the decompressed bytes of this chunk; nothing once `failed` is set."""
-        if self.failed:
+        """Returns the decompressed bytes of this chunk; nothing once `has_failed` is set."""
+        if self.has_failed:
             return b""
         if self._engine is None:
             data = self._head = self._head + data
@@ -197,10 +197,10 @@ class Inflater:
         if self._engine.eof:
             return b""
         try:
-            output = self._engine.decompress(data, self._left + 1)
+            output = self._engine.decompress(data, self._remaining_bytes + 1)
         except zlib.error:
-            self.failed = True
+            self.has_failed = True
             return b""
-        self._left -= len(output)
-        self.failed = self._left < 0
-        return b"" if self.failed else output
+        self._remaining_bytes -= len(output)
+        self.has_failed = self._remaining_bytes < 0
+        return b"" if self.has_failed else output

@@ -30,29 +30,31 @@ def _compile_rule(wording: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{([a-z]+)\}", lambda name: _NUMBER % name[1], wording))
 
 
-CODES: Final = re.compile(
+OVERFLOW_CODES: Final = re.compile(
     r"\b(?:context_length_exceeded|context_window_exceeded|model_context_window_exceeded"
     r"|exceed_context_size_error|context_exceeded|prompt_too_long|input_too_long)\b"
 )
-EXCLUDED: Final = re.compile(
+EXCLUDED_WORDING: Final = re.compile(
     r"rate.?limit|too many requests|quota|overloaded|throttl|please wait before|too many tools"
     r"|string too long\. expected a string with maximum length"
 )
-PER_MINUTE: Final = re.compile(r"tokens per min|\(tpm\)")
-QUOTA: Final = (
+TOKENS_PER_MINUTE_WORDING: Final = re.compile(r"tokens per min|\(tpm\)")
+QUOTA_RULES: Final = (
     _compile_rule(r"request too large.{0,300}?limit:? {limit}.{0,40}?requested:? {used}"),
     re.compile(r"request too large"),
 )
-BYTES: Final = re.compile(
+BODY_SIZE_WORDING: Final = re.compile(
     r"request[ _](?:entity[ _])?too[ _]large|payload ?too ?large|content too large|body too large"
     r"|request exceeds the maximum size|request_too_large"
 )
 
-SUM: Final = _compile_rule(
+SUM_RULE: Final = _compile_rule(
     r"context length (?:is|of) {limit} tokens.{0,120}?requested.{0,60}?(?:\(|tokens: )"
 )
 SUM_ENDS: Final = re.compile(r"\)|\. ")
-SHARE: Final = _compile_rule(r"{count} (?:tokens )?(?:in|of|for|from) (?:the |your )?(?P<what>[a-z]{1,12})")
+SUM_SHARE_RULE: Final = _compile_rule(
+    r"{count} (?:tokens )?(?:in|of|for|from) (?:the |your )?(?P<what>[a-z]{1,12})"
+)
 OUTPUT_SHARES: Final = frozenset({"completion", "output"})
 
 _WINDOW: Final = r"maximum context length (?:is|of) {limit}(?: tokens)?"
@@ -97,8 +99,8 @@ RULES: Final = (
     _compile_rule(r"exceeded model token limit: {limit}"),
     _compile_rule(r"input length {used} exceeds the maximum allowed input length of {limit}"),
     _compile_rule(r"input \({used} tokens\) is longer than the model'?s context length \({limit} tokens"),
-    # llama.cpp (the second rule matches the text that `_iter_words` builds from fields), llama-cpp-python,
-    # LM Studio, TGI
+    # llama.cpp (the second rule matches the text that `_iter_error_texts` builds from fields),
+    # llama-cpp-python, LM Studio, TGI
     _compile_rule(r"request \({used} tokens\) exceeds the available context size \({limit} tokens"),
     _compile_rule(r"n_prompt_tokens {used} n_ctx {limit}"),
     _compile_rule(r"requested tokens \({used}\) exceed context window of {limit}"),
@@ -123,7 +125,7 @@ RULES: Final = (
 )
 # Ollama silently drops the beginning of a long prompt. If the rest has no user message, some templates fail
 # with this error.
-CUT_AWAY: Final = _compile_rule("no user query found in messages")
+MISSING_USER_MESSAGE_RULE: Final = _compile_rule("no user query found in messages")
 
 OverflowKind = Literal["context", "context_output", "tpm", "bytes"]
 
@@ -160,22 +162,22 @@ class Overflow:
             alone fits, but not together with the requested output. `tpm`: the request alone exceeds the token
             quota of a minute, so waiting never helps. `bytes`: the body has too many bytes, whatever the
             number of its tokens.
-        limit: The largest number of tokens that the model, or for `tpm` the quota, allows; None if the error
-            does not say.
-        used: The provider's count of the tokens of the input, or for `tpm` of the request. None if the error
-            does not say. Also None if the error gives only a lower bound, or a sum with the output, because
-            calibration must not learn from such numbers.
-        output: Tokens of the requested output; None if the error does not say.
-        is_sized: Whether the size of the refused request tells something about the context window, if the
-            error names no limit. It does not if the status is about a rate or about bytes, or if the proxy
-            has only inferred the cause.
+        limit_tokens: The largest number of tokens that the model, or for `tpm` the quota, allows; None if the
+            error does not say.
+        used_tokens: The provider's count of the tokens of the input, or for `tpm` of the request. None if the
+            error does not say. Also None if the error gives only a lower bound, or a sum with the output,
+            because calibration must not learn from such numbers.
+        output_tokens: Tokens of the requested output; None if the error does not say.
+        is_size_meaningful: Whether the size of the refused request tells something about the context window,
+            if the error names no limit. It does not if the status is about a rate or about bytes, or if the
+            proxy has only inferred the cause.
     """
 
     kind: OverflowKind
-    limit: int | None = None
-    used: int | None = None
-    output: int | None = None
-    is_sized: bool = True
+    limit_tokens: int | None = None
+    used_tokens: int | None = None
+    output_tokens: int | None = None
+    is_size_meaningful: bool = True
 
 
 def _decode_text(body: bytes, content_encoding: str) -> str | None:
@@ -184,7 +186,7 @@ def _decode_text(body: bytes, content_encoding: str) -> str | None:
     if content_encoding.strip().lower() not in IDENTITY:
         inflater = Inflater(content_encoding, MAX_BODY_BYTES)
         body = inflater.feed(body)
-        if inflater.failed:
+        if inflater.has_failed:
             return None
     return body.decode("utf-8", "replace").strip("\ufeff \t\r\n")
 
@@ -197,7 +199,7 @@ def _parse_json(text: str) -> object:
         return None
 
 
-def _iter_words(root: object) -> Iterator[str]:
+def _iter_error_texts(root: object) -> Iterator[str]:
     """Yields the codes and messages of an error of any shape, outermost first. Parses JSON inside strings."""
     nodes = deque([root])
     for _ in range(_MAX_NODES):
@@ -217,7 +219,7 @@ def _iter_words(root: object) -> Iterator[str]:
             nodes.append(inner)
 
 
-def _normalize_words(words: Iterator[str]) -> str:
+def _normalize_texts(words: Iterator[str]) -> str:
     """Returns all texts as one text in the form that the rules expect: lower case and single spaces."""
     text = "\n".join(word[:_MAX_TEXT_CHARACTERS] for word in words)[:_MAX_TEXT_CHARACTERS]
     return " ".join(text.replace("\u2019", "'").replace("`", "").lower().split())
@@ -236,12 +238,12 @@ def _build_overflow(numbers: Mapping[str, str | None]) -> Overflow:
 
 def _match_sum(text: str) -> Overflow | None:
     """Matches an error with a sum, such as `(658 of text input, 732 of tool input, 4096 in the output)`."""
-    match = SUM.search(text)
+    match = SUM_RULE.search(text)
     if match is None:
         return None
     used = output = 0
     shares = SUM_ENDS.split(text[match.end() : match.end() + _SUM_CHARACTERS], 1)[0]
-    for share in SHARE.finditer(shares):
+    for share in SUM_SHARE_RULE.finditer(shares):
         count = _parse_number(share["count"]) or 0
         if share["what"] in OUTPUT_SHARES:
             output += count
@@ -261,36 +263,36 @@ def _match_context(text: str) -> Overflow | None:
 
 
 def _match_quota(text: str) -> Overflow | None:
-    match = next(filter(None, (rule.search(text) for rule in QUOTA)), None)
+    match = next(filter(None, (rule.search(text) for rule in QUOTA_RULES)), None)
     if match is None:
         return None
     numbers = match.groupdict()
     return Overflow("tpm", _parse_number(numbers.get("limit")), _parse_number(numbers.get("used")))
 
 
-def _classify_words(status: int, words: Iterator[str]) -> Overflow | None:
+def _classify_error_texts(status: int, words: Iterator[str]) -> Overflow | None:
     """Classifies an error by its texts.
 
     If the text has the wording of a quota per minute, the error is about the quota or not recognised at all.
-    Otherwise, a known error code decides, even if the text also has one of the `EXCLUDED` wordings.
+    Otherwise, a known error code decides, even if the text also has one of the `EXCLUDED_WORDING` wordings.
     """
-    text = _normalize_words(words)
+    text = _normalize_texts(words)
     if status in _TEXT_STATUSES:
         return _match_wording(status, text)
-    if PER_MINUTE.search(text):
+    if TOKENS_PER_MINUTE_WORDING.search(text):
         return _match_quota(text)
-    if CODES.search(text):
+    if OVERFLOW_CODES.search(text):
         return _match_context(text) or Overflow("context")
     return None if status == _QUOTA_STATUS else _match_wording(status, text)
 
 
 def _match_wording(status: int, text: str) -> Overflow | None:
-    if EXCLUDED.search(text):
+    if EXCLUDED_WORDING.search(text):
         return None
     overflow = _match_context(text)
-    if overflow is None and status == _CUT_AWAY_STATUS and CUT_AWAY.search(text):
-        return Overflow("context", is_sized=False)
-    return Overflow("bytes") if overflow is None and BYTES.search(text) else overflow
+    if overflow is None and status == _CUT_AWAY_STATUS and MISSING_USER_MESSAGE_RULE.search(text):
+        return Overflow("context", is_size_meaningful=False)
+    return Overflow("bytes") if overflow is None and BODY_SIZE_WORDING.search(text) else overflow
 
 
 def _has_answer(choice: object) -> bool:
@@ -383,7 +385,9 @@ def parse_overflow(status: int, body: bytes, content_encoding: str = "") -> Over
         payload = _parse_json(text)
     else:
         payload = text
-    overflow = _classify_words(status, _iter_words(_find_failure(payload) if status == 200 else payload))
+    overflow = _classify_error_texts(
+        status, _iter_error_texts(_find_failure(payload) if status == 200 else payload)
+    )
     if status in _UNSIZED_STATUSES and overflow == Overflow("context"):
-        return replace(overflow, is_sized=False)
+        return replace(overflow, is_size_meaningful=False)
     return overflow

@@ -34,7 +34,7 @@ ENDING_BYTES = 48
 MAX_SPACE_BYTES = 256
 # A closing is remembered only if it has, together with the parsed members of its body, at most this many
 # bytes.
-MAX_CLOSING = 512
+MAX_CLOSING_BYTES = 512
 
 ConversationKey = tuple[str, str | None]  # tenant, conversation
 BeginningKey = tuple[str, str | None, int, bytes]  # also the length and the last bytes of a beginning
@@ -45,12 +45,12 @@ class BodyClosing(NamedTuple):
 
     Attributes:
         raw: The bytes.
-        array: How many of these bytes belong to the value of `messages`.
+        array_bytes: How many of these bytes belong to the value of `messages`.
         options: The parsed values of the body's small members.
     """
 
     raw: bytes
-    array: int
+    array_bytes: int
     options: BodyOptions
 
 
@@ -58,10 +58,10 @@ class BodyBeginning(NamedTuple):
     """Describes a body up to the end of its last message, without its bytes. Later bodies may begin with it.
 
     Attributes:
-        mark: The fingerprint of the beginning.
+        fingerprint: The fingerprint of the beginning.
         key: The key under which the beginning is stored.
         stop: The length of the beginning in bytes.
-        start: Where the value of `messages` starts.
+        messages_start: Where the value of `messages` starts.
         element_count: The number of elements of `messages`.
         is_ended: Whether the last element ends a piece (see `Wire`). If not, new elements may belong to it.
         leading_members: The positions of the members before `messages`.
@@ -69,10 +69,10 @@ class BodyBeginning(NamedTuple):
         closing: The closing of the body; None if it is too large to remember.
     """
 
-    mark: bytes
+    fingerprint: bytes
     key: BeginningKey
     stop: int
-    start: int
+    messages_start: int
     element_count: int
     is_ended: bool
     leading_members: Mapping[str, Slice]
@@ -87,19 +87,19 @@ class BodyTail(NamedTuple):
         messages_slice: The position of the value of `messages` in the body.
         new_elements: The elements of `messages` after the beginning.
         options: The parsed values of the body's small members.
-        stop: Where the last message ends; 0 if `find_last_message_end` does not find it.
+        last_message_stop: Where the last message ends; 0 if `find_last_message_end` does not find it.
         closing: The closing of the body; None if it is too large to remember.
     """
 
     messages_slice: Slice
     new_elements: tuple[bytes, ...]
     options: BodyOptions
-    stop: int
+    last_message_stop: int
     closing: BodyClosing | None
 
 
 def build_beginning_key(raw: bytes, stop: int, owner: ConversationKey) -> BeginningKey:
-    """Builds the key of the beginning that consists of the first `stop` bytes of a body."""
+    """Builds the key of the beginning that consists of the first `last_message_stop` bytes of a body."""
     return (*owner, stop, raw[max(0, stop - ENDING_BYTES) : stop])
 
 
@@ -119,36 +119,38 @@ def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
 def build_closing(raw: bytes, stop: int, messages_slice: Slice, options: BodyOptions) -> BodyClosing | None:
     """Builds the record of a body's closing; None if it is too large to remember."""
     size = len(raw) - stop + len(options.model) + sum(map(len, options.prompt_members))
-    return BodyClosing(raw[stop:], messages_slice.stop - stop, options) if size <= MAX_CLOSING else None
+    return BodyClosing(raw[stop:], messages_slice.stop - stop, options) if size <= MAX_CLOSING_BYTES else None
 
 
-def match_closing(raw: bytes, known: BodyBeginning) -> BodyTail | None:
+def match_closing(raw: bytes, beginning: BodyBeginning) -> BodyTail | None:
     """Returns the tail if it consists of more messages and the closing of the earlier body, else None.
 
     In this case, only the new messages are parsed. The earlier body was valid, and it stays valid with more
     elements at the end of its array.
     """
-    closing = known.closing
-    if closing is None or not raw.startswith(b",", known.stop) or not raw.endswith(closing.raw):
+    closing = beginning.closing
+    if closing is None or not raw.startswith(b",", beginning.stop) or not raw.endswith(closing.raw):
         return None
     stop = len(raw) - len(closing.raw)
-    text = b"[%b]" % raw[known.stop + 1 : stop]
+    text = b"[%b]" % raw[beginning.stop + 1 : stop]
     try:
         if not text.isascii():
             text.decode()
         elements = split_elements(text)
     except (UnreadableBodyError, UnicodeDecodeError, RecursionError):
         return None
-    if not elements or known.element_count + len(elements) > MAX_MESSAGES or not are_objects(elements):
+    if not elements or beginning.element_count + len(elements) > MAX_MESSAGES or not are_objects(elements):
         return None
     if not text.endswith(b"}]"):  # white space precedes the closing
         return None
-    return BodyTail(Slice(known.start, stop + closing.array), elements, closing.options, stop, closing)
+    return BodyTail(
+        Slice(beginning.messages_start, stop + closing.array_bytes), elements, closing.options, stop, closing
+    )
 
 
-def parse_tail(raw: bytes, known: BodyBeginning, wire: Wire) -> BodyTail | None:
+def parse_tail(raw: bytes, beginning: BodyBeginning, wire: Wire) -> BodyTail | None:
     """Parses the tail after a known beginning. The result is None if any of it is not valid."""
-    position = skip_space(raw, known.stop)
+    position = skip_space(raw, beginning.stop)
     has_more = raw.startswith(b",", position)
     if not has_more and not raw.startswith(b"]", position):
         return None
@@ -162,17 +164,18 @@ def parse_tail(raw: bytes, known: BodyBeginning, wire: Wire) -> BodyTail | None:
         return None
     if (
         has_more != bool(elements)
-        or known.element_count + len(elements) > MAX_MESSAGES
-        or not known.leading_members.keys().isdisjoint(members)
+        or beginning.element_count + len(elements) > MAX_MESSAGES
+        or not beginning.leading_members.keys().isdisjoint(members)
     ):
         return None
     if not are_objects(elements) or any(key in members for key in wire.member_names.skip_indicators):
         return None
     shift = position + has_more - len(opening)
     options = parse_options(
-        pick_small_members(raw, known.leading_members, wire) | pick_small_members(text, members, wire), wire
+        pick_small_members(raw, beginning.leading_members, wire) | pick_small_members(text, members, wire),
+        wire,
     )
-    whole = Slice(known.start, place.stop + shift)
+    whole = Slice(beginning.messages_start, place.stop + shift)
     stop = find_last_message_end(raw, whole)
     return BodyTail(whole, elements, options, stop, build_closing(raw, stop, whole, options))
 
@@ -181,20 +184,20 @@ KEY_BYTES = 32
 # The number of beginnings to remember. Each takes one or two kilobytes of memory.
 MAX_BEGINNINGS = 4_096
 # A body is compared with at most this many known beginnings by their fingerprints.
-MAX_TRIES = 3
+MAX_CANDIDATES = 3
 # At most this many closing braces, from the end of a body, are tried as the end of a known beginning. There
 # is a limit because texts may hold many braces.
 MAX_BRACES = 256
 # The beginning of a body is not remembered if more members precede its messages, or if their names have more
 # characters together. Such a body is read in full each time.
-MAX_KEYS = 32
+MAX_LEADING_MEMBERS = 32
 MAX_KEY_CHARACTERS = 1_024
 # Bodies up to the first size are read on the event loop. Bodies up to the second size are read there too if
 # they begin like an earlier body. All others are read in a thread, because they would block the event loop.
-LITTLE_BYTES = 256 * 1024
-GROWN_BYTES = 1024 * 1024
+MAX_INLINE_BYTES = 256 * 1024
+MAX_INLINE_GROWN_BYTES = 1024 * 1024
 # How many bodies are read in threads at the same time.
-WORKERS = 2
+MAX_READ_THREADS = 2
 
 
 class _ReadResult(NamedTuple):
@@ -220,12 +223,12 @@ class IncrementalReader:
     """
 
     def __init__(self, key: bytes, wire: Wire, max_beginnings: int = MAX_BEGINNINGS) -> None:
-        self._dialect = wire
-        self._blank = blake3(key=key)
+        self._wire = wire
+        self._empty_hasher = blake3(key=key)
         self._max_beginnings = max_beginnings
-        self._known: OrderedDict[BeginningKey, BodyBeginning] = OrderedDict()
+        self._beginnings: OrderedDict[BeginningKey, BodyBeginning] = OrderedDict()
         self._latest: OrderedDict[ConversationKey, BodyBeginning] = OrderedDict()
-        self._turns = asyncio.Semaphore(WORKERS)
+        self._thread_slots = asyncio.Semaphore(MAX_READ_THREADS)
 
     async def read_without_blocking(
         self, raw: bytes, tenant: str, conversation: str | None = None
@@ -236,11 +239,11 @@ class IncrementalReader:
             UnreadableBodyError: See `body.parse_body`.
         """
         size, owner = len(raw), (tenant, conversation)
-        if size <= LITTLE_BYTES:
+        if size <= MAX_INLINE_BYTES:
             return self._remember_result(owner, self._read_body(raw, owner))
-        result = self._read_grown(raw, owner) if size <= GROWN_BYTES else None
+        result = self._read_grown(raw, owner) if size <= MAX_INLINE_GROWN_BYTES else None
         if result is None:
-            async with self._turns:
+            async with self._thread_slots:
                 result = await asyncio.to_thread(self._read_body, raw, owner)
         return self._remember_result(owner, result)
 
@@ -253,10 +256,10 @@ class IncrementalReader:
         owner = (tenant, conversation)
         return self._remember_result(owner, self._read_body(raw, owner))
 
-    def _remember_result(self, owner: ConversationKey, found: _ReadResult) -> RequestBody:
-        if found.beginning is not None:
-            self._remember_beginning(owner, found.beginning)
-        return found.body
+    def _remember_result(self, owner: ConversationKey, result: _ReadResult) -> RequestBody:
+        if result.beginning is not None:
+            self._remember_beginning(owner, result.beginning)
+        return result.body
 
     def _read_body(self, raw: bytes, owner: ConversationKey) -> _ReadResult:
         """Reads a body. Changes no state, so it may run in a thread."""
@@ -264,9 +267,9 @@ class IncrementalReader:
 
     def _read_grown(self, raw: bytes, owner: ConversationKey) -> _ReadResult | None:
         """Reads a body that begins like an earlier body; None if it does not, or if its tail is not valid."""
-        for beginning in islice(self._iter_candidates(raw, owner), MAX_TRIES):
+        for beginning in islice(self._iter_candidates(raw, owner), MAX_CANDIDATES):
             hasher = self._start_hasher(owner).update(memoryview(raw)[: beginning.stop])
-            if beginning.stop < len(raw) and hasher.digest() == beginning.mark:
+            if beginning.stop < len(raw) and hasher.digest() == beginning.fingerprint:
                 return self._extend_beginning(raw, beginning, hasher)
         return None
 
@@ -279,73 +282,91 @@ class IncrementalReader:
         for _ in range(MAX_BRACES):
             if (brace := raw.rfind(b"}", 0, stop)) < 0:
                 return
-            beginning = self._known.get(build_beginning_key(raw, brace + 1, owner))
+            beginning = self._beginnings.get(build_beginning_key(raw, brace + 1, owner))
             if beginning is not None and beginning is not latest:
                 yield beginning
             stop = brace
 
-    def _extend_beginning(self, raw: bytes, known: BodyBeginning, hasher: blake3) -> _ReadResult | None:
+    def _extend_beginning(self, raw: bytes, beginning: BodyBeginning, hasher: blake3) -> _ReadResult | None:
         """Reads the tail after a known beginning; None if the body must be read in full."""
-        wire = self._dialect
-        tail = match_closing(raw, known) or parse_tail(raw, known, wire)
+        wire = self._wire
+        tail = match_closing(raw, beginning) or parse_tail(raw, beginning, wire)
         if tail is None:
             return None
         if not tail.new_elements:
             return _ReadResult(
-                build_body(raw, tail.messages_slice, (), tail.options, wire, known.mark, known.mark), known
+                build_body(
+                    raw,
+                    tail.messages_slice,
+                    (),
+                    tail.options,
+                    wire,
+                    beginning.fingerprint,
+                    beginning.fingerprint,
+                ),
+                beginning,
             )
-        if not (stop := tail.stop) or not known.is_ended or wire.regroups_previous(tail.new_elements):
+        if (
+            not (stop := tail.last_message_stop)
+            or not beginning.is_ended
+            or wire.regroups_previous(tail.new_elements)
+        ):
             return None
-        mark = hasher.update(memoryview(raw)[known.stop : stop]).digest()
-        key = build_beginning_key(raw, stop, known.key[:2])
-        element_count = known.element_count + len(tail.new_elements)
-        is_ended = not wire.may_continue(tail.new_elements[-1])
+        mark = hasher.update(memoryview(raw)[beginning.stop : stop]).digest()
+        key = build_beginning_key(raw, stop, beginning.key[:2])
+        element_count = beginning.element_count + len(tail.new_elements)
+        is_ended = not wire.may_continue_piece(tail.new_elements[-1])
         grown = BodyBeginning(
             mark,
             key,
             stop,
-            known.start,
+            beginning.messages_start,
             element_count,
             is_ended,
-            known.leading_members,
-            known.key,
+            beginning.leading_members,
+            beginning.key,
             tail.closing,
         )
-        pieces = wire.to_pieces(tail.new_elements)
+        pieces = wire.group_into_pieces(tail.new_elements)
         return _ReadResult(
-            build_body(raw, tail.messages_slice, pieces, tail.options, wire, mark, known.mark), grown
+            build_body(raw, tail.messages_slice, pieces, tail.options, wire, mark, beginning.fingerprint),
+            grown,
         )
 
     def _read_whole(self, raw: bytes, owner: ConversationKey) -> _ReadResult:
-        wire = self._dialect
+        wire = self._wire
         members, elements = split_body(raw, wire)
-        pieces = wire.to_pieces(elements)
+        pieces = wire.group_into_pieces(elements)
         messages_slice = members[wire.member_names.messages]
         options = parse_options(pick_small_members(raw, members, wire), wire)
         leading_members = {key: place for key, place in members.items() if place.stop <= messages_slice.start}
         stop = find_last_message_end(raw, messages_slice)
-        if not stop or len(leading_members) > MAX_KEYS or sum(map(len, leading_members)) > MAX_KEY_CHARACTERS:
+        if (
+            not stop
+            or len(leading_members) > MAX_LEADING_MEMBERS
+            or sum(map(len, leading_members)) > MAX_KEY_CHARACTERS
+        ):
             return _ReadResult(build_body(raw, messages_slice, pieces, options, wire), None)
         mark = self._start_hasher(owner).update(memoryview(raw)[:stop]).digest()
         closing = build_closing(raw, stop, messages_slice, options)
         key = build_beginning_key(raw, stop, owner)
-        is_ended = not wire.may_continue(elements[-1])
+        is_ended = not wire.may_continue_piece(elements[-1])
         beginning = BodyBeginning(
             mark, key, stop, messages_slice.start, len(elements), is_ended, leading_members, None, closing
         )
         return _ReadResult(build_body(raw, messages_slice, pieces, options, wire, mark), beginning)
 
     def _start_hasher(self, owner: ConversationKey) -> blake3:
-        return self._blank.copy().update(owner[0].encode() + b"\0")
+        return self._empty_hasher.copy().update(owner[0].encode() + b"\0")
 
     def _remember_beginning(self, owner: ConversationKey, beginning: BodyBeginning) -> None:
         """Stores a beginning. Of the shorter beginnings from which it has grown, only the longest is kept."""
-        older = self._known.get(beginning.previous_key) if beginning.previous_key else None
+        older = self._beginnings.get(beginning.previous_key) if beginning.previous_key else None
         if older is not None and older.previous_key is not None:
-            self._known.pop(older.previous_key, None)
-        self._known[beginning.key] = self._latest[owner] = beginning
-        self._known.move_to_end(beginning.key)
+            self._beginnings.pop(older.previous_key, None)
+        self._beginnings[beginning.key] = self._latest[owner] = beginning
+        self._beginnings.move_to_end(beginning.key)
         self._latest.move_to_end(owner)
-        for memory in (self._known, self._latest):
+        for memory in (self._beginnings, self._latest):
             while len(memory) > self._max_beginnings:
                 memory.popitem(last=False)

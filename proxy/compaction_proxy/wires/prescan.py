@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from compaction_proxy.wires.body import decode_small, shorten_model_name
+from compaction_proxy.wires.body import decode_small_json, shorten_model_name
 
 # A member with more bytes is ignored, because values that identify a session are short. OpenAI's `metadata`
 # may hold 16 values of 512 characters, and Codex lists the folders that it works in.
@@ -101,7 +101,7 @@ _MEDIA = re.compile(rb'"(?:(?:input_)?(?:image|audio|file)(?:_url)?|video_url|do
 _SEPARATOR = r"(?:[ ,._]|\xc2\xa0)?"
 _UNESCAPED = re.compile(rb"\\(?:(\\)|u(00(?:[23][0-9a-fA-F]|[aA]0)))")
 # Only this many bytes of a body are searched for numbers.
-MAX_SEARCHED_BYTES = 8 * 1024 * 1024
+MAX_NUMBER_SEARCH_BYTES = 8 * 1024 * 1024
 
 
 def find_models(raw: bytes) -> set[str]:
@@ -113,7 +113,7 @@ def find_models(raw: bytes) -> set[str]:
 
 
 def _decode_escapes(text: bytes) -> str:
-    value = decode_small(b'"%b"' % text) if b"\\" in text else None
+    value = decode_small_json(b'"%b"' % text) if b"\\" in text else None
     return value if isinstance(value, str) else text.decode("utf-8", "replace")
 
 
@@ -122,7 +122,7 @@ def find_output_limits(raw: bytes) -> list[int]:
     return [int(digits) for digits in _OUTPUT.findall(raw)]
 
 
-def has_media(raw: bytes) -> bool:
+def may_have_media(raw: bytes) -> bool:
     """Returns whether the body may hold parts, such as images, with more tokens than they have bytes."""
     return _MEDIA.search(raw) is not None
 
@@ -131,14 +131,14 @@ class MentionedNumbers:
     """The numbers in a body. They are found with or without thousands separators and escapes.
 
     A number is also found at the end of a longer number with separators: 234 in 1,234. Only the first
-    `MAX_SEARCHED_BYTES` of a body are searched.
+    `MAX_NUMBER_SEARCH_BYTES` of a body are searched.
 
     Args:
         raw: The body.
     """
 
     def __init__(self, raw: bytes) -> None:
-        self._raw = raw[:MAX_SEARCHED_BYTES]
+        self._raw = raw[:MAX_NUMBER_SEARCH_BYTES]
 
     def __contains__(self, number: object) -> bool:
         """Returns whether the body holds a number. Takes a millisecond per megabyte."""

@@ -35,34 +35,34 @@ class InstructionForm(NamedTuple):
         opening: The beginning of the text.
         closing: The end of the text, apart from white space. It occurs nowhere else in the text. Empty if any
             end is allowed.
-        path: Matches the part of the text that tells two instructions of one kind apart, such as a file's
-            path. For `ENVIRONMENT`, all matches count, otherwise only the first match.
-        is_first: Whether the client sends such text only before the first answer.
-        reply: The assistant message that the client itself adds after the text. Empty if the client adds
-            none.
+        path_pattern: Matches the part of the text that tells two instructions of one kind apart, such as a
+            file's path. For `ENVIRONMENT`, all matches count, otherwise only the first match.
+        is_before_first_answer: Whether the client sends such text only before the first answer.
+        client_reply: The assistant message that the client itself adds after the text. Empty if the client
+            adds none.
     """
 
     kind: str
     opening: str
     closing: str
-    path: re.Pattern[str] | None = None
-    is_first: bool = False
-    reply: str = ""
+    path_pattern: re.Pattern[str] | None = None
+    is_before_first_answer: bool = False
+    client_reply: str = ""
 
 
 class ClientProfile(NamedTuple):
     """A client that sends project instructions, and the signs by which it is recognised.
 
     Attributes:
-        agents: Beginnings of the client's `user-agent`, in lower case.
-        fields: Names of header fields that only this client sends.
-        prompts: Beginnings of the client's system prompts.
+        user_agent_prefixes: Beginnings of the client's `user-agent`, in lower case.
+        header_names: Names of header fields that only this client sends.
+        prompt_prefixes: Beginnings of the client's system prompts.
         forms: The forms of the client's instructions.
     """
 
-    agents: tuple[bytes, ...]
-    fields: tuple[bytes, ...]
-    prompts: tuple[str, ...]
+    user_agent_prefixes: tuple[bytes, ...]
+    header_names: tuple[bytes, ...]
+    prompt_prefixes: tuple[str, ...]
     forms: tuple[InstructionForm, ...]
 
 
@@ -72,9 +72,9 @@ _DETAILS: Final = InstructionForm(ENVIRONMENT, "<environment_details>\n", "</env
 
 CLIENTS: Final[Mapping[str, ClientProfile]] = {
     "claude-code": ClientProfile(
-        agents=(b"claude-cli/", b"claude-code/"),
-        fields=(b"x-claude-code-session-id",),
-        prompts=(
+        user_agent_prefixes=(b"claude-cli/", b"claude-code/"),
+        header_names=(b"x-claude-code-session-id",),
+        prompt_prefixes=(
             "You are Claude Code, Anthropic's official CLI for Claude",
             "You are a Claude agent, built on Anthropic's Claude Agent SDK",
         ),
@@ -96,21 +96,21 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
                 _REMINDER + "\nAvailable agent types for the Agent tool:\n",
                 _REMINDER_END,
                 re.compile(r"(agent types)"),
-                is_first=True,
+                is_before_first_answer=True,
             ),
             InstructionForm(
                 ENVIRONMENT,
                 _REMINDER + "\nThe following skills are available for use with the Skill tool:\n",
                 _REMINDER_END,
                 re.compile(r"(skills)"),
-                is_first=True,
+                is_before_first_answer=True,
             ),
         ),
     ),
     "codex": ClientProfile(
-        agents=(b"codex_", b"codex-", b"codex/"),
-        fields=(b"x-codex-turn-metadata", b"x-codex-window-id", b"x-codex-installation-id"),
-        prompts=("You are Codex", "You are a coding agent running in the Codex CLI"),
+        user_agent_prefixes=(b"codex_", b"codex-", b"codex/"),
+        header_names=(b"x-codex-turn-metadata", b"x-codex-window-id", b"x-codex-installation-id"),
+        prompt_prefixes=("You are Codex", "You are a coding agent running in the Codex CLI"),
         forms=(
             InstructionForm(
                 INSTRUCTIONS,
@@ -132,37 +132,37 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
         ),
     ),
     "qwen-code": ClientProfile(
-        agents=(b"qwencode/",),
-        fields=(),
-        prompts=("You are Qwen Code,",),
+        user_agent_prefixes=(b"qwencode/",),
+        header_names=(),
+        prompt_prefixes=("You are Qwen Code,",),
         forms=(
             InstructionForm(
                 ENVIRONMENT,
                 "This is the Qwen Code. We are setting up the context for our chat.\n",
                 "",
-                is_first=True,
-                reply="Got it. Thanks for the context!",
+                is_before_first_answer=True,
+                client_reply="Got it. Thanks for the context!",
             ),
             InstructionForm(
                 ENVIRONMENT,
                 _REMINDER + "\nThis is the Qwen Code. We are setting up the context for our chat.\n",
                 _REMINDER_END,
                 re.compile(r"(context for our chat)"),
-                is_first=True,
+                is_before_first_answer=True,
             ),
             InstructionForm(
                 ENVIRONMENT,
                 _REMINDER + "\nThe following skills are available for use with the Skill tool.",
                 _REMINDER_END,
                 re.compile(r"\A<system-reminder>\nThe following (skills)"),
-                is_first=True,
+                is_before_first_answer=True,
             ),
             InstructionForm(
                 ENVIRONMENT,
                 _REMINDER + "\nThe following tools are reachable through `tool_search` and `tool_call`.",
                 _REMINDER_END,
                 re.compile(r"\A<system-reminder>\nThe following (tools)"),
-                is_first=True,
+                is_before_first_answer=True,
             ),
             InstructionForm(
                 ENVIRONMENT,
@@ -173,41 +173,41 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
         ),
     ),
     "cline": ClientProfile(
-        agents=(b"cline/",),
-        fields=(),
-        prompts=("You are Cline,",),
+        user_agent_prefixes=(b"cline/",),
+        header_names=(),
+        prompt_prefixes=("You are Cline,",),
         forms=(_DETAILS,),
     ),
     "roo-code": ClientProfile(
-        agents=(b"roocode/",),
-        fields=(),
-        prompts=("You are Roo,",),
+        user_agent_prefixes=(b"roocode/",),
+        header_names=(),
+        prompt_prefixes=("You are Roo,",),
         forms=(_DETAILS,),
     ),
     "aider": ClientProfile(
-        agents=(b"aider/",),
-        fields=(),
-        prompts=("Act as an expert software developer", "Act as an expert code analyst"),
+        user_agent_prefixes=(b"aider/",),
+        header_names=(),
+        prompt_prefixes=("Act as an expert software developer", "Act as an expert code analyst"),
         forms=(
             InstructionForm(
                 INSTRUCTIONS,
                 "Here are some READ ONLY files, provided for your reference.",
                 "",
-                reply="Ok, I will use these files as references.",
+                client_reply="Ok, I will use these files as references.",
             ),
             InstructionForm(
                 ENVIRONMENT,
                 "Here are summaries of some files present in my git repository.",
                 "",
                 re.compile(r"\AHere are (summaries)"),
-                reply="Ok, I won't try and edit those files without asking first.",
+                client_reply="Ok, I won't try and edit those files without asking first.",
             ),
         ),
     ),
     "openhands": ClientProfile(
-        agents=(b"openhands/",),
-        fields=(),
-        prompts=("You are OpenHands agent,",),
+        user_agent_prefixes=(b"openhands/",),
+        header_names=(),
+        prompt_prefixes=("You are OpenHands agent,",),
         forms=(
             InstructionForm(
                 MEMORY,
@@ -219,31 +219,33 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
     ),
 }  # fmt: skip
 # The beginnings of text parts that carry tool results.
-_RESULT: Final = re.compile(
+_TOOL_RESULT_OPENING: Final = re.compile(
     r"\s*(?:<system-reminder>\s*(?:Result of calling|Called) the "
     r"|\[[\w.-]+(?: [^\]\n]*)?\] Result:"
     r"|<(?:user_shell_command|tool_result|tool_response|function_results?|bash-stdout|bash-stderr|"
     r"local-command-stdout)\b)"
 )
-_TEXTS: Final = frozenset({"text", "input_text"})
+_TEXT_KINDS: Final = frozenset({"text", "input_text"})
 
 
-def find_client(fields: Mapping[bytes, bytes]) -> str:
+def find_client_by_headers(header_map: Mapping[bytes, bytes]) -> str:
     """Returns the name of the client that sends these header fields; empty if the client is not known.
 
     Args:
-        fields: The first value of each header field, by name in lower case.
+        header_map: The first value of each header field, by name in lower case.
     """
-    agent = fields.get(b"user-agent", b"").lower()
+    agent = header_map.get(b"user-agent", b"").lower()
     for name, client in CLIENTS.items():
-        if agent.startswith(client.agents) or not fields.keys().isdisjoint(client.fields):
+        if agent.startswith(client.user_agent_prefixes) or not header_map.keys().isdisjoint(
+            client.header_names
+        ):
             return name
     return ""
 
 
 def find_client_by_prompt(text: str) -> str:
     """Returns the name of the client whose system prompt begins like this text; empty if none is known."""
-    return next((name for name, client in CLIENTS.items() if text.startswith(client.prompts)), "")
+    return next((name for name, client in CLIENTS.items() if text.startswith(client.prompt_prefixes)), "")
 
 
 def find_client_by_messages(messages: Sequence[Message]) -> str:
@@ -259,7 +261,7 @@ def find_client_by_members(prompt_members: Sequence[str]) -> str:
     """
     beginning = prompt_members[0][:PROMPT_CHARACTERS] if prompt_members else ""
     for name, client in CLIENTS.items():
-        for prompt in client.prompts:
+        for prompt in client.prompt_prefixes:
             position = beginning.find(f'"{prompt}')
             if position >= 0 and (
                 not beginning[:position].strip() or re.search(r'"text"\s*:\s*\Z', beginning[:position])
@@ -292,7 +294,9 @@ def may_hold_form(raw: bytes, client: str) -> bool:
     )
 
 
-def divide_message(record: Message, client: str, *, is_first: bool) -> list[tuple[bytes, Instruction | None]]:
+def divide_message(
+    record: Message, client: str, *, is_before_first_answer: bool
+) -> list[tuple[bytes, Instruction | None]]:
     """Divides a user message into its instructions and the words of the user.
 
     The result is a list of new messages: the bytes of each message with its instruction, or with None for the
@@ -302,18 +306,18 @@ def divide_message(record: Message, client: str, *, is_first: bool) -> list[tupl
     Args:
         record: The message.
         client: The name of the client that sends the message.
-        is_first: Whether no answer precedes the message.
+        is_before_first_answer: Whether no answer precedes the message.
     """
-    if record.role != "user" or record.answers or not may_hold_form(record.raw, client):
+    if record.role != "user" or record.answered_call_ids or not may_hold_form(record.raw, client):
         return []
     content = _read_content(record.raw)
     if isinstance(content, str):
-        instruction = _find_instruction(content, client, is_first=is_first)
+        instruction = _find_instruction(content, client, is_before_first_answer=is_before_first_answer)
         return [(record.raw, instruction)] if instruction else []
     texts = [_read_text(each) for each in content]
-    if any(_RESULT.match(each) for each in texts):
+    if any(_TOOL_RESULT_OPENING.match(each) for each in texts):
         return []
-    kinds = [_find_instruction(each, client, is_first=is_first) for each in texts]
+    kinds = [_find_instruction(each, client, is_before_first_answer=is_before_first_answer) for each in texts]
     if not any(kinds):
         return []
     if len(kinds) == 1:
@@ -321,7 +325,7 @@ def divide_message(record: Message, client: str, *, is_first: bool) -> list[tupl
     return list(_cut_parts(record.raw, kinds))
 
 
-def divide_each(
+def divide_messages(
     before: Sequence[Message], new: Iterable[Message], client: str
 ) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
     """Yields each new message of a list with the result of `divide_message` for it.
@@ -339,7 +343,9 @@ def divide_each(
         is_first = is_first and record.role != "assistant"
         yield (
             record,
-            divide_message(record, client, is_first=is_first) if last is None or not last.answers else (),
+            divide_message(record, client, is_before_first_answer=is_first)
+            if last is None or not last.answered_call_ids
+            else (),
         )
         last = record
 
@@ -355,11 +361,11 @@ def drop_instructions(
         parse_message: Parses a message of the list's wire.
     """
     divided: list[Message] = []
-    for record, parts in divide_each((), messages, client):
+    for record, parts in divide_messages((), messages, client):
         records = [replace(parse_message(raw), instruction=instruction) for raw, instruction in parts]
         source = SourceMessage(record.raw, len(parts)) if len(parts) > 1 else None
         divided += [replace(each, source=source) for each in records] or [record]
-    return tuple(each for each in unmark_pasted(divided) if each.instruction is None)
+    return tuple(each for each in unmark_pasted_instructions(divided) if each.instruction is None)
 
 
 def _read_content(raw: bytes) -> str | list[Any]:
@@ -374,17 +380,17 @@ def _read_content(raw: bytes) -> str | list[Any]:
 
 def _read_text(part: object) -> str:
     """Returns the text of a part; empty if the part is not text."""
-    if not isinstance(part, Mapping) or part.get("type", "text") not in _TEXTS:
+    if not isinstance(part, Mapping) or part.get("type", "text") not in _TEXT_KINDS:
         return ""
     text = part.get("text")
     return text if isinstance(text, str) else ""
 
 
-def _find_instruction(text: str, client: str, *, is_first: bool) -> Instruction | None:
+def _find_instruction(text: str, client: str, *, is_before_first_answer: bool) -> Instruction | None:
     form = find_form(client, text)
-    if form is None or (form.is_first and not is_first):
+    if form is None or (form.is_before_first_answer and not is_before_first_answer):
         return None
-    paths = form.path.findall(text) if form.path else []
+    paths = form.path_pattern.findall(text) if form.path_pattern else []
     path = " ".join(paths) if form.kind == ENVIRONMENT else "".join(paths[:1])
     return Instruction(client, form.kind, path.strip()[:MAX_PATH_CHARACTERS])
 
@@ -404,7 +410,7 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
         yield b"".join((raw[: place.start], b"[", part_bytes, b"]", raw[place.stop :])), kind
 
 
-def unmark_pasted(messages: Sequence[Message]) -> tuple[Message, ...]:
+def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Returns the list without the marks of instructions on texts that the user has pasted.
 
     In this function, a turn is the messages between two answers. If a turn holds instructions but no words of
@@ -414,7 +420,9 @@ def unmark_pasted(messages: Sequence[Message]) -> tuple[Message, ...]:
     unmarked = list(messages)
     start = 0
     for stop in range(len(unmarked) + 1):
-        if stop < len(unmarked) and not (unmarked[stop].role == "assistant" or unmarked[stop].answers):
+        if stop < len(unmarked) and not (
+            unmarked[stop].role == "assistant" or unmarked[stop].answered_call_ids
+        ):
             continue
         turn = [k for k in range(start, stop) if not unmarked[k].is_privileged]
         reply = unmarked[stop].text if stop < len(unmarked) else ""
@@ -439,14 +447,14 @@ def _is_user_text(record: Message) -> bool:
 
 
 def _has_client_reply(record: Message, reply: str) -> bool:
-    """Returns whether `reply` is the reply that the client itself adds after a message with this form."""
+    """Returns whether `reply` is what the client itself adds after a message with this form."""
     if record.instruction is None:
         return False
     form = find_form(record.instruction.client, record.text)
-    return form is not None and bool(form.reply) and reply.strip() == form.reply
+    return form is not None and bool(form.client_reply) and reply.strip() == form.client_reply
 
 
-def join_sources(messages: Sequence[Message]) -> Sequence[Message]:
+def rejoin_divided_messages(messages: Sequence[Message]) -> Sequence[Message]:
     """Returns the list with divided messages joined again. A message that lost a part stays divided."""
     if not any(each.source for each in messages):
         return messages
@@ -461,7 +469,7 @@ def join_sources(messages: Sequence[Message]) -> Sequence[Message]:
         count = 1
         while index + count < len(messages) and messages[index + count].source is source:
             count += 1
-        if count == source.parts:
+        if count == source.part_count:
             joined.append(replace(messages[index], raw=source.raw, source=None))
         else:
             joined += messages[index : index + count]

@@ -7,14 +7,14 @@ of the chunks in which the stream arrives. Comments and fields other than `data`
 import re
 from typing import Final
 
-DONE: Final = b"[DONE]"
+DONE_DATA: Final = b"[DONE]"
 # A larger event is returned in parts, as if each part were an event. Then its data cannot be read.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
 # Matches the end of an event: two line ends. A CR at the very end of the bytes does not count as the second
 # line end, because an LF that belongs to it may follow.
 _BORDER: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r(?=.))", re.DOTALL)
-_USUAL: Final = b"\n\n"
+_USUAL_BORDER: Final = b"\n\n"
 _LONGEST_BORDER: Final = 4
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _LINE: Final = re.compile(rb"[^\r\n]*(?>\r\n|\n|\r|\Z)")
@@ -24,35 +24,35 @@ _DATA: Final = b"data:"
 class EventSplitter:
     """Splits a stream into events. Each event keeps its own bytes and the blank line after it."""
 
-    __slots__ = ("_held", "_looked")
+    __slots__ = ("_buffer", "_search_start")
 
     def __init__(self) -> None:
-        self._held = bytearray()
-        self._looked = 0
+        self._buffer = bytearray()
+        self._search_start = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Returns the events that this chunk completes, in order."""
-        if not self._held and chunk.endswith(_USUAL) and b"\r" not in chunk:  # the usual case
-            *events, rest = chunk.split(_USUAL)
+        if not self._buffer and chunk.endswith(_USUAL_BORDER) and b"\r" not in chunk:  # the usual case
+            *events, rest = chunk.split(_USUAL_BORDER)
             if not rest:
-                return [each + _USUAL for each in events]
-        self._held += chunk
+                return [each + _USUAL_BORDER for each in events]
+        self._buffer += chunk
         whole_events: list[bytes] = []
         start = 0
-        while border := _BORDER.search(self._held, max(start, self._looked)):
-            whole_events.append(bytes(self._held[start : border.end()]))
+        while border := _BORDER.search(self._buffer, max(start, self._search_start)):
+            whole_events.append(bytes(self._buffer[start : border.end()]))
             start = border.end()
-        if len(self._held) - start > MAX_EVENT_BYTES:
-            whole_events.append(bytes(self._held[start:]))
-            start = len(self._held)
+        if len(self._buffer) - start > MAX_EVENT_BYTES:
+            whole_events.append(bytes(self._buffer[start:]))
+            start = len(self._buffer)
         if start:
-            self._held = self._held[start:]
-        self._looked = max(0, len(self._held) - _LONGEST_BORDER + 1)
+            self._buffer = self._buffer[start:]
+        self._search_start = max(0, len(self._buffer) - _LONGEST_BORDER + 1)
         return whole_events
 
     def flush_rest(self) -> bytes:
         """Returns the bytes after the last complete event. To be called when the stream has ended."""
-        rest, self._held, self._looked = bytes(self._held), bytearray(), 0
+        rest, self._buffer, self._search_start = bytes(self._buffer), bytearray(), 0
         return rest
 
 

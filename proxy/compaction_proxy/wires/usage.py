@@ -15,10 +15,10 @@ import msgspec
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.wire import TokenUsage
 
-_KEEP_BYTES: Final = 65_536
+_MAX_KEPT_BYTES: Final = 65_536
 _MAX_INFLATED_BYTES: Final = 32 * 1024 * 1024
 _INFLATE_STEP_BYTES: Final = 4096  # few, because deflate may expand data a thousand times
-_TOO_MANY_TOKENS: Final = 10**9
+_IMPLAUSIBLE_TOKENS: Final = 10**9
 _MAX_CANDIDATES: Final = 8
 
 _LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
@@ -73,7 +73,7 @@ def as_token_count(value: object) -> int | None:
     """Returns the value if it can be a number of tokens, else None."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
-    return value if 0 <= value < _TOO_MANY_TOKENS else None
+    return value if 0 <= value < _IMPLAUSIBLE_TOKENS else None
 
 
 def build_usage(prompt: object, completion: object, cached: object, reason: str = "") -> TokenUsage | None:
@@ -164,26 +164,26 @@ class UsageTap:
             None.
     """
 
-    __slots__ = ("_head", "_head_bytes", "_inflater", "_seen", "_stream", "_tail", "_telling")
+    __slots__ = ("_head", "_head_bytes", "_inflater", "_is_stream", "_parser", "_seen_bytes", "_tail")
 
     def __init__(self, parser: UsageParser, content_type: str, content_encoding: str = "") -> None:
-        self._telling = parser
-        self._stream = content_type.strip().lower().startswith("text/event-stream")
-        self._head_bytes = parser.head_bytes if self._stream else _KEEP_BYTES
+        self._parser = parser
+        self._is_stream = content_type.strip().lower().startswith("text/event-stream")
+        self._head_bytes = parser.head_bytes if self._is_stream else _MAX_KEPT_BYTES
         plain = content_encoding.strip().lower() in IDENTITY
         self._inflater = None if plain else Inflater(content_encoding, _MAX_INFLATED_BYTES)
         self._head = bytearray()
         self._tail = bytearray()
-        self._seen = 0
+        self._seen_bytes = 0
 
     def feed(self, chunk: bytes) -> None:
         """Records the next bytes as sent. Never fails, and only copies or decompresses the bytes."""
         if self._inflater is None:
-            if self._seen >= self._head_bytes:  # the usual case for streams, without another call
-                self._seen += len(chunk)
+            if self._seen_bytes >= self._head_bytes:  # the usual case for streams, without another call
+                self._seen_bytes += len(chunk)
                 self._tail += chunk
-                if len(self._tail) > _KEEP_BYTES:
-                    del self._tail[:-_KEEP_BYTES]
+                if len(self._tail) > _MAX_KEPT_BYTES:
+                    del self._tail[:-_MAX_KEPT_BYTES]
             else:
                 self._buffer_bytes(chunk)
             return
@@ -191,25 +191,25 @@ class UsageTap:
             self._buffer_bytes(self._inflater.feed(chunk[start : start + _INFLATE_STEP_BYTES]))
 
     def _buffer_bytes(self, data: bytes) -> None:
-        self._seen += len(data)
+        self._seen_bytes += len(data)
         room = self._head_bytes - len(self._head)
         if room > 0:
             self._head += data[:room]
             data = data[room:]
-        self._tail += data[-_KEEP_BYTES:]
-        if len(self._tail) > _KEEP_BYTES:
-            del self._tail[:-_KEEP_BYTES]
+        self._tail += data[-_MAX_KEPT_BYTES:]
+        if len(self._tail) > _MAX_KEPT_BYTES:
+            del self._tail[:-_MAX_KEPT_BYTES]
 
     def result(self) -> TokenUsage | None:
         """Returns the usage; None if the response has no credible counts.
 
         To be called when the response has ended or was cut off.
         """
-        if self._inflater is not None and self._inflater.failed:
+        if self._inflater is not None and self._inflater.has_failed:
             return None
-        parser, head, tail = self._telling, bytes(self._head), bytes(self._tail)
-        whole = self._seen == len(head) + len(tail)
-        if self._stream:
+        parser, head, tail = self._parser, bytes(self._head), bytes(self._tail)
+        whole = self._seen_bytes == len(head) + len(tail)
+        if self._is_stream:
             return parser.parse_stream(head, head + tail if whole else tail, whole)
         if whole:
             return parser.parse_body(head + tail)

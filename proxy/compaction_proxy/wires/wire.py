@@ -20,16 +20,16 @@ class MemberNames(NamedTuple):
 
     Attributes:
         messages: The member that holds the conversation.
-        output: Members that limit the output, in tokens. The first one with a limit counts.
-        prompt: Members other than the conversation that count as prompt tokens.
+        output_limits: Members that limit the output, in tokens. The first one with a limit counts.
+        prompt_members: Members other than the conversation that count as prompt tokens.
         skip_indicators: Members that tell whether the body must be left unchanged (`Wire.find_skip_reason`).
         thinking_budgets: Pairs of a member and the key in it that holds a thinking budget, in tokens. The
             output limit must exceed this budget.
     """
 
     messages: str
-    output: tuple[str, ...]
-    prompt: tuple[str, ...]
+    output_limits: tuple[str, ...]
+    prompt_members: tuple[str, ...]
     skip_indicators: tuple[str, ...] = ()
     thinking_budgets: tuple[tuple[str, str], ...] = ()
 
@@ -40,12 +40,12 @@ class UncountedMessage(NamedTuple):
     Attributes:
         record: The message's core record, without digest and tokens.
         digest: The message's digest.
-        part_tokens: An estimate of the tokens of all parts that are not text. It is not calibrated.
+        nontext_tokens: An estimate of the tokens of all parts that are not text. It is not calibrated.
     """
 
     record: Message
     digest: bytes
-    part_tokens: int
+    nontext_tokens: int
 
 
 class TokenUsage(NamedTuple):
@@ -78,7 +78,7 @@ class AdaptedMessages(NamedTuple):
     members: Mapping[str, bytes] = MappingProxyType({})
 
 
-def _drop_nothing(_: bytes, __: bytes) -> None:
+def _never_drop_content(_: bytes, __: bytes) -> None:
     return None
 
 
@@ -86,7 +86,7 @@ def _keep_messages(_: bytes, messages: Sequence[Message]) -> AdaptedMessages:
     return AdaptedMessages(messages)
 
 
-class Tap(Protocol):
+class ResponseTap(Protocol):
     """Reads the token usage in one response body as it passes, without delaying or changing a byte."""
 
     def feed(self, chunk: bytes) -> None:
@@ -102,7 +102,7 @@ class Tap(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CallFormat:
+class SummaryCallFormat:
     """The format of the proxy's own summary calls on a wire.
 
     Attributes:
@@ -131,14 +131,14 @@ class ToolSupport(NamedTuple):
 
     Attributes:
         raw: The body.
-        places: The positions of the body's members, by name.
+        member_slices: The positions of the body's members, by name.
         has_tools: Whether the client's body already has tools.
         can_add_tool: Whether the proxy can add its tool to the body, and answer the model's calls of the
             tool.
     """
 
     raw: bytes
-    places: Mapping[str, Slice]
+    member_slices: Mapping[str, Slice]
     has_tools: bool
     can_add_tool: bool
 
@@ -156,10 +156,10 @@ class StreamJoiner(Protocol):
     """Joins one or more upstream streams into one stream for the client. Hides calls of the search tool.
 
     Attributes:
-        done: Whether the upstream has signalled the end of the current answer.
+        is_done: Whether the upstream has signalled the end of the current answer.
     """
 
-    done: bool
+    is_done: bool
 
     @property
     def buffered_bytes(self) -> int:
@@ -226,7 +226,7 @@ class AnswerJoiner(Protocol):
         ...
 
 
-def _binds_nothing(_: Sequence[Mapping[str, Any]]) -> bool:
+def _never_requires_same_tools(_: Sequence[Mapping[str, Any]]) -> bool:
     return False
 
 
@@ -237,8 +237,8 @@ class SearchTool:
     With this tool, a model searches the messages that compactions have removed.
 
     Attributes:
-        json: The tool's definition as JSON.
-        inspect_tools: Tells whether a tool of a given name can be added to a body. Raises
+        definition_json: The tool's definition as JSON.
+        inspect_tool_support: Tells whether a tool of a given name can be added to a body. Raises
             `UnreadableBodyError` if the body is not a request.
         forbid_calls: Returns a body with a tool choice that forbids all calls. In the given body, the tool
             choice is absent or null.
@@ -246,23 +246,23 @@ class SearchTool:
             `UnreadableBodyError` if the body has no messages.
         build_turn: Builds the elements to add to the next request: the message that the joiner returned, and
             the results of its calls, in order.
-        open_stream: Returns a new joiner for streams, given the tool's name.
-        open_answer: Returns a new joiner for answers that are not streams, given the tool's name.
-        binds_tools: Tells whether a provider accepts these elements only in a request that has the same tools
-            as the request that they answer.
+        open_stream_joiner: Returns a new joiner for streams, given the tool's name.
+        open_answer_joiner: Returns a new joiner for answers that are not streams, given the tool's name.
+        requires_same_tools: Tells whether a provider accepts these elements only in a request that has the
+            same tools as the request that they answer.
     """
 
-    json: bytes
-    inspect_tools: Callable[[bytes, str], ToolSupport]
+    definition_json: bytes
+    inspect_tool_support: Callable[[bytes, str], ToolSupport]
     forbid_calls: Callable[[bytes], bytes]
     continue_request: Callable[[bytes, Sequence[Mapping[str, Any]]], bytes]
     build_turn: Callable[[dict[str, Any], Iterable[str]], list[dict[str, Any]]]
-    open_stream: Callable[[str], StreamJoiner]
-    open_answer: Callable[[str], AnswerJoiner]
-    binds_tools: Callable[[Sequence[Mapping[str, Any]]], bool] = _binds_nothing
+    open_stream_joiner: Callable[[str], StreamJoiner]
+    open_answer_joiner: Callable[[str], AnswerJoiner]
+    requires_same_tools: Callable[[Sequence[Mapping[str, Any]]], bool] = _never_requires_same_tools
 
 
-def _regroups_nothing(_: tuple[bytes, ...]) -> bool:
+def _never_regroups_previous(_: tuple[bytes, ...]) -> bool:
     return False
 
 
@@ -284,12 +284,12 @@ class Wire:
             if the proxy cannot handle the value.
         find_skip_reason: Returns why a body with these members (`member_names.skip_indicators`, by name) must
             stay unchanged; empty if it may change.
-        to_pieces: Groups the elements into pieces.
-        may_continue: Tells whether a list that ends in this element may continue within the same piece.
+        group_into_pieces: Groups the elements into pieces.
+        may_continue_piece: Tells whether a list that ends in this element may continue within the same piece.
         parse_uncounted: Parses a piece into its record and the tokens of its parts that are not text, for a
             given model. Raises `UnreadableBodyError`.
-        estimate_part_tokens: Estimates the tokens of a piece's parts that are not text, for a given model; 0
-            if the bytes are not a piece.
+        estimate_nontext_tokens: Estimates the tokens of a piece's parts that are not text, for a given model;
+            0 if the bytes are not a piece.
         parse_message: Parses a piece into its record with its digest. Raises `UnreadableBodyError`.
         encode_message: Encodes a record of a message that the proxy has written itself as a piece.
         attach_parts: Returns such a record with those parts of a client's record added that are not text. The
@@ -298,21 +298,21 @@ class Wire:
             is missing, and names the message by its handle. The same record is returned if the result would
             not be shorter.
         join_messages: Encodes a list of records as the text between the brackets of the array.
-        call_format: The format of the proxy's own summary calls.
+        summary_call_format: The format of the proxy's own summary calls.
         open_tap: Returns a new reader of the usage in one answer, given its content type and content
             encoding.
-        may_hold_back: Tells whether the first bytes of a stream may be held back, because they hold no part
-            of the answer and an error may follow. Callers ask again with more bytes as long as the result is
-            True.
+        may_hold_back_stream: Tells whether the first bytes of a stream may be held back, because they hold no
+            part of the answer and an error may follow. Callers ask again with more bytes as long as the
+            result is True.
         encode_error: Encodes an error of the proxy as a body in this wire's shape.
-        key_field: The header field in which providers expect the proxy's own key. Empty means the field in
-            which the client sends its key.
+        api_key_header: The header field in which providers expect the proxy's own key. Empty means the field
+            in which the client sends its key.
         regroups_previous: Tells whether new elements change how the elements before them form pieces.
         adapt_for_provider: Adapts the list of messages that replaces the list in a client's body, so that the
             provider accepts it.
         search_tool: The search of removed messages. None means that the wire does not offer it.
-        drop_refused: Returns a body without the content that the provider has refused, given the error's
-            body; None if nothing can be left out.
+        drop_refused_content: Returns a body without the content that the provider has refused, given the
+            error's body; None if nothing can be left out.
     """
 
     name: str
@@ -321,21 +321,21 @@ class Wire:
     member_names: MemberNames
     parse_items: Callable[[memoryview], tuple[bytes, ...]]
     find_skip_reason: Callable[[Mapping[str, bytes]], str]
-    to_pieces: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
-    may_continue: Callable[[bytes], bool]
+    group_into_pieces: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
+    may_continue_piece: Callable[[bytes], bool]
     parse_uncounted: Callable[[bytes, str], UncountedMessage]
-    estimate_part_tokens: Callable[[bytes, str], int]
+    estimate_nontext_tokens: Callable[[bytes, str], int]
     parse_message: Callable[[bytes], Message]
     encode_message: Callable[[Message], bytes]
     attach_parts: Callable[[Message, Message], Message]
     shorten_message: Callable[[Message, float, str], Message]
     join_messages: Callable[[Sequence[Message]], bytes]
-    call_format: CallFormat
-    open_tap: Callable[[str, str], Tap]
-    may_hold_back: Callable[[bytes], bool]
+    summary_call_format: SummaryCallFormat
+    open_tap: Callable[[str, str], ResponseTap]
+    may_hold_back_stream: Callable[[bytes], bool]
     encode_error: Callable[[ClientFacingError], bytes]
-    key_field: bytes = b""
-    regroups_previous: Callable[[tuple[bytes, ...]], bool] = _regroups_nothing
+    api_key_header: bytes = b""
+    regroups_previous: Callable[[tuple[bytes, ...]], bool] = _never_regroups_previous
     adapt_for_provider: Callable[[bytes, Sequence[Message]], AdaptedMessages] = _keep_messages
-    drop_refused: Callable[[bytes, bytes], bytes | None] = _drop_nothing
+    drop_refused_content: Callable[[bytes, bytes], bytes | None] = _never_drop_content
     search_tool: SearchTool | None = None

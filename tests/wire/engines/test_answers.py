@@ -368,7 +368,7 @@ def test_however_an_answer_is_sliced_its_parts_are_the_same(name: str, data: st.
     whole, body, _ = WHOLE[name]
     cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)))))
     parser = ResponseParser()
-    parser.expect_response(bodiless=False)
+    parser.expect_response(is_bodiless=False)
     for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
         assert parser.feed_data(memoryview(whole[start:stop]))
-    assert (parser.status, b"".join(parser.body), parser.whole) == (200, body, True)
+    assert (parser.status, b"".join(parser.body), parser.is_complete) == (200, body, True)

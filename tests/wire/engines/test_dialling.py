@@ -196,7 +196,7 @@ async def test_an_origin_that_acts_before_it_is_asked_breaks_nothing(
     port = server.sockets[0].getsockname()[1]
     proxy = await asyncio.start_server(forward, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-    for proxies in (ProxySettings(), ProxySettings({"https": url}, loopback=True)):
+    for proxies in (ProxySettings(), ProxySettings({"https": url}, is_loopback_proxied=True)):
         with contextlib.suppress(httpx.TransportError):  # or an answer of 408
             sender = engine(proxies=proxies)
             await (await sender.send(ask(port, origin=f"https://localhost:{port}"))).aclose()

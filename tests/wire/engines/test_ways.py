@@ -107,7 +107,7 @@ async def test_https_goes_through_a_tunnel(
     server, port = await serve(answering, certificate)
     proxy, proxy_port = await serve(forward, certificate if proxy_tls else None)
     url = f"http{'s' if proxy_tls else ''}://u:p%40s@localhost:{proxy_port}"
-    sender = engine(proxies=ProxySettings({"https": url}, loopback=True))
+    sender = engine(proxies=ProxySettings({"https": url}, is_loopback_proxied=True))
     for body, answer in ((b"", b"ok"), (b"x" * 200_000, b"x" * 200_000)):
         response = await sender.send(ask(port, body, origin=f"https://localhost:{port}"))
         assert await whole(response) == answer

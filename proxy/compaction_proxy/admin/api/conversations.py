@@ -32,7 +32,7 @@ from compaction_proxy.admin.api.schemas import (
     to_pins,
     to_round,
 )
-from compaction_proxy.admin.queries import MAX_LOOKED_AT, Sort
+from compaction_proxy.admin.queries import MAX_SCANNED, Sort
 from compaction_proxy.recall.search import MAX_HITS
 
 router = create_router()
@@ -41,19 +41,19 @@ router = create_router()
 MAX_QUERY_CHARACTERS = 1_000
 MAX_RANGE_CHARACTERS = 20
 
-Limit = Annotated[int, Query(ge=1, le=MAX_HITS)]
-Words = Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)]
-Lines = Annotated[str, Query(max_length=MAX_RANGE_CHARACTERS)]
+HitLimit = Annotated[int, Query(ge=1, le=MAX_HITS)]
+SearchQuery = Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)]
+LineRange = Annotated[str, Query(max_length=MAX_RANGE_CHARACTERS)]
 Scope = Literal["conversation", "tenant"]
-Many = Annotated[int, Query(ge=1, le=MAX_LOOKED_AT)]
+ListLimit = Annotated[int, Query(ge=1, le=MAX_SCANNED)]
 
 
 @router.get("/conversations", response_model=schemas.Conversations)
 async def _listed(
-    queries: QueriesDependency, limit: Many = 100, q: Words = "", sort: Sort = "last"
+    queries: QueriesDependency, limit: ListLimit = 100, q: SearchQuery = "", sort: Sort = "last"
 ) -> Response:
     """List conversations in the order of `sort`, largest first. `q` filters by a part of the id or model."""
-    found = await queries.list_conversations(limit, q=q, sort=sort)
+    found = await queries.list_conversations(limit, text=q, sort=sort)
     return build_json_response(
         {"conversations": [asdict(schemas.to_conversation_row(each)) for each in found]}
     )
@@ -75,7 +75,7 @@ async def _forget(conversation: str, commands: CommandsDependency) -> Response:
 @router.delete("/conversations/{conversation}/tenant", response_model=Forgotten)
 async def _forget_tenant(conversation: str, commands: CommandsDependency) -> Response:
     """Delete everything that is stored about the tenant to which a conversation belongs."""
-    return build_json_response(asdict(Forgotten(await commands.forget_tenant(conversation))))
+    return build_json_response(asdict(Forgotten(await commands.forget_owning_tenant(conversation))))
 
 
 @router.get("/conversations/{conversation}/export", response_model=Export)
@@ -96,7 +96,7 @@ async def _events(conversation: str, commands: CommandsDependency) -> Response:
 
 
 @router.get("/conversations/{conversation}/exchanges", response_model=schemas.Exchanges)
-async def _exchanges(conversation: str, queries: QueriesDependency, limit: Many = 500) -> Response:
+async def _exchanges(conversation: str, queries: QueriesDependency, limit: ListLimit = 500) -> Response:
     """List the newest exchanges (requests and their responses) of a conversation, oldest first."""
     found = await queries.list_exchanges(conversation, limit)
     return build_json_response({"exchanges": [schemas.to_exchange_line(each) for each in found]})
@@ -122,9 +122,9 @@ async def _compaction(conversation: str, place: str, queries: QueriesDependency)
 @router.get("/conversations/{conversation}/search", response_model=Hits)
 async def _search(
     conversation: str,
-    q: Words,
+    q: SearchQuery,
     commands: CommandsDependency,
-    limit: Limit = 20,
+    limit: HitLimit = 20,
     scope: Scope = "conversation",
 ) -> Response:
     """Search the messages that compactions have removed. The best matches come first.
@@ -137,7 +137,7 @@ async def _search(
 
 @router.get("/conversations/{conversation}/messages/{message}", response_model=ArchivedMessage)
 async def _message(
-    conversation: str, message: str, commands: CommandsDependency, lines: Lines = ""
+    conversation: str, message: str, commands: CommandsDependency, lines: LineRange = ""
 ) -> Response:
     """Get a message that a compaction has removed, or only some of its lines.
 

@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 
 from compaction_proxy.admin.api import schemas
 from compaction_proxy.admin.api.routing import QueriesDependency, build_json_response, create_router, get_api
-from compaction_proxy.admin.queries import MAX_LOOKED_AT
+from compaction_proxy.admin.queries import MAX_SCANNED
 from compaction_proxy.telemetry.live_feed import FeedItem
 
 # Interval of heartbeats on a stream without events, in seconds. Without them, proxies or load balancers on
@@ -22,14 +22,14 @@ MAX_ID_CHARACTERS = 64
 STREAM_OPENING = b": here begins what happens from now on\n\n"
 HEARTBEAT = b": nothing new\n\n"
 
-Many = Annotated[int, Query(ge=1, le=MAX_LOOKED_AT)]
+ListLimit = Annotated[int, Query(ge=1, le=MAX_SCANNED)]
 LastId = Annotated[str, Header(max_length=MAX_ID_CHARACTERS)]
 
 router = create_router()
 
 
 @router.get("/events", response_model=schemas.FedEvents)
-async def _recent(queries: QueriesDependency, limit: Many = 100, *, failures: bool = False) -> Response:
+async def _recent(queries: QueriesDependency, limit: ListLimit = 100, *, failures: bool = False) -> Response:
     """List the latest events of all conversations, newest first. With `failures`, list only failures."""
     found = await queries.list_recent_items(limit, failures=failures)
     return build_json_response({"events": [schemas.to_fed_event(each) for each in found]})
@@ -48,7 +48,7 @@ async def _stream(
     The type is `compaction` (any event of a conversation), `exchange`, or `lost` (the client was too slow,
     and missed some).
     """
-    await queries.require_store()
+    await queries.check_store()
     body = stream_events(queries.follow_feed(last_event_id or None), get_api(request).is_stopping)
     return StreamingResponse(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
 

@@ -14,14 +14,14 @@ from typing import Any, Literal
 from fastapi.responses import StreamingResponse
 
 from compaction_proxy.admin.api import schemas
-from compaction_proxy.admin.api.routing import QueriesDependency, Time, create_router, parse_time
+from compaction_proxy.admin.api.routing import QueriesDependency, TimeParameter, create_router, parse_time
 from compaction_proxy.admin.queries import ConversationQueries
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.telemetry.counters import COUNTS
-from compaction_proxy.telemetry.live_feed import HIDDEN
-from compaction_proxy.telemetry.statistics import By
+from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS
+from compaction_proxy.telemetry.statistics import Grouping
 from compaction_proxy.telemetry.totals import DOLLARS
 
 # Spreadsheet programs treat a cell that begins with one of these characters as a formula.
@@ -55,12 +55,12 @@ router = create_router()
     response_class=StreamingResponse,
     responses={200: {"content": {"application/json": {}}}},
 )
-async def _json(queries: QueriesDependency, since: Time = "30d") -> StreamingResponse:
+async def _json(queries: QueriesDependency, since: TimeParameter = "30d") -> StreamingResponse:
     """Export the 1,000 most recently used conversations, and the daily statistics since `since`.
 
     Each conversation has its exchanges and events.
     """
-    await queries.require_store()
+    await queries.check_store()
     start = parse_time(since, queries.now())
     return _build_attachment(_stream_json(queries, start), "application/json", "compaction.json")
 
@@ -69,14 +69,14 @@ async def _json(queries: QueriesDependency, since: Time = "30d") -> StreamingRes
 async def _csv(
     queries: QueriesDependency,
     of: Literal["exchanges", "stats"] = "exchanges",
-    since: Time = "30d",
-    by: By = "day",
+    since: TimeParameter = "30d",
+    by: Grouping = "day",
 ) -> StreamingResponse:
     """Export one line per exchange since `since`, or with `of=stats` one line per row of the statistics.
 
     The exchanges are those of the 1,000 most recently used conversations.
     """
-    await queries.require_store()
+    await queries.check_store()
     start = parse_time(since, queries.now())
     columns = EXCHANGE_COLUMNS if of == "exchanges" else STATS_COLUMNS
     rows = (
@@ -111,7 +111,7 @@ async def _stream_json(queries: ConversationQueries, since: float) -> AsyncItera
 
 def _to_event_fields(events: Iterable[Event]) -> list[dict[str, Any]]:
     rows = (asdict(event) for event in events)
-    return [{name: value for name, value in each.items() if name not in HIDDEN} for each in rows]
+    return [{name: value for name, value in each.items() if name not in HIDDEN_FIELDS} for each in rows]
 
 
 async def _stream_exchange_rows(
@@ -125,7 +125,7 @@ async def _stream_exchange_rows(
 
 
 async def _stream_statistics_rows(
-    queries: ConversationQueries, since: float, by: By
+    queries: ConversationQueries, since: float, by: Grouping
 ) -> AsyncIterator[Mapping[str, Any]]:
     summed = await queries.get_statistics(since, queries.now(), by)
     for row in summed.rows:

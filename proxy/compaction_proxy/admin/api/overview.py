@@ -12,14 +12,14 @@ from compaction_proxy.admin.api.routing import (
     AdminSettings,
     QueriesDependency,
     SettingsDependency,
-    Time,
+    TimeParameter,
     build_json_response,
     create_router,
     parse_time,
 )
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
-from compaction_proxy.telemetry.statistics import By
+from compaction_proxy.telemetry.statistics import Grouping
 
 # Shown as the origin of a configuration value if the origin is not known.
 UNKNOWN = "unknown"
@@ -53,7 +53,10 @@ class Configuration:
 
 @router.get("/stats", response_model=schemas.Stats)
 async def _stats(
-    queries: QueriesDependency, since: Time = "7d", until: Time = "0m", by: By = "total"
+    queries: QueriesDependency,
+    since: TimeParameter = "7d",
+    until: TimeParameter = "0m",
+    by: Grouping = "total",
 ) -> Response:
     """Get the sums of all exchanges, in the whole hours that overlap the time from `since` to `until`."""
     now = queries.now()
@@ -64,7 +67,9 @@ async def _stats(
 
 
 @router.get("/upstream-failures", response_model=schemas.UpstreamFailureList)
-async def _upstream_failures(queries: QueriesDependency, since: Time = "24h", until: Time = "0m") -> Response:
+async def _upstream_failures(
+    queries: QueriesDependency, since: TimeParameter = "24h", until: TimeParameter = "0m"
+) -> Response:
     """List the failures of upstreams by target and cause, in the hours from `since` to `until`."""
     now = queries.now()
     start, stop = parse_time(since, now), parse_time(until, now)

@@ -26,10 +26,10 @@ from compaction_proxy.core.errors import (
 )
 
 _UNITS_S = {"m": 60, "h": 3_600, "d": 86_400}
-PATTERN = r"^(?:[0-9]{1,6}[mhd]|[0-9]{1,11}(?:\.[0-9]{1,6})?)$"
+TIME_PATTERN = r"^(?:[0-9]{1,6}[mhd]|[0-9]{1,11}(?:\.[0-9]{1,6})?)$"
 _AGO = re.compile(r"([0-9]+)([mhd])")
 
-Time = Annotated[str, Query(pattern=PATTERN)]
+TimeParameter = Annotated[str, Query(pattern=TIME_PATTERN)]
 
 
 def parse_time(text: str, now: float) -> float:
@@ -38,7 +38,7 @@ def parse_time(text: str, now: float) -> float:
     return float(text) if ago is None else now - int(ago[1]) * _UNITS_S[ago[2]]
 
 
-PATH = "/admin/v1"
+API_PATH = "/admin/v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def create_router() -> APIRouter:
 
     The router only describes the admin key in the OpenAPI document. `admin.auth` checks the key.
     """
-    return APIRouter(prefix=PATH, dependencies=[Depends(HTTPBearer(auto_error=False))])
+    return APIRouter(prefix=API_PATH, dependencies=[Depends(HTTPBearer(auto_error=False))])
 
 
 def build_json_response(content: Mapping[str, Any], status: int = 200) -> Response:
@@ -167,4 +167,4 @@ def install_api(app: FastAPI, api: AdminApi, base_path: str, routers: Iterable[A
     app.add_exception_handler(StoreUnavailableError, _respond_store_unavailable)
     app.add_exception_handler(SearchUnavailableError, _respond_search_unavailable)
     app.add_middleware(BodyLimitMiddleware, path=f"{base_path}/admin")
-    app.add_middleware(AccessMiddleware, access=api.access_policy, path=f"{base_path}/admin")
+    app.add_middleware(AccessMiddleware, policy=api.access_policy, path=f"{base_path}/admin")

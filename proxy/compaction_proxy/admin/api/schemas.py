@@ -20,7 +20,7 @@ from compaction_proxy.core.search_tool import parse_line_range, split_lines
 from compaction_proxy.recall.round_detail import RoundDetail
 from compaction_proxy.recall.search import Hit, RecalledMessage
 from compaction_proxy.telemetry.counters import COUNTS, ExchangeCounters
-from compaction_proxy.telemetry.live_feed import HIDDEN, FeedItem
+from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
 from compaction_proxy.telemetry.statistics import StatisticsRow
 from compaction_proxy.telemetry.totals import DOLLARS, Totals
 from compaction_proxy.telemetry.usage import StoredExchange
@@ -180,15 +180,15 @@ class Models:
     models: tuple[ModelRow, ...]
 
 
-def _make_schema(name: str, about: str, members: Mapping[str, Any]) -> type:
+def _make_schema(name: str, description: str, members: Mapping[str, Any]) -> type:
     schema = make_dataclass(name, [(each, kind, field()) for each, kind in members.items()], frozen=True)
-    schema.__doc__ = about
+    schema.__doc__ = description
     return schema
 
 
 _EVENT = {each.name: each.type for each in fields(Event)}
 _COMPACTION = {**_EVENT, "undone": bool, "pays_back_after": float | None}
-_FED = {name: kind for name, kind in _EVENT.items() if name not in HIDDEN}
+_FED = {name: kind for name, kind in _EVENT.items() if name not in HIDDEN_FIELDS}
 _COUNTED: dict[str, Any] = {
     **dict.fromkeys(COUNTS, int),
     "failed_open": int,
@@ -264,11 +264,13 @@ def to_compaction_line(record: CompactionRecord) -> dict[str, Any]:
     return {**asdict(record.event), "undone": record.undone, "pays_back_after": record.pays_back_after}
 
 
-def to_compaction_detail(record: CompactionRecord, found: RoundDetail) -> dict[str, Any]:
+def to_compaction_detail(record: CompactionRecord, detail: RoundDetail) -> dict[str, Any]:
     """Builds a `CompactionDetail`."""
-    removed = [asdict(Removed(each.id, each.index, each.role, each.text)) for each in found.removed]
-    prompts = [asdict(Asked(each.model, each.system, each.text)) for each in found.prompts]
-    seen = [asdict(SeenMessage(each.id, each.role, each.text, each.origin)) for each in found.seen]
+    removed = [asdict(Removed(each.id, each.index, each.role, each.text)) for each in detail.removed]
+    prompts = [asdict(Asked(each.model, each.system, each.text)) for each in detail.prompts]
+    seen = [
+        asdict(SeenMessage(each.id, each.role, each.text, each.origin)) for each in detail.visible_messages
+    ]
     return {**to_compaction_line(record), "removed": removed, "prompts": prompts, "seen": seen}
 
 
@@ -279,7 +281,7 @@ def to_fed_event(item: FeedItem) -> dict[str, Any]:
 
 def to_item_fields(item: FeedItem) -> dict[str, Any]:
     """Returns the fields of a feed item, without text of the conversation and ids of messages."""
-    return {name: value for name, value in item.fields.items() if name not in HIDDEN}
+    return {name: value for name, value in item.fields.items() if name not in HIDDEN_FIELDS}
 
 
 def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
@@ -292,14 +294,14 @@ def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
         **dollars,
         "statuses": counters.statuses,
         "overhead": counters.overhead,
-        "overhead_p50_s": counters.overhead_quantile_s(0.5),
-        "overhead_p95_s": counters.overhead_quantile_s(0.95),
+        "overhead_p50_s": counters.compute_overhead_quantile_s(0.5),
+        "overhead_p95_s": counters.compute_overhead_quantile_s(0.95),
     }
 
 
-def to_stats_row(found: StatisticsRow) -> dict[str, Any]:
+def to_stats_row(row: StatisticsRow) -> dict[str, Any]:
     """Builds a `StatsRow`."""
-    return {"of": found.label, **to_counters(found.counters)}
+    return {"of": row.label, **to_counters(row.counters)}
 
 
 def to_stats(since: float, until: float, by: str, report: StatisticsReport) -> dict[str, Any]:
@@ -552,11 +554,13 @@ def to_pins(pins: tuple[str, ...]) -> tuple[Pin, ...]:
     return tuple(Pin(build_pin_id(text), text) for text in pins)
 
 
-def to_instructions(wishes: Directives) -> tuple[ProjectInstruction, ...]:
+def to_instructions(directives: Directives) -> tuple[ProjectInstruction, ...]:
     """Builds the project instructions of a conversation, with their ids."""
     return tuple(
-        ProjectInstruction(each.id, each.client, each.kind, each.path, each.tokens, each.id in wishes.removed)
-        for each in wishes.instructions
+        ProjectInstruction(
+            each.id, each.client, each.kind, each.path, each.tokens, each.id in directives.removed
+        )
+        for each in directives.instructions
     )
 
 
@@ -577,13 +581,13 @@ def to_conversation(
     )
 
 
-def to_archived_message(found: RecalledMessage, lines: str = "") -> ArchivedMessage:
+def to_archived_message(recalled: RecalledMessage, lines: str = "") -> ArchivedMessage:
     """Builds an `ArchivedMessage` with the whole text, or only with the range `lines` of its lines.
 
     Raises:
         RequestRefusedError: `lines` is not a range, or the message has no such lines (422).
     """
-    message, archived_round = found.message, found.round
+    message, archived_round = recalled.message, recalled.round
     text, line_range = _select_lines(message.text, lines) if lines else (message.text, None)
     return ArchivedMessage(
         id=message.id,
@@ -592,7 +596,7 @@ def to_archived_message(found: RecalledMessage, lines: str = "") -> ArchivedMess
         text=text,
         round=archived_round.number,
         strategy=archived_round.strategy,
-        at=archived_round.at,
+        at=archived_round.made_at,
         conversation=archived_round.conversation,
         turn=message.turn,
         lines=line_range,

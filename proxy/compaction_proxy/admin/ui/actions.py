@@ -82,11 +82,11 @@ class ActionRoutes:
 
     Attributes:
         api: Client of the admin API.
-        pages: Templates. Redirects use their root path.
+        templates: Templates. Redirects use their root path.
     """
 
     api: InProcessAdminClient
-    pages: Templates
+    templates: Templates
 
     async def run_action(self, request: Request) -> Response:
         """Runs the action in the path: `compact`, `undo`, `bypass` or `resume` (see the admin API)."""
@@ -137,4 +137,4 @@ class ActionRoutes:
 
     def _redirect(self, path: str) -> Response:
         headers = {**HEADERS, "cache-control": "no-store"}
-        return RedirectResponse(f"{self.pages.root}{path}", _SEE_OTHER, headers)
+        return RedirectResponse(f"{self.templates.root}{path}", _SEE_OTHER, headers)

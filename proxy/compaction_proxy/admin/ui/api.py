@@ -47,11 +47,11 @@ class InProcessAdminClient:
     key: str = field(repr=False)
     base_path: str = ""
 
-    async def get(self, page: Request, *path: str, **query: str | int | None) -> Mapping[str, Any]:
+    async def get(self, page_request: Request, *path: str, **query: str | int | None) -> Mapping[str, Any]:
         """Sends a GET request and returns the JSON object in the response.
 
         Args:
-            page: Request for the page. The call has the same client address and host.
+            page_request: Request for the page. The call has the same client address and host.
             path: Path segments after `/admin/v1`, not encoded.
             query: Query parameters, not encoded. Empty ones are left out.
 
@@ -60,27 +60,27 @@ class InProcessAdminClient:
         """
         query_string = urlencode({name: value for name, value in query.items() if value not in (None, "")})
         return await asyncio.to_thread(
-            _decode_response, await self._send_request(page, "GET", path, query_string, b"")
+            _decode_response, await self._send_request(page_request, "GET", path, query_string, b"")
         )
 
     async def get_or_none(
-        self, page: Request, *path: str, **query: str | int | None
+        self, page_request: Request, *path: str, **query: str | int | None
     ) -> Mapping[str, Any] | None:
         """Does the same as `get`, but returns None if the store cannot be reached."""
         try:
-            return await self.get(page, *path, **query)
+            return await self.get(page_request, *path, **query)
         except PageError as error:
             if error.status != _STORE_UNAVAILABLE:
                 raise
             return None
 
-    async def post(self, page: Request, *path: str, body: bytes = b"") -> Mapping[str, Any]:
+    async def post(self, page_request: Request, *path: str, body: bytes = b"") -> Mapping[str, Any]:
         """Sends a POST request with a JSON body, and returns the JSON object in the response."""
-        return _decode_response(await self._send_request(page, "POST", path, "", body))
+        return _decode_response(await self._send_request(page_request, "POST", path, "", body))
 
-    async def delete(self, page: Request, *path: str) -> Mapping[str, Any]:
+    async def delete(self, page_request: Request, *path: str) -> Mapping[str, Any]:
         """Sends a DELETE request and returns the JSON object in the response."""
-        return _decode_response(await self._send_request(page, "DELETE", path, "", b""))
+        return _decode_response(await self._send_request(page_request, "DELETE", path, "", b""))
 
     async def _send_request(
         self, page: Request, method: str, path: tuple[str, ...], query: str, body: bytes

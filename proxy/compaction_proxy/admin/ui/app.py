@@ -35,7 +35,7 @@ def _build_routes(
         "/failures": page_routes.show_failures,
         "/settings": page_routes.show_settings,
         "/playground": playground.show_form,
-        "/static/{name}": page_routes.pages.serve_static,
+        "/static/{name}": page_routes.templates.serve_static,
     }
     post_routes = {
         _CONVERSATION + "/pin": action_routes.pin_text,
@@ -46,7 +46,7 @@ def _build_routes(
         _CONVERSATION + "/{action}": action_routes.run_action,
         "/playground": playground.show_results,
     }
-    root = page_routes.pages.root
+    root = page_routes.templates.root
     return [
         *(Route(root + path, answer, methods=["POST"]) for path, answer in post_routes.items()),
         *(Route(root + path, answer, methods=["GET"]) for path, answer in get_routes.items()),

@@ -48,11 +48,11 @@ def build_period_chart(
     )
 
 
-def build_requests_chart(exchanges: Sequence[Exchange], made: Sequence[RoundView] = ()) -> str:
+def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[RoundView] = ()) -> str:
     """Builds the chart of a conversation's requests: their sizes, and which ones applied a new compaction."""
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)
-    marks = _find_round_marks(exchanges, made)[first:]
+    marks = _find_round_marks(exchanges, rounds)[first:]
     return _encode_json(
         {
             "kind": "requests",
@@ -83,15 +83,15 @@ def build_strategies_chart(outcomes: Sequence[StrategyOutcomeView]) -> str:
 
 
 def _find_round_marks(
-    exchanges: Sequence[Exchange], made: Sequence[RoundView]
+    exchanges: Sequence[Exchange], rounds: Sequence[RoundView]
 ) -> list[tuple[int, str] | None]:
     """Returns, for each request, the number and the checkpoint id (`place`) of a compaction, or None.
 
     A request has a compaction here if it is the first one to which this compaction was applied. The number 0
     means that only tool results were shortened for the request.
     """
-    places = {each.event.round: each.event.place for each in made}
-    shortened = {each.event.request: each.event.place for each in made if each.event.round == 0}
+    places = {each.event.round: each.event.place for each in rounds}
+    shortened = {each.event.request: each.event.place for each in rounds if each.event.round == 0}
     last = exchanges[0].round if exchanges else None
     marks: list[tuple[int, str] | None] = []
     for each in exchanges:

@@ -27,7 +27,7 @@ SORTS = {"last": "Last request", "tokens": "Tokens", "net": "Net saved", "reques
 # Scopes of a search, with their names on the page.
 SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this tenant"}
 # Confirmations that a page shows after an action, by the value of the query parameter `done`.
-DONE = {
+ACTION_MESSAGES = {
     "compact": "The next request of this conversation will be compacted.",
     "undo": "The newest round is not applied any more.",
     "bypass": "This conversation's requests go on as they come from now on.",
@@ -45,10 +45,10 @@ RECENT_EVENTS = 10
 MAX_HITS = 50
 
 
-def _choose_value(request: Request, name: str, words: dict[str, str]) -> str:
-    """Returns the query parameter `name` if it is one of `words`, or else the first of `words`."""
+def _choose_value(request: Request, name: str, allowed: dict[str, str]) -> str:
+    """Returns the query parameter `name` if it is one of `allowed`, or else the first of `allowed`."""
     value = request.query_params.get(name, "")
-    return value if value in words else next(iter(words))
+    return value if value in allowed else next(iter(allowed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class PageRoutes:
 
     Attributes:
         api: Client of the admin API.
-        pages: Templates of the pages.
+        templates: Templates of the pages.
     """
 
     api: InProcessAdminClient
-    pages: Templates
+    templates: Templates
 
     async def show_overview(self, request: Request) -> Response:
         """Shows the savings, the traffic and the latest events."""
@@ -72,7 +72,7 @@ class PageRoutes:
             self.api.get(request, "events", limit=RECENT_EVENTS),
         )
         rows = readings.read_records(CountersView, over_time.get("rows"))
-        return await self.pages.render_page(
+        return await self.templates.render_page(
             "overview.html",
             at="overview",
             since=since,
@@ -98,7 +98,7 @@ class PageRoutes:
         """Shows the list of conversations, filtered and sorted."""
         query, sort = request.query_params.get("q", ""), _choose_value(request, "sort", SORTS)
         response = await self.api.get(request, "conversations", limit=MAX_ROWS, q=query, sort=sort)
-        return await self.pages.render_page(
+        return await self.templates.render_page(
             "conversations.html",
             at="conversations",
             rows=readings.read_records(ConversationRowView, response.get("conversations")),
@@ -106,7 +106,7 @@ class PageRoutes:
             sort=sort,
             sorts=SORTS,
             limit=MAX_ROWS,
-            done=DONE.get(request.query_params.get("done", ""), ""),
+            done=ACTION_MESSAGES.get(request.query_params.get("done", ""), ""),
             base_url=_build_base_url(request),
         )
 
@@ -120,7 +120,7 @@ class PageRoutes:
         )
         exchanges = readings.read_exchanges(requests.get("exchanges"))
         rounds = readings.read_rounds(compactions.get("compactions"))
-        return await self.pages.render_page(
+        return await self.templates.render_page(
             "conversation.html",
             at="conversations",
             seen=readings.read_conversation(name, overview),
@@ -128,7 +128,7 @@ class PageRoutes:
             latest=next((each for each in reversed(exchanges) if each.tokens_before is not None), None),
             rounds=rounds,
             chart=charts.build_requests_chart(exchanges, rounds),
-            done=DONE.get(request.query_params.get("done", ""), ""),
+            done=ACTION_MESSAGES.get(request.query_params.get("done", ""), ""),
         )
 
     async def show_compaction(self, request: Request) -> Response:
@@ -144,8 +144,8 @@ class PageRoutes:
             readings.read_records(MessageView, response.get("removed")),
             readings.read_records(MessageView, response.get("seen")),
         )
-        return await self.pages.render_page(
-            "compaction.html", at="conversations", name=name, made=made, event=made.event, shown=panes
+        return await self.templates.render_page(
+            "compaction.html", at="conversations", name=name, made=made, event=made.event, variables=panes
         )
 
     async def show_prompts(self, request: Request) -> Response:
@@ -153,7 +153,7 @@ class PageRoutes:
         name, place = request.path_params["name"], request.path_params["place"]
         response = await self.api.get(request, "conversations", name, "compactions", place)
         prompts = readings.read_records(PromptView, response.get("prompts"))
-        return await self.pages.render_page(
+        return await self.templates.render_page(
             "prompts.html", at="conversations", name=name, place=place, prompts=prompts
         )
 
@@ -167,7 +167,7 @@ class PageRoutes:
                 request, "conversations", name, "search", q=query, limit=MAX_HITS, scope=scope
             )
             hits = readings.read_records(HitView, response.get("hits"))
-        return await self.pages.render_page(
+        return await self.templates.render_page(
             "search.html",
             at="conversations",
             name=name,
@@ -184,7 +184,7 @@ class PageRoutes:
             request, "conversations", name, "messages", request.path_params["message"]
         )
         whole = request.query_params.get("whole") is not None
-        return await self.pages.render_page(
+        return await self.templates.render_page(
             "message.html",
             at="conversations",
             name=name,
@@ -199,7 +199,7 @@ class PageRoutes:
             self.api.get_or_none(request, "events", limit=MAX_EVENTS, failures="true"),
             self.api.get(request, "upstream-failures", since=since),
         )
-        return await self.pages.render_page(
+        return await self.templates.render_page(
             "failures.html",
             at="failures",
             since=since,
@@ -216,7 +216,7 @@ class PageRoutes:
             self.api.get(request, "config"), self.api.get_or_none(request, "models")
         )
         warnings = config.get("warnings")
-        return await self.pages.render_page(
+        return await self.templates.render_page(
             "settings.html",
             at="settings",
             path=str(config.get("path") or ""),
@@ -229,7 +229,7 @@ class PageRoutes:
         """Shows a page that explains an error."""
         titles = {404: "Not found", 409: "Not possible now", 413: "Too large", 503: "The store is away"}
         title = titles.get(status, "This did not work")
-        return await self.pages.render_page("trouble.html", status, at="", title=title, message=message)
+        return await self.templates.render_page("trouble.html", status, at="", title=title, message=message)
 
 
 def _build_base_url(request: Request) -> str:

@@ -40,17 +40,17 @@ _READERS: Mapping[object, Callable[[object], object]] = {
 }
 
 
-def read_record(kind: Callable[..., _T], data: object) -> _T:
+def read_record(record_class: Callable[..., _T], data: object) -> _T:
     """Reads a record from JSON fields. Fields of other than simple types keep their default."""
     given = data if isinstance(data, Mapping) else {}
-    known = {each.name: each.type for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
-    return kind(**{name: _READERS[known[name]](given[name]) for name in known.keys() & given.keys()
+    known = {each.name: each.type for each in fields(record_class)}  # type: ignore[arg-type]  # a dataclass
+    return record_class(**{name: _READERS[known[name]](given[name]) for name in known.keys() & given.keys()
                    if known[name] in _READERS})  # fmt: skip
 
 
-def read_records(kind: Callable[..., _T], data: object) -> tuple[_T, ...]:
+def read_records(record_class: Callable[..., _T], data: object) -> tuple[_T, ...]:
     """Reads the records in a list."""
-    return tuple(read_record(kind, each) for each in _read_list(data))
+    return tuple(read_record(record_class, each) for each in _read_list(data))
 
 
 def read_conversation(name: str, data: JsonFields) -> ConversationView:

@@ -72,11 +72,11 @@ class PlaygroundRoutes:
 
     Attributes:
         api: Client of the admin API, which runs the replay.
-        pages: Templates of the pages.
+        templates: Templates of the pages.
     """
 
     api: InProcessAdminClient
-    pages: Templates
+    templates: Templates
 
     async def show_form(self, request: Request) -> Response:
         """Shows the form. The query parameter `conversation` selects a stored conversation."""
@@ -107,7 +107,7 @@ class PlaygroundRoutes:
         error: PageError | None = None,
     ) -> Response:
         response = await self.api.get_or_none(request, "conversations", limit=_OFFERED_CONVERSATIONS)
-        return await self.pages.render_page(
+        return await self.templates.render_page(
             "playground.html",
             error.status if error else 200,
             at="playground",
@@ -138,7 +138,7 @@ def _parse_number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
 
 
-def _build_request_body(wanted: PlaygroundForm) -> bytes:
+def _build_request_body(form: PlaygroundForm) -> bytes:
     """Builds the request body for the admin API. Does not decode the transcript, which may have megabytes.
 
     Raises:
@@ -146,18 +146,18 @@ def _build_request_body(wanted: PlaygroundForm) -> bytes:
             conversation (422).
     """
     small: dict[str, object] = {
-        "strategies": list(wanted.strategies),
-        "trigger_tokens": wanted.trigger or None,
-        "window": wanted.window or None,
+        "strategies": list(form.strategies),
+        "trigger_tokens": form.trigger or None,
+        "window": form.window or None,
     }
-    if wanted.transcript:
-        parts = _split_transcript(wanted.transcript.encode("utf-8", "replace"))
-    elif wanted.conversation:
-        parts = {"conversation": json.dumps(wanted.conversation).encode()}
+    if form.transcript:
+        parts = _split_transcript(form.transcript.encode("utf-8", "replace"))
+    elif form.conversation:
+        parts = {"conversation": json.dumps(form.conversation).encode()}
     else:
         raise PageError(422, "Paste a transcript, or choose a conversation.")
-    if wanted.model:
-        small["model"] = wanted.model
+    if form.model:
+        small["model"] = form.model
     parts |= {name: json.dumps(value).encode() for name, value in small.items()}
     return b"{" + b",".join(json.dumps(name).encode() + b":" + value for name, value in parts.items()) + b"}"
 

@@ -35,18 +35,25 @@ def _format_code_point(match: re.Match[str]) -> str:
     return f"\N{MATHEMATICAL LEFT ANGLE BRACKET}U+{ord(match[0]):04X}\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
 
 
-def make_visible(text: str) -> str:
+def escape_misleading_characters(text: str) -> str:
     """Replaces characters that are invisible or misleading by visible text such as `⟨U+202E⟩`."""
     return _MISLEADING.sub(_format_code_point, text.replace("\r\n", "\n"))
 
 
 def finalize_value(value: object) -> object:
-    """Applies `make_visible` to a text before a template inserts it. Other values and HTML stay unchanged."""
-    return make_visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    """Applies `escape_misleading_characters` to a text before a template inserts it.
+
+    Other values and HTML stay unchanged.
+    """
+    return (
+        escape_misleading_characters(value)
+        if isinstance(value, str) and not hasattr(value, "__html__")
+        else value
+    )
 
 
-FOLDER = Path(__file__).resolve().parent.parent
-STATIC = FOLDER / "static"
+ADMIN_FOLDER = Path(__file__).resolve().parent.parent
+STATIC_FOLDER = ADMIN_FOLDER / "static"
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -73,7 +80,7 @@ _FILTERS = {
     "stamp": formatting.format_iso_time,
     "when": formatting.format_display_time,
     "reason": formatting.describe_reason,
-    "cause": formatting.describe_causes,
+    "cause": formatting.describe_due_reasons,
     "kind": formatting.describe_event_kind,
     "upstream_cause": formatting.describe_upstream_cause,
 }
@@ -83,7 +90,7 @@ _FILTERS = {
 def _create_environment() -> Environment:
     """Creates the template environment, once in the life of the process."""
     environment = Environment(
-        loader=FileSystemLoader(FOLDER / "templates"),
+        loader=FileSystemLoader(ADMIN_FOLDER / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=finalize_value,
@@ -103,7 +110,7 @@ def _create_environment() -> Environment:
 @cache
 def _load_files() -> Mapping[str, tuple[bytes, str]]:
     """Loads the static files by name, with their content and the first digits of its hash."""
-    contents = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
+    contents = {path.name: path.read_bytes() for path in STATIC_FOLDER.iterdir() if path.suffix in _TYPES}
     return {name: (data, sha256(data).hexdigest()[:_HASH_DIGITS]) for name, data in contents.items()}
 
 
@@ -117,9 +124,9 @@ class Templates:
 
     root: str
 
-    async def render_page(self, template: str, status: int = 200, **shown: Any) -> Response:  # noqa: ANN401 - any values
+    async def render_page(self, template: str, status: int = 200, **variables: Any) -> Response:  # noqa: ANN401 - any values
         """Renders a page in a thread, because a long page takes more time than many requests."""
-        text = await asyncio.to_thread(self._render_template, template, shown)
+        text = await asyncio.to_thread(self._render_template, template, variables)
         return HTMLResponse(text, status, {**HEADERS, "cache-control": "no-store"})
 
     def _render_template(self, template: str, shown: Mapping[str, Any]) -> str:

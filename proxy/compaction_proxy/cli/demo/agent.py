@@ -49,14 +49,14 @@ class DemoAgent:
     """Plays a script against a base URL.
 
     Attributes:
-        http: The HTTP client.
+        http_client: The HTTP client.
         base_url: Base URL of the proxy or the provider, without `/v1`.
         script: The scripted user messages and tool results.
         history: All messages so far. The list only grows.
         pause: Called after each answer. It waits as if a user read the answer or a tool ran.
     """
 
-    http: httpx.AsyncClient
+    http_client: httpx.AsyncClient
     base_url: str
     script: DemoScript
     history: list[JsonObject] = field(default_factory=list)
@@ -95,7 +95,9 @@ class DemoAgent:
         }
         url = f"{self.base_url}/v1/chat/completions"
         headers = {"x-session-id": SESSION, "authorization": "Bearer demo"}
-        async with self.http.stream("POST", url, json=body, headers=headers, timeout=TIMEOUT_S) as answer:
+        async with self.http_client.stream(
+            "POST", url, json=body, headers=headers, timeout=TIMEOUT_S
+        ) as answer:
             if answer.status_code != 200:
                 error = json.loads(await answer.aread()).get("error") or {}
                 return AgentExchange(body, answer.status_code, answer.headers, code=str(error.get("code")))

@@ -29,7 +29,7 @@ class ToolCall:
 class Reply:
     """The content of an answer: text, tool calls or both.
 
-    `thought` is the model's reasoning before the content, on wires that can carry it.
+    `thought_tokens` is the model's reasoning before the content, on wires that can carry it.
     """
 
     text: str = ""
@@ -43,26 +43,26 @@ class DemoUsage:
     """Tokens of one exchange, as the provider bills them.
 
     Attributes:
-        prompt: All input tokens.
-        completion: All output tokens, including the thought.
-        cached: Input tokens read from the prompt cache.
-        written: Input tokens written to the prompt cache because the client marked them for it.
-        thought: Output tokens of the thought.
+        prompt_tokens: All input tokens.
+        completion_tokens: All output tokens, including the thought.
+        cached_tokens: Input tokens read from the prompt cache.
+        written_tokens: Input tokens written to the prompt cache because the client marked them for it.
+        thought_tokens: Output tokens of the thought.
     """
 
-    prompt: int
-    completion: int
-    cached: int
-    written: int = 0
-    thought: int = 0
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    written_tokens: int = 0
+    thought_tokens: int = 0
 
     def to_json(self) -> JsonObject:
         """Returns the `usage` object of a chat completion."""
         return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached, "audio_tokens": 0},
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens, "audio_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
         }
 
@@ -96,25 +96,25 @@ class DemoAnswer:
     """A reply with the data that wires need to encode it.
 
     Attributes:
-        asked: The request that is answered.
+        request: The request that is answered.
         number: Number of the request among all requests to the provider, from 1.
         created: Seconds since the epoch.
-        mark: Hexadecimal digits derived from the prompt. Ids in the answer contain them.
+        prompt_mark: Hexadecimal digits derived from the prompt. Ids in the answer contain them.
         reply: The content.
         usage: The tokens of the exchange.
     """
 
-    asked: DemoRequest
+    request: DemoRequest
     number: int
     created: int
-    mark: str
+    prompt_mark: str
     reply: Reply
     usage: DemoUsage
 
     @property
     def model(self) -> str:
         """The name of the requested model."""
-        return str(self.asked.prompt["model"])
+        return str(self.request.prompt["model"])
 
 
 @dataclass(frozen=True, slots=True)

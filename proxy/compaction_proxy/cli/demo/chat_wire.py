@@ -28,22 +28,22 @@ def _encode_answer(answer: DemoAnswer) -> bytes:
 
 
 def _encode_events(answer: DemoAnswer) -> Iterator[bytes]:
-    includes_usage = bool((answer.asked.body.get("stream_options") or {}).get("include_usage"))
+    includes_usage = bool((answer.request.body.get("stream_options") or {}).get("include_usage"))
     return chat.encode_stream(_build_envelope(answer), answer.reply, answer.usage if includes_usage else None)
 
 
-def _encode_late_error(_answer: DemoAnswer, wrong: Refusal, _how: str) -> Iterator[bytes]:
-    yield b"data: " + wrong.to_bytes() + b"\n\n"
+def _encode_late_error(_answer: DemoAnswer, refusal: Refusal, _how: str) -> Iterator[bytes]:
+    yield b"data: " + refusal.to_bytes() + b"\n\n"
 
 
 CHAT = DemoWire(
-    judge=validation.judge_request,
-    read=_read_request,
-    overflow=validation.check_overflow,
-    whole=_encode_answer,
-    events=_encode_events,
-    refused=lambda wrong, _number: wrong.to_bytes(),
-    late=_encode_late_error,
-    headers=lambda _number: VERSION,
-    empty=(chat.DONE,),
+    validate=validation.validate_request,
+    read_request=_read_request,
+    check_overflow=validation.check_overflow,
+    encode_answer=_encode_answer,
+    encode_events=_encode_events,
+    encode_refusal=lambda wrong, _number: wrong.to_bytes(),
+    encode_late_error=_encode_late_error,
+    build_headers=lambda _number: VERSION,
+    empty_events=(chat.DONE,),
 )

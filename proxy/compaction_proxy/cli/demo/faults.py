@@ -37,7 +37,7 @@ class Fault:
 
 NO_FAULT = Fault()
 
-LATE = ("error", "failed", "both")
+LATE_FORMS = ("error", "failed", "both")
 
 _WORDS: dict[str, Callable[[Fault, str], Fault]] = {
     "status": lambda fault, value: replace(fault, status=int(value)),
@@ -47,7 +47,7 @@ _WORDS: dict[str, Callable[[Fault, str], Fault]] = {
     "empty": lambda fault, _: replace(fault, empty=True),
     "slow": lambda fault, value: replace(fault, first_byte_s=float(value)),
     "delay": lambda fault, value: replace(fault, chunk_s=float(value)),
-    "late": lambda fault, value: replace(fault, late=LATE[LATE.index(value or "error")]),
+    "late": lambda fault, value: replace(fault, late=LATE_FORMS[LATE_FORMS.index(value or "error")]),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from compaction_proxy.cli.demo.chat import DemoRequest, JsonObject, encode_json
 
-THOUGHTS = ("thinking", "redacted_thinking")
+THOUGHT_TYPES = ("thinking", "redacted_thinking")
 
 
 def get_blocks(message: JsonObject) -> list[Any]:

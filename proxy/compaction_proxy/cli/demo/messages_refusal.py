@@ -10,14 +10,19 @@ from compaction_proxy.cli.demo.messages_binding import (
     iter_prefixes,
     should_refuse_moved_thoughts,
 )
-from compaction_proxy.cli.demo.messages_reading import THOUGHTS, get_blocks, get_system_blocks, is_thinking
+from compaction_proxy.cli.demo.messages_reading import (
+    THOUGHT_TYPES,
+    get_blocks,
+    get_system_blocks,
+    is_thinking,
+)
 from compaction_proxy.cli.demo.signing import is_sealed, read_binding
 from compaction_proxy.cli.demo.validation import Refusal
 
 MAX_MARKS = 4
 # The role of the messages that may contain a block, by the type of the block. Types without an entry may
 # occur in messages of both roles.
-HOLDERS = {**dict.fromkeys((*THOUGHTS, "tool_use"), "assistant"), "tool_result": "user"}
+ROLE_BY_BLOCK_TYPE = {**dict.fromkeys((*THOUGHT_TYPES, "tool_use"), "assistant"), "tool_result": "user"}
 
 _ID = re.compile(r"[a-zA-Z0-9_-]+")
 
@@ -73,8 +78,8 @@ def _check_block(block: object, role: str, where: str) -> Reasons:
         yield f"{where}.type: Field required"
         return
     name = block["type"]
-    if HOLDERS.get(name, role) != role:
-        yield f"{where}: `{name}` blocks can only be in `{HOLDERS[name]}` messages"
+    if ROLE_BY_BLOCK_TYPE.get(name, role) != role:
+        yield f"{where}: `{name}` blocks can only be in `{ROLE_BY_BLOCK_TYPE[name]}` messages"
     if name in _RULES:
         yield from _RULES[name](block, where)
 
@@ -132,13 +137,13 @@ def _list_answered_ids(content_blocks: list[Any]) -> list[str]:
     return [str(block.get("tool_use_id")) for block in content_blocks[: next(others, len(content_blocks))]]
 
 
-def _check_orphan_results(content_blocks: list[Any], asked: list[str], index: int) -> Reasons:
+def _check_orphan_results(content_blocks: list[Any], call_ids: list[str], index: int) -> Reasons:
     seen = set()
     for position, block in enumerate(content_blocks):
         where, own = f"messages.{index}.content.{position}", str(block.get("tool_use_id"))
         if block["type"] != "tool_result":
             continue
-        if own not in asked:
+        if own not in call_ids:
             yield (
                 f"{where}: unexpected `tool_use_id` found in `tool_result` blocks: {own}. Each `tool_result` "
                 "block must have a corresponding `tool_use` block in the previous message."
@@ -151,12 +156,12 @@ def _check_orphan_results(content_blocks: list[Any], asked: list[str], index: in
         seen.add(own)
 
 
-def _check_unanswered_calls(wanted: list[str], index: int) -> Reasons:
-    if wanted:
+def _check_unanswered_calls(unanswered_ids: list[str], index: int) -> Reasons:
+    if unanswered_ids:
         yield (
-            f"messages.{index}: `tool_use` ids were found without `tool_result` blocks immediately after: "
-            f"{', '.join(wanted)}. Each `tool_use` block must have a corresponding `tool_result` block in "
-            "the next message."
+            f"messages.{index}: `tool_use` ids were found without `tool_result` blocks immediately "
+            f"after: {', '.join(unanswered_ids)}. Each `tool_use` block must have a corresponding "
+            "`tool_result` block in the next message."
         )
 
 
@@ -188,7 +193,12 @@ def _check_unthought_loop(body: JsonObject) -> Reasons:
     while len(turns) >= 2 and _list_answered_ids(turns[-1][1]):
         first = turns[-2]
         turns = turns[:-2]
-    if first and is_thinking(body) and not has_bound_thoughts(body) and first[1][0]["type"] not in THOUGHTS:
+    if (
+        first
+        and is_thinking(body)
+        and not has_bound_thoughts(body)
+        and first[1][0]["type"] not in THOUGHT_TYPES
+    ):
         yield (
             f"messages.{first[0]}.content.0.type: Expected `thinking` or `redacted_thinking`, but found "
             f"`{first[1][0]['type']}`. When `thinking` is enabled, a final `assistant` message must start "
@@ -272,18 +282,18 @@ def _check_request(body: JsonObject) -> Reasons:
     yield from _check_count_request(body)
 
 
-def _get_first_refusal(body: JsonObject, found: Reasons) -> Refusal | None:
+def _get_first_refusal(body: JsonObject, reasons: Reasons) -> Refusal | None:
     if not isinstance(body.get("model"), str):
         return Refusal("model: Field required")
-    text = next(found, None)
+    text = next(reasons, None)
     return None if text is None else Refusal(text)
 
 
-def judge_count_request(body: JsonObject) -> Refusal | None:
+def validate_count_request(body: JsonObject) -> Refusal | None:
     """Returns the first error in a request that counts tokens, or None."""
     return _get_first_refusal(body, _check_count_request(body))
 
 
-def judge_request(body: JsonObject) -> Refusal | None:
+def validate_request(body: JsonObject) -> Refusal | None:
     """Returns the first error in a request, or None."""
     return _get_first_refusal(body, _check_request(body))

@@ -40,9 +40,9 @@ def _build_headers(number: int) -> Headers:
     return ((b"request-id", _format_request_id(number).encode()),)
 
 
-def _build_error(wrong: Refusal, number: int) -> JsonObject:
-    kind = _KINDS.get(wrong.status, "api_error" if wrong.status >= 500 else "invalid_request_error")
-    error = {"type": kind, "message": wrong.message}
+def _build_error(refusal: Refusal, number: int) -> JsonObject:
+    kind = _KINDS.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
+    error = {"type": kind, "message": refusal.message}
     return {"type": "error", "error": error, "request_id": _format_request_id(number)}
 
 
@@ -50,9 +50,9 @@ def _build_usage(answer: DemoAnswer, output: int) -> JsonObject:
     """Builds the `usage` object. `input_tokens` excludes the tokens read from or written to the cache."""
     usage = answer.usage
     return {
-        "input_tokens": usage.prompt - usage.cached - usage.written,
-        "cache_creation_input_tokens": usage.written,
-        "cache_read_input_tokens": usage.cached,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.written_tokens,
+        "cache_creation_input_tokens": usage.written_tokens,
+        "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": output,
     }
 
@@ -60,7 +60,10 @@ def _build_usage(answer: DemoAnswer, output: int) -> JsonObject:
 def _build_message(
     answer: DemoAnswer, content: list[JsonObject], stop: str | None, output: int
 ) -> JsonObject:
-    cache_creation = {"ephemeral_5m_input_tokens": answer.usage.written, "ephemeral_1h_input_tokens": 0}
+    cache_creation = {
+        "ephemeral_5m_input_tokens": answer.usage.written_tokens,
+        "ephemeral_1h_input_tokens": 0,
+    }
     return {
         "id": f"msg_{answer.number:024d}",
         "type": "message",
@@ -89,7 +92,7 @@ def _parse_arguments(arguments: str) -> JsonObject:
 def _iter_blocks(answer: DemoAnswer) -> Iterator[JsonObject]:
     reply = answer.reply
     if reply.thought:
-        signed = sign_thought(reply.thought, compute_prefix_digest(answer.asked.body))
+        signed = sign_thought(reply.thought, compute_prefix_digest(answer.request.body))
         yield {"type": "thinking", "thinking": reply.thought, "signature": signed}
     if reply.text:
         yield {"type": "text", "text": reply.text}
@@ -104,7 +107,9 @@ def _iter_blocks(answer: DemoAnswer) -> Iterator[JsonObject]:
 
 def _encode_answer(answer: DemoAnswer) -> bytes:
     stop = _STOPS[answer.reply.finish_reason]
-    return encode_json(_build_message(answer, list(_iter_blocks(answer)), stop, answer.usage.completion))
+    return encode_json(
+        _build_message(answer, list(_iter_blocks(answer)), stop, answer.usage.completion_tokens)
+    )
 
 
 def _split_json(text: str) -> Iterator[str]:
@@ -153,14 +158,18 @@ def _iter_events(answer: DemoAnswer) -> Iterator[JsonObject]:
     for index, block in enumerate(_iter_blocks(answer)):
         yield from _iter_block_events(block, index)
     stop = {"stop_reason": _STOPS[answer.reply.finish_reason], "stop_sequence": None}
-    yield {"type": "message_delta", "delta": stop, "usage": _build_usage(answer, answer.usage.completion)}
+    yield {
+        "type": "message_delta",
+        "delta": stop,
+        "usage": _build_usage(answer, answer.usage.completion_tokens),
+    }
     yield {"type": "message_stop"}
 
 
-def _iter_late_events(answer: DemoAnswer, wrong: Refusal, _how: str) -> Iterator[JsonObject]:
+def _iter_late_events(answer: DemoAnswer, refusal: Refusal, _how: str) -> Iterator[JsonObject]:
     yield _build_start_event(answer)
     yield {"type": "ping"}
-    yield _build_error(wrong, answer.number)
+    yield _build_error(refusal, answer.number)
 
 
 def _encode_events(events: Iterator[JsonObject]) -> Iterator[bytes]:
@@ -190,21 +199,21 @@ def _read_count_request(body: JsonObject) -> DemoRequest:
 
 
 MESSAGES = DemoWire(
-    judge=messages_refusal.judge_request,
-    read=reading.read_request,
-    overflow=check_overflow,
-    whole=_encode_answer,
-    events=lambda answer: _encode_events(_iter_events(answer)),
-    refused=lambda wrong, number: encode_json(_build_error(wrong, number)),
-    late=lambda answer, wrong, how: _encode_events(_iter_late_events(answer, wrong, how)),
-    headers=_build_headers,
-    unknown_model=_refuse_unknown_model,
-    needs=VERSION_HEADER,
+    validate=messages_refusal.validate_request,
+    read_request=reading.read_request,
+    check_overflow=check_overflow,
+    encode_answer=_encode_answer,
+    encode_events=lambda answer: _encode_events(_iter_events(answer)),
+    encode_refusal=lambda wrong, number: encode_json(_build_error(wrong, number)),
+    encode_late_error=lambda answer, wrong, how: _encode_events(_iter_late_events(answer, wrong, how)),
+    build_headers=_build_headers,
+    build_model_refusal=_refuse_unknown_model,
+    required_header=VERSION_HEADER,
 )
 COUNT_TOKENS = replace(
     MESSAGES,
-    judge=messages_refusal.judge_count_request,
-    read=_read_count_request,
-    overflow=lambda _window, _prompt, _output: None,
-    whole=lambda answer: encode_json({"input_tokens": answer.usage.prompt}),
+    validate=messages_refusal.validate_count_request,
+    read_request=_read_count_request,
+    check_overflow=lambda _window, _prompt, _output: None,
+    encode_answer=lambda answer: encode_json({"input_tokens": answer.usage.prompt_tokens}),
 )

@@ -6,10 +6,10 @@ from itertools import accumulate
 
 from compaction_proxy.cli.demo.chat import JsonObject, Reply, encode_json
 from compaction_proxy.providers.types import TokenCounter
-from compaction_proxy.replay.prompt_size import FRAME_TOKENS, count_cached_tokens, count_message_tokens
+from compaction_proxy.replay.prompt_size import FRAME_TOKENS, count_message_tokens, round_down_to_cache_blocks
 
-CACHE_PREFIXES = 20_000
-COUNTED_MESSAGES = 20_000
+MAX_CACHE_PREFIXES = 20_000
+MAX_COUNTED_MESSAGES = 20_000
 
 
 class TokenMeter:
@@ -24,7 +24,7 @@ class TokenMeter:
         key = (model, hashlib.sha256(encode_json(message)).digest())
         if key not in self._counted:
             self._counted[key] = count_message_tokens(message, lambda text: self._counter.count(text, model))
-            while len(self._counted) > COUNTED_MESSAGES:
+            while len(self._counted) > MAX_COUNTED_MESSAGES:
                 self._counted.popitem(last=False)
         return self._counted[key]
 
@@ -72,6 +72,6 @@ class PrefixCache:
             longest = size if digest in self._known else longest
             self._known[digest] = None
             self._known.move_to_end(digest)
-        while len(self._known) > CACHE_PREFIXES:
+        while len(self._known) > MAX_CACHE_PREFIXES:
             self._known.popitem(last=False)
-        return count_cached_tokens(longest)
+        return round_down_to_cache_blocks(longest)

@@ -27,7 +27,7 @@ from compaction_proxy.cli.demo.seen import SeenRequest, to_log_fields
 from compaction_proxy.cli.demo.stored import ResponseStore
 from compaction_proxy.providers.types import TokenCounter
 from compaction_proxy.replay import summarizer
-from compaction_proxy.replay.prompt_size import count_cached_tokens
+from compaction_proxy.replay.prompt_size import round_down_to_cache_blocks
 from compaction_proxy.replay.transcript import is_summary_request
 
 AGENT_MODEL = "demo-agent"
@@ -59,8 +59,8 @@ class DemoProviderSettings:
 class DemoProvider:
     """The provider as an ASGI app.
 
-    `log` holds the requests that it received. `departures` is the number of clients that disconnected before
-    their answer was complete.
+    `log` holds the requests that it received. `departure_count` is the number of clients that disconnected
+    before their answer was complete.
     """
 
     def __init__(self, settings: DemoProviderSettings) -> None:
@@ -71,7 +71,7 @@ class DemoProvider:
         self._log: deque[SeenRequest] = deque(maxlen=settings.log_records)
         self._count = 0
         self._answers = 0  # without summaries, so that summaries do not change the ids of tool calls
-        self.departures = 0
+        self.departure_count = 0
 
     @property
     def log(self) -> tuple[SeenRequest, ...]:
@@ -93,7 +93,7 @@ class DemoProvider:
             try:
                 await self._route_request(scope, DemoClient(receive, send))
             except ClientDepartedError:
-                self.departures += 1
+                self.departure_count += 1
 
     async def _route_request(self, scope: Scope, client: DemoClient) -> None:
         match scope["method"], scope["path"].rstrip("/").rsplit("/", 2)[1:]:
@@ -118,20 +118,20 @@ class DemoProvider:
                 refusal = validation.Refusal(f"Unknown request URL: {method} {scope['path']}.", status=404)
                 await client.send_json(refusal.status, refusal.to_bytes())
 
-    async def _serve_request(self, form: DemoWire, scope: Scope, client: DemoClient) -> None:
+    async def _serve_request(self, wire: DemoWire, scope: Scope, client: DemoClient) -> None:
         raw_body = await client.read_body()
         self._count += 1
-        client.headers = form.headers(self._count)
+        client.headers = wire.build_headers(self._count)
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         seen = SeenRequest(self._count, scope["path"], headers, raw_body)
         body, refused = _parse_body(raw_body)
-        if form.needs and not _get_header(scope, form.needs):
-            refused = validation.Refusal(f"{form.needs.decode()}: header is required")
-        body = self._stored.expand_references(body) if form is RESPONSES else body
-        refused = refused or form.judge(body)
-        request = None if refused else form.read(body)
+        if wire.required_header and not _get_header(scope, wire.required_header):
+            refused = validation.Refusal(f"{wire.required_header.decode()}: header is required")
+        body = self._stored.expand_references(body) if wire is RESPONSES else body
+        refused = refused or wire.validate(body)
+        request = None if refused else wire.read_request(body)
         if request:
-            seen, refused = self._judge_prompt(form, request, seen)
+            seen, refused = self._check_prompt(wire, request, seen)
         fault, refused = self._choose_fault(seen.model, _get_header(scope, FAULT_HEADER), refused)
         is_late = request is not None and request.streamed and fault.late != "" and _is_overflow(refused)
         status = 200 if is_late else refused.status if refused else 0 if fault.hang else 200
@@ -140,42 +140,42 @@ class DemoProvider:
         await client.wait(None if fault.hang else fault.first_byte_s)
         if request and refused and is_late:
             answer = self._build_answer(request, seen, Reply())
-            await _send_stream(client, form.late(answer, refused, fault.late), fault)
+            await _send_stream(client, wire.encode_late_error(answer, refused, fault.late), fault)
         elif refused:
-            await client.send_json(refused.status, form.refused(refused, seen.number))
+            await client.send_json(refused.status, wire.encode_refusal(refused, seen.number))
         elif request:
-            await self._send_answer(form, request, seen, fault, client)
+            await self._send_answer(wire, request, seen, fault, client)
 
-    def _judge_prompt(
-        self, form: DemoWire, asked: DemoRequest, seen: SeenRequest
+    def _check_prompt(
+        self, wire: DemoWire, request: DemoRequest, seen: SeenRequest
     ) -> tuple[SeenRequest, validation.Refusal | None]:
-        model = asked.prompt["model"]
-        seen = replace(seen, model=model, output_tokens=asked.output_tokens)
+        model = request.prompt["model"]
+        seen = replace(seen, model=model, output_tokens=request.output_tokens)
         if model not in self._settings.models:
-            return seen, form.unknown_model(model)
-        seen = replace(seen, prompt_tokens=self._meter.count_prompt(asked.prompt))
-        refusal = form.overflow(self._settings.window, seen.prompt_tokens, seen.output_tokens)
+            return seen, wire.build_model_refusal(model)
+        seen = replace(seen, prompt_tokens=self._meter.count_prompt(request.prompt))
+        refusal = wire.check_overflow(self._settings.window, seen.prompt_tokens, seen.output_tokens)
         if refusal:
             return seen, refusal
-        cached, written = self._update_cache(asked)
+        cached, written = self._update_cache(request)
         return replace(seen, cached_tokens=cached, written_tokens=written), None
 
-    def _update_cache(self, asked: DemoRequest) -> tuple[int, int]:
+    def _update_cache(self, request: DemoRequest) -> tuple[int, int]:
         """Returns how many tokens of the prompt were read from the cache, and how many are written to it.
 
         Then the prefixes of the prompt are in the cache. Written tokens are counted only on the wire on which
         clients mark what to cache; the other wires return 0.
         """
-        if asked.cached_messages is None:
-            return self._cache.match_prompt(asked.prompt), 0
-        if not asked.cached_messages:
+        if request.cached_messages is None:
+            return self._cache.match_prompt(request.prompt), 0
+        if not request.cached_messages:
             return 0, 0
-        marked_prompt = {**asked.prompt, "messages": asked.prompt["messages"][: asked.cached_messages]}
+        marked_prompt = {**request.prompt, "messages": request.prompt["messages"][: request.cached_messages]}
         cached = self._cache.match_prompt(marked_prompt)
-        return cached, max(0, count_cached_tokens(self._meter.count_prompt(marked_prompt)) - cached)
+        return cached, max(0, round_down_to_cache_blocks(self._meter.count_prompt(marked_prompt)) - cached)
 
     def _choose_fault(
-        self, model: str, asked: bytes, refused: validation.Refusal | None
+        self, model: str, fault_header: bytes, refusal: validation.Refusal | None
     ) -> tuple[Fault, validation.Refusal | None]:
         """Returns the fault to produce and the refusal to send.
 
@@ -184,14 +184,14 @@ class DemoProvider:
         """
         base = self._settings.faults.get(model) or self._settings.faults.get("*") or NO_FAULT
         try:
-            fault = parse_fault(asked.decode("latin-1"), base)
+            fault = parse_fault(fault_header.decode("latin-1"), base)
         except ValueError as error:
-            return base, refused or validation.Refusal(f"Invalid x-demo-fault: {error}")
-        if refused:
-            return Fault(late=fault.late), refused
+            return base, refusal or validation.Refusal(f"Invalid x-demo-fault: {error}")
+        if refusal:
+            return Fault(late=fault.late), refusal
         return fault, _build_fault_refusal(fault.status) if fault.status else None
 
-    def _build_answer(self, asked: DemoRequest, seen: SeenRequest, reply: Reply) -> DemoAnswer:
+    def _build_answer(self, request: DemoRequest, seen: SeenRequest, reply: Reply) -> DemoAnswer:
         usage = chat.DemoUsage(
             seen.prompt_tokens,
             self._meter.count_reply(reply, seen.model),
@@ -199,26 +199,28 @@ class DemoProvider:
             seen.written_tokens,
             self._meter.count_reply(Reply(reply.thought), seen.model),
         )
-        return DemoAnswer(asked, seen.number, int(time.time()), _compute_mark(asked), reply, usage)
+        return DemoAnswer(request, seen.number, int(time.time()), _compute_prompt_mark(request), reply, usage)
 
     async def _send_answer(
-        self, form: DemoWire, asked: DemoRequest, seen: SeenRequest, fault: Fault, client: DemoClient
+        self, wire: DemoWire, request: DemoRequest, seen: SeenRequest, fault: Fault, client: DemoClient
     ) -> None:
         answer = self._build_answer(
-            asked, seen, Reply() if asked.counts_only else self._compose_reply(asked, seen)
+            request, seen, Reply() if request.counts_only else self._compose_reply(request, seen)
         )
-        if form is RESPONSES:
-            self._stored.keep_response(format_response_id(answer), asked.body, iter_output_items(answer))
-        if asked.streamed:
-            await _send_stream(client, form.empty if fault.empty else form.events(answer), fault)
+        if wire is RESPONSES:
+            self._stored.keep_response(format_response_id(answer), request.body, iter_output_items(answer))
+        if request.streamed:
+            await _send_stream(
+                client, wire.empty_events if fault.empty else wire.encode_events(answer), fault
+            )
         else:
-            await _send_plain(client, form.whole(answer), fault)
+            await _send_plain(client, wire.encode_answer(answer), fault)
 
-    def _compose_reply(self, asked: DemoRequest, seen: SeenRequest) -> Reply:
-        messages = asked.prompt["messages"]
+    def _compose_reply(self, request: DemoRequest, seen: SeenRequest) -> Reply:
+        messages = request.prompt["messages"]
         if "summary" not in seen.model and not is_summary_request(messages):
             self._answers += 1
-            reply = replies.compose_reply(asked.prompt, script.load_script(), self._answers)
+            reply = replies.compose_reply(request.prompt, script.load_script(), self._answers)
         else:
             budget = min(summarizer.TARGET_TOKENS, seen.output_tokens or summarizer.TARGET_TOKENS)
             reply = Reply(
@@ -227,7 +229,7 @@ class DemoProvider:
                 )
             )
         reply = _shorten_reply(reply, seen, self._meter)
-        return replace(reply, thought=replies.compose_thought(messages)) if asked.thinks else reply
+        return replace(reply, thought=replies.compose_thought(messages)) if request.thinks else reply
 
 
 def create_provider(settings: DemoProviderSettings) -> DemoProvider:
@@ -248,13 +250,13 @@ def _get_header(scope: Scope, name: bytes) -> bytes:
     return b",".join(value for own, value in scope["headers"] if own == name)
 
 
-def _is_overflow(refused: validation.Refusal | None) -> bool:
-    return refused is not None and refused.code == OVERFLOW
+def _is_overflow(refusal: validation.Refusal | None) -> bool:
+    return refusal is not None and refusal.code == OVERFLOW
 
 
-def _compute_mark(asked: DemoRequest) -> str:
+def _compute_prompt_mark(request: DemoRequest) -> str:
     """Returns hexadecimal digits that identify the messages of a prompt."""
-    return hashlib.sha256(chat.encode_json(asked.prompt["messages"])).hexdigest()[:MARK_DIGITS]
+    return hashlib.sha256(chat.encode_json(request.prompt["messages"])).hexdigest()[:MARK_DIGITS]
 
 
 def _build_fault_refusal(status: int) -> validation.Refusal:

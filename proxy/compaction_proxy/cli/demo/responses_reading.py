@@ -10,7 +10,7 @@ from typing import Any
 from compaction_proxy.cli.demo.chat import DemoRequest, JsonObject, encode_json
 
 # Types of calls that the client answers. For each: its name in error messages, and the key of its input.
-CALLS = {
+CALL_TYPES = {
     "function_call": ("function call", "arguments"),
     "custom_tool_call": ("custom tool call", "input"),
     "local_shell_call": ("local shell call", "action"),
@@ -18,7 +18,7 @@ CALLS = {
     "apply_patch_call": ("apply patch call", "operation"),
     "computer_call": ("computer call", "action"),
 }
-OUTPUTS = {f"{name}_output": name for name in CALLS}
+OUTPUT_TYPES = {f"{name}_output": name for name in CALL_TYPES}
 
 
 def get_item_type(item: JsonObject) -> str:
@@ -39,13 +39,13 @@ def get_items(body: JsonObject) -> list[JsonObject]:
 
 def is_model_item(item: JsonObject) -> bool:
     """Returns whether a model wrote an item."""
-    return get_item_type(item) not in OUTPUTS and (
+    return get_item_type(item) not in OUTPUT_TYPES and (
         get_item_type(item) != "message" or item["role"] == "assistant"
     )
 
 
 def _convert_call(item: JsonObject) -> JsonObject:
-    value = item[CALLS[get_item_type(item)][1]]
+    value = item[CALL_TYPES[get_item_type(item)][1]]
     arguments = value if isinstance(value, str) else encode_json(value).decode()
     name = str(item.get("name") or get_item_type(item).removesuffix("_call"))
     return {"id": get_call_id(item), "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -56,7 +56,7 @@ def _merge_run(run: list[JsonObject]) -> JsonObject:
     parts: list[Any] = []
     calls = []
     for item in run:
-        if get_item_type(item) in CALLS:
+        if get_item_type(item) in CALL_TYPES:
             calls.append(_convert_call(item))
         elif get_item_type(item) == "message":
             content = item["content"]
@@ -67,16 +67,16 @@ def _merge_run(run: list[JsonObject]) -> JsonObject:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _convert_items(given: list[JsonObject]) -> Iterator[JsonObject]:
+def _convert_items(items: list[JsonObject]) -> Iterator[JsonObject]:
     run: list[JsonObject] = []
-    for item in given:
+    for item in items:
         if is_model_item(item):
             run.append(item)
             continue
         if run:
             yield _merge_run(run)
             run = []
-        if get_item_type(item) in OUTPUTS:
+        if get_item_type(item) in OUTPUT_TYPES:
             output = item["output"]
             content = output if isinstance(output, str | list) else encode_json(output).decode()
             yield {"role": "tool", "tool_call_id": get_call_id(item), "content": content}

@@ -6,8 +6,8 @@ from itertools import chain
 
 from compaction_proxy.cli.demo.chat import JsonObject
 from compaction_proxy.cli.demo.responses_reading import (
-    CALLS,
-    OUTPUTS,
+    CALL_TYPES,
+    OUTPUT_TYPES,
     get_call_id,
     get_item_type,
     is_model_item,
@@ -18,7 +18,7 @@ from compaction_proxy.cli.demo.validation import Refusal
 ROLES = ("assistant", "system", "developer", "user")
 MODEL_PARTS = ("output_text", "refusal")
 CLIENT_PARTS = ("input_text", "input_image", "input_file", "input_audio")
-OTHERS = (
+OTHER_ITEM_TYPES = (
     "message", "reasoning", "web_search_call", "file_search_call", "image_generation_call",
     "code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
     "compaction", "compaction_summary", "context_compaction", "item_reference",
@@ -35,13 +35,13 @@ def _refuse_missing(name: str) -> Refusal:
     return Refusal(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
 
 
-def _refuse_mistyped(name: str, wanted: str) -> Refusal:
-    return Refusal(f"Invalid type for '{name}': expected {wanted}.", name, "invalid_type")
+def _refuse_mistyped(name: str, expected: str) -> Refusal:
+    return Refusal(f"Invalid type for '{name}': expected {expected}.", name, "invalid_type")
 
 
-def _refuse_invalid(value: object, known: tuple[str, ...], where: str) -> Refusal:
-    names = ", ".join(f"'{name}'" for name in known[:-1])
-    text = f"Invalid value: '{value}'. Supported values are: {names}, and '{known[-1]}'."
+def _refuse_invalid(value: object, supported: tuple[str, ...], where: str) -> Refusal:
+    names = ", ".join(f"'{name}'" for name in supported[:-1])
+    text = f"Invalid value: '{value}'. Supported values are: {names}, and '{supported[-1]}'."
     return Refusal(text, where, "invalid_value")
 
 
@@ -67,30 +67,30 @@ def _check_item(item: object, where: str) -> Refusals:
     name = get_item_type(item)
     if name == "message":
         yield from _check_message(item, where)
-    elif name in CALLS or name in OUTPUTS:
-        key = "output" if name in OUTPUTS else CALLS[name][1]
+    elif name in CALL_TYPES or name in OUTPUT_TYPES:
+        key = "output" if name in OUTPUT_TYPES else CALL_TYPES[name][1]
         required = (key,) if "local_shell" in name else ("call_id", key)
         yield from (_refuse_missing(f"{where}.{each}") for each in required if item.get(each) is None)
-    elif name not in OTHERS:
-        yield _refuse_invalid(name, (*OTHERS, *CALLS, *OUTPUTS), where)
+    elif name not in OTHER_ITEM_TYPES:
+        yield _refuse_invalid(name, (*OTHER_ITEM_TYPES, *CALL_TYPES, *OUTPUT_TYPES), where)
 
 
-def _check_pairing(given: list[JsonObject]) -> Refusals:
+def _check_pairing(items: list[JsonObject]) -> Refusals:
     calls: set[tuple[str, str]] = set()
     pending: dict[tuple[str, str], None] = {}
-    for item in given:
+    for item in items:
         name = get_item_type(item)
-        if name in CALLS:
+        if name in CALL_TYPES:
             calls |= {(name, str(item[key])) for key in ("call_id", "id") if item.get(key)}
             pending[name, get_call_id(item)] = None
-        elif name in OUTPUTS:
-            call = (OUTPUTS[name], get_call_id(item))
+        elif name in OUTPUT_TYPES:
+            call = (OUTPUT_TYPES[name], get_call_id(item))
             if call not in calls:
-                text = f"No tool call found for {CALLS[call[0]][0]} output with call_id {call[1]}."
+                text = f"No tool call found for {CALL_TYPES[call[0]][0]} output with call_id {call[1]}."
                 yield Refusal(text, "input")
             pending.pop(call, None)
     for name, call_id in pending:
-        yield Refusal(f"No tool output found for {CALLS[name][0]} {call_id}.", "input")
+        yield Refusal(f"No tool output found for {CALL_TYPES[name][0]} {call_id}.", "input")
 
 
 def _check_reasoning_item(item: JsonObject, following: JsonObject | None) -> Refusals:
@@ -106,9 +106,9 @@ def _check_reasoning_item(item: JsonObject, following: JsonObject | None) -> Ref
         yield Refusal(text, code="invalid_encrypted_content")
 
 
-def _check_reasoning(given: list[JsonObject]) -> Refusals:
+def _check_reasoning(items: list[JsonObject]) -> Refusals:
     thoughts = set()
-    for item, following in zip(given, [*given[1:], None], strict=True):
+    for item, following in zip(items, [*items[1:], None], strict=True):
         item_id = str(item.get("id"))
         if get_item_type(item) == "reasoning":
             thoughts.add(item_id)
@@ -123,10 +123,10 @@ def _check_reasoning(given: list[JsonObject]) -> Refusals:
             yield Refusal(text, "input")
 
 
-def _check_duplicates(given: list[JsonObject]) -> Refusals:
+def _check_duplicates(items: list[JsonObject]) -> Refusals:
     seen = set()
-    for item in given:
-        own = "" if get_item_type(item) in OUTPUTS else str(item.get("id") or "")
+    for item in items:
+        own = "" if get_item_type(item) in OUTPUT_TYPES else str(item.get("id") or "")
         if own and own in seen:
             text = (
                 f"Duplicate item found with id {own}. Remove duplicate items from your input and try again."
@@ -135,20 +135,20 @@ def _check_duplicates(given: list[JsonObject]) -> Refusals:
         seen.add(own)
 
 
-def _check_references(given: list[JsonObject]) -> Refusals:
+def _check_references(items: list[JsonObject]) -> Refusals:
     """Refuses references to unknown items. All other references have already been replaced by their items."""
-    for item in given:
+    for item in items:
         if get_item_type(item) == "item_reference":
             yield Refusal(f"Item with id '{item.get('id')}' not found.", "input", status=404)
 
 
-def _check_items(given: list[JsonObject]) -> Refusals:
-    if not given:
+def _check_items(items: list[JsonObject]) -> Refusals:
+    if not items:
         text = "Invalid 'input': empty array. Expected an array with minimum length 1."
         yield Refusal(text, "input", "empty_array")
-    yield from chain.from_iterable(_check_item(item, f"input[{index}]") for index, item in enumerate(given))
+    yield from chain.from_iterable(_check_item(item, f"input[{index}]") for index, item in enumerate(items))
     for rule in (_check_references, _check_pairing, _check_reasoning, _check_duplicates):
-        yield from rule(given)
+        yield from rule(items)
 
 
 def _check_request(body: JsonObject) -> Refusals:
@@ -171,6 +171,6 @@ def _check_request(body: JsonObject) -> Refusals:
         yield _refuse_mistyped("input", "one of an array of objects or string")
 
 
-def judge_request(body: JsonObject) -> Refusal | None:
+def validate_request(body: JsonObject) -> Refusal | None:
     """Returns the first error in a request, or None."""
     return next(_check_request(body), None)

@@ -37,11 +37,11 @@ _STREAMED = {
 def _build_usage(answer: DemoAnswer) -> JsonObject:
     usage = answer.usage
     return {
-        "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-        "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": usage.thought},
-        "total_tokens": usage.prompt + usage.completion,
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.thought_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
 
@@ -52,7 +52,7 @@ def format_response_id(answer: DemoAnswer) -> str:
 
 def _build_response(answer: DemoAnswer, status: str, **fields: object) -> JsonObject:
     """Builds a response object with the given status."""
-    body = answer.asked.body
+    body = answer.request.body
     return {
         "id": format_response_id(answer),
         "object": "response",
@@ -105,11 +105,13 @@ def _parse_arguments(arguments: str) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _build_call_item(call: ToolCall, answer: DemoAnswer, own: str, index: int) -> JsonObject:
+def _build_call_item(call: ToolCall, answer: DemoAnswer, mark: str, index: int) -> JsonObject:
     """Builds the item of a tool call. Its type depends on the type of the tool."""
-    offered = {reading.get_tool_name(tool): tool.get("type") for tool in answer.asked.body.get("tools") or ()}
+    offered = {
+        reading.get_tool_name(tool): tool.get("type") for tool in answer.request.body.get("tools") or ()
+    }
     name, prefix = _ITEMS.get(str(offered.get(call.name)), _FUNCTION)
-    head = {"id": f"{prefix}_{own}_{index}", "type": name, "status": "completed", "call_id": call.id}
+    head = {"id": f"{prefix}_{mark}_{index}", "type": name, "status": "completed", "call_id": call.id}
     match name:
         case "function_call":
             return {**head, "name": call.name, "arguments": call.arguments}
@@ -132,9 +134,9 @@ def iter_output_items(answer: DemoAnswer) -> Iterator[JsonObject]:
     that they are sent back together.
     """
     reply = answer.reply
-    mark = f"r{answer.mark}" if reply.thought else answer.mark
+    mark = f"r{answer.prompt_mark}" if reply.thought else answer.prompt_mark
     if reply.thought:
-        summary_mode = (answer.asked.body.get("reasoning") or {}).get("summary")
+        summary_mode = (answer.request.body.get("reasoning") or {}).get("summary")
         summary = [{"type": "summary_text", "text": reply.thought}] if summary_mode else []
         seal = seal_thought(reply.thought)
         yield {"id": f"rs_{mark}", "type": "reasoning", "summary": summary, "encrypted_content": seal}
@@ -168,7 +170,7 @@ def _iter_summary_events(item: JsonObject) -> Events:
 
 
 def _iter_call_events(item: JsonObject) -> Events:
-    name, key = _STREAMED[item["type"]], reading.CALLS[item["type"]][1]
+    name, key = _STREAMED[item["type"]], reading.CALL_TYPES[item["type"]][1]
     value = item[key]
     for start in range(0, len(value), ARGUMENT_PIECE_CHARACTERS):
         yield (
@@ -188,7 +190,7 @@ def _iter_item_events(item: JsonObject) -> Events:
         opening = {**item, "summary": [], "encrypted_content": ""}
         inner_events = _iter_summary_events(item)
     elif item["type"] in _STREAMED:
-        opening[reading.CALLS[item["type"]][1]], inner_events = "", _iter_call_events(item)
+        opening[reading.CALL_TYPES[item["type"]][1]], inner_events = "", _iter_call_events(item)
     yield "response.output_item.added", {"item": opening}
     yield from inner_events
     yield "response.output_item.done", {"item": item}
@@ -209,23 +211,23 @@ def _iter_events(answer: DemoAnswer) -> Events:
     yield f"response.{finished['status']}", {"response": finished}
 
 
-def _iter_late_events(answer: DemoAnswer, wrong: Refusal, how: str) -> Events:
+def _iter_late_events(answer: DemoAnswer, refusal: Refusal, form: str) -> Events:
     """Yields the events of a stream that ends with an error.
 
     Args:
         answer: The answer, which is only begun.
-        wrong: The error.
-        how: `error` sends an error event in the form that OpenAI documents. `both` sends one in the nested
+        refusal: The error.
+        form: `error` sends an error event in the form that OpenAI documents. `both` sends one in the nested
             form that is seen in practice, followed by `response.failed`. `failed` sends only
             `response.failed`.
     """
-    error = {"code": wrong.code, "message": wrong.message}
+    error = {"code": refusal.code, "message": refusal.message}
     yield from _iter_opening_events(answer)
-    if how == "error":
-        yield "error", {**error, "param": wrong.param}
-    elif how == "both":
-        yield "error", {"error": {"type": wrong.kind, **error, "param": wrong.param}}
-    if how != "error":
+    if form == "error":
+        yield "error", {**error, "param": refusal.param}
+    elif form == "both":
+        yield "error", {"error": {"type": refusal.kind, **error, "param": refusal.param}}
+    if form != "error":
         yield "response.failed", {"response": _build_response(answer, "failed", error=error)}
 
 
@@ -247,12 +249,12 @@ def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
 
 
 RESPONSES = DemoWire(
-    judge=responses_refusal.judge_request,
-    read=reading.read_request,
-    overflow=check_overflow,
-    whole=lambda answer: encode_json(_build_finished_response(answer)),
-    events=lambda answer: _encode_events(_iter_events(answer)),
-    refused=lambda wrong, _number: wrong.to_bytes(),
-    late=lambda answer, wrong, how: _encode_events(_iter_late_events(answer, wrong, how)),
-    headers=lambda _number: VERSION,
+    validate=responses_refusal.validate_request,
+    read_request=reading.read_request,
+    check_overflow=check_overflow,
+    encode_answer=lambda answer: encode_json(_build_finished_response(answer)),
+    encode_events=lambda answer: _encode_events(_iter_events(answer)),
+    encode_refusal=lambda wrong, _number: wrong.to_bytes(),
+    encode_late_error=lambda answer, wrong, how: _encode_events(_iter_late_events(answer, wrong, how)),
+    build_headers=lambda _number: VERSION,
 )

@@ -18,30 +18,30 @@ def _compute_code(data: bytes) -> bytes:
     return hmac.digest(_KEY, data, hashlib.sha256)[:_CODE_BYTES]
 
 
-def sign_thought(thought: str, bound: bytes = b"") -> str:
+def sign_thought(thought: str, binding: bytes = b"") -> str:
     """Returns the signature of a thinking block.
 
     Args:
         thought: The text of the block.
-        bound: Digest of everything before the block, to which the block is bound. Empty if the block may
+        binding: Digest of everything before the block, to which the block is bound. Empty if the block may
             occur anywhere.
     """
     data = thought.encode("utf-8", "surrogatepass")
-    return _MARK + base64.b64encode(_compute_code(bound + data) + bound).decode()
+    return _MARK + base64.b64encode(_compute_code(binding + data) + binding).decode()
 
 
-def read_binding(thought: str, signed: object) -> bytes | None:
+def read_binding(thought: str, signature: object) -> bytes | None:
     """Checks a signature and returns the digest to which the thinking block is bound.
 
     The digest is empty if the block may occur anywhere. Returns None if the signature is wrong.
     """
-    if not isinstance(signed, str) or not signed.startswith(_MARK):
+    if not isinstance(signature, str) or not signature.startswith(_MARK):
         return None
     try:
-        bound = base64.b64decode(signed.removeprefix(_MARK), validate=True)[_CODE_BYTES:]
+        bound = base64.b64decode(signature.removeprefix(_MARK), validate=True)[_CODE_BYTES:]
     except binascii.Error:
         return None
-    return bound if hmac.compare_digest(signed.encode(), sign_thought(thought, bound).encode()) else None
+    return bound if hmac.compare_digest(signature.encode(), sign_thought(thought, bound).encode()) else None
 
 
 def seal_thought(thought: str) -> str:

@@ -7,7 +7,7 @@ from typing import TypeVar
 from compaction_proxy.cli.demo.chat import JsonObject
 from compaction_proxy.cli.demo.responses_reading import get_item_type, get_items
 
-KEPT = 1000  # largest number of stored responses, and of stored items
+MAX_KEPT = 1000  # largest number of stored responses, and of stored items
 
 _Value = TypeVar("_Value")
 
@@ -19,12 +19,12 @@ class ResponseStore:
         self._responses: OrderedDict[str, list[JsonObject]] = OrderedDict()
         self._items: OrderedDict[str, JsonObject] = OrderedDict()
 
-    def keep_response(self, own: str, body: JsonObject, output: Iterable[JsonObject]) -> None:
+    def keep_response(self, response_id: str, body: JsonObject, output: Iterable[JsonObject]) -> None:
         """Stores the response to a valid request, unless the request says `store: false`."""
         if body.get("store") is False:
             return
         items = list(output)
-        _put_bounded(self._responses, own, [*get_items(body), *items])
+        _put_bounded(self._responses, response_id, [*get_items(body), *items])
         for item in items:
             _put_bounded(self._items, item["id"], item)
 
@@ -48,9 +48,9 @@ class ResponseStore:
         return self._items.get(str(item.get("id")), item)
 
 
-def _put_bounded(known: OrderedDict[str, _Value], own: str, value: _Value) -> None:
+def _put_bounded(entries: OrderedDict[str, _Value], key: str, value: _Value) -> None:
     """Stores a value as the newest, and removes the oldest values if there are too many."""
-    known[own] = value
-    known.move_to_end(own)
-    while len(known) > KEPT:
-        known.popitem(last=False)
+    entries[key] = value
+    entries.move_to_end(key)
+    while len(entries) > MAX_KEPT:
+        entries.popitem(last=False)

@@ -57,12 +57,12 @@ def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
     return Refusal(message, param="messages", code="context_length_exceeded")
 
 
-def _refuse_empty_array(what: str) -> Refusal:
+def _refuse_empty_array(param: str) -> Refusal:
     message = (
-        f"Invalid '{what}': empty array. Expected an array with minimum length 1, "
+        f"Invalid '{param}': empty array. Expected an array with minimum length 1, "
         "but got an empty array instead."
     )
-    return Refusal(message, param=what, code="empty_array")
+    return Refusal(message, param=param, code="empty_array")
 
 
 def _refuse_unanswered(pending: list[str], index: int) -> Refusal:
@@ -105,20 +105,20 @@ def _check_content(message: JsonObject, where: str) -> Refusal | None:
 
 
 def _check_tool_result(
-    message: JsonObject, index: int, open_ids: list[str], asked: list[str] | None
+    message: JsonObject, index: int, open_ids: list[str], call_ids: list[str] | None
 ) -> Refusal | None:
     """Checks a tool result, and removes its call id from `open_ids`, the calls that still need a result.
 
-    `asked` are the ids of all calls of the assistant message before it; None if that has no calls.
+    `call_ids` are the ids of all calls of the assistant message before it; None if that has no calls.
     """
-    if asked is None:
+    if call_ids is None:
         text = (
             "Invalid parameter: messages with role 'tool' must be a response to a preceeding message "
             "with 'tool_calls'."
         )
         return Refusal(text, f"messages.[{index}].role")
     call_id = message.get("tool_call_id")
-    if call_id not in asked:
+    if call_id not in call_ids:
         text = (
             f"Invalid parameter: 'tool_call_id' of '{call_id}' not found in 'tool_calls' of previous message."
         )
@@ -145,7 +145,7 @@ def _check_pairing(messages: list[JsonObject]) -> Iterator[Refusal]:
         yield _refuse_unanswered(pending, len(messages))
 
 
-def judge_request(body: JsonObject) -> Refusal | None:
+def validate_request(body: JsonObject) -> Refusal | None:
     """Returns the first error in a request, or None."""
     if not isinstance(body.get("model"), str):
         return Refusal("you must provide a model parameter")

@@ -56,11 +56,11 @@ def _list_config_errors(error: ConfigError) -> "list[Finding]":
     return [Finding(ERROR, "configuration", line, fix) for line in str(error).splitlines()]
 
 
-async def _collect_findings(found: "LoadedConfig", *, probe: bool) -> "list[Finding]":
-    return [each async for each in _run_checks(found, probe=probe)]
+async def _collect_findings(loaded: "LoadedConfig", *, probe: bool) -> "list[Finding]":
+    return [each async for each in _run_checks(loaded, probe=probe)]
 
 
-async def _run_checks(found: "LoadedConfig", *, probe: bool) -> "AsyncIterator[Finding]":
+async def _run_checks(loaded: "LoadedConfig", *, probe: bool) -> "AsyncIterator[Finding]":
     """Runs all checks and yields their findings: first local checks, then those of store and upstream."""
     import os
 
@@ -68,12 +68,12 @@ async def _run_checks(found: "LoadedConfig", *, probe: bool) -> "AsyncIterator[F
     from compaction_proxy.cli.doctor import upstream as provider
     from compaction_proxy.cli.doctor.finding import OK, WARNING, Finding
 
-    yield Finding(OK, "configuration", str(found.path or Path("built-in defaults and the environment")))
-    for line in found.warnings:
+    yield Finding(OK, "configuration", str(loaded.path or Path("built-in defaults and the environment")))
+    for line in loaded.warnings:
         yield Finding(WARNING, "configuration", line, "change it, or leave it where it is meant")
-    for each in host.check_host(found.config, os.environ):
+    for each in host.check_host(loaded.config, os.environ):
         yield each
-    async for each in store.check_store(found.config):
+    async for each in store.check_store(loaded.config):
         yield each
-    async for each in provider.check_upstream(found.config, probe=probe):
+    async for each in provider.check_upstream(loaded.config, probe=probe):
         yield each

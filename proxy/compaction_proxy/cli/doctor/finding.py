@@ -22,17 +22,17 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-def format_findings(found: Iterable[Finding]) -> list[str]:
+def format_findings(findings: Iterable[Finding]) -> list[str]:
     """Formats a table with a line for each finding.
 
     Lines are not cut to the width of the terminal, because the fix is at the end of the line.
     """
     from compaction_proxy.cli.output import Column, format_table
 
-    rows = [(each.level, each.topic, _format_finding(each)) for each in found]
+    rows = [(each.level, each.topic, _format_finding(each)) for each in findings]
     columns = (Column("result"), Column("topic"), Column("finding"))
     return format_table(columns, rows, None)
 
 
-def _format_finding(each: Finding) -> str:
-    return f"{each.what}; fix: {each.fix}" if each.fix else each.what
+def _format_finding(finding: Finding) -> str:
+    return f"{finding.what}; fix: {finding.fix}" if finding.fix else finding.what

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from compaction_proxy.cli.health import build_local_url, fetch_version
-from compaction_proxy.cli.serve import DESCRIPTORS, open_listener
+from compaction_proxy.cli.serve import MAX_DESCRIPTORS, open_listener
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import ServerSection
 from compaction_proxy.config.types import mask_passwords, parse_origin
@@ -18,10 +18,10 @@ from compaction_proxy.gateway.client.proxies import read_environment_proxies
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.providers.tokenizers_fast import read_golden_texts
 from compaction_proxy.recall.fulltext import FTS5_MISSING, is_fts5_available
-from compaction_proxy.runtime import choose_budget
+from compaction_proxy.runtime import choose_body_budget
 
 # A lower limit of open files gets a warning. A request needs two files, and 1,000 requests may be in flight.
-FEW_DESCRIPTORS = 4_096
+MIN_DESCRIPTORS = 4_096
 # A key counts as weak if it has fewer characters than this, or fewer different characters.
 WEAK_KEY_CHARACTERS = 16
 WEAK_KEY_KINDS = 6
@@ -82,8 +82,8 @@ def check_open_files() -> Finding:
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-    if allowed < FEW_DESCRIPTORS:
+    allowed = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if allowed < MIN_DESCRIPTORS:
         fix = "raise it: `ulimit -Hn`, LimitNOFILE of systemd, or ulimits of a container"
         return Finding(WARNING, "open files", f"{allowed:,} at most, two for each request", fix)
     return Finding(OK, "open files", f"{allowed:,} at most")
@@ -91,7 +91,7 @@ def check_open_files() -> Finding:
 
 def check_body_memory(server: ServerSection) -> Finding:
     """Checks how many bytes of request bodies a process may hold, and whether the largest body fits in."""
-    budget_bytes = choose_budget(server)
+    budget_bytes = choose_body_budget(server)
     what = f"{budget_bytes:,} bytes of request bodies at once in each process"
     if budget_bytes < server.max_body_bytes:
         what += f", less than server.max_body_bytes ({server.max_body_bytes:,}): larger bodies get 413"

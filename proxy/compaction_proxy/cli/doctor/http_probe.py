@@ -21,14 +21,15 @@ class ProbeResponse(NamedTuple):
     Attributes:
         status: The status code.
         body: The body. It is incomplete if it is longer than `MAX_BODY_BYTES`.
-        clock_s: The provider's clock minus the local clock, in seconds. None without a valid `date` header.
-        took_s: Duration of the request, in seconds.
+        clock_offset_s: The provider's clock minus the local clock, in seconds. None without a valid `date`
+            header.
+        duration_s: Duration of the request, in seconds.
     """
 
     status: int
     body: bytes
-    clock_s: float | None
-    took_s: float
+    clock_offset_s: float | None
+    duration_s: float
 
 
 async def send_probe(

@@ -23,8 +23,8 @@ DEADLINE_S = 5.0
 SLOW_S = 0.1
 # Free disk space, in bytes, below which there is a warning or an error. A store file takes up to 1 GiB, and
 # its write-ahead log as much again.
-LITTLE_ROOM_BYTES = 2 * 1024**3
-NO_ROOM_BYTES = 64 * 1024**2
+LOW_SPACE_BYTES = 2 * 1024**3
+NO_SPACE_BYTES = 64 * 1024**2
 PROBE_TTL_S = 10.0
 # Maps the reason of a store failure to its fix. Failures with other reasons get a default fix.
 _FIXES = {"store-corrupt": "move the file away, or restore it; another is made, and conversations go on"}
@@ -60,9 +60,9 @@ def check_disk(path: Path) -> Iterator[Finding]:
     folder = next(each for each in path.absolute().parents if each.exists())
     free = shutil.disk_usage(folder).free
     room = f"{free / 1024**3:.1f} GiB free in {folder}"
-    if free < NO_ROOM_BYTES:
+    if free < NO_SPACE_BYTES:
         yield Finding(ERROR, "disk", room, "make room, or name another place in store.url")
-    elif free < LITTLE_ROOM_BYTES:
+    elif free < LOW_SPACE_BYTES:
         yield Finding(WARNING, "disk", room, "make room: the store takes up to 2 GiB with its log")
     else:
         yield Finding(OK, "disk", room)
@@ -84,7 +84,7 @@ def _check_permissions(path: Path) -> Finding:
     return Finding(OK, "store", f"{path}: {status.st_size / 1024**2:.1f} MiB, for its owner only")
 
 
-async def _check_round_trip(store: Store, shown: str) -> Finding:
+async def _check_round_trip(store: Store, display_url: str) -> Finding:
     """Checks whether a record can be written and read back, and how long that takes."""
     key, value = f"v1:doctor:{{{secrets.token_hex(8)}}}", secrets.token_bytes(16)
     started_at = time.monotonic()
@@ -94,21 +94,23 @@ async def _check_round_trip(store: Store, shown: str) -> Finding:
             is_same = await store.read([key]) == [value]
     except TimeoutError:
         return Finding(
-            ERROR, "store", f"{shown}: no answer in {DEADLINE_S:g} s", "look at the store's machine"
+            ERROR, "store", f"{display_url}: no answer in {DEADLINE_S:g} s", "look at the store's machine"
         )
     except (StoreUnavailableError, OSError) as error:
         reason = error.reason if isinstance(error, StoreUnavailableError) else type(error).__name__
         cause = error.__cause__
-        what = f"{shown}: {reason}{f' ({cause})' if cause else ''}"
+        what = f"{display_url}: {reason}{f' ({cause})' if cause else ''}"
         return Finding(ERROR, "store", what, _FIXES.get(reason, "correct store.url, or start the store"))
     took_s = time.monotonic() - started_at
     if not is_same:
         return Finding(
-            ERROR, "store", f"{shown}: does not give back what was written", "look at its settings"
+            ERROR, "store", f"{display_url}: does not give back what was written", "look at its settings"
         )
     if took_s > SLOW_S:
-        return Finding(WARNING, "store", f"{shown}: slow, {took_s:.2f} s", "bring it nearer to the proxy")
-    return Finding(OK, "store", f"{shown}: written and read back in {took_s * 1000:.0f} ms")
+        return Finding(
+            WARNING, "store", f"{display_url}: slow, {took_s:.2f} s", "bring it nearer to the proxy"
+        )
+    return Finding(OK, "store", f"{display_url}: written and read back in {took_s * 1000:.0f} ms")
 
 
 async def _check_secret(config: Config, url: str, store: Store) -> Finding:
@@ -120,7 +122,7 @@ async def _check_secret(config: Config, url: str, store: Store) -> Finding:
         what = "configured" + ("; all replicas must have the same" if is_shared_store(url) else "")
         return Finding(OK, "secret", what)
     failures: list[StoreUnavailableError] = []
-    has_agreed = await TenantSecret(config, url, store, failures.append).agree_with_store()
+    has_agreed = await TenantSecret(config, url, store, failures.append).sync_with_store()
     if failures or not has_agreed:
         reason = failures[0].reason if failures else "the store does not give it"
         return Finding(ERROR, "secret", reason, "set server.secret, or mend what keeps it")

@@ -20,7 +20,7 @@ from compaction_proxy.runtime import create_engine
 DEADLINE_S = 10.0
 # Difference of the clocks, in seconds, above which there is a warning. The proxy may then misjudge whether
 # certificates are valid and whether stored records have expired.
-SKEW_S = 60.0
+MAX_CLOCK_SKEW_S = 60.0
 SMALL_WINDOW_TOKENS = 16_384
 PROBE_TOKENS = 16
 _UNAUTHORIZED = (401, 403)
@@ -81,7 +81,9 @@ def _check_model_list(
     elif status in _UNAUTHORIZED:
         yield Finding(OK, "upstream", f"{base_url}: answers, and wants the key that each client brings")
     elif names:
-        yield Finding(OK, "upstream", f"{base_url}: {len(names):,} models in {answer.took_s * 1000:.0f} ms")
+        yield Finding(
+            OK, "upstream", f"{base_url}: {len(names):,} models in {answer.duration_s * 1000:.0f} ms"
+        )
     elif status >= 500:
         yield Finding(ERROR, "upstream", f"{base_url}: answers {status}", "look at the provider's state")
     else:
@@ -89,8 +91,8 @@ def _check_model_list(
         yield Finding(
             WARNING, "upstream", what, "make sure that upstream.base_url ends as clients know it, in /v1"
         )
-    if answer.clock_s is not None and abs(answer.clock_s) > SKEW_S:
-        what = f"differs from the upstream's by {abs(answer.clock_s):.0f} s"
+    if answer.clock_offset_s is not None and abs(answer.clock_offset_s) > MAX_CLOCK_SKEW_S:
+        what = f"differs from the upstream's by {abs(answer.clock_offset_s):.0f} s"
         yield Finding(WARNING, "clock", what, "keep it right with NTP")
 
 

@@ -35,8 +35,8 @@ from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 REWORK_TOKENS = 40_000
 # T is large enough for a compaction to remove at least this many tokens, and at least this share of T. If a
 # compaction removed less, the next one would be due too soon.
-LEAST_REMOVED_TOKENS = 8_000
-LEAST_REMOVED_SHARE = 0.40
+MIN_REMOVED_TOKENS = 8_000
+MIN_REMOVED_SHARE = 0.40
 # T is rounded to a multiple of this number of tokens. More precision is useless: a conversation's growth and
 # cached share vary, and near the optimum the cost hardly depends on T.
 STEP_TOKENS = 1_000
@@ -77,7 +77,10 @@ class OptimalTrigger:
 
 
 def compute_optimal_trigger(
-    price: ModelPrice, profile: GrowthProfile, summary: ModelPrice | None, rework: int = REWORK_TOKENS
+    price: ModelPrice,
+    profile: GrowthProfile,
+    summary_price: ModelPrice | None,
+    rework_tokens: int = REWORK_TOKENS,
 ) -> OptimalTrigger | None:
     """Returns the T at which a conversation costs least.
 
@@ -86,8 +89,8 @@ def compute_optimal_trigger(
     Args:
         price: Price of the model that answers the conversation.
         profile: How the conversation grows.
-        summary: Price of the summary model. None means that no model writes summaries.
-        rework: Tokens of rework after one compaction (L).
+        summary_price: Price of the summary model. None means that no model writes summaries.
+        rework_tokens: Tokens of rework after one compaction (L).
     """
     tier = price.tiers[0]
     if profile.growth <= 0 or tier.input <= 0:
@@ -95,8 +98,8 @@ def compute_optimal_trigger(
     ratios = _compute_price_ratios(tier, profile.cached_share)
     if ratios.cached <= 0:
         return None
-    summary_cost = profile.summary * (summary.tiers[0].output / tier.input if summary else 0.0)
-    after, size = _compute_optimum(profile, ratios, summary_cost + rework)
+    summary_cost = profile.summary * (summary_price.tiers[0].output / tier.input if summary_price else 0.0)
+    after, size = _compute_optimum(profile, ratios, summary_cost + rework_tokens)
     basis = {
         **profile._asdict(),
         "after": after,
@@ -104,7 +107,7 @@ def compute_optimal_trigger(
         "written_price": ratios.written,
         "broken_cost": ratios.cache_loss * max(0.0, after - profile.fixed),
         "summary_cost": summary_cost,
-        "rework_cost": rework,
+        "rework_cost": rework_tokens,
         "optimum": size,
     }
     return OptimalTrigger(
@@ -135,22 +138,25 @@ def _compute_price_ratios(tier: PriceTier, cached_share: float) -> _PriceRatios:
     return _PriceRatios(cached_share * tier.cached / tier.input + (1 - cached_share) * written, written)
 
 
-def _compute_optimum(profile: GrowthProfile, ratios: _PriceRatios, once: float) -> tuple[float, float]:
+def _compute_optimum(
+    profile: GrowthProfile, ratios: _PriceRatios, constant_cost: float
+) -> tuple[float, float]:
     """Returns the number of tokens that a compaction leaves at the optimal T, and the optimal T.
 
-    `once` is the cost of the summary and the rework. It is the same however many tokens a compaction leaves.
+    `constant_cost` is the cost of the summary and the rework. It is the same however many tokens a compaction
+    leaves.
     """
     growth, share = profile.growth, profile.share
-    constant = max(0.0, once - ratios.cache_loss * profile.fixed)
+    constant = max(0.0, constant_cost - ratios.cache_loss * profile.fixed)
     size = sqrt(2 * growth * constant / (ratios.cached * (1 - share * share)))
     least = max(profile.after, profile.fixed)
     if share * size >= least:
         return share * size, size
-    cost = ratios.cache_loss * (least - profile.fixed) + once
+    cost = ratios.cache_loss * (least - profile.fixed) + constant_cost
     return least, least + sqrt(2 * growth * cost / ratios.cached)
 
 
 def _round_to_steps(tokens_after: float, size: float) -> int:
     """Returns T rounded to whole steps, and large enough for a compaction to remove enough tokens."""
-    enough = max(tokens_after + LEAST_REMOVED_TOKENS, tokens_after / (1 - LEAST_REMOVED_SHARE))
+    enough = max(tokens_after + MIN_REMOVED_TOKENS, tokens_after / (1 - MIN_REMOVED_SHARE))
     return round(max(size, enough) / STEP_TOKENS) * STEP_TOKENS

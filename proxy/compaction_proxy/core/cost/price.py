@@ -40,21 +40,27 @@ class ModelPrice:
     source: str
     date: str = ""
 
-    def get_tier(self, prompt: int) -> PriceTier:
-        """Returns the tier of a request with `prompt` input tokens."""
-        return next((tier for tier in reversed(self.tiers) if prompt > tier.above), self.tiers[0])
+    def get_tier(self, prompt_tokens: int) -> PriceTier:
+        """Returns the tier of a request with `prompt_tokens` input tokens."""
+        return next((tier for tier in reversed(self.tiers) if prompt_tokens > tier.above), self.tiers[0])
 
-    def compute_cost(self, prompt: int, cached: int = 0, completion: int = 0) -> float:
+    def compute_cost(self, prompt_tokens: int, cached_tokens: int = 0, completion_tokens: int = 0) -> float:
         """Returns the cost of a request in dollars.
 
         Args:
-            prompt: Input tokens, including the cached ones.
-            cached: Input tokens that the provider had cached.
-            completion: Output tokens.
+            prompt_tokens: Input tokens, including the cached ones.
+            cached_tokens: Input tokens that the provider had cached.
+            completion_tokens: Output tokens.
         """
-        tier = self.tiers[0] if len(self.tiers) == 1 else self.get_tier(prompt)
-        hit = cached if 0 <= cached <= prompt else min(max(cached, 0), prompt)
-        return (hit * tier.cached + (prompt - hit) * tier.input + completion * tier.output) / MILLION
+        tier = self.tiers[0] if len(self.tiers) == 1 else self.get_tier(prompt_tokens)
+        hit = (
+            cached_tokens
+            if 0 <= cached_tokens <= prompt_tokens
+            else min(max(cached_tokens, 0), prompt_tokens)
+        )
+        return (
+            hit * tier.cached + (prompt_tokens - hit) * tier.input + completion_tokens * tier.output
+        ) / MILLION
 
     @property
     def surcharge_tokens(self) -> int | None:

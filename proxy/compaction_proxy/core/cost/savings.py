@@ -23,12 +23,12 @@ from compaction_proxy.core.exchange import Exchange
 # Providers are assumed to drop a prefix from their cache if no request has used it for this many seconds.
 EXPIRY_S = 600.0
 # The shortest prefix that a provider caches, in tokens.
-LEAST_CACHED_TOKENS = 1_024
+MIN_CACHED_TOKENS = 1_024
 # Maximum number of requests that are remembered for each conversation. One is not enough, because branches of
 # a conversation and several agents may share its id.
 MAX_CACHED_REQUESTS = 8
 # A conversation usually grows by at most this many messages from one request to the next.
-FEW_MESSAGES = 8
+MAX_GROWTH_MESSAGES = 8
 # Providers cache prefixes in blocks of tokens. These are the largest known block of a provider, and the
 # smallest block to which estimates are rounded, in tokens.
 LARGEST_BLOCK_TOKENS = 128
@@ -61,11 +61,11 @@ class CacheableRequest(NamedTuple):
         at: Time of the request, in seconds since the epoch.
         model: Name of the model.
         digest: Prefix digest of all the client's messages; empty if the proxy did not read the request.
-        before: Tokens of the client's messages: an estimate of what the provider would have counted.
-        listed: Tokens of the client's messages as the proxy counts them; 0 if the proxy did not read the
-            request.
-        removed: Removed tokens less the tokens of their replacements, as the proxy counts them.
-        forwarded: Tokens that were forwarded, as the provider counted them.
+        client_tokens: Tokens of the client's messages: an estimate of what the provider would have counted.
+        estimated_client_tokens: Tokens of the client's messages as the proxy counts them; 0 if the proxy did
+            not read the request.
+        removed_tokens: Removed tokens less the tokens of their replacements, as the proxy counts them.
+        forwarded_tokens: Tokens that were forwarded, as the provider counted them.
         form: Strategy and number of the compaction that shortened the messages; empty if none did. If a
             request continues another one of the same form, it begins with everything that was forwarded in
             the other one.
@@ -74,10 +74,10 @@ class CacheableRequest(NamedTuple):
     at: float
     model: str
     digest: bytes
-    before: int
-    listed: int
-    removed: int
-    forwarded: int
+    client_tokens: int
+    estimated_client_tokens: int
+    removed_tokens: int
+    forwarded_tokens: int
     form: str
 
 
@@ -86,17 +86,17 @@ class CacheState(NamedTuple):
 
     Attributes:
         requests: The latest requests, the newest last.
-        shortfall: If a request begins with everything that was forwarded in an earlier one, the number of
-            tokens of the earlier request that the provider does not find in its cache. Tokens at the end that
-            do not fill a block are not included. The number is negative if the provider caches answers, too,
-            and None if it is not known yet.
-        block: Size of the provider's cache blocks in tokens: the largest number that divides
+        shortfall_tokens: If a request begins with everything that was forwarded in an earlier one, the number
+            of tokens of the earlier request that the provider does not find in its cache. Tokens at the end
+            that do not fill a block are not included. The number is negative if the provider caches answers,
+            too, and None if it is not known yet.
+        block_tokens: Size of the provider's cache blocks in tokens: the largest number that divides
             `LARGEST_BLOCK_TOKENS` and every number of cached tokens so far. 0 if it is not known yet.
     """
 
     requests: tuple[CacheableRequest, ...] = ()
-    shortfall: int | None = None
-    block: int = 0
+    shortfall_tokens: int | None = None
+    block_tokens: int = 0
 
 
 EMPTY_CACHE_STATE = CacheState()
@@ -104,10 +104,10 @@ EMPTY_CACHE_STATE = CacheState()
 
 def compute_single_answer_saving(
     exchange: Exchange,
-    prefixes: Sequence[bytes],
+    prefix_digests: Sequence[bytes],
     state: CacheState | None,
     price: ModelPrice | None,
-    counted: tuple[int, int] = (0, 0),
+    counted_tokens: tuple[int, int] = (0, 0),
 ) -> tuple[Saving | None, CacheState]:
     """Returns the saving of an exchange with a single answer, and the state for the next exchange.
 
@@ -116,23 +116,23 @@ def compute_single_answer_saving(
 
     Args:
         exchange: The exchange.
-        prefixes: Prefix digests of the client's non-privileged messages; empty if the proxy did not read the
-            request.
+        prefix_digests: Prefix digests of the client's non-privileged messages; empty if the proxy did not
+            read the request.
         state: The state that was returned for the conversation's previous exchange; None if there was none.
         price: Price of the model that was asked; None if unknown.
-        counted: Tokens that the client sent and tokens that were forwarded, as the proxy counts them without
-            calibration. If both are 0, the counts of the exchange are used.
+        counted_tokens: Tokens that the client sent and tokens that were forwarded, as the proxy counts them
+            without calibration. If both are 0, the counts of the exchange are used.
     """
     state, prompt, refused = state or EMPTY_CACHE_STATE, exchange.prompt_tokens, exchange.has_failed
     if refused or prompt is None:
         return compute_unchanged_saving(exchange, price), state
-    now = _build_cacheable_request(exchange, prefixes, prompt, counted)
-    earlier = _find_continued_request(now, prefixes, state)
-    if not now.removed:
+    now = _build_cacheable_request(exchange, prefix_digests, prompt, counted_tokens)
+    earlier = _find_continued_request(now, prefix_digests, state)
+    if not now.removed_tokens:
         return compute_unchanged_saving(exchange, price), _update_cache_state(exchange, now, earlier, state)
-    now = now._replace(before=_estimate_client_tokens(exchange, now, earlier))
+    now = now._replace(client_tokens=_estimate_client_tokens(exchange, now, earlier))
     next_state = _update_cache_state(exchange, now, earlier, state)
-    cached = _estimate_unchanged_cached(exchange, now, earlier, next_state, first=not state.requests)
+    cached = _estimate_unchanged_cached_tokens(exchange, now, earlier, next_state, first=not state.requests)
     return _compute_priced_saving(exchange, now, cached, price), next_state
 
 
@@ -151,8 +151,8 @@ def compute_unchanged_saving(exchange: Exchange, price: ModelPrice | None) -> Sa
 def _update_cache_state(
     exchange: Exchange, request: CacheableRequest, earlier: CacheableRequest | None, state: CacheState
 ) -> CacheState:
-    block = _update_block_size(exchange, state.block)
-    shortfall = _estimate_shortfall(exchange, request, earlier, state.shortfall, block)
+    block = _update_block_size(exchange, state.block_tokens)
+    shortfall = _estimate_shortfall(exchange, request, earlier, state.shortfall_tokens, block)
     others = state.requests
     if request.digest in [each.digest for each in others]:
         others = tuple(
@@ -183,14 +183,18 @@ def _estimate_client_tokens(
     estimate is the proxy's count times the ratio of both counts in the earlier request. The error therefore
     does not grow with the number of tokens that were removed before.
     """
-    if earlier is None or not request.removed or not earlier.listed:
-        return request.before
-    rate = earlier.before / earlier.listed
+    if earlier is None or not request.removed_tokens or not earlier.estimated_client_tokens:
+        return request.client_tokens
+    rate = earlier.client_tokens / earlier.estimated_client_tokens
     if _keeps_prefix(exchange, request, earlier):
-        added = request.forwarded - earlier.forwarded + rate * (request.removed - earlier.removed)
+        added = (
+            request.forwarded_tokens
+            - earlier.forwarded_tokens
+            + rate * (request.removed_tokens - earlier.removed_tokens)
+        )
     else:
-        added = rate * (request.listed - earlier.listed)
-    return max(request.forwarded, earlier.before + round(added))
+        added = rate * (request.estimated_client_tokens - earlier.estimated_client_tokens)
+    return max(request.forwarded_tokens, earlier.client_tokens + round(added))
 
 
 def _find_continued_request(
@@ -203,30 +207,32 @@ def _find_continued_request(
     """
     newest = state.requests[-1] if state.requests else None
     if newest is not None and _continues_newest(request, prefixes, newest):  # the usual case
-        longest = max([each.before for each in state.requests])
-        if newest.before == longest:
+        longest = max([each.client_tokens for each in state.requests])
+        if newest.client_tokens == longest:
             return newest
     own_digests = frozenset(prefixes)
 
     def is_prefix(each: CacheableRequest) -> bool:
         read = bool(each.digest and own_digests)
         return each.model == request.model and (
-            each.digest in own_digests if read else each.before <= request.before
+            each.digest in own_digests if read else each.client_tokens <= request.client_tokens
         )
 
-    return max(filter(is_prefix, state.requests), key=lambda each: (each.before, each.at), default=None)
+    return max(
+        filter(is_prefix, state.requests), key=lambda each: (each.client_tokens, each.at), default=None
+    )
 
 
 def _continues_newest(request: CacheableRequest, prefixes: Sequence[bytes], newest: CacheableRequest) -> bool:
     """Returns whether this request consists of the newest earlier request and at most a few new messages."""
     same = newest.model == request.model and newest.digest != b""
-    return same and newest.digest in prefixes[-FEW_MESSAGES:]
+    return same and newest.digest in prefixes[-MAX_GROWTH_MESSAGES:]
 
 
 def _keeps_prefix(exchange: Exchange, request: CacheableRequest, earlier: CacheableRequest) -> bool:
     """Returns whether this request begins with everything that was forwarded in the earlier one."""
-    whole = exchange.status not in {"applied", "over-limit"} or not request.removed
-    return whole and earlier.form == request.form and earlier.forwarded <= request.forwarded
+    whole = exchange.status not in {"applied", "over-limit"} or not request.removed_tokens
+    return whole and earlier.form == request.form and earlier.forwarded_tokens <= request.forwarded_tokens
 
 
 def _is_expired(request: CacheableRequest, earlier: CacheableRequest) -> bool:
@@ -235,7 +241,7 @@ def _is_expired(request: CacheableRequest, earlier: CacheableRequest) -> bool:
 
 def _is_cache_miss(exchange: Exchange, request: CacheableRequest, earlier: CacheableRequest) -> bool:
     """Returns whether the provider had cached nothing, although it could have cached the earlier request."""
-    could = earlier.forwarded >= LEAST_CACHED_TOKENS and _keeps_prefix(exchange, request, earlier)
+    could = earlier.forwarded_tokens >= MIN_CACHED_TOKENS and _keeps_prefix(exchange, request, earlier)
     return could and not exchange.cached_tokens
 
 
@@ -246,7 +252,10 @@ def _update_block_size(exchange: Exchange, known: int) -> int:
 
 
 def _get_usable_block(block: int) -> int:
-    """Returns the block size for estimates: 1, so that nothing is rounded, if `block` is 0 or small."""
+    """Returns the block size for estimates.
+
+    1, so that nothing is rounded, if `block_tokens` is 0 or small.
+    """
     return block if block >= SMALLEST_BLOCK_TOKENS else 1
 
 
@@ -265,7 +274,7 @@ def _estimate_shortfall(
     if earlier is None or _is_expired(request, earlier) or not _keeps_prefix(exchange, request, earlier):
         return last
     if exchange.cached_tokens:
-        most = earlier.forwarded - exchange.cached_tokens
+        most = earlier.forwarded_tokens - exchange.cached_tokens
         expected = 0 if last in {None, NOTHING_CACHED_TOKENS} else last
         return min(max(expected or 0, most - _get_usable_block(block) + 1), most)
     if last is None and _is_cache_miss(exchange, request, earlier):
@@ -273,7 +282,7 @@ def _estimate_shortfall(
     return last
 
 
-def _estimate_unchanged_cached(
+def _estimate_unchanged_cached_tokens(
     exchange: Exchange,
     request: CacheableRequest,
     earlier: CacheableRequest | None,
@@ -287,12 +296,12 @@ def _estimate_unchanged_cached(
     """
     cached = exchange.cached_tokens or 0
     if earlier is None:
-        share = cached / max(1, request.forwarded) if first else 0.0
-        return max(cached, int(share * request.before))
+        share = cached / max(1, request.forwarded_tokens) if first else 0.0
+        return max(cached, int(share * request.client_tokens))
     if not cached and (_is_expired(request, earlier) or _is_cache_miss(exchange, request, earlier)):
         return 0
-    block = _get_usable_block(state.block)
-    read = min(earlier.before - (state.shortfall or 0), request.before)
+    block = _get_usable_block(state.block_tokens)
+    read = min(earlier.client_tokens - (state.shortfall_tokens or 0), request.client_tokens)
     return max(cached, read // block * block)
 
 
@@ -300,18 +309,20 @@ def _compute_priced_saving(
     exchange: Exchange, request: CacheableRequest, would_be_cached: int, price: ModelPrice | None
 ) -> Saving | None:
     unchanged = compute_unchanged_saving(exchange, price)
-    if price is None or unchanged is None or request.before == request.forwarded:
+    if price is None or unchanged is None or request.client_tokens == request.forwarded_tokens:
         return unchanged
     cost, written = unchanged.cost, exchange.completion_tokens or 0
-    unbroken = price.compute_cost(request.forwarded, min(would_be_cached, request.forwarded), written)
-    gross = price.compute_cost(request.before, would_be_cached, written) - unbroken
+    unbroken = price.compute_cost(
+        request.forwarded_tokens, min(would_be_cached, request.forwarded_tokens), written
+    )
+    gross = price.compute_cost(request.client_tokens, would_be_cached, written) - unbroken
     loss = cost - unbroken
     return Saving(cost, gross, loss, gross - loss)
 
 
 def compute_break_even_requests(
-    before: int,
-    after: int,
+    tokens_before: int,
+    tokens_after: int,
     price: ModelPrice | None,
     *,
     summary_usd: float | None = 0.0,
@@ -324,26 +335,28 @@ def compute_break_even_requests(
     is unknown or the compaction never saves its cost.
 
     Args:
-        before: Tokens of the request without the compaction.
-        after: Tokens of the request with the compaction.
+        tokens_before: Tokens of the request without the compaction.
+        tokens_after: Tokens of the request with the compaction.
         price: Price of the model that is asked; None if unknown.
         summary_usd: Cost of the summary in dollars; None if unknown.
         cached_share: Share of the tokens from earlier requests that the provider has cached, 0..1.
     """
     if price is None or summary_usd is None:
         return None
-    hits = int(cached_share * after)
-    cache_cost = price.compute_cost(after) - price.compute_cost(after, hits)
-    saved_a_request = price.compute_cost(before, int(cached_share * before)) - price.compute_cost(after, hits)
+    hits = int(cached_share * tokens_after)
+    cache_cost = price.compute_cost(tokens_after) - price.compute_cost(tokens_after, hits)
+    saved_a_request = price.compute_cost(
+        tokens_before, int(cached_share * tokens_before)
+    ) - price.compute_cost(tokens_after, hits)
     return max(0.0, summary_usd + cache_cost) / saved_a_request if saved_a_request > 0 else None
 
 
 def compute_saving(
     exchange: Exchange,
-    prefixes: Sequence[bytes],
+    prefix_digests: Sequence[bytes],
     state: CacheState | None,
     price: ModelPrice | None,
-    counted: tuple[int, int] = (0, 0),
+    counted_tokens: tuple[int, int] = (0, 0),
 ) -> tuple[Saving | None, CacheState]:
     """Returns the same as `compute_single_answer_saving`, but for an exchange with any number of answers.
 
@@ -352,12 +365,14 @@ def compute_saving(
     """
     prompt, cached = exchange.recall_prompt_tokens, exchange.recall_cached_tokens or 0
     if not prompt:
-        return compute_single_answer_saving(exchange, prefixes, state, price, counted)
+        return compute_single_answer_saving(exchange, prefix_digests, state, price, counted_tokens)
     first = exchange._replace(
         prompt_tokens=exchange.first_prompt_tokens,
         cached_tokens=(exchange.cached_tokens or 0) - cached,
     )
-    first_saving, next_state = compute_single_answer_saving(first, prefixes, state, price, counted)
+    first_saving, next_state = compute_single_answer_saving(
+        first, prefix_digests, state, price, counted_tokens
+    )
     if first_saving is None or price is None:
         return first_saving, next_state
     more_cost = price.compute_cost(prompt, cached)

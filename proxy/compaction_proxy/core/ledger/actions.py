@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
-from compaction_proxy.core.json_bounds import MAX_CHARACTERS, read_json
+from compaction_proxy.core.json_bounds import MAX_CHARACTERS, parse_json_container
 from compaction_proxy.core.ledger.facts import (
     COMMAND_CHARACTERS,
     ERROR_CHARACTERS,
@@ -36,7 +36,7 @@ LINE_CHARACTERS = 320
 # Leading characters of a tool name, and of a shell command, that are searched for the effect of a call.
 MAX_NAME_CHARACTERS, SHELL_CHARACTERS = 60, 2_000
 # Minimum characters of an edited line that is worth quoting, and the lowest HTTP status code of an error.
-LEAST_LINE, HTTP_ERROR = 3, 400
+MIN_LINE_CHARACTERS, FIRST_HTTP_ERROR = 3, 400
 # Number of characters that one more call adds to a line besides its arguments and its outcome.
 SEPARATOR_CHARACTERS = len(";  → ")
 # Maximum nesting level at which values inside an argument are read.
@@ -71,7 +71,7 @@ _READ_VERBS = frozenset(
     "show stat status summarize tail think tree verify view wait wc".split()
 )
 # A call with one of these verbs and an argument `path` only reads: `open` then opens a file.
-_READS_FILES = frozenset({"open", "log", "sort"})
+_FILE_READ_VERBS = frozenset({"open", "log", "sort"})
 _NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _SUBCOMMANDS = frozenset({"command", "action", "operation", "type", "mode"})
 _METHOD_KEYS = frozenset({"method", "http_method"})
@@ -106,10 +106,10 @@ _SHELL_READ = re.compile(
 )
 # Quoted words of a shell command, and the operators between commands.
 _SHELL_QUOTED = re.compile(r"\"(?:[^\"\\]|\\.){0,2000}+\"|'[^']{0,2000}+'")
-_SHELL_PART = re.compile(r"&&|\|\||[;|\n]")
+_SHELL_SEPARATOR = re.compile(r"&&|\|\||[;|\n]")
 # Commands that run their quoted argument, such as `bash -c`. Only in such commands are quoted words judged as
 # commands, too.
-_SHELL_RUNS = re.compile(r"(?:^|\s)(?:-l?c|ssh|eval)\s")
+_SHELL_RUNS_QUOTED = re.compile(r"(?:^|\s)(?:-l?c|ssh|eval)\s")
 _EXIT = re.compile(
     r"\b(?:exit(?:ed with)?(?: code| status)?|return ?code|exitCode)\"?[:= ]{1,3}(-?\d{1,3})\b", re.IGNORECASE
 )
@@ -121,7 +121,9 @@ _TEST_COUNTS = re.compile(
     r"^OK \([^\n]{1,40}\)|^FAILED \([^\n]{1,40}\)", re.MULTILINE
 )  # fmt: skip
 _SOME_FAILED = re.compile(r"\b[1-9]\d* (?:failed|failing|failures?|errors?)\b|FAILED|test result: FAIL")
-_RAISED = re.compile(r"^[ \t]*[A-Za-z_][\w.]{0,80}(?:Error|Exception)(?::[^\n]{0,160}|[ \t]*$)", re.MULTILINE)
+_EXCEPTION_LINE = re.compile(
+    r"^[ \t]*[A-Za-z_][\w.]{0,80}(?:Error|Exception)(?::[^\n]{0,160}|[ \t]*$)", re.MULTILINE
+)
 _STARTS_WITH_ERROR = re.compile(
     r"\W{0,3}(?:tool |api |an )?(?:errors?\b|failed\b|failure\b|exception\b|traceback\b|fatal\b|invalid\b|"
     r"denied\b|unable to\b|cannot\b|could not\b|[\w./]{1,60}(?:error|exception)\b|no replacement was|"
@@ -129,14 +131,16 @@ _STARTS_WITH_ERROR = re.compile(
 )  # fmt: skip
 _ERROR_KEYS = ("error", "errors", "exception", "error_message")
 _STATUS_KEYS = ("status", "result", "state", "outcome")
-_FAILING = frozenset({"error", "failed", "failure", "fail", "denied", "rejected", "invalid", "unsuccessful"})
-_TOLD_KEYS = ("id", "status", "order_id", "ticket_id", "booking_id", "reservation_id", "confirmation")
+_FAILURE_STATUSES = frozenset(
+    {"error", "failed", "failure", "fail", "denied", "rejected", "invalid", "unsuccessful"}
+)
+_REFERENCE_KEYS = ("id", "status", "order_id", "ticket_id", "booking_id", "reservation_id", "confirmation")
 _ID = re.compile(r"(?=\D{0,40}\d)[\w.-]{2,40}")
 # The values of these arguments are shown without the argument's name, because a path needs no name.
 _PATH_KEYS = frozenset({"path", "file", "file_path", "filepath", "filename", "file_name", "target_file"})
 _OLD_KEY = re.compile(r"old(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _NEW_KEY = re.compile(r"new(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
-_BULKY = frozenset(
+_CONTENT_KEYS = frozenset(
     {
         "content",
         "contents",
@@ -205,10 +209,10 @@ def read_action(call: MessageToolCall, result: str | None) -> Action:
         call: The call.
         result: The text of its result. None means that the call has no result.
     """
-    parsed = read_json(call.arguments)
+    parsed = parse_json_container(call.arguments)
     arguments = parsed if isinstance(parsed, dict) else {}
     command = _find_command(call, arguments)
-    effect = _judge_command(command) if command else _judge_call(call, arguments)
+    effect = _classify_command(command) if command else _classify_call(call, arguments)
     outcome, has_failed = NO_RESULT, False
     if result is not None:
         outcome, has_failed = _read_result(
@@ -243,34 +247,36 @@ def _find_command(call: MessageToolCall, arguments: Mapping[str, object]) -> str
     return ""
 
 
-def _judge_command(command: str) -> ActionEffect:
+def _classify_command(command: str) -> ActionEffect:
     """Returns the effect of a shell command. The effect is `READ` only if each command in it only reads."""
     head = command[:SHELL_CHARACTERS]
-    plain = head if _SHELL_RUNS.search(head) else _SHELL_QUOTED.sub("Q", head)
+    plain = head if _SHELL_RUNS_QUOTED.search(head) else _SHELL_QUOTED.sub("Q", head)
     if _SHELL_WRITE.search(plain):
         return ActionEffect.WRITE
     return (
-        ActionEffect.READ if all(map(_SHELL_READ.match, _SHELL_PART.split(plain))) else ActionEffect.UNKNOWN
+        ActionEffect.READ
+        if all(map(_SHELL_READ.match, _SHELL_SEPARATOR.split(plain)))
+        else ActionEffect.UNKNOWN
     )
 
 
-def _judge_call(call: MessageToolCall, arguments: Mapping[str, object]) -> ActionEffect:
+def _classify_call(call: MessageToolCall, arguments: Mapping[str, object]) -> ActionEffect:
     """Returns the effect of a call, judged by the form of its arguments, or else by the tool's name."""
     for key, value in arguments.items():
         if (
             isinstance(value, str)
-            and (effect := _judge_argument(key.lower(), value)) is not ActionEffect.UNKNOWN
+            and (effect := _classify_argument(key.lower(), value)) is not ActionEffect.UNKNOWN
         ):
             return effect
     for word in split_tool_name(call.name[:MAX_NAME_CHARACTERS]):
-        if word in _READ_VERBS or (word in _READS_FILES and "path" in arguments):
+        if word in _READ_VERBS or (word in _FILE_READ_VERBS and "path" in arguments):
             return ActionEffect.READ
         if word in _WRITE_VERBS:
             return ActionEffect.WRITE
     return ActionEffect.UNKNOWN
 
 
-def _judge_argument(key: str, value: str) -> ActionEffect:
+def _classify_argument(key: str, value: str) -> ActionEffect:
     """Returns the effect that one argument shows as a subcommand, an HTTP method or SQL."""
     verb = next(iter(split_tool_name(value[:MAX_NAME_CHARACTERS])), "")
     reads = (key in _SUBCOMMANDS and verb in _READ_VERBS) or (key in _METHOD_KEYS and verb in _METHOD_READS)
@@ -324,7 +330,7 @@ def _find_key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, 
     """
     known: set[str] = set()
     for key, value in arguments.items():
-        if _OLD_KEY.match(key) or _NEW_KEY.match(key) or key.lower() in _BULKY:
+        if _OLD_KEY.match(key) or _NEW_KEY.match(key) or key.lower() in _CONTENT_KEYS:
             continue
         label = "" if " " in key else to_one_line(key, MAX_NAME_CHARACTERS)
         for name, leaf in _list_values(label, value):
@@ -332,11 +338,11 @@ def _find_key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, 
             if text and (text not in known or not isinstance(value, dict | list)):
                 known.add(text)
                 yield name, text
-    if change := _find_change(arguments):
+    if change := _find_changed_line(arguments):
         yield "", change
 
 
-def _find_change(arguments: Mapping[str, object]) -> str:
+def _find_changed_line(arguments: Mapping[str, object]) -> str:
     """Returns the first line that an edit adds. If it adds none, returns the first line that it removes.
 
     Returns "" if the call changes no line.
@@ -348,19 +354,19 @@ def _find_change(arguments: Mapping[str, object]) -> str:
     return _shorten_value(f"- {removed}") if (removed := _find_new_line(old, new)) else ""
 
 
-def _find_new_line(text: str, other: str) -> str:
-    """Returns the first line of `text` that `other` lacks, or "" if there is none."""
-    known = frozenset(line.strip() for line in other[:MAX_CHARACTERS].splitlines())
+def _find_new_line(text: str, other_text: str) -> str:
+    """Returns the first line of `text` that `other_text` lacks, or "" if there is none."""
+    known = frozenset(line.strip() for line in other_text[:MAX_CHARACTERS].splitlines())
     lines = (line.strip() for line in text[:MAX_CHARACTERS].splitlines())
-    return next((line for line in lines if len(line) >= LEAST_LINE and line not in known), "")
+    return next((line for line in lines if len(line) >= MIN_LINE_CHARACTERS and line not in known), "")
 
 
 def _read_result(text: str, command: str, effect: ActionEffect) -> tuple[str, bool]:
     """Returns a short outcome of a call, and whether the call failed."""
-    parsed = None if command and effect is ActionEffect.READ else read_json(text)
+    parsed = None if command and effect is ActionEffect.READ else parse_json_container(text)
     if isinstance(parsed, dict):
         failure = _find_json_failure(parsed)
-        keys = () if effect is ActionEffect.READ else _TOLD_KEYS
+        keys = () if effect is ActionEffect.READ else _REFERENCE_KEYS
         detail = next(((key, parsed[key]) for key in keys if isinstance(parsed.get(key), str | int)), None)
         success = to_one_line(f"{DONE}, {detail[0]} {detail[1]}", RESULT_CHARACTERS) if detail else DONE
     else:
@@ -386,12 +392,20 @@ def _find_failure(text: str, command: str, effect: ActionEffect) -> str:
         return f"{code}; {test}" if code else test
     if code:
         return "; ".join(filter(None, [code, find_error(tail)]))
-    if "Traceback" in text and (command or len(text) <= SHORT_CHARACTERS) and (raised := _find_raised(tail)):
+    if (
+        "Traceback" in text
+        and (command or len(text) <= SHORT_CHARACTERS)
+        and (raised := _find_exception_line(tail))
+    ):
         return raised
     if _STARTS_WITH_ERROR.match(head) and not (effect is ActionEffect.READ and len(text) > TAIL_CHARACTERS):
         first = head.partition("\n")[0].rstrip()
         return " ".join(head.split()) if first.endswith(":") else first
-    return _find_raised(text) if effect is not ActionEffect.READ and len(text) <= SHORT_CHARACTERS else ""
+    return (
+        _find_exception_line(text)
+        if effect is not ActionEffect.READ and len(text) <= SHORT_CHARACTERS
+        else ""
+    )
 
 
 def _find_failed_test(tail: str) -> str:
@@ -406,9 +420,9 @@ def _find_failed_test(tail: str) -> str:
     return failed.group().strip() if failed else str(counts[-1])
 
 
-def _find_raised(text: str) -> str:
+def _find_exception_line(text: str) -> str:
     """Returns the last line that begins with the name of an exception, or "" if there is none."""
-    found = [each.group() for each in _RAISED.finditer(text)]
+    found = [each.group() for each in _EXCEPTION_LINE.finditer(text)]
     return to_one_line(found[-1], ERROR_CHARACTERS) if found else ""
 
 
@@ -421,10 +435,10 @@ def _find_json_failure(fields: Mapping[str, object]) -> str:
     if fields.get("success") is False or fields.get("ok") is False:
         return f"failed: {fields['message']}" if isinstance(fields.get("message"), str) else "failed"
     for key in _STATUS_KEYS:
-        if str(fields.get(key, "")).lower() in _FAILING:
+        if str(fields.get(key, "")).lower() in _FAILURE_STATUSES:
             return f"{key} {fields[key]}"
     code = fields.get("status_code", 0)
-    if isinstance(code, int) and code >= HTTP_ERROR:
+    if isinstance(code, int) and code >= FIRST_HTTP_ERROR:
         return f"status code {code}"
     return f"exit code {fields['exit_code']}" if fields.get("exit_code") not in (None, 0) else ""
 
@@ -433,20 +447,20 @@ class ActionLine(NamedTuple):
     """A line that describes the calls of one tool with one target.
 
     Attributes:
-        at: Index of the message with the newest call.
+        message_index: Index of the message with the newest call.
         text: The whole description.
-        short: The tool, the target and the outcome of the newest call.
+        short_text: The tool, the target and the outcome of the newest call.
         has_failed: Whether all of the calls failed.
     """
 
-    at: int
+    message_index: int
     text: str
-    short: str
+    short_text: str
     has_failed: bool
 
 
 def describe_actions(
-    actions: Sequence[tuple[int, Action]], characters: int = LINE_CHARACTERS
+    actions: Sequence[tuple[int, Action]], max_characters: int = LINE_CHARACTERS
 ) -> Iterator[ActionLine]:
     """Yields one line for the calls of each tool and target.
 
@@ -456,33 +470,34 @@ def describe_actions(
 
     Args:
         actions: The calls, each with the index of its message.
-        characters: Maximum characters of a line. A line describes at least one call, even if this call alone
-            exceeds the limit.
+        max_characters: Maximum characters of a line. A line describes at least one call, even if this call
+            alone exceeds the limit.
     """
     for group in _group_calls(actions):
         calls = tuple(action for _, action in group)
-        text = _describe_group(calls, characters)
+        text = _describe_group(calls, max_characters)
         yield ActionLine(
             group[-1][0], text, describe_action(calls[-1]), all(each.has_failed for each in calls)
         )
 
 
-def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iterator[str]:
+def list_actions(actions: Sequence[tuple[int, Action]], max_characters: int) -> Iterator[str]:
     """Yields one list item for the calls of each tool and target, in the order of `describe_actions`.
 
     Args:
         actions: The calls, each with the index of its message.
-        characters: Room for all items, in characters. Each item leaves up to half of the remaining room free
-            for the shortest forms of the later items. An item that does not fit gets a shorter form: first
-            with only those argument values that contain a digit, such as ids, then with only tool, target and
-            outcome. The shortest form is used even if it does not fit, so the last items may exceed the room.
+        max_characters: Room for all items, in characters. Each item leaves up to half of the remaining room
+            free for the shortest forms of the later items. An item that does not fit gets a shorter form:
+            first with only those argument values that contain a digit, such as ids, then with only tool,
+            target and outcome. The shortest form is used even if it does not fit, so the last items may
+            exceed the room.
     """
     groups = [tuple(action for _, action in group) for group in _group_calls(actions)]
     briefs = [f"- {sanitize_text(describe_action(calls[-1]))}" for calls in groups]
     rest = sum(len(brief) + 1 for brief in briefs)
     for calls, brief in zip(groups, briefs, strict=True):
         rest -= len(brief) + 1
-        most = characters - min(rest, max(0, characters) // 2) - 1
+        most = max_characters - min(rest, max(0, max_characters) // 2) - 1
         whole = f"- {sanitize_text(_describe_group(calls, most - len('- ')))}"
         line = next(
             (
@@ -492,7 +507,7 @@ def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iter
             ),
             brief,
         )
-        characters -= len(line) + 1
+        max_characters -= len(line) + 1
         yield line
 
 
@@ -520,7 +535,7 @@ def _describe_action_by_ids(action: Action) -> str:
     return " ".join(filter(None, [*action.target, *dict.fromkeys(ids), "→", action.outcome]))
 
 
-def _describe_group(group: Sequence[Action], characters: int) -> str:
+def _describe_group(group: Sequence[Action], max_characters: int) -> str:
     arguments = [_group_by_name(each.arguments) for each in group]
     shared = [
         name for name in arguments[0] if all(each.get(name) == arguments[0][name] for each in arguments)
@@ -533,7 +548,7 @@ def _describe_group(group: Sequence[Action], characters: int) -> str:
         own = _describe_arguments({name: values for name, values in each.items() if name not in shared})
         runs.pop((own, action.outcome), None)
         runs[own, action.outcome] = action.has_failed
-    room, quoted = characters - len(start), set[tuple[str, str]]()
+    room, quoted = max_characters - len(start), set[tuple[str, str]]()
     newest_first = list(runs)[::-1]
     for run in sorted(newest_first, key=runs.__getitem__):
         size = sum(map(len, run)) + SEPARATOR_CHARACTERS

@@ -21,12 +21,12 @@ from compaction_proxy.core.message import Message
 
 # For each word, a new statement is compared with at most this many of the newest statements that share the
 # word. The limit keeps the time linear in the number of statements.
-COMPARED = 64
+MAX_COMPARED = 64
 # Number of leading characters of a message that are searched for words that close an earlier request, such as
 # "never mind".
 CLOSING_CHARACTERS = 80
 # The weight of a kind: how much it costs to lose a statement of that kind.
-_WEIGHT = {
+_KIND_WEIGHTS = {
     StatementKind.FACT: 1,
     StatementKind.DECISION: 2,
     StatementKind.PREFERENCE: 2,
@@ -40,7 +40,7 @@ class UserStatement:
     """A user statement in force and its place in the conversation.
 
     Attributes:
-        said: The statement, or the part of it that is still in force.
+        statement: The statement, or the part of it that is still in force.
         turn: Index of its message among the user messages.
         kind: The kind of the statement; None if it is of no kind or closed. If the statement replaced one of
             a kind with a greater weight, it has the kind of the replaced statement.
@@ -48,7 +48,7 @@ class UserStatement:
         is_withdrawn: Whether a later message takes the statement back. The ledger then does not quote it.
     """
 
-    said: Statement
+    statement: Statement
     turn: int
     kind: StatementKind | None
     is_closed: bool = False
@@ -60,11 +60,11 @@ class SupersededStatements:
     """User statements that are no longer in force.
 
     Attributes:
-        texts: The statements word for word, by the index of their message.
+        texts_by_message: The statements word for word, by the index of their message.
         values: Values in these statements that no statement in force contains, in lower case.
     """
 
-    texts: Mapping[int, tuple[str, ...]]
+    texts_by_message: Mapping[int, tuple[str, ...]]
     values: frozenset[str]
 
 
@@ -75,37 +75,39 @@ class _StatementIndex:
     Each statement has a number. The numbers follow the order in which the user made the statements.
 
     Attributes:
-        spoken: The statements in force, by number.
-        lost: The statements that were replaced in whole or in part, as they were before, by number.
+        statements: The statements in force, by number.
+        replaced: The statements that were replaced in whole or in part, as they were before, by number.
         count: Number of all statements that were added so far.
     """
 
-    spoken: dict[int, UserStatement] = field(default_factory=dict)
-    lost: dict[int, UserStatement] = field(default_factory=dict)
+    statements: dict[int, UserStatement] = field(default_factory=dict)
+    replaced: dict[int, UserStatement] = field(default_factory=dict)
     count: int = 0
     _by_word: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _asked: list[int] = field(default_factory=list)
+    _request_keys: list[int] = field(default_factory=list)
 
     def copy(self) -> Self:
         """Returns an independent copy that can grow."""
         by_word: defaultdict[str, list[int]] = defaultdict(list)
         by_word.update((word, list(held)) for word, held in self._by_word.items())
-        return type(self)(dict(self.spoken), dict(self.lost), self.count, by_word, list(self._asked))
+        return type(self)(
+            dict(self.statements), dict(self.replaced), self.count, by_word, list(self._request_keys)
+        )
 
     def add(self, spoken: UserStatement) -> None:
         for key in self._find_rivals(spoken):
-            old = self.spoken[key]
-            if supersedes_statement(spoken.said, old.said, next_to=spoken.turn == old.turn + 1):
+            old = self.statements[key]
+            if supersedes_statement(spoken.statement, old.statement, is_adjacent=spoken.turn == old.turn + 1):
                 self._remove_statement(key)
-                spoken = replace(spoken, kind=_choose_weightier(spoken.kind, old.kind))
-            elif remainder := find_remainder(spoken.said, old.said):
-                self.lost.setdefault(key, old)
-                self.spoken[key] = replace(old, said=remainder)
-        self.spoken[self.count] = spoken
-        for word in spoken.said.words:
+                spoken = replace(spoken, kind=_choose_weightier_kind(spoken.kind, old.kind))
+            elif remainder := find_remainder(spoken.statement, old.statement):
+                self.replaced.setdefault(key, old)
+                self.statements[key] = replace(old, statement=remainder)
+        self.statements[self.count] = spoken
+        for word in spoken.statement.words:
             self._by_word[word].append(self.count)
-        if spoken.kind is StatementKind.REQUEST and not spoken.said.label:
-            self._asked.append(self.count)
+        if spoken.kind is StatementKind.REQUEST and not spoken.statement.label:
+            self._request_keys.append(self.count)
         self.count += 1
 
     def _find_rivals(self, spoken: UserStatement) -> list[int]:
@@ -114,18 +116,18 @@ class _StatementIndex:
         Such a statement is in another message and shares a word with the new statement.
         """
         keys: set[int] = set()
-        for word in spoken.said.words:
+        for word in spoken.statement.words:
             numbers = self._by_word[word]
-            del numbers[:-COMPARED]
+            del numbers[:-MAX_COMPARED]
             keys.update(numbers)
-        new, turn = spoken.said, spoken.turn
-        rivals = ((key, self.spoken[key]) for key in keys)
-        return sorted(key for key, old in rivals if old.turn != turn and may_supersede(new, old.said))
+        new, turn = spoken.statement, spoken.turn
+        rivals = ((key, self.statements[key]) for key in keys)
+        return sorted(key for key, old in rivals if old.turn != turn and may_supersede(new, old.statement))
 
     def _remove_statement(self, key: int) -> None:
-        old = self.spoken.pop(key)
-        self.lost.setdefault(key, old)
-        for word in old.said.words:
+        old = self.statements.pop(key)
+        self.replaced.setdefault(key, old)
+        for word in old.statement.words:
             if key in (held := self._by_word[word]):
                 held.remove(key)
 
@@ -139,25 +141,27 @@ class _StatementIndex:
             turn: Index of the message that closes the request, among the user messages.
             withdraws: Whether this message only takes back what the user said before.
         """
-        self._asked = [key for key in self._asked[-COMPARED:] if key in self.spoken]
-        newest = islice(reversed(self.spoken), COMPARED)
-        before = [key for key in newest if self.spoken[key].turn == turn - 1]
+        self._request_keys = [key for key in self._request_keys[-MAX_COMPARED:] if key in self.statements]
+        newest = islice(reversed(self.statements), MAX_COMPARED)
+        before = [key for key in newest if self.statements[key].turn == turn - 1]
         rules = [
             key
             for key in before
-            if self.spoken[key].kind is StatementKind.RULE and not self.spoken[key].said.label
+            if self.statements[key].kind is StatementKind.RULE and not self.statements[key].statement.label
         ]
-        if withdraws and rules and not any(key in self._asked for key in before):
+        if withdraws and rules and not any(key in self._request_keys for key in before):
             self._close_statement(rules[0], withdraws=True)
-        elif self._asked:
-            self._close_statement(self._asked.pop(), withdraws=withdraws)
+        elif self._request_keys:
+            self._close_statement(self._request_keys.pop(), withdraws=withdraws)
 
     def _close_statement(self, key: int, *, withdraws: bool) -> None:
-        self.spoken[key] = replace(self.spoken[key], kind=None, is_closed=True, is_withdrawn=withdraws)
+        self.statements[key] = replace(
+            self.statements[key], kind=None, is_closed=True, is_withdrawn=withdraws
+        )
 
 
-def _choose_weightier(new: StatementKind | None, old: StatementKind | None) -> StatementKind | None:
-    return max(new, old, key=lambda kind: _WEIGHT[kind] if kind else 0)
+def _choose_weightier_kind(new: StatementKind | None, old: StatementKind | None) -> StatementKind | None:
+    return max(new, old, key=lambda kind: _KIND_WEIGHTS[kind] if kind else 0)
 
 
 def _iter_user_texts(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
@@ -188,9 +192,11 @@ class ActiveStatements:
         earlier: Self | None = None,
     ) -> None:
         users = list(_iter_user_texts(messages))
-        self._ats = [at for at, _ in users]
+        self._message_indices = [at for at, _ in users]
         self._texts = [text for _, text in users]
-        self.in_force: _StatementIndex = earlier.in_force.copy() if earlier else _StatementIndex()
+        self.statement_index: _StatementIndex = (
+            earlier.statement_index.copy() if earlier else _StatementIndex()
+        )
         for turn in range(len(earlier or ()), len(self)):
             self._read_turn(turn, statement_reader)
 
@@ -201,7 +207,7 @@ class ActiveStatements:
     @property
     def statement_count(self) -> int:
         """Number of statements in the user messages."""
-        return self.in_force.count
+        return self.statement_index.count
 
     @property
     def character_count(self) -> int:
@@ -209,7 +215,10 @@ class ActiveStatements:
         return sum(map(len, self._texts))
 
     def is_prefix_of(self, texts: Sequence[str]) -> bool:
-        """Returns whether `texts` begins with the user texts that were read. False if none was read."""
+        """Returns whether `texts_by_message` begins with the user texts that were read.
+
+        False if none was read.
+        """
         length = len(self)
         if not 0 < length <= len(texts) or self._texts[-1] != texts[length - 1]:
             return False
@@ -220,28 +229,31 @@ class ActiveStatements:
         said_first = fold_text(text[:CLOSING_CHARACTERS])
         if cues.CLOSING.match(said_first):
             withdraws = len(text) < CLOSING_CHARACTERS and cues.WITHDRAWAL.match(said_first) is not None
-            self.in_force.close_newest_request(turn, withdraws=withdraws)
+            self.statement_index.close_newest_request(turn, withdraws=withdraws)
         for each in statement_reader(text):
-            self.in_force.add(UserStatement(each, turn, each.kind))
+            self.statement_index.add(UserStatement(each, turn, each.kind))
 
     def list_covered(self, covered: Collection[int]) -> list[tuple[int, UserStatement]]:
         """Returns the statements in force in the messages `covered`, each with the index of its message."""
-        placed = ((self._ats[spoken.turn], spoken) for spoken in self.in_force.spoken.values())
-        return [(at, spoken) for at, spoken in placed if at in covered and spoken.said.text]
+        placed = (
+            (self._message_indices[spoken.turn], spoken)
+            for spoken in self.statement_index.statements.values()
+        )
+        return [(at, spoken) for at, spoken in placed if at in covered and spoken.statement.text]
 
     @cached_property
     def superseded(self) -> SupersededStatements:
         """The statements that later messages have replaced. No summary may bring them back."""
-        lost = [self.in_force.lost[key] for key in sorted(self.in_force.lost)]
+        lost = [self.statement_index.replaced[key] for key in sorted(self.statement_index.replaced)]
         turns = {spoken.turn for spoken in lost}
-        standing = self.in_force.spoken.values()
-        standing_texts = {(spoken.turn, spoken.said.text) for spoken in standing if spoken.turn in turns}
-        replaced = [spoken for spoken in lost if (spoken.turn, spoken.said.text) not in standing_texts]
+        standing = self.statement_index.statements.values()
+        standing_texts = {(spoken.turn, spoken.statement.text) for spoken in standing if spoken.turn in turns}
+        replaced = [spoken for spoken in lost if (spoken.turn, spoken.statement.text) not in standing_texts]
         texts: defaultdict[int, list[str]] = defaultdict(list)
         for spoken in replaced:
-            texts[self._ats[spoken.turn]].append(spoken.said.text)
-        values = {value for spoken in replaced for _, value in spoken.said.values}
-        valid = " ".join(spoken.said.text for spoken in standing).casefold() if values else ""
+            texts[self._message_indices[spoken.turn]].append(spoken.statement.text)
+        values = {value for spoken in replaced for _, value in spoken.statement.values}
+        valid = " ".join(spoken.statement.text for spoken in standing).casefold() if values else ""
         return SupersededStatements(
             {at: tuple(each) for at, each in texts.items()},
             frozenset(value for value in values if value not in valid),

@@ -16,8 +16,8 @@ EXAMPLE_NAMES = frozenset({"example_user", "example_assistant"})
 class _MessagePair(NamedTuple):
     """The beginnings of a user message and of the answer to it that the client writes itself."""
 
-    asked: str
-    answered: str
+    user_text: str
+    answer_text: str
 
 
 # The examples of aider's edit formats (aider-chat 0.86, `example_messages` of `aider/coders/*_prompts.py`).
@@ -42,10 +42,10 @@ _EXAMPLES_END = (
 _END_REPLY = "Ok."
 # If a model takes no system prompt, aider sends the prompt as the first user message and adds an answer. The
 # examples then begin at this index.
-_LAST_START = 2
+_START_AFTER_PROMPT = 2
 # Messages in which aider shows the repository, and the answers that it writes itself
 # (`aider/coders/*_prompts.py`).
-_FILES = (
+_FILE_FORMS = (
     _MessagePair(
         "I have *added these files to the chat* so you can go ahead and edit them.",
         "Ok, any changes I propose will be to those files.",
@@ -55,8 +55,8 @@ _FILES = (
         "Ok, I will use that as the true, current contents of the files.",
     ),
 )
-_SHOWN = (
-    *_FILES,
+_FILE_AND_MAP_FORMS = (
+    *_FILE_FORMS,
     _MessagePair(
         "Here are summaries of some files present in my git repository.",
         "Ok, I won't try and edit those files without asking first.",
@@ -70,8 +70,8 @@ _SHOWN = (
         "Ok, I will use these files as references.",
     ),
 )
-_REPLIES = frozenset(pair.answered for pair in _SHOWN)
-_OPENINGS = tuple(dict.fromkeys(pair.asked for pair in _SHOWN))
+_REPLIES = frozenset(pair.answer_text for pair in _FILE_AND_MAP_FORMS)
+_OPENINGS = tuple(dict.fromkeys(pair.user_text for pair in _FILE_AND_MAP_FORMS))
 # Number of last messages among which the message with aider's shown files is searched for. Only the current
 # turn follows that message: a few answers of the model and aider's own replies to them.
 _LAST_MESSAGES = 16
@@ -86,12 +86,12 @@ def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
     for index, message in enumerate(messages):
         if (
             message.role != "user"
-            or message.answers
+            or message.answered_call_ids
             or message.instruction is not None
             or message.name in EXAMPLE_NAMES
         ):
             continue
-        if examples.start <= index < examples.stop or _is_shown(messages, index, _SHOWN):
+        if examples.start <= index < examples.stop or _has_form(messages, index, _FILE_AND_MAP_FORMS):
             continue
         yield index
 
@@ -103,13 +103,13 @@ def find_files_message(messages: Sequence[Message]) -> int | None:
     end and updates the files in it.
     """
     first = max(0, len(messages) - _LAST_MESSAGES)
-    return next((k for k in range(first, len(messages)) if _is_shown(messages, k, _FILES)), None)
+    return next((k for k in range(first, len(messages)) if _has_form(messages, k, _FILE_FORMS)), None)
 
 
 def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
     """Returns the messages without those that the client wrote: examples, shown files and answers to both."""
     examples = _find_examples(messages)
-    gone = {k for k in range(len(messages)) if _is_shown(messages, k, _SHOWN)}
+    gone = {k for k in range(len(messages)) if _has_form(messages, k, _FILE_AND_MAP_FORMS)}
     gone |= {k for k, each in enumerate(messages) if each.role == "assistant" and each.text in _REPLIES}
     gone |= set(range(examples.start, examples.stop))
     return [each for k, each in enumerate(messages) if k not in gone]
@@ -117,7 +117,7 @@ def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
 
 def _find_examples(messages: Sequence[Message]) -> Span:
     """Returns the span of the examples that aider puts before a conversation, or an empty span."""
-    for start in (0, _LAST_START):
+    for start in (0, _START_AFTER_PROMPT):
         for pairs in _EXAMPLES:
             stop = start + 2 * len(pairs)
             closed = _is_pair(messages, stop, _EXAMPLES_END, _END_REPLY)
@@ -128,22 +128,24 @@ def _find_examples(messages: Sequence[Message]) -> Span:
 
 def _is_example(messages: Sequence[Message], index: int, pair: _MessagePair) -> bool:
     answered = messages[index + 1]
-    return answered.text.startswith(pair.answered) and _is_pair(messages, index, pair.asked, answered.text)
+    return answered.text.startswith(pair.answer_text) and _is_pair(
+        messages, index, pair.user_text, answered.text
+    )
 
 
-def _is_shown(messages: Sequence[Message], index: int, pairs: Sequence[_MessagePair]) -> bool:
-    """Returns whether a message begins like one of `pairs` and the client's answer of this pair follows."""
+def _has_form(messages: Sequence[Message], index: int, forms: Sequence[_MessagePair]) -> bool:
+    """Returns whether a message begins like one of `forms` and the client's answer of this pair follows."""
     text = messages[index].text
     if not text.startswith(_OPENINGS):
         return False
-    written = (each for each in pairs if text.startswith(each.asked))
-    return any(_is_pair(messages, index, text, each.answered) for each in written)
+    written = (each for each in forms if text.startswith(each.user_text))
+    return any(_is_pair(messages, index, text, each.answer_text) for each in written)
 
 
-def _is_pair(messages: Sequence[Message], index: int, asked: str, answered: str) -> bool:
-    """Returns whether the messages from `index` on are a user's text `asked` and the answer `answered`."""
+def _is_pair(messages: Sequence[Message], index: int, user_text: str, answer_text: str) -> bool:
+    """Returns whether the messages from `index` on are the user's text and the answer to it."""
     if index + 1 >= len(messages):
         return False
     first, second = messages[index], messages[index + 1]
     roles = (first.role, second.role) == ("user", "assistant")
-    return roles and not second.calls and (first.text, second.text) == (asked, answered)
+    return roles and not second.calls and (first.text, second.text) == (user_text, answer_text)

@@ -27,7 +27,7 @@ class StatementKind(StrEnum):
 # Characters of scripts that have no spaces between words, or that have vowel signs which `\b` treats as ends
 # of words. Phrases in these scripts match anywhere in a text, even inside a word.
 _UNSPACED = "\u0600-\u06ff\u0900-\u0dff\u3040-\u30ff\u3400-\u9fff"
-_BARE = re.compile(f"[{_UNSPACED}]")
+_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _CHOICE = re.compile(r"\(\?:([^()]*)\)(\??)(?![*+{])")
 _LETTER = re.compile(r"\w(?![?*+{])")
 
@@ -37,16 +37,16 @@ class Phrases:
     """A set of words and phrases to search for in a text.
 
     Attributes:
-        whole: Pattern of all phrases.
-        ascii: Pattern of the phrases that can occur in ASCII text.
+        pattern: Pattern of all phrases.
+        ascii_pattern: Pattern of the phrases that can occur in ASCII text.
     """
 
-    whole: re.Pattern[str]
-    ascii: re.Pattern[str]
+    pattern: re.Pattern[str]
+    ascii_pattern: re.Pattern[str]
 
     def search(self, text: str) -> re.Match[str] | None:
         """Returns a match of one of the phrases, not always the longest, or None if there is none."""
-        return (self.ascii if text.isascii() else self.whole).search(text)
+        return (self.ascii_pattern if text.isascii() else self.pattern).search(text)
 
 
 def _expand_choice(phrase: str) -> Iterator[str]:
@@ -72,8 +72,10 @@ def _build_letter_pattern(phrases: list[str]) -> str:
 def _compile_phrases(*alternatives: str) -> Phrases:
     """Compiles phrases separated by ` | `. Phrases in scripts with spaces match only whole words."""
     phrases = [phrase for line in alternatives for phrase in line.split(" | ")]
-    bare = [phrase for phrase in phrases if _BARE.search(phrase)]
-    spaced = [each for phrase in phrases if not _BARE.search(phrase) for each in _expand_choice(phrase)]
+    bare = [phrase for phrase in phrases if _UNSPACED_LETTER.search(phrase)]
+    spaced = [
+        each for phrase in phrases if not _UNSPACED_LETTER.search(phrase) for each in _expand_choice(phrase)
+    ]
     plain = [each for each in spaced if each[0].isascii() or not _LETTER.match(each)]
     whole = [rf"\b(?:{_build_letter_pattern(spaced)})\b"] if spaced else []
     only = rf"\b(?:{_build_letter_pattern(plain)})\b" if plain else "(?!)"
@@ -95,8 +97,10 @@ IMPERATIVES = (
     "wait|"
     "walk|wire|work|write"
 )
-_SAYING = "end|start|begin|reply|answer|respond|write|report|format|phrase|cite|sign|speak|keep|use"
-_SAID = "repl(?:y|ies)|answers?|responses?|messages?|numbers?|dates?|times?|measurements?|units?|files?"
+_REPLY_VERBS = "end|start|begin|reply|answer|respond|write|report|format|phrase|cite|sign|speak|keep|use"
+_REPLY_NOUNS = (
+    "repl(?:y|ies)|answers?|responses?|messages?|numbers?|dates?|times?|measurements?|units?|files?"
+)
 
 RULE = _compile_phrases(
     r"never | always | must | must not | mustn't | under no circumstances | at all times | from now on",
@@ -127,8 +131,8 @@ RULE = _compile_phrases(
 RULE_START = re.compile(
     rf"(?:please,? |and |so |also,? )*(?:(?:do not|don't|dont) (?!worry|know|think|care|mind|forget|you|"
     rf"we|i\b)|avoid \w|"
-    rf"(?:{_SAYING})\b.{{0,120}}\b(?:every|each|only|always|nothing but|all (?:\w+ )?(?:{_SAID}))\b|"
-    rf"(?:end|start|begin) (?:your|the|all|every|each) (?:{_SAID})|"
+    rf"(?:{_REPLY_VERBS})\b.{{0,120}}\b(?:every|each|only|always|nothing but|all (?:\w+ )?(?:{_REPLY_NOUNS}))\b|"
+    rf"(?:end|start|begin) (?:your|the|all|every|each) (?:{_REPLY_NOUNS})|"
     r"only \w|keep \S+(?: \S+){0,3} (?:away|out|free|private|secret|below|under|above)\b|"
     r"no (?!problem|thank|worries|idea|need|way|one|it|i|the|that|this|we|you|he|she|they|not|but|doubt|"
     r"just)[\w-]+ \w|"

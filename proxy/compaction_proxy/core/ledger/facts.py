@@ -22,14 +22,14 @@ ERROR_CHARACTERS, COMMAND_CHARACTERS, VALUE_CHARACTERS = 120, 100, 160
 # Characters quoted of a value's name.
 NAME_CHARACTERS = 48
 # Maximum number of values, and of errors, from one message.
-VALUES_A_MESSAGE, ERRORS_A_MESSAGE = 40, 3
+MAX_VALUES_PER_MESSAGE, MAX_ERRORS_PER_MESSAGE = 40, 3
 
-_UNSEEN = re.compile(
+_HIDDEN_CHARACTERS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff\ud800-\udfff\U000e0000-\U000e0fff]+"
 )
 
-_OBSERVED = frozenset(
+_OBSERVED_KINDS = frozenset(
     {"url", "email", "id", "money", "version", "code", "date", "commit", "branch", "port", "address", "host"}
 )
 
@@ -55,7 +55,7 @@ _PATH_KEY = re.compile(
     re.IGNORECASE,
 )
 # The value of a key such as `source` is not always a path. It counts as one only if it matches this pattern.
-_LIKE_A_PATH = re.compile(r"[~.]|.*[/\\]|[^.\s]{1,200}\.\w{1,8}\Z")
+_PATH_LIKE = re.compile(r"[~.]|.*[/\\]|[^.\s]{1,200}\.\w{1,8}\Z")
 _COMMAND_KEY = re.compile(
     r'"(?:command|cmd|script|shell|code|bash_command)"\s*:\s*(?:\[[^\]"]*)?"((?:[^"\\]|\\.){1,2000})',
     re.IGNORECASE,
@@ -63,8 +63,8 @@ _COMMAND_KEY = re.compile(
 _SUBCOMMAND = re.compile(
     r'"(?:command|action|operation|type)"\s*:\s*"(view|create|str_replace|insert|write|read|delete|edit)"'
 )
-_PATCHED = re.compile(r"\*\*\* (Add|Update|Delete) File: ([^\\\n\"]{1,200})")
-_DEEDS = (
+_PATCH_HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: ([^\\\n\"]{1,200})")
+_TOOL_OPERATIONS = (
     ("deleted", re.compile(r"delete|remove|unlink|trash|^rm$")),
     ("modified", re.compile(r"edit|patch|replace|update|modify|append|insert|rename|move|apply|^mv$|sed")),
     ("created", re.compile(r"create|write|save|touch|mkdir|new_?file|copy|^cp$")),
@@ -76,7 +76,7 @@ _DEEDS = (
     ),
 )
 _TARGET = r"([\w~./@+-]{2,160})"
-_SHELL = (
+_SHELL_OPERATIONS = (
     (
         "modified",
         re.compile(rf"(?<![>&\d=-])>>?\s*{_TARGET}|\b(?:sed\s+-i\S*\s+\S{{1,200}}|tee(?: -a)?)\s+{_TARGET}"),
@@ -93,20 +93,20 @@ class MessageFact(NamedTuple):
     Attributes:
         kind: `path`, `error`, `exit`, `command`, or the kind of a value.
         text: One short line.
-        deed: For a path, what the call does with it; else "".
+        operation: For a path, what the call does with it; else "".
         name: For a value, its name in the message, such as `reservation_id`; "" if it has none.
-        thing: For a value, a key of its name and of the object that has it, such as an order. A newer value
-            with the same key replaces this value. "" if the key is unknown.
+        owner_key: For a value, a key of its name and of the object that has it, such as an order. A newer
+            value with the same key replaces this value. "" if the key is unknown.
     """
 
     kind: str
     text: str
-    deed: str = ""
+    operation: str = ""
     name: str = ""
-    thing: str = ""
+    owner_key: str = ""
 
 
-_IN_ORDER = ("read", "created", "modified", "deleted")
+_OPERATION_ORDER = ("read", "created", "modified", "deleted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +116,16 @@ class ObservedFact:
     Attributes:
         kind: `path`, `error`, `exit`, `command`, or the kind of a value.
         text: One short line.
-        at: Index of the newest message that shows the fact.
-        deeds: For a path, what was done with it: `read`, `created`, `modified`, `deleted`, in that order.
+        message_index: Index of the newest message that shows the fact.
+        operations: For a path, what was done with it: `read`, `created`, `modified`, `deleted`, in that
+            order.
         name: For a value, its name in the message; "" if it has none.
     """
 
     kind: str
     text: str
-    at: int
-    deeds: tuple[str, ...] = ()
+    message_index: int
+    operations: tuple[str, ...] = ()
     name: str = ""
 
 
@@ -135,17 +136,17 @@ def take_head_and_tail(text: str) -> str:
     return f"{text[:HEAD_CHARACTERS]}\n{text[-TAIL_CHARACTERS:]}"
 
 
-def to_one_line(text: str, characters: int) -> str:
-    """Returns the first `characters` characters of a text as one line.
+def to_one_line(text: str, max_characters: int) -> str:
+    """Returns the first `max_characters` characters of a text as one line.
 
     Hidden characters become spaces, and marks of chat templates are broken up by a space.
     """
-    seen = _UNSEEN.sub(" ", text[: 2 * characters]).replace("<|", "< |").replace("|>", "| >")
-    return " ".join(seen.split())[:characters]
+    seen = _HIDDEN_CHARACTERS.sub(" ", text[: 2 * max_characters]).replace("<|", "< |").replace("|>", "| >")
+    return " ".join(seen.split())[:max_characters]
 
 
 def _iter_shell_paths(command: str) -> Iterator[tuple[str, str]]:
-    for deed, pattern in _SHELL:
+    for deed, pattern in _SHELL_OPERATIONS:
         for found in pattern.finditer(command):
             path = next(filter(None, found.groups()))
             if not path.startswith(("/dev/", "-")):
@@ -155,11 +156,11 @@ def _iter_shell_paths(command: str) -> Iterator[tuple[str, str]]:
 def _iter_call_paths(call: MessageToolCall, arguments: str) -> Iterator[tuple[str, str]]:
     sub = _SUBCOMMAND.search(arguments)
     name = sub.group(1) if sub else call.name.lower()
-    deed = next((deed for deed, pattern in _DEEDS if pattern.search(name)), None)
+    deed = next((deed for deed, pattern in _TOOL_OPERATIONS if pattern.search(name)), None)
     for found in _PATH_KEY.finditer(arguments):
-        if deed and (not found["other"] or _LIKE_A_PATH.match(found[2])):
+        if deed and (not found["other"] or _PATH_LIKE.match(found[2])):
             yield deed, found[2]
-    for verb, path in _PATCHED.findall(arguments):
+    for verb, path in _PATCH_HEADER.findall(arguments):
         yield {"Add": "created", "Update": "modified", "Delete": "deleted"}[verb], path
 
 
@@ -192,7 +193,7 @@ def _iter_errors(text: str) -> Iterator[MessageFact]:
         if found := _ERROR.search(line, 0, LINE_CHARACTERS):
             yield MessageFact("error", to_one_line(line[found.start() :], ERROR_CHARACTERS))
             shown += 1
-        if shown == ERRORS_A_MESSAGE:
+        if shown == MAX_ERRORS_PER_MESSAGE:
             break
     lower = text.lower()
     may_exit = not text.isascii() or "exit" in lower or "return" in lower
@@ -208,13 +209,13 @@ def list_message_facts(message: Message) -> tuple[MessageFact, ...]:
         for call in message.calls
         for each in _iter_call_facts(replace(call, arguments=take_head_and_tail(call.arguments)))
     ]
-    if message.answers or message.role in {"tool", "function"}:
+    if message.answered_call_ids or message.role in {"tool", "function"}:
         found += _iter_errors(text)
     lines = "\n".join(line[:LINE_CHARACTERS] for line in text.splitlines())
-    exact = (value for value in find_named_values(lines, _OBSERVED) if len(value.text) > 2)
+    exact = (value for value in find_named_values(lines, _OBSERVED_KINDS) if len(value.text) > 2)
     found += [
         MessageFact(kind, said, "", to_one_line(name, NAME_CHARACTERS), thing)
-        for kind, said, name, thing in islice(exact, VALUES_A_MESSAGE)
+        for kind, said, name, thing in islice(exact, MAX_VALUES_PER_MESSAGE)
     ]
     limits = {"error": ERROR_CHARACTERS, "command": COMMAND_CHARACTERS}
     return tuple(
@@ -223,20 +224,20 @@ def list_message_facts(message: Message) -> tuple[MessageFact, ...]:
 
 
 @dataclass(slots=True)
-class _Sighting:
+class _FactState:
     """What is known of one fact from the messages read so far.
 
     Attributes:
-        at: Index of the newest message that shows the fact.
-        deeds: For a path, what was done with it.
+        message_index: Index of the newest message that shows the fact.
+        operations: For a path, what was done with it.
         name: For a value, its name; "" if it has none.
-        things: The values of `MessageFact.thing` in all messages that show the fact.
+        owner_keys: The values of `MessageFact.thing` in all messages that show the fact.
     """
 
-    at: int
-    deeds: frozenset[str]
+    message_index: int
+    operations: frozenset[str]
     name: str
-    things: frozenset[str]
+    owner_keys: frozenset[str]
 
 
 def collect_facts(
@@ -254,25 +255,31 @@ def collect_facts(
             are skipped.
         fact_reader: Returns the facts of a message: `list_message_facts` or a cache of it.
     """
-    found: dict[tuple[str, str], _Sighting] = {}
+    found: dict[tuple[str, str], _FactState] = {}
     newest: dict[str, tuple[int, tuple[str, str]]] = {}
     for at in sorted(covered):
         message = messages[at]
-        if message.is_privileged or (message.role == "user" and not message.answers):
+        if message.is_privileged or (message.role == "user" and not message.answered_call_ids):
             continue
         for kind, text, deed, name, thing in fact_reader(message):
             key = kind, text
             if thing:
                 before, old = newest.get(thing, (at, key))
-                if before < at and old != key and old in found and found[old].things == {thing}:
+                if before < at and old != key and old in found and found[old].owner_keys == {thing}:
                     del found[old]
                 newest[thing] = at, key
             seen = found.pop(key, None)
-            deeds = (seen.deeds if seen else frozenset[str]()) | ({deed} if deed else set())
-            things = (seen.things if seen else frozenset[str]()) | {thing}
-            found[key] = _Sighting(at, deeds, (seen.name if seen else "") or name, things)
+            deeds = (seen.operations if seen else frozenset[str]()) | ({deed} if deed else set())
+            things = (seen.owner_keys if seen else frozenset[str]()) | {thing}
+            found[key] = _FactState(at, deeds, (seen.name if seen else "") or name, things)
     return tuple(
-        ObservedFact(kind, text, seen.at, tuple(each for each in _IN_ORDER if each in seen.deeds), seen.name)
+        ObservedFact(
+            kind,
+            text,
+            seen.message_index,
+            tuple(each for each in _OPERATION_ORDER if each in seen.operations),
+            seen.name,
+        )
         for (kind, text), seen in found.items()
         if text
     )

@@ -36,33 +36,33 @@ SUBSTANCE_CHARACTERS = 240
 QUOTED_CHARACTERS = 160
 # Number of turns after which a failure or a promise is forgotten, and after which the state of a request
 # without an answer becomes unknown.
-LASTING_TURNS, WAITING_TURNS = 4, 12
+LOOSE_END_TURNS, WAITING_TURNS = 4, 12
 # A statement counts as program output if it is repeated in `PRINTED_TIMES` user messages, each of at least
 # `PRINTED_STATEMENTS` statements.
 PRINTED_TIMES, PRINTED_STATEMENTS = 3, 4
 # A failure report is about an answered request if both share at least `SHARED_WORDS` words, and at least
-# `SHARED_PART` of the words of the shorter one.
-SHARED_WORDS, SHARED_PART = 2, 0.25
+# `SHARED_SHARE` of the words of the shorter one.
+SHARED_WORDS, SHARED_SHARE = 2, 0.25
 # A failure report with more words than this is pasted text, which shares words with many requests. It is
-# therefore compared only with requests of the last `LASTING_TURNS` turns.
+# therefore compared only with requests of the last `LOOSE_END_TURNS` turns.
 PASTED_WORDS = 80
 # Tools with which a model only writes down its thoughts. Their calls are ignored.
-THOUGHTS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
+THINKING_TOOLS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
 # A reply may be complete although it ends without a full stop if its last line has fewer words than this.
-LEAST_BROKEN_WORDS = 8
+MIN_BROKEN_WORDS = 8
 # Minimum characters of a sentence that can state the outcome of a request.
-LEAST_RESULT = 12
+MIN_RESULT_CHARACTERS = 12
 
 _SENTENCE = re.compile(r"(?<=[.!?:])[\"')*_]*\s+|(?<=[。！？])\s*|\n+")  # noqa: RUF001 - stops of other scripts
 _STOP = re.compile(r"[.!?:][\"')*_]?\s")
 _ITEM = re.compile(r"[ \t]*(?:[-*+•#|>`]|\d{1,3}[.)])")
 _FENCE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
-_ASKING = re.compile(r"[?？؟][\"')*_ ]*\Z")  # noqa: RUF001
+_QUESTION_END = re.compile(r"[?？؟][\"')*_ ]*\Z")  # noqa: RUF001
 # Text that looks more like code than like prose.
 _CODE = re.compile(r"\w\(\)|[{};=]|\w\.\w+\(|^\S+\Z")
 # A user message that is only a command to the client, such as "/clear", or git's report of a commit. It makes
 # no request.
-_TYPED = re.compile(r"/\S*\Z|commit [0-9a-f]{7,40} \w+(?:\([^)]{0,40}\))?!?:")
+_CLIENT_COMMAND = re.compile(r"/\S*\Z|commit [0-9a-f]{7,40} \w+(?:\([^)]{0,40}\))?!?:")
 _MARKUP = re.compile(r"^[ \t]*[#>]+[ \t]|[*`]+", re.MULTILINE)
 # Underscores around words, but not those of names such as `__init__` and `step_`.
 _EMPHASIS = re.compile(r"(?<!\w)_([^\s_][^_\n]*)_(?!\w)")
@@ -82,24 +82,24 @@ class ReplyReading:
     """What a reply of the assistant says about the state of the work.
 
     Attributes:
-        asks: Whether the reply asks something that needs an answer.
+        has_question: Whether the reply asks something that needs an answer.
         question: The question; "" if there is none or it must not be quoted.
         promise: The sentence in which the assistant says what it is going to do; "" if there is none.
-        result: A sentence that gives the outcome of the request; "" if there is none.
-        last: The last sentence; "" if it must not be quoted.
-        asked: The stems of the words and the exact values in the sentences that ask something.
-        words: The same for the whole reply if it asks something and `has_substance` is true, else the same as
-            `asked`.
+        outcome: A sentence that gives the outcome of the request; "" if there is none.
+        last_sentence: The last sentence; "" if it must not be quoted.
+        question_words: The stems of the words and the exact values in the sentences that ask something.
+        reply_words: The same for the whole reply if it asks something and `has_substance` is true, else the
+            same as `question_words`.
         has_substance: Whether the reply says enough besides its question to have answered a request.
     """
 
-    asks: bool = False
+    has_question: bool = False
     question: str = ""
     promise: str = ""
-    result: str = ""
-    last: str = ""
-    asked: frozenset[str] = frozenset()
-    words: frozenset[str] = frozenset()
+    outcome: str = ""
+    last_sentence: str = ""
+    question_words: frozenset[str] = frozenset()
+    reply_words: frozenset[str] = frozenset()
     has_substance: bool = False
 
 
@@ -108,14 +108,14 @@ class LooseEnd:
     """Work that the assistant or a tool has left open.
 
     Attributes:
-        kind: `failed`, `asked back` or `to do`.
+        kind: `failed_calls`, `asked back` or `to do`.
         text: One line without hidden characters.
-        at: Index of its message.
+        message_index: Index of its message.
     """
 
     kind: str
     text: str
-    at: int
+    message_index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,12 @@ class LastStep:
     """The last tool call, and what the assistant said in the same message.
 
     Attributes:
-        at: Index of the message with the call.
+        message_index: Index of the message with the call.
         action: The call and how it ended.
         intent: The last sentence of the assistant in this message; "" if there is none that may be quoted.
     """
 
-    at: int
+    message_index: int
     action: Action
     intent: str
 
@@ -201,7 +201,7 @@ def read_reply(text: str) -> ReplyReading:
     sentences = [
         each
         for each in pieces
-        if each not in asking and len(each) >= LEAST_RESULT and not is_pleasantry(each)
+        if each not in asking and len(each) >= MIN_RESULT_CHARACTERS and not is_pleasantry(each)
     ]
     facts = (
         each for each in sentences if not (_is_promise(each) or each.endswith(":") or _CODE.search(each))
@@ -227,7 +227,7 @@ def _is_asking(sentence: str) -> bool:
     plain = fold_text(sentence)
     if cues.OFFER.search(plain):
         return False
-    return _ASKING.search(sentence) is not None or cues.ASKING_BACK.search(plain) is not None
+    return _QUESTION_END.search(sentence) is not None or cues.ASKING_BACK.search(plain) is not None
 
 
 def _is_promise(sentence: str) -> bool:
@@ -244,7 +244,7 @@ def is_pleasantry(sentence: str) -> bool:
 def is_thanks(text: str, statements: Sequence[Statement]) -> bool:
     """Returns whether a user's message only thanks, agrees or says goodbye, and asks for nothing."""
     short = len(text) <= THANKS_CHARACTERS and cues.THANKS.match(fold_text(text)) is not None
-    asks = (each for each in statements if each.question or each.kind is StatementKind.REQUEST)
+    asks = (each for each in statements if each.is_question or each.kind is StatementKind.REQUEST)
     return short and all(is_pleasantry(each.text) for each in asks)
 
 
@@ -263,38 +263,38 @@ def _is_failure_report(text: str) -> bool:
     return cues.FAILURE_REPORT.search(fold_text(ends)) is not None
 
 
-def _is_request(each: Statement, statements: Sequence[Statement], *, answers: bool) -> bool:
+def _is_request(statement: Statement, statements: Sequence[Statement], *, answers: bool) -> bool:
     """Returns whether a statement asks the assistant for something.
 
     Its words may show this. A statement of no kind also counts as a request if its message contains no other
     request and neither answers a question nor thanks.
 
     Args:
-        each: The statement.
+        statement: The statement.
         statements: All statements of its message.
         answers: Whether the message answers a question of the assistant, or only thanks.
     """
-    if each.label or is_pleasantry(each.text) or _TYPED.match(each.folded):
+    if statement.label or is_pleasantry(statement.text) or _CLIENT_COMMAND.match(statement.folded_text):
         return False
-    if each.kind is StatementKind.REQUEST or (each.question and each.kind is None):
+    if statement.kind is StatementKind.REQUEST or (statement.is_question and statement.kind is None):
         return True
-    if each.kind is None and cues.WISH.search(each.folded):
+    if statement.kind is None and cues.WISH.search(statement.folded_text):
         return True
     return (
-        each.kind is None
+        statement.kind is None
         and not answers
         and not any(other.kind is StatementKind.REQUEST for other in statements)
     )
 
 
-def _is_about(words: frozenset[str], request: frozenset[str]) -> bool:
-    shared = len(words & request)
-    return shared >= max(SHARED_WORDS, SHARED_PART * min(len(words), len(request)))
+def _is_about(words: frozenset[str], request_words: frozenset[str]) -> bool:
+    shared = len(words & request_words)
+    return shared >= max(SHARED_WORDS, SHARED_SHARE * min(len(words), len(request_words)))
 
 
-def _is_reason(each: Statement) -> bool:
+def _is_reason(statement: Statement) -> bool:
     """Returns whether a statement just before a request may explain the request and belongs to it."""
-    return each.kind is None and not each.label and len(each.words) > SHARED_WORDS
+    return statement.kind is None and not statement.label and len(statement.words) > SHARED_WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,18 +303,18 @@ class _OpenRequest:
 
     Attributes:
         turn: Number of its user message.
-        said: The request.
-        about: The stems of the words and the exact values of the request, or of its whole message if the
+        statement: The request.
+        words: The stems of the words and the exact values of the request, or of its whole message if the
             request has too few.
     """
 
     turn: int
-    said: Statement
-    about: frozenset[str]
+    statement: Statement
+    words: frozenset[str]
 
     @property
     def key(self) -> tuple[int, str]:
-        return self.turn, self.said.text
+        return self.turn, self.statement.text
 
 
 @dataclass(slots=True)
@@ -324,12 +324,12 @@ class _TurnWork:
     Attributes:
         actions: The calls, each with the index of its message.
         reply: The assistant's final reply; None if the work was not finished.
-        at: Index of the final reply.
+        reply_index: Index of the final reply.
     """
 
     actions: list[tuple[int, Action]] = field(default_factory=list)
     reply: ReplyReading | None = None
-    at: int = 0
+    reply_index: int = 0
 
 
 class _FrontierReader:
@@ -338,28 +338,34 @@ class _FrontierReader:
     def __init__(self) -> None:
         self.states: dict[tuple[int, str], StatementStatus] = {}
         self.outcomes: dict[tuple[int, str], str] = {}
-        self.waiting: list[_OpenRequest] = []
-        self.answered: list[_OpenRequest] = []
-        self.times: Counter[str] = Counter()
-        self.failed: dict[str, tuple[int, int, Action]] = {}
-        self.promised: tuple[int, int, str] | None = None
-        self.before: _TurnWork | None = None
+        self.waiting_requests: list[_OpenRequest] = []
+        self.answered_requests: list[_OpenRequest] = []
+        self.text_counts: Counter[str] = Counter()
+        self.failed_calls: dict[str, tuple[int, int, Action]] = {}
+        self.open_promise: tuple[int, int, str] | None = None
+        self.last_work: _TurnWork | None = None
         self.turn = -1
-        self.done: list[tuple[int, Action]] = []
+        self.writes: list[tuple[int, Action]] = []
 
     def read_user(self, turn: int, text: str, statements: Sequence[Statement]) -> None:
         """Reads a user message. It shows the states of earlier requests, and it may make new requests."""
-        if self.before is not None:
+        if self.last_work is not None:
             reports, words = _is_failure_report(text), _list_subjects(statements)
-            failed = self._find_answered(turn, words) if reports else []
-            is_elsewhere = bool(failed) and not any(_is_about(words, each.about) for each in self.waiting)
+            failed = self._find_reported_requests(turn, words) if reports else []
+            is_elsewhere = bool(failed) and not any(
+                _is_about(words, each.words) for each in self.waiting_requests
+            )
             if not reports or is_elsewhere or is_thanks(text, statements):
-                self._settle_requests(text, statements, self.before)
+                self._settle_requests(text, statements, self.last_work)
             self._reopen_requests(failed)
-        asks = self.before is not None and self.before.reply is not None and self.before.reply.asks
+        asks = (
+            self.last_work is not None
+            and self.last_work.reply is not None
+            and self.last_work.reply.has_question
+        )
         answers = asks or is_thanks(text, statements)
         about = _list_subjects(statements)
-        printed = self._find_printed(statements)
+        printed = self._find_printed_texts(statements)
         asked = {
             number
             for number, each in enumerate(statements)
@@ -368,30 +374,32 @@ class _FrontierReader:
         for number, each in enumerate(statements):
             if number in asked or (number + 1 in asked and _is_reason(each)):
                 own = _list_subjects([each])
-                self.waiting.append(_OpenRequest(turn, each, own if len(own) > SHARED_WORDS else about))
+                self.waiting_requests.append(
+                    _OpenRequest(turn, each, own if len(own) > SHARED_WORDS else about)
+                )
             elif not each.label:
                 self.states[turn, each.text] = StatementStatus.TOLD
-        self._mark_unknown(self.waiting[:-MAX_WAITING])
-        self._mark_unknown([each for each in self.waiting if turn - each.turn > WAITING_TURNS])
+        self._mark_unknown(self.waiting_requests[:-MAX_WAITING])
+        self._mark_unknown([each for each in self.waiting_requests if turn - each.turn > WAITING_TURNS])
 
     def read_turn(self, turn: int, work: _TurnWork) -> None:
         """Reads the work that followed the user message of a turn."""
-        self.before, self.turn = work, turn
+        self.last_work, self.turn = work, turn
         for at, action in work.actions:
             failure = _find_failure_key(action)
             if action.has_failed:
-                self.failed[failure] = turn, at, action
+                self.failed_calls[failure] = turn, at, action
             elif action.has_result:
-                self.failed.pop(failure, None)
-        self.done += [each for each in work.actions if each[1].is_write and not each[1].has_failed]
+                self.failed_calls.pop(failure, None)
+        self.writes += [each for each in work.actions if each[1].is_write and not each[1].has_failed]
         if work.actions:
-            self.promised = None
+            self.open_promise = None
         if work.reply is not None and work.reply.promise:
-            self.promised = turn, work.at, work.reply.promise
-        for key in [key for key, (then, _, _) in self.failed.items() if turn - then >= LASTING_TURNS]:
-            del self.failed[key]
-        if self.promised and turn - self.promised[0] >= LASTING_TURNS:
-            self.promised = None
+            self.open_promise = turn, work.reply_index, work.reply.promise
+        for key in [key for key, (then, _, _) in self.failed_calls.items() if turn - then >= LOOSE_END_TURNS]:
+            del self.failed_calls[key]
+        if self.open_promise and turn - self.open_promise[0] >= LOOSE_END_TURNS:
+            self.open_promise = None
 
     def _settle_requests(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
         """Marks waiting requests as answered or unknown, now that the user has gone on.
@@ -403,25 +411,28 @@ class _FrontierReader:
         """
         reply = work.reply
         if is_thanks(text, statements):
-            self._mark_answered(self.waiting, reply)
+            self._mark_answered(self.waiting_requests, reply)
             self._forget_failures()
             return
         if reply is None:
             return
-        if not reply.asks:
-            self._settle_answered(text, statements, work)
+        if not reply.has_question:
+            self._settle_after_reply(text, statements, work)
             return
         if self._has_written(work):
-            self._mark_answered([each for each in self.waiting if not each.said.words & reply.asked], reply)
+            self._mark_answered(
+                [each for each in self.waiting_requests if not each.statement.words & reply.question_words],
+                reply,
+            )
             return
         goes_on = (
             any(each.kind is StatementKind.REQUEST for each in statements)
-            and not _list_subjects(statements) & reply.words
+            and not _list_subjects(statements) & reply.reply_words
         )
-        if reply.has_substance and goes_on and not self.failed:
-            self._mark_unknown(self.waiting)
+        if reply.has_substance and goes_on and not self.failed_calls:
+            self._mark_unknown(self.waiting_requests)
 
-    def _settle_answered(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
+    def _settle_after_reply(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
         """Marks waiting requests as answered or unknown after a reply that asks nothing.
 
         A successful call that changes something answers all of them. Otherwise, if a call of the last turn
@@ -430,12 +441,14 @@ class _FrontierReader:
         approves a proposal.
         """
         if self._has_written(work):
-            self._mark_answered(self.waiting, work.reply)
-        elif any(then == self.turn for then, _, _ in self.failed.values()):
-            asks_again = any(each.question or each.kind is StatementKind.REQUEST for each in statements)
-            self._mark_unknown([each for each in self.waiting if asks_again and each.turn < self.turn])
+            self._mark_answered(self.waiting_requests, work.reply)
+        elif any(then == self.turn for then, _, _ in self.failed_calls.values()):
+            asks_again = any(each.is_question or each.kind is StatementKind.REQUEST for each in statements)
+            self._mark_unknown(
+                [each for each in self.waiting_requests if asks_again and each.turn < self.turn]
+            )
         elif not _is_approval(text):
-            self._mark_answered(self.waiting, work.reply)
+            self._mark_answered(self.waiting_requests, work.reply)
 
     @staticmethod
     def _has_written(work: _TurnWork) -> bool:
@@ -444,38 +457,38 @@ class _FrontierReader:
         )
 
     def _mark_answered(self, requests: Sequence[_OpenRequest], reply: ReplyReading | None) -> None:
-        outcome = self._tell_outcome(reply)
+        outcome = self._describe_outcome(reply)
         for each in requests:
             self.states[each.key] = StatementStatus.ANSWERED
             if outcome:
                 self.outcomes[each.key] = outcome
-        self.answered = [*self.answered, *requests][-MAX_WAITING:]
+        self.answered_requests = [*self.answered_requests, *requests][-MAX_WAITING:]
         self._drop_requests(requests)
-        self.done.clear()
+        self.writes.clear()
 
-    def _find_printed(self, statements: Sequence[Statement]) -> frozenset[str]:
+    def _find_printed_texts(self, statements: Sequence[Statement]) -> frozenset[str]:
         """Returns the texts of statements that are program output, because several messages repeat them."""
         texts = (
             frozenset(each.text for each in statements)
             if len(statements) >= PRINTED_STATEMENTS
             else frozenset()
         )
-        self.times.update(texts)
-        return frozenset(text for text in texts if self.times[text] >= PRINTED_TIMES)
+        self.text_counts.update(texts)
+        return frozenset(text for text in texts if self.text_counts[text] >= PRINTED_TIMES)
 
-    def _find_answered(self, turn: int, words: frozenset[str]) -> list[_OpenRequest]:
+    def _find_reported_requests(self, turn: int, words: frozenset[str]) -> list[_OpenRequest]:
         """Returns the answered requests of the last turns that a failure report with `words` may be about."""
-        turns = LASTING_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
-        recent = (each for each in self.answered if turn - each.turn < turns)
-        return [each for each in recent if _is_about(words, each.about)]
+        turns = LOOSE_END_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
+        recent = (each for each in self.answered_requests if turn - each.turn < turns)
+        return [each for each in recent if _is_about(words, each.words)]
 
     def _reopen_requests(self, requests: Sequence[_OpenRequest]) -> None:
         """Makes answered requests wait for an answer again."""
         for each in requests:
             self.states.pop(each.key, None)
             self.outcomes.pop(each.key, None)
-        self.answered = [each for each in self.answered if each not in requests]
-        self.waiting = sorted([*self.waiting, *requests], key=lambda each: each.turn)
+        self.answered_requests = [each for each in self.answered_requests if each not in requests]
+        self.waiting_requests = sorted([*self.waiting_requests, *requests], key=lambda each: each.turn)
 
     def _mark_unknown(self, requests: Sequence[_OpenRequest]) -> None:
         for each in requests:
@@ -484,34 +497,34 @@ class _FrontierReader:
 
     def _drop_requests(self, requests: Sequence[_OpenRequest]) -> None:
         keys = {each.key for each in requests}
-        self.waiting = [each for each in self.waiting if each.key not in keys]
+        self.waiting_requests = [each for each in self.waiting_requests if each.key not in keys]
 
     def _forget_failures(self) -> None:
-        self.failed.clear()
-        self.promised = None
+        self.failed_calls.clear()
+        self.open_promise = None
 
-    def _tell_outcome(self, reply: ReplyReading | None) -> str:
+    def _describe_outcome(self, reply: ReplyReading | None) -> str:
         """Returns the outcome of the requests that a reply answers.
 
         The outcome names the newest successful calls that changed something. Without such calls, it is the
         result that the reply states, "" for none.
         """
-        tools = dict.fromkeys(_name_call(action) for _, action in self.done[-3:])
+        tools = dict.fromkeys(_name_call(action) for _, action in self.writes[-3:])
         if tools:
             return to_one_line("done: " + ", ".join(tools), QUOTED_CHARACTERS)
-        return reply.result if reply is not None else ""
+        return reply.outcome if reply is not None else ""
 
     def find_loose_ends(self) -> Iterator[LooseEnd]:
         """Yields the open work other than requests of the user, oldest first."""
         ends = [
             LooseEnd("failed", f"{_describe_failed(action)} → {action.outcome}", at)
-            for _, at, action in self.failed.values()
+            for _, at, action in self.failed_calls.values()
         ]
-        if self.promised:
-            ends.append(LooseEnd("to do", self.promised[2], self.promised[1]))
-        if self.before is not None and self.before.reply is not None and self.before.reply.question:
-            ends.append(LooseEnd("asked back", self.before.reply.question, self.before.at))
-        yield from sorted(ends, key=lambda each: each.at)
+        if self.open_promise:
+            ends.append(LooseEnd("to do", self.open_promise[2], self.open_promise[1]))
+        if self.last_work is not None and self.last_work.reply is not None and self.last_work.reply.question:
+            ends.append(LooseEnd("asked back", self.last_work.reply.question, self.last_work.reply_index))
+        yield from sorted(ends, key=lambda each: each.message_index)
 
 
 def _name_call(action: Action) -> str:
@@ -540,12 +553,12 @@ def _is_cut_off(text: str) -> bool:
     """
     text = text[-REPLY_CHARACTERS:].rstrip()
     last = text.rpartition("\n")[2]
-    if not text or not text[-1].islower() or _ITEM.match(last) or len(last.split()) < LEAST_BROKEN_WORDS:
+    if not text or not text[-1].islower() or _ITEM.match(last) or len(last.split()) < MIN_BROKEN_WORDS:
         return False
     return _STOP.search(text) is not None or last.count("`") % 2 == 1
 
 
-def _read_work(
+def _read_turn_work(
     messages: Sequence[Message],
     start: int,
     stop: int,
@@ -558,17 +571,19 @@ def _read_work(
     ended = False
     for at in range(start, stop):
         message = messages[at]
-        if message.answers:
-            for answer in message.answers:
+        if message.answered_call_ids:
+            for answer in message.answered_call_ids:
                 if answer in calls:
                     index, call = calls.pop(answer)
                     work.actions.append((index, action_reader(call, message.text)))
             ended = False
         elif message.role == "assistant":
-            calls.update((call.id, (at, call)) for call in message.calls if call.name.lower() not in THOUGHTS)
+            calls.update(
+                (call.id, (at, call)) for call in message.calls if call.name.lower() not in THINKING_TOOLS
+            )
             ended = not message.calls and bool(message.text.strip()) and not _is_cut_off(message.text)
             if ended:
-                work.reply, work.at = reply_reader(message.text), at
+                work.reply, work.reply_index = reply_reader(message.text), at
     work.actions += [(at, action_reader(call, None)) for at, call in calls.values()]
     if not ended:
         work.reply = None
@@ -596,11 +611,11 @@ def read_frontier(
     for turn, (at, stop) in enumerate(zip([-1, *users], [*users, len(messages)], strict=True), -1):
         if turn >= 0:
             reader.read_user(turn, messages[at].text, statement_reader(messages[at].text))
-        work = _read_work(messages, at + 1, stop, action_reader, reply_reader)
+        work = _read_turn_work(messages, at + 1, stop, action_reader, reply_reader)
         actions += work.actions
         reader.read_turn(turn, work)
-    for each in reader.waiting:
+    for each in reader.waiting_requests:
         reader.states[each.key] = StatementStatus.OPEN
     spoken = ((at, each.text) for at, each in enumerate(messages) if each.calls and each.text.strip())
-    intents = {at: reply_reader(text).last for at, text in spoken}
+    intents = {at: reply_reader(text).last_sentence for at, text in spoken}
     return Frontier(reader.states, reader.outcomes, tuple(reader.find_loose_ends()), tuple(actions), intents)

@@ -10,11 +10,11 @@ TOTAL_CHARACTERS = 20_000
 # If at least this share of the letters is in another script than Latin, this script shows the language. The
 # share is low, because users of every language write identifiers and code in Latin letters.
 SCRIPT_SHARE = 0.25
-# A language is recognised by its short words in `_WORDS` if their weighted count is at least `LEAST_HITS`, at
-# least the share `LEAST_SHARE` of all words, and at least `LEAD` times the count of any other language.
-LEAST_HITS = 2.0
-LEAST_SHARE = 0.12
-LEAD = 1.5
+# A language is recognised by its short words in `_WORDS` if their weighted count is at least `MIN_HITS`, at
+# least the share `MIN_SHARE` of all words, and at least `MIN_LEAD` times the count of any other language.
+MIN_HITS = 2.0
+MIN_SHARE = 0.12
+MIN_LEAD = 1.5
 
 # A path is tried only at the beginning of a word. Text in a script without spaces is one very long word, in
 # which a search from every character would take long.
@@ -117,8 +117,10 @@ _WORDS = {
         "bagaimana juga ada ke sudah atau jika karena"
     ),
 }
-_USERS = Counter(word for words in _WORDS.values() for word in set(words.split()))
-_WEIGHTS = {name: {word: 1 / _USERS[word] for word in words.split()} for name, words in _WORDS.items()}
+_LANGUAGE_COUNTS = Counter(word for words in _WORDS.values() for word in set(words.split()))
+_WEIGHTS = {
+    name: {word: 1 / _LANGUAGE_COUNTS[word] for word in words.split()} for name, words in _WORDS.items()
+}
 
 
 def detect_language(texts: Iterable[str]) -> str:
@@ -160,5 +162,5 @@ def _detect_by_words(text: str) -> str:
         for name, weights in _WEIGHTS.items()
     )
     (second, _), (best, name) = scores[-2:]
-    sure = best >= max(LEAST_HITS, LEAST_SHARE * len(words)) and best >= LEAD * second
+    sure = best >= max(MIN_HITS, MIN_SHARE * len(words)) and best >= MIN_LEAD * second
     return name if sure else ""

@@ -22,14 +22,14 @@ STATEMENT_CHARACTERS = 600
 # Messages with more characters than this are mostly pasted. Only their lines of prose are read.
 SHORT_CHARACTERS = 2_000
 # Maximum number of statements from one message, so that a pasted document does not fill the ledger.
-STATEMENTS_A_MESSAGE = 400
+MAX_STATEMENTS_PER_MESSAGE = 400
 # Number of first statements of a large message that are kept even if their kind is unknown.
 HEAD_STATEMENTS = 6
 # A message with more characters than this is large: after its first statements, only statements of a known
 # kind are kept.
 SMALL_TEXT_CHARACTERS = 4_096
 # Maximum number of words whose stems are cached. Few languages use many more words.
-KNOWN_WORDS = 16_384
+ROOT_CACHE_SIZE = 16_384
 
 # A code block, which is not read. The opening of a code block that is never closed does not count, because a
 # rule may follow it.
@@ -42,11 +42,11 @@ _BULLET = re.compile(r"(?:[-*•‣◦]|\(?\d{1,2}[.)]|[a-z]\))[ \t]+")
 _LABEL = re.compile(
     r"(?P<loud>[A-Z][A-Z0-9 _/-]{1,40}):\s|(?P<said>[^\W\d_][^:.!?\n，。：]{1,40})[:：](?:\s|$|(?<=：))"
 )
-_QUOTED = re.compile(r">|\$ |\+\+\+|---|@@|[|#{}<\[\]]|\d+[:|]|\S+:\d+[:\s]|(?:/|[A-Z]:\\)\S+$")
+_PRINTED_LINE = re.compile(r">|\$ |\+\+\+|---|@@|[|#{}<\[\]]|\d+[:|]|\S+:\d+[:\s]|(?:/|[A-Z]:\\)\S+$")
 _WORD = re.compile(r"[\w\u0600-\u06ff\u0900-\u0dff]+(?:['’-][\w\u0600-\u06ff\u0900-\u0dff]+)*")
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2,}")
 _SUFFIXES = ("ing", "ed", "al", "en", "ly", "e")
-_WEAK_VALUES = frozenset(
+_WEAK_KINDS = frozenset(
     {"number", "name", "language", "path", "percent", "amount", "phase", "time", "weekday"}
 )
 _COPULA = re.compile(
@@ -54,7 +54,7 @@ _COPULA = re.compile(
     r"our)\b|[:=]|是|は|है|هو|ہے|"
 )
 
-_IS = re.compile(r"(?<=\w)(?: (?:is|are|es|son|est|sont|é|são|ist|sind|это) |: |：|是|は)")
+_SUBJECT_END = re.compile(r"(?<=\w)(?: (?:is|are|es|son|est|sont|é|são|ist|sind|это) |: |：|是|は)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,13 @@ class Statement:
         label: The text before a colon that names the kind of the statement, such as "rule", in lower case;
             empty if there is none.
         words: What the statement is about: the stems of its words, without exact values and stop words.
-        subject: The stems of the words before "is" or a colon; empty if neither occurs.
+        subject_words: The stems of the words before "is" or a colon; empty if neither occurs.
         values: The exact values as pairs of kind and text, in lower case.
-        question: Whether the statement is a question or a supposition. It then replaces no other statement.
-        corrects: Whether the statement says that it changes something, such as with "instead".
-        adds: Whether the statement says that it adds something, such as with "also".
-        folded: The text as `fold_text` returns it, by which statements are compared.
+        is_question: Whether the statement is a question or a supposition. It then replaces no other
+            statement.
+        is_correction: Whether the statement says that it changes something, such as with "instead".
+        is_addition: Whether the statement says that it adds something, such as with "also".
+        folded_text: The text as `fold_text` returns it, by which statements are compared.
         kinds: The kinds of the values.
     """
 
@@ -80,12 +81,12 @@ class Statement:
     kind: StatementKind | None
     label: str
     words: frozenset[str]
-    subject: frozenset[str]
+    subject_words: frozenset[str]
     values: frozenset[tuple[str, str]]
-    question: bool = False
-    corrects: bool = False
-    adds: bool = False
-    folded: str = ""
+    is_question: bool = False
+    is_correction: bool = False
+    is_addition: bool = False
+    folded_text: str = ""
     kinds: frozenset[str] = frozenset()
 
 
@@ -109,18 +110,18 @@ def stem_word(word: str) -> str:
     return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
 
 
-_SAME = {stem_word(word): row.split()[0] for row in cues.THESAURUS for word in row.split()}
+_SYNONYM_STEMS = {stem_word(word): row.split()[0] for row in cues.THESAURUS for word in row.split()}
 
 
-@lru_cache(maxsize=KNOWN_WORDS)
+@lru_cache(maxsize=ROOT_CACHE_SIZE)
 def _find_root(word: str) -> str:
     """Returns the stem of a word, or the synonym that replaces it when statements are compared."""
     stem = stem_word(word)
-    return _SAME.get(stem, stem)
+    return _SYNONYM_STEMS.get(stem, stem)
 
 
-def _extract_words(text: str, found: list[ExactValue]) -> frozenset[str]:
-    for value in reversed(found):
+def _extract_words(text: str, values: list[ExactValue]) -> frozenset[str]:
+    for value in reversed(values):
         text = f"{text[: value.start]} {text[value.start + len(value.text) :]}"
     plain = fold_text(text)
     pairs: set[str] = set()
@@ -132,7 +133,7 @@ def _extract_words(text: str, found: list[ExactValue]) -> frozenset[str]:
 
 
 def _extract_subject(text: str) -> frozenset[str]:
-    found = _IS.search(text)
+    found = _SUBJECT_END.search(text)
     return _extract_words(text[: found.start()], []) if found else frozenset()
 
 
@@ -152,10 +153,10 @@ def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
     return (label, kind, found.end()) if kind else ("", None, 0)
 
 
-def _states_value(plain: str, found: frozenset[tuple[str, str]]) -> bool:
+def _states_value(plain: str, values: frozenset[tuple[str, str]]) -> bool:
     """Returns whether a statement says that something has a value. Values of weak kinds do not count."""
-    kinds = {kind for kind, _ in found}
-    return bool(kinds - _WEAK_VALUES) and _COPULA.search(plain) is not None
+    kinds = {kind for kind, _ in values}
+    return bool(kinds - _WEAK_KINDS) and _COPULA.search(plain) is not None
 
 
 def _classify_words(plain: str) -> StatementKind | None:
@@ -176,7 +177,7 @@ def _classify_words(plain: str) -> StatementKind | None:
 
 
 def _classify_statement(
-    plain: str, label: StatementKind | None, found: frozenset[tuple[str, str]], *, question: bool
+    plain: str, label_kind: StatementKind | None, values: frozenset[tuple[str, str]], *, question: bool
 ) -> StatementKind | None:
     kind = _classify_words(plain)
     if question:
@@ -187,7 +188,7 @@ def _classify_statement(
         )
     if kind is StatementKind.RULE:
         return kind
-    return label or kind or (StatementKind.FACT if _states_value(plain, found) else None)
+    return label_kind or kind or (StatementKind.FACT if _states_value(plain, values) else None)
 
 
 def _build_statement(text: str, block: tuple[str, StatementKind | None]) -> Statement:
@@ -227,7 +228,7 @@ def _split_long_sentence(sentence: str) -> Iterator[str]:
 
 def _is_prose(line: str) -> bool:
     """Returns whether a line of a long message reads like prose rather than program output."""
-    if _QUOTED.match(line):
+    if _PRINTED_LINE.match(line):
         return False
     letters = sum(map(str.isalpha, line)) + sum(map(str.isspace, line))
     return letters >= 0.8 * len(line)
@@ -272,7 +273,7 @@ def _read_small_text(text: str) -> tuple[Statement, ...]:
 
 
 def _read_large_text(text: str) -> tuple[Statement, ...]:
-    found = enumerate(islice(_iter_statements(text), STATEMENTS_A_MESSAGE))
+    found = enumerate(islice(_iter_statements(text), MAX_STATEMENTS_PER_MESSAGE))
     return tuple(statement for number, statement in found if statement.kind or number < HEAD_STATEMENTS)
 
 

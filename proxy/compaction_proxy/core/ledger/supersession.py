@@ -21,19 +21,19 @@ def _changes_value(new: Statement, old: Statement) -> bool:
     return bool(old.kinds) and old.kinds <= new.kinds and new.values != old.values
 
 
-def _is_parallel(new: Statement, old: Statement) -> bool:
+def _differs_in_one_word(new: Statement, old: Statement) -> bool:
     """Returns whether the statements are alike but for their values and one other word.
 
     The other word then shows that `new` is about something else than `old`.
     """
     if len(new.words - old.words) != 1 or len(old.words - new.words) != 1:
         return False
-    ours, theirs = new.folded.split(), old.folded.split()
+    ours, theirs = new.folded_text.split(), old.folded_text.split()
     others = sum(one != other for one, other in zip(ours, theirs, strict=False))
     return len(ours) == len(theirs) and others <= 1 + len(new.values)
 
 
-def _corrects_statement(new: Statement, old: Statement, shared: int, *, relabelled: bool) -> bool:
+def _corrects_statement(new: Statement, old: Statement, shared_words: int, *, has_same_label: bool) -> bool:
     """Returns whether `new`, which says that it changes something, changes `old`."""
     if old.values and new.values and not _changes_value(new, old):
         return False
@@ -44,60 +44,68 @@ def _corrects_statement(new: Statement, old: Statement, shared: int, *, relabell
     ):
         # A statement that is no rule may correct something else about the subject of a rule. The rule is
         # replaced only if most of its words are repeated.
-        return shared == len(old.words) or (shared >= 2 and shared >= 0.6 * len(old.words))
+        return shared_words == len(old.words) or (shared_words >= 2 and shared_words >= 0.6 * len(old.words))
     smaller = min(len(new.words), len(old.words))
     known = new.kind is not None or bool(new.values)
-    return known and shared >= 0.5 * smaller and (shared >= 2 or smaller <= 2 or relabelled)
+    return known and shared_words >= 0.5 * smaller and (shared_words >= 2 or smaller <= 2 or has_same_label)
 
 
-def _replaces_value(new: Statement, old: Statement, shared: int, *, next_to: bool, relabelled: bool) -> bool:
+def _replaces_value(
+    new: Statement, old: Statement, shared_words: int, *, is_adjacent: bool, has_same_label: bool
+) -> bool:
     """Returns whether `new`, which has another value of the same kind, is about the same subject as `old`."""
     smaller = min(len(new.words), len(old.words))
-    if relabelled:
-        return shared >= 0.3 * smaller
-    if shared < (0.5 if next_to else 0.7) * smaller or shared < min(2, smaller):
+    if has_same_label:
+        return shared_words >= 0.3 * smaller
+    if shared_words < (0.5 if is_adjacent else 0.7) * smaller or shared_words < min(2, smaller):
         return False
     asked = StatementKind.REQUEST in {new.kind, old.kind} and old.kinds & IDENTIFYING_KINDS
-    return not (asked or _is_parallel(new, old))
+    return not (asked or _differs_in_one_word(new, old))
 
 
-def _has_same_subject(new: Statement, old: Statement, shared: int) -> bool:
-    subjects = len(new.subject & old.subject)
-    whole = shared >= 0.4 * min(len(new.words), len(old.words))
-    return whole or subjects >= 0.5 * max(1, min(len(new.subject), len(old.subject)))
+def _has_same_subject(new: Statement, old: Statement, shared_words: int) -> bool:
+    subjects = len(new.subject_words & old.subject_words)
+    whole = shared_words >= 0.4 * min(len(new.words), len(old.words))
+    return whole or subjects >= 0.5 * max(1, min(len(new.subject_words), len(old.subject_words)))
 
 
 def may_supersede(new: Statement, old: Statement) -> bool:
     """Returns whether `new` may replace `old` or a part of it. This test quickly excludes most pairs."""
-    if new.folded == old.folded:
+    if new.folded_text == old.folded_text:
         return True
-    if new.question:
+    if new.is_question:
         return False
-    if new.corrects or (new.label and new.label == old.label):
+    if new.is_correction or (new.label and new.label == old.label):
         return True
-    if new.adds or (new.kind is StatementKind.REQUEST and not old.kinds.isdisjoint(IDENTIFYING_KINDS)):
+    if new.is_addition or (new.kind is StatementKind.REQUEST and not old.kinds.isdisjoint(IDENTIFYING_KINDS)):
         # An addition replaces nothing, and requests about different objects do not replace one another.
         return False
     least = min(len(new.words), len(old.words))
     return not new.kinds.isdisjoint(old.kinds) and 2 * len(new.words & old.words) >= least
 
 
-def supersedes_statement(new: Statement, old: Statement, *, next_to: bool) -> bool:
+def supersedes_statement(new: Statement, old: Statement, *, is_adjacent: bool) -> bool:
     """Returns whether `new`, from a later message, replaces `old`.
 
-    `next_to` says that no other user message comes between the messages of the two statements.
+    `is_adjacent` says that no other user message comes between the messages of the two statements.
     """
     shared = len(new.words & old.words)
-    if not shared or new.question:
+    if not shared or new.is_question:
         return False
-    if new.folded == old.folded:
+    if new.folded_text == old.folded_text:
         return True
-    relabelled = next_to and bool(new.label) and new.label == old.label
-    if new.corrects:
-        return _corrects_statement(new, old, shared, relabelled=relabelled)
+    relabelled = is_adjacent and bool(new.label) and new.label == old.label
+    if new.is_correction:
+        return _corrects_statement(new, old, shared, has_same_label=relabelled)
     if _changes_value(new, old):
-        return not new.adds and _replaces_value(new, old, shared, next_to=next_to, relabelled=relabelled)
-    return relabelled and not (new.adds or new.values or old.values) and _has_same_subject(new, old, shared)
+        return not new.is_addition and _replaces_value(
+            new, old, shared, is_adjacent=is_adjacent, has_same_label=relabelled
+        )
+    return (
+        relabelled
+        and not (new.is_addition or new.values or old.values)
+        and _has_same_subject(new, old, shared)
+    )
 
 
 def find_remainder(new: Statement, old: Statement) -> Statement | None:
@@ -105,10 +113,15 @@ def find_remainder(new: Statement, old: Statement) -> Statement | None:
 
     The remaining parts are quoted as written. If no part remains, the returned statement has an empty text.
     """
-    if new.question or new.adds or new.kind is StatementKind.REQUEST or new.kinds.isdisjoint(old.kinds):
+    if (
+        new.is_question
+        or new.is_addition
+        or new.kind is StatementKind.REQUEST
+        or new.kinds.isdisjoint(old.kinds)
+    ):
         return None
     if not new.words <= old.words and not (
-        new.corrects and len(new.words & old.words) >= 0.5 * len(new.words)
+        new.is_correction and len(new.words & old.words) >= 0.5 * len(new.words)
     ):
         return None
     changed = new.kinds & {kind for kind, _ in old.values - new.values}
@@ -119,4 +132,4 @@ def find_remainder(new: Statement, old: Statement) -> Statement | None:
     text = "; ".join(part for part in parts if not any(value in part.casefold() for value in old_values))
     values = frozenset(value for value in old.values if value[1] in text.casefold())
     kinds = frozenset(kind for kind, _ in values)
-    return replace(old, text=text, values=values, folded=fold_text(text), kinds=kinds)
+    return replace(old, text=text, values=values, folded_text=fold_text(text), kinds=kinds)

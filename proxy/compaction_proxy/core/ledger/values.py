@@ -13,7 +13,7 @@ from typing import NamedTuple
 from compaction_proxy.core.ledger.cues import IMPERATIVES
 
 _MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}"
-_TOPS = (
+_TOP_LEVEL_DOMAINS = (
     "internal|local|localhost|lan|corp|com|net|org|io|dev|app|ai|cloud|edu|gov|info|test|example|de|fr|es|"
     "it|nl|eu|uk|in|cn|jp|br|ru"
 )
@@ -65,8 +65,8 @@ _SHAPES = {
         r"refactor)/[\w.-]{1,80}",
     "path": rf"(?<![\w/.])(?:~|\.{{1,2}})?/?(?:[\w@+-][\w.@+-]{{0,80}}+/){{1,24}}[\w.@+-]{{0,120}}|"
         rf"(?<![\w/.])/[\w.@+-]{{2,80}}\b|\b[\w-][\w.-]{{0,80}}\.(?:{_SUFFIXES})\b",
-    "host": rf"\b[a-z0-9][a-z0-9-]{{0,62}}+(?:\.[a-z0-9-]{{1,62}}){{0,5}}\.(?:{_TOPS})\b(?::\d{{2,5}})?|"
-        rf"\blocalhost(?::\d{{2,5}})?\b",
+    "host": rf"\b[a-z0-9][a-z0-9-]{{0,62}}+(?:\.[a-z0-9-]{{1,62}}){{0,5}}\.(?:{_TOP_LEVEL_DOMAINS})\b"
+        rf"(?::\d{{2,5}})?|\blocalhost(?::\d{{2,5}})?\b",
     "time": r"\b\d{1,2}:\d\d(?::\d\d)?(?: ?[ap]m\b)?|\b\d{1,2} ?[ap]m\b",
     "amount": r"\b\d{1,20}+(?:[.,]\d{1,20}+){0,6}+\s?(?:ns|µs|ms|s|sec|secs|seconds?|minutes?|mins?|hours?|h|"
         r"days?|weeks?|months?|years?|[kKMGT]i?[bB]|rps|px|km|cm|mm|kg|g|[kmM])\b",
@@ -82,7 +82,7 @@ _SHAPES = {
 }  # fmt: skip
 # The shapes to try at a place, by the characters that follow the place. A number that nothing special follows
 # can only have the shape `number`.
-_BEGINNINGS = {
+_SHAPES_BY_START = {
     r"\d{1,20}+(?![\w.,/:@+#%€₽-]|\s[^\W\d_btlqxz]|\s[%€₽])": "number",
     r"\d{1,20}+(?![\w.,/:@+#-])": "date money percent phase time amount number",
     r"\d": "email id date money percent phase address path host time amount version code number",
@@ -92,21 +92,21 @@ _BEGINNINGS = {
     "[~./@+-]": "path",
     r"[^\W\da-zA-Z]": "url date weekday path",  # U+017F is an s under IGNORECASE
 }
-# `_PLAIN` matches text in which no value begins. Such a text must end as `_ENDS` says, because a value might
-# begin with its last characters otherwise. The patterns limit lengths, so that an attempt that fails costs
-# little. The most common alternative comes first.
-_ENDS = r"(?: (?!\d)|(?=[^\w@+/#\-.: ]|[.:](?:\s(?!\d)|\Z)|\Z))"
+# `_PLAIN_TEXT` matches text in which no value begins. Such a text must end as `_PLAIN_END` says, because a
+# value might begin with its last characters otherwise. The patterns limit lengths, so that an attempt that
+# fails costs little. The most common alternative comes first.
+_PLAIN_END = r"(?: (?!\d)|(?=[^\w@+/#\-.: ]|[.:](?:\s(?!\d)|\Z)|\Z))"
 _NO_WORDS = "周星礼月火水木金土日"
 _NAMES = (
     rf"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\b|(?:{_PROGRAMMING}|{_SPOKEN})(?!\w)|"
     rf"(?:UTC|GMT|(?:CE|E|P|C|M)[SD]?T)\b|(?=[DFJLMV])(?i:{_DAYS})\b"
 )
-_PLAIN = "|".join(
+_PLAIN_TEXT = "|".join(
     (
-        rf"(?!(?=[dfjlmv])(?:{_DAYS}|localhost)\b)[a-z_]{{1,64}}+{_ENDS}",
+        rf"(?!(?=[dfjlmv])(?:{_DAYS}|localhost)\b)[a-z_]{{1,64}}+{_PLAIN_END}",
         r"[^\w~./@+$€£¥₹₽-]++",
-        rf"(?!{_NAMES})[A-Z][A-Za-z]{{0,64}}+(?!['’]| [A-Z]){_ENDS}",
-        rf"(?!(?i:{_DAYS}|localhost)\b)[^\W\dA-Z{_NO_WORDS}][^\W\d{_NO_WORDS}]{{0,64}}+{_ENDS}",
+        rf"(?!{_NAMES})[A-Z][A-Za-z]{{0,64}}+(?!['’]| [A-Z]){_PLAIN_END}",
+        rf"(?!(?i:{_DAYS}|localhost)\b)[^\W\dA-Z{_NO_WORDS}][^\W\d{_NO_WORDS}]{{0,64}}+{_PLAIN_END}",
         r"[~.@+-]{1,64}+(?![\w~./@+-])",
         r"/{1,64}+(?![\w./@+-])",
     )
@@ -115,27 +115,27 @@ _PLAIN = "|".join(
 
 # Only these shapes can begin inside a word of ASCII letters and digits. Few texts contain them. All other
 # texts are searched with a faster pattern, which skips the rest of such a word.
-_ADDRESSES = ("url", "email")
+_ADDRESS_KINDS = ("url", "email")
 _WITHIN_A_WORD = r"(?<=\w)[A-Za-z_]++|(?<=\w)\d{1,32}+(?![\d,.年月]|\s?[元円美欧रрট])"
 
 
-def _compile_shapes(plain: str, left_out: Sequence[str] = ()) -> re.Pattern[str]:
-    """Compiles all shapes but `left_out` into one pattern, which skips the text that `plain` matches.
+def _compile_shapes(plain: str, excluded: Sequence[str] = ()) -> re.Pattern[str]:
+    """Compiles all shapes but `excluded` into one pattern, which skips the text that `plain` matches.
 
     The name of a group consists of the name of its shape and the number of the beginning.
     """
     begun = []
-    for number, (first, names) in enumerate(_BEGINNINGS.items()):
-        shapes = (f"(?P<{name}_{number}>{_SHAPES[name]})" for name in names.split() if name not in left_out)
+    for number, (first, names) in enumerate(_SHAPES_BY_START.items()):
+        shapes = (f"(?P<{name}_{number}>{_SHAPES[name]})" for name in names.split() if name not in excluded)
         begun.append(f"(?={first})(?:{'|'.join(shapes)})")
     return re.compile(f"(?:{plain})++|{'|'.join(begun)}")
 
 
-_VALUE = _compile_shapes(_PLAIN)
-_VALUE_BUT_ADDRESSES = _compile_shapes(f"{_WITHIN_A_WORD}|{_PLAIN}", _ADDRESSES)
+_VALUE = _compile_shapes(_PLAIN_TEXT)
+_VALUE_WITHOUT_ADDRESSES = _compile_shapes(f"{_WITHIN_A_WORD}|{_PLAIN_TEXT}", _ADDRESS_KINDS)
 _KINDS = {group: group.partition("_")[0] for group in _VALUE.groupindex}
 # Words just before a value that show its kind, such as "branch" or "port".
-_NAMED = re.compile(
+_KIND_WORD = re.compile(
     r"\b(?:(?P<commit>commit|sha|revision|rev)|(?P<branch>branch)|(?P<port>port))s?\b(?:[ :=]|is|"
     r"\w+ (?:is|now)){0,3}[ `'\"]*$",
     re.IGNORECASE,
@@ -143,16 +143,16 @@ _NAMED = re.compile(
 _HEX = re.compile(r"[0-9a-f]{7,40}")
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th)|[a-z]{1,2}\d|utf-8|p\d\d|\d[dD]|\d+x", re.IGNORECASE)
 
-# Kinds of values that become another kind if a word of `_NAMED` comes just before the value.
+# Kinds of values that become another kind if a word of `_KIND_WORD` comes just before the value.
 _NAMEABLE = frozenset({"code", "number", "path", "id"})
 
 # Kinds of values that identify something, unlike amounts and times.
 IDENTIFYING_KINDS = frozenset({"path", "code", "id", "name", "branch", "commit", "email"})
 
-# Every word in `_NAMED` contains one of these strings. A text without them needs no search for the words.
-_HINTS = ("commit", "sha", "rev", "branch", "port")
+# Every word in `_KIND_WORD` contains one of these strings. A text without them needs no search for the words.
+_KIND_WORD_HINTS = ("commit", "sha", "rev", "branch", "port")
 # Characters before a value that are searched for a word that names its kind.
-NAMED_WITHIN = 40
+KIND_SEARCH_CHARACTERS = 40
 
 
 class ExactValue(NamedTuple):
@@ -170,7 +170,7 @@ class ExactValue(NamedTuple):
 
 
 def _find_named_kind(kind: str, text: str, before: str) -> str:
-    if before and (match := _NAMED.search(before)):
+    if before and (match := _KIND_WORD.search(before)):
         return match.lastgroup or kind
     return "commit" if kind == "code" and _HEX.fullmatch(text) and len(text) > 6 else kind
 
@@ -181,8 +181,8 @@ def find_values(text: str) -> Iterator[ExactValue]:
     The caller must limit the length of the text, such as with `core.ledger.facts.take_head_and_tail`.
     """
     plain = text.lower() if text.isascii() else ""
-    named = not plain or any(hint in plain for hint in _HINTS)
-    pattern = _VALUE if "@" in text or "://" in text else _VALUE_BUT_ADDRESSES
+    named = not plain or any(hint in plain for hint in _KIND_WORD_HINTS)
+    pattern = _VALUE if "@" in text or "://" in text else _VALUE_WITHOUT_ADDRESSES
     for found in pattern.finditer(text):
         if (group := found.lastgroup) is None:
             continue
@@ -191,6 +191,6 @@ def find_values(text: str) -> Iterator[ExactValue]:
             continue
         start = found.start()
         if kind in _NAMEABLE:
-            before = text[max(0, start - NAMED_WITHIN) : start] if named else ""
+            before = text[max(0, start - KIND_SEARCH_CHARACTERS) : start] if named else ""
             kind = _find_named_kind(kind, exact, before)
         yield ExactValue(kind, exact, start)

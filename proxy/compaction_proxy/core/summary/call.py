@@ -11,12 +11,12 @@ class ContinuedConversation:
     """The conversation to summarise, for a summary call that continues it.
 
     Attributes:
-        raw: The client's request body. The call takes from it everything else that the provider's cached
+        raw_body: The client's request body. The call takes from it everything else that the provider's cached
             prefix depends on, such as the tools.
         messages: The messages as they would be forwarded. They form a valid message list.
     """
 
-    raw: bytes = field(repr=False)
+    raw_body: bytes = field(repr=False)
     messages: tuple[Message, ...] = field(repr=False)
 
 

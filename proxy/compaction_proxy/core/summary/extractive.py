@@ -22,13 +22,13 @@ from compaction_proxy.core.summary.injection import is_order
 
 # Maximum number of messages that are read at the beginning and at the end of the conversation, and of
 # characters that are read at the beginning and at the end of each text.
-OLDEST, NEWEST = 300, 700
+OLDEST_MESSAGES, NEWEST_MESSAGES = 300, 700
 TEXT_CHARACTERS = 2_000
 # Minimum and maximum characters of a quoted sentence. Maximum number of sentences from which the quoted ones
 # are chosen, in all and from one message.
 SHORTEST, LONGEST = 20, 300
-CANDIDATES = 600
-SENTENCES_A_MESSAGE = 6
+MAX_CANDIDATES = 600
+MAX_SENTENCES_PER_MESSAGE = 6
 # A sentence is not quoted if a quoted sentence contains more than this share of its words.
 SAME_WORDS_SHARE = 0.6
 # Maximum share of the summary's characters for the work done, and for where the work stopped. The third
@@ -38,7 +38,7 @@ LINE_CHARACTERS = 160
 # Maximum number of arguments shown of a call that only reads, and maximum characters of them all together.
 READ_ARGUMENTS, READ_CHARACTERS = 3, 60
 # Maximum number of lines in one section.
-LINES = 40
+MAX_LINES = 40
 
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*|\n+")
 _CODE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
@@ -53,24 +53,24 @@ class _Sentence:
 
     Attributes:
         text: The sentence as written, on one line.
-        at: Index of its message.
+        message_index: Index of its message.
         turn: Number of user messages up to its message.
         words: Its words in lower case.
-        edge: Whether it is the first or the last of the sentences that may be quoted from its message.
+        is_at_edge: Whether it is the first or the last of the sentences that may be quoted from its message.
     """
 
     text: str
-    at: int
+    message_index: int
     turn: int
     words: frozenset[str]
-    edge: bool
+    is_at_edge: bool
 
 
 def _select_window(length: int) -> list[int]:
     """Returns the indices of the messages that are read."""
-    if length <= OLDEST + NEWEST:
+    if length <= OLDEST_MESSAGES + NEWEST_MESSAGES:
         return list(range(length))
-    return [*range(OLDEST), *range(length - NEWEST, length)]
+    return [*range(OLDEST_MESSAGES), *range(length - NEWEST_MESSAGES, length)]
 
 
 def _take_both_ends(text: str) -> str:
@@ -102,14 +102,14 @@ def _iter_sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentenc
     turn = 0
     for at in _select_window(len(messages)):
         message = messages[at]
-        user = message.role == "user" and not message.answers
+        user = message.role == "user" and not message.answered_call_ids
         turn += user
-        if message.role != role or message.answers:
+        if message.role != role or message.answered_call_ids:
             continue
         pieces = _split_sentences(message.text)
         chosen = (
-            pieces[: SENTENCES_A_MESSAGE // 2]
-            + pieces[SENTENCES_A_MESSAGE // 2 :][-(SENTENCES_A_MESSAGE // 2) :]
+            pieces[: MAX_SENTENCES_PER_MESSAGE // 2]
+            + pieces[MAX_SENTENCES_PER_MESSAGE // 2 :][-(MAX_SENTENCES_PER_MESSAGE // 2) :]
         )
         for number, piece in enumerate(chosen):
             words = frozenset(word.casefold() for word in _WORD.findall(piece))
@@ -133,41 +133,48 @@ def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Senten
     def score_sentence(each: _Sentence) -> float:
         information = math.fsum(math.log(total / known[word]) for word in each.words) / (4 + len(each.words))
         exact = sum(1 for _ in islice(find_values(each.text), 4))
-        return information * (1 + 0.15 * exact) * (1.15 if each.edge else 1.0) * (1 + 0.5 * each.at / length)
+        return (
+            information
+            * (1 + 0.15 * exact)
+            * (1.15 if each.is_at_edge else 1.0)
+            * (1 + 0.5 * each.message_index / length)
+        )
 
-    return sorted(sentences, key=lambda each: (-score_sentence(each), each.at))
+    return sorted(sentences, key=lambda each: (-score_sentence(each), each.message_index))
 
 
-def _choose_sentences(sentences: Sequence[_Sentence], length: int, characters: int) -> list[_Sentence]:
+def _choose_sentences(sentences: Sequence[_Sentence], length: int, max_characters: int) -> list[_Sentence]:
     """Returns as many of the most informative sentences as fit, without repetitions, oldest first.
 
     If the characters were shared equally among the turns, each turn would get its share. No turn gets more
     than twice this share, or `LONGEST` characters if that is more.
     """
     turns = len({each.turn for each in sentences})
-    quota = max(LONGEST, 2 * characters // max(1, turns))
+    quota = max(LONGEST, 2 * max_characters // max(1, turns))
     spent: Counter[int] = Counter()
     chosen: list[_Sentence] = []
-    for each in _rank_sentences(sentences, length)[:CANDIDATES]:
+    for each in _rank_sentences(sentences, length)[:MAX_CANDIDATES]:
         size = len(each.text) + 20
-        if size > characters - spent.total() or spent[each.turn] + size > quota:
+        if size > max_characters - spent.total() or spent[each.turn] + size > quota:
             continue
         if any(len(each.words & other.words) > SAME_WORDS_SHARE * len(each.words) for other in chosen):
             continue
         chosen.append(each)
         spent[each.turn] += size
-    return sorted(chosen, key=lambda each: each.at)
+    return sorted(chosen, key=lambda each: each.message_index)
 
 
-def _list_work(frontier: Frontier, seen: Sequence[ObservedFact], characters: int) -> Iterator[str]:
+def _list_work(frontier: Frontier, facts: Sequence[ObservedFact], characters: int) -> Iterator[str]:
     """Yields lines about the work done: changes, then other calls, then reads, each the newest first."""
     writes = [each for each in frontier.actions if each[1].is_write]
     yield from list_actions(writes, characters)
     written = {value for _, action in writes for _, value in action.arguments}
-    paths = [each for each in seen if each.kind == "path" and each.deeds and not re.search(r"\s", each.text)]
-    changed = [each for each in paths if each.deeds != ("read",) and each.text not in written]
-    for each in sorted(changed, key=lambda path: -path.at):
-        yield f"- {_format_line(each.text)}: {', '.join(each.deeds)}"
+    paths = [
+        each for each in facts if each.kind == "path" and each.operations and not re.search(r"\s", each.text)
+    ]
+    changed = [each for each in paths if each.operations != ("read",) and each.text not in written]
+    for each in sorted(changed, key=lambda path: -path.message_index):
+        yield f"- {_format_line(each.text)}: {', '.join(each.operations)}"
     others = [each for each in frontier.actions if not each[1].is_write]
     ran = [each for each in others if each[1].has_failed or not each[1].is_read]
     yield from list_actions(ran, characters)
@@ -193,10 +200,10 @@ def _describe_state(
 ) -> Iterator[str]:
     """Yields lines about where the work stopped: the last step, the open work and the last sentence said."""
     if (step := frontier.find_last_step(range(len(messages)))) is not None:
-        yield f"- last step: {sanitize_text(step.describe())} ({get_message_id(step.at)})"
+        yield f"- last step: {sanitize_text(step.describe())} ({get_message_id(step.message_index)})"
     for end in reversed(frontier.loose_ends):
-        yield f"- {end.kind}: {sanitize_text(end.text)} ({get_message_id(end.at)})"
-    recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST), -1)
+        yield f"- {end.kind}: {sanitize_text(end.text)} ({get_message_id(end.message_index)})"
+    recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST_MESSAGES), -1)
     said_last = (
         at for at in recent if messages[at].role == "assistant" and _split_sentences(messages[at].text)
     )
@@ -205,10 +212,10 @@ def _describe_state(
         yield f"- said last: {quoted} ({get_message_id(at)})"
 
 
-def _format_section(title: str, lines: Iterator[str], characters: int) -> str:
+def _format_section(title: str, lines: Iterator[str], max_characters: int) -> str:
     """Returns a heading and the lines that fit below it, or "" if no line fits."""
-    room, kept = characters - len(title) - 1, []
-    for line in islice(lines, LINES):
+    room, kept = max_characters - len(title) - 1, []
+    for line in islice(lines, MAX_LINES):
         if len(line) + 1 <= room:
             kept.append(line)
             room -= len(line) + 1
@@ -221,36 +228,36 @@ def _format_role_counts(messages: Sequence[Message]) -> str:
 
 
 def build_extractive_summary(
-    messages: Sequence[Message], characters: int, get_message_id: Callable[[int], str]
+    messages: Sequence[Message], max_characters: int, get_message_id: Callable[[int], str]
 ) -> str:
     """Builds a summary from quotations of the messages.
 
-    The summary is "" if all messages are empty or `characters` is 0.
+    The summary is "" if all messages are empty or `max_characters` is 0.
 
     Args:
         messages: The messages to summarise. If there are very many messages, the ones in the middle are not
             quoted. Of a very long message, only the beginning and the end are quoted.
-        characters: Maximum characters of the summary.
+        max_characters: Maximum characters of the summary.
         get_message_id: Returns the id of the message at an index, by which the summary cites it.
     """
-    if characters <= 0 or all(each.is_empty for each in messages):
+    if max_characters <= 0 or all(each.is_empty for each in messages):
         return ""
     window = _select_window(len(messages))
     seen = collect_facts(messages, window)
     frontier = read_frontier(messages)
-    room = int(WORK_SHARE * characters)
+    room = int(WORK_SHARE * max_characters)
     work = _format_section("Done:", _list_work(frontier, seen, room - len("Done:\n")), room)
     state = _format_section(
         "Where it stopped:",
         _describe_state(messages, get_message_id, frontier),
-        int(STATE_SHARE * characters),
+        int(STATE_SHARE * max_characters),
     )
-    room = int(SAID_SHARE * (characters - len(state) - len(work)))
+    room = int(SAID_SHARE * (max_characters - len(state) - len(work)))
     quotable = list(_iter_sentences(messages, "assistant")) or list(_iter_sentences(messages, "user"))
     chosen = _choose_sentences(quotable, len(messages), room - len("Said:"))
-    lines = (f"- {each.text} ({get_message_id(each.at)})" for each in chosen)
+    lines = (f"- {each.text} ({get_message_id(each.message_index)})" for each in chosen)
     parts = [work, _format_section("Said:", lines, room), state]
     text = (
         "\n\n".join(part for part in parts if part) or f"Removed: {_format_role_counts(messages)} messages."
     )
-    return text[:characters]
+    return text[:max_characters]

@@ -8,9 +8,9 @@ from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.statements import fold_text, read_statements
 
 # An order counts as given by a user if one statement of the user contains this share of its words and values.
-BACKING = 0.5
+MIN_SHARED_SHARE = 0.5
 # Maximum number of user statements with which an order is compared. The newest ones are used.
-STATEMENTS = 3_000
+MAX_STATEMENTS = 3_000
 
 # The quantifiers are possessive (`*+`). Otherwise a long row of these words could match in so many ways that
 # the search would take very long.
@@ -70,15 +70,15 @@ def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str],
             (each.words | {value for _, value in each.values}, bool(_NEGATION.search(fold_text(each.text))))
             for each in read_statements(text)
         ]
-        if len(found) >= STATEMENTS:
+        if len(found) >= MAX_STATEMENTS:
             break
-    return tuple(found[:STATEMENTS])
+    return tuple(found[:MAX_STATEMENTS])
 
 
-def is_backed_by_user(order: str, texts: Sequence[str]) -> bool:
+def is_backed_by_user(order: str, user_texts: Sequence[str]) -> bool:
     """Returns whether a user has said the same as an order. Both must be negated, or neither."""
     about, negated = _extract_words(order), bool(_NEGATION.search(fold_text(order)))
     return bool(about) and any(
-        negated == sign and len(about & words) >= BACKING * len(about)
-        for words, sign in _list_user_statements(tuple(texts))
+        negated == sign and len(about & words) >= MIN_SHARED_SHARE * len(about)
+        for words, sign in _list_user_statements(tuple(user_texts))
     )

@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 NO_TASK = "Unknown task"
-NONE_YET = "None: this is the first compaction round."
-ALIGNED_END = (
+NO_EARLIER_SUMMARY = "None: this is the first compaction round."
+ALIGNED_CLOSING = (
     "The conversation is everything above this message. Do not go on with it and call no tools: your answer "
     "is the text that was described, and nothing else."
 )
@@ -43,19 +43,19 @@ ALIGNED_END = (
 WORDS_PER_TOKEN = 0.7
 
 
-def _format_size(tokens: int, language: str, runs: int) -> str:
-    words = max(10, int(tokens * WORDS_PER_TOKEN))
-    together = f" for all {runs} texts together" if runs > 1 else ""
+def _format_size(max_tokens: int, language: str, run_count: int) -> str:
+    words = max(10, int(max_tokens * WORDS_PER_TOKEN))
+    together = f" for all {run_count} texts together" if run_count > 1 else ""
     language_name = language or "the language that the user writes in"
-    return f"At most {tokens} tokens, which is about {words} words{together}. Write in {language_name}."
+    return f"At most {max_tokens} tokens, which is about {words} words{together}. Write in {language_name}."
 
 
-def _format_run_marks(runs: int) -> str:
+def _format_run_marks(run_count: int) -> str:
     """Returns instructions to write one text for each of several runs, each below a line with its mark."""
-    marks = "\n".join(f"=== RUN {number} ===" for number in range(1, runs + 1))
+    marks = "\n".join(f"=== RUN {number} ===" for number in range(1, run_count + 1))
     return (
-        f"There are {runs} runs. Write one text for each, in their order, each behind a line that holds its "
-        f"mark and nothing else. The marks are:\n{marks}"
+        f"There are {run_count} runs. Write one text for each, in their order, each behind a line that holds "
+        f"its mark and nothing else. The marks are:\n{marks}"
     )
 
 
@@ -72,9 +72,9 @@ def build_prompt(
     shape: SummaryShape,
     *,
     task: str,
-    earlier: Sequence[str],
+    earlier_summaries: Sequence[str],
     language: str,
-    tokens: int,
+    max_tokens: int,
 ) -> str:
     """Builds the data that follow the instructions of a summary call.
 
@@ -86,15 +86,15 @@ def build_prompt(
             The prompt calls the groups runs, and `split_run_texts` splits the answer.
         shape: Limits that decide how much of a message is shown.
         task: The user's task; empty if the strategy does not show it.
-        earlier: Summaries of earlier compactions, oldest first.
+        earlier_summaries: Summaries of earlier compactions, oldest first.
         language: English name of the language to write in; empty if it is unknown.
-        tokens: Size that the prompt asks for.
+        max_tokens: Size that the prompt asks for.
     """
     transcripts = list(_iter_transcripts(groups, shape)) or [""]
-    earlier_texts, task_text = [sanitize_text(each) for each in earlier], sanitize_text(task)
+    earlier_texts, task_text = [sanitize_text(each) for each in earlier_summaries], sanitize_text(task)
     mark = compute_nonce([*transcripts, *earlier_texts, task_text])
-    summaries = [wrap_in_fence("summary", each, mark) for each in earlier_texts] or [NONE_YET]
-    parts = [f"## Size and Language\n{_format_size(tokens, language, len(groups))}"]
+    summaries = [wrap_in_fence("summary", each, mark) for each in earlier_texts] or [NO_EARLIER_SUMMARY]
+    parts = [f"## Size and Language\n{_format_size(max_tokens, language, len(groups))}"]
     parts.append("\n".join(["## Previous Summary", *summaries]))
     parts += [f"## Original User Task\n{wrap_in_fence('task', task_text, mark)}"] if task_text else []
     return "\n\n".join([*parts, *_format_material(transcripts, mark)])
@@ -108,26 +108,26 @@ def _format_material(transcripts: Sequence[str], mark: str) -> list[str]:
     return [f"## Runs to Summarize\n{_format_run_marks(len(transcripts))}", *runs]
 
 
-def build_aligned_prompt(instructions: str, *, language: str, tokens: int, groups: int) -> str:
+def build_aligned_prompt(instructions: str, *, language: str, max_tokens: int, run_count: int) -> str:
     """Builds the last user message of an aligned call, which asks for a summary of all messages above it.
 
     Args:
         instructions: The strategy's instructions. They come first, so that they are the same in every call.
         language: English name of the language to write in; empty if it is unknown.
-        tokens: Size that the prompt asks for.
-        groups: Number of texts to write. Each is about one unbroken row of assistant messages and tool
+        max_tokens: Size that the prompt asks for.
+        run_count: Number of texts to write. Each is about one unbroken row of assistant messages and tool
             results (a run), from the earliest run on.
     """
     parts = [
         instructions.strip(),
-        f"## Size and Language\n{_format_size(tokens, language, groups)}",
-        ALIGNED_END,
+        f"## Size and Language\n{_format_size(max_tokens, language, run_count)}",
+        ALIGNED_CLOSING,
     ]
-    if groups > 1:
+    if run_count > 1:
         which = (
-            f"A run is an unbroken row of assistant messages and tool results; take the {groups} earliest."
+            f"A run is an unbroken row of assistant messages and tool results; take the {run_count} earliest."
         )
-        parts.insert(2, f"## Runs to Summarize\n{which} {_format_run_marks(groups)}")
+        parts.insert(2, f"## Runs to Summarize\n{which} {_format_run_marks(run_count)}")
     return "\n\n".join(parts)
 
 

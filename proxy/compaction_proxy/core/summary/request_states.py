@@ -25,10 +25,12 @@ _ENTRY = re.compile(r"\s*+(?:[-*+•]|\d{1,3}[.)])\s")
 _LABELLED = re.compile(
     r"\s*+(?:(?:[-*+•]|\d{1,3}[.)])\s++)?[\[(*_]{0,3}(?P<status>[^:\])\n|]{1,24})[\])*_]{0,3}\s*+[:\u2013\u2014-]\s"
 )
-_BOX = re.compile(r"\s*+(?:[-*+•]|\d{1,3}[.)])\s++\[(?P<box>[ xX✓✔])\]\s")
+_CHECKBOX = re.compile(r"\s*+(?:[-*+•]|\d{1,3}[.)])\s++\[(?P<box>[ xX✓✔])\]\s")
 # Sentences that name a state at their end, or that call something open in unambiguous words.
-_ENDING = re.compile(r"(?:→|->|=>|[(\[\u2013\u2014]|\bstatus:)\s*+(?P<status>[^()\[\]→]{1,24})[)\].\s]*\Z")
-_STILL = re.compile(
+_STATUS_AT_END = re.compile(
+    r"(?:→|->|=>|[(\[\u2013\u2014]|\bstatus:)\s*+(?P<status>[^()\[\]→]{1,24})[)\].\s]*\Z"
+)
+_OPEN_CLAIM = re.compile(
     r"\b(?:(?:is|are|was|were|remains?|stays?|still|yet) (?:\w{1,12} ){0,2}(?:pending|outstanding|unresolved|"
     r"unanswered|unfinished|to be (?:done|answered|handled))|(?:still|remains?|stays?|left) open|"
     r"not (?:yet )?been (?:done|answered|handled|started)|not yet (?:done|answered|handled|started))\b"
@@ -36,7 +38,7 @@ _STILL = re.compile(
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
 # The words that a corrected table row uses for each state. A record never changes, so an open request was
 # open when the record was written, and may be answered since.
-_STATUSES = {
+_STATUS_TEXTS = {
     StatementStatus.OPEN: "open then",
     StatementStatus.ANSWERED: "done",
     StatementStatus.UNKNOWN: "unknown",
@@ -114,12 +116,12 @@ def _find_status(words: str) -> StatementStatus | None:
     return StatementStatus.ANSWERED if cues.DONE_STATUS.search(plain) else None
 
 
-def _find_claim(sentence: str) -> StatementStatus | None:
+def _find_claimed_status(sentence: str) -> StatementStatus | None:
     """Returns the state (open or answered) that a sentence states for something. None if it states none."""
-    ending = _ENDING.search(sentence)
+    ending = _STATUS_AT_END.search(sentence)
     if ending and (status := _find_status(ending["status"])):
         return status
-    return StatementStatus.OPEN if _STILL.search(fold_text(sentence)) else None
+    return StatementStatus.OPEN if _OPEN_CLAIM.search(fold_text(sentence)) else None
 
 
 def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | None:
@@ -138,10 +140,10 @@ def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | No
     if best[0] >= LEAST_SHARE:
         states = {state for *share, state in shares if tuple(share) == best}
         return states.pop() if len(states) == 1 else None
-    return _find_told(about, known)
+    return _find_told_state(about, known)
 
 
-def _find_told(about: frozenset[str], known: list[_KnownStatement]) -> StatementStatus | None:
+def _find_told_state(about: frozenset[str], known: list[_KnownStatement]) -> StatementStatus | None:
     """Returns the state of the statement that a line repeats, among statements that ask for nothing.
 
     Most words of the statement must be in the line, and most words of the line must be in the statement's
@@ -163,7 +165,7 @@ def _find_told(about: frozenset[str], known: list[_KnownStatement]) -> Statement
     return StatementStatus.TOLD if all(repeated) else StatementStatus.UNKNOWN
 
 
-def _is_wrong(claimed: StatementStatus | None, line: str, known: list[_KnownStatement]) -> bool:
+def _claims_wrong_state(claimed: StatementStatus | None, line: str, known: list[_KnownStatement]) -> bool:
     """Returns whether a line claims a state that contradicts the known state of its statement."""
     state = _find_state(line, known) if claimed else None
     if state is None or state is StatementStatus.UNKNOWN:
@@ -171,30 +173,40 @@ def _is_wrong(claimed: StatementStatus | None, line: str, known: list[_KnownStat
     return claimed is StatementStatus.OPEN if state is StatementStatus.TOLD else claimed is not state
 
 
-def _correct_line(line: str, said: StatementStatus | None, known: list[_KnownStatement]) -> str | None:
+def _correct_line(
+    line: str, section_status: StatementStatus | None, known: list[_KnownStatement]
+) -> str | None:
     """Returns the line corrected, or None if it must be dropped.
 
     Args:
         line: A line of the summary.
-        said: The state that the heading of its section states; None if it states none.
+        section_status: The state that the heading of its section states; None if it states none.
         known: The statements whose state is known.
     """
     cells = line.strip().strip("|").split("|") if line.lstrip().startswith("|") else []
     if len(cells) > 1:
         return _correct_row(line, cells, known)
-    label = _find_label(line)
+    label = _find_label_status(line)
     if label or _ENTRY.match(line):
-        return None if _is_wrong(label or _find_claim(line) or said, line, known) else line
+        return (
+            None
+            if _claims_wrong_state(label or _find_claimed_status(line) or section_status, line, known)
+            else line
+        )
     pieces = _SENTENCE.split(line)
-    correct = [each for each in pieces if not _is_wrong(_find_claim(each) or said, each, known)]
+    correct = [
+        each
+        for each in pieces
+        if not _claims_wrong_state(_find_claimed_status(each) or section_status, each, known)
+    ]
     if len(correct) == len(pieces):
         return line
     return " ".join(correct) or None
 
 
-def _find_label(line: str) -> StatementStatus | None:
+def _find_label_status(line: str) -> StatementStatus | None:
     """Returns the state that a checkbox or a word at the beginning of a line states, or None."""
-    if box := _BOX.match(line):
+    if box := _CHECKBOX.match(line):
         return StatementStatus.OPEN if box["box"] == " " else StatementStatus.ANSWERED
     labelled = _LABELLED.match(line)
     return _find_status(labelled["status"]) if labelled else None
@@ -213,7 +225,7 @@ def _correct_row(line: str, cells: list[str], known: list[_KnownStatement]) -> s
     state = _find_state(subject, known)
     if state is None or (claimed is StatementStatus.ANSWERED and state is not StatementStatus.OPEN):
         return line
-    cells[status_cells[-1]] = f" {_STATUSES[state]} "
+    cells[status_cells[-1]] = f" {_STATUS_TEXTS[state]} "
     return f"|{'|'.join(cells)}|"
 
 

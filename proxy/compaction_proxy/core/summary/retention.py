@@ -28,7 +28,7 @@ MAX_FACTS = 500
 MAX_PLACES = 200
 RULE = "rule"
 
-_KINDS = {
+_KIND_GROUPS = {
     "path": "path", "command": "command", "error": "error", "exit": "error",
     "url": "url", "host": "url", "address": "url",
     "id": "id", "code": "id", "commit": "id", "branch": "id", "email": "id",
@@ -85,14 +85,14 @@ def _collect_facts(
 ) -> dict[str, list[str]]:
     """Returns the facts of each kind, newest first, each once."""
     found: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    for message in _iter_newest(removed):
+    for message in _iter_newest_messages(removed):
         for kind, text, *_ in reversed(fact_reader(message)):
-            if kind in _KINDS and text:
-                found[_KINDS[kind]].setdefault(" ".join(text.split()))
+            if kind in _KIND_GROUPS and text:
+                found[_KIND_GROUPS[kind]].setdefault(" ".join(text.split()))
     return {kind: list(islice(texts, MAX_FACTS)) for kind, texts in found.items()}
 
 
-def _iter_newest(removed: Sequence[Message]) -> Iterator[Message]:
+def _iter_newest_messages(removed: Sequence[Message]) -> Iterator[Message]:
     room = MAX_CHARACTERS
     for message in reversed(removed):
         size = len(message.text) + sum(len(call.arguments) for call in message.calls)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 # The text that is added for a section that the model left out, and for a section that may be missing because
 # the answer was cut.
 EMPTY_SECTION_TEXT = "None"
-NOT_REACHED = "Not recorded."
+UNREACHED_SECTION_TEXT = "Not recorded."
 # Maximum characters of a heading. A longer line is no heading.
 HEADING_CHARACTERS = 120
 
@@ -51,14 +51,14 @@ class _SectionHeading(NamedTuple):
     """A line that opens a section.
 
     Attributes:
-        at: Index of the line.
-        section: Index of the section.
-        rest: What follows the title on the same line.
+        line_index: Index of the line.
+        section_index: Index of the section.
+        rest_of_line: What follows the title on the same line.
     """
 
-    at: int
-    section: int
-    rest: str
+    line_index: int
+    section_index: int
+    rest_of_line: str
 
 
 def repair_sections(text: str, sections: Sequence[PromptSection], *, is_cut: bool = False) -> str:
@@ -78,21 +78,21 @@ def repair_sections(text: str, sections: Sequence[PromptSection], *, is_cut: boo
     """
     lines = text.splitlines()
     headings = _find_headings(lines, sections)
-    if 2 * _count_required(headings, sections) < sum(not each.is_optional for each in sections):
+    if 2 * _count_required_sections(headings, sections) < sum(not each.is_optional for each in sections):
         return ""
-    order = [each.section for each in headings]
+    order = [each.section_index for each in headings]
     wanted = [k for k, each in enumerate(sections) if k in order or not each.is_optional]
     if order == wanted and all(
-        lines[each.at].rstrip() == sections[each.section].heading for each in headings
+        lines[each.line_index].rstrip() == sections[each.section_index].heading for each in headings
     ):
         return text
-    stops = [each.at for each in headings[1:]] + [len(lines)]
+    stops = [each.line_index for each in headings[1:]] + [len(lines)]
     bodies: dict[int, list[str]] = {}
     for each, stop in zip(headings, stops, strict=True):
-        body = "\n".join([each.rest, *lines[each.at + 1 : stop]]).strip("\n")
-        bodies.setdefault(each.section, []).extend([body] if body.strip() else [])
-    missing = NOT_REACHED if is_cut else EMPTY_SECTION_TEXT
-    parts = ["\n".join(lines[: headings[0].at]).strip()]
+        body = "\n".join([each.rest_of_line, *lines[each.line_index + 1 : stop]]).strip("\n")
+        bodies.setdefault(each.section_index, []).extend([body] if body.strip() else [])
+    missing = UNREACHED_SECTION_TEXT if is_cut else EMPTY_SECTION_TEXT
+    parts = ["\n".join(lines[: headings[0].line_index]).strip()]
     parts += [f"{sections[k].heading}\n" + "\n".join(bodies.get(k) or [missing]) for k in wanted]
     return "\n\n".join(part for part in parts if part)
 
@@ -101,12 +101,12 @@ def has_last_section(text: str, sections: Sequence[PromptSection]) -> bool:
     """Returns whether a text has the last required section. Returns True if no section is required."""
     required = [k for k, each in enumerate(sections) if not each.is_optional]
     headings = _find_headings(text.splitlines(), sections)
-    return not required or required[-1] in {each.section for each in headings}
+    return not required or required[-1] in {each.section_index for each in headings}
 
 
-def _count_required(found: Sequence[_SectionHeading], sections: Sequence[PromptSection]) -> int:
+def _count_required_sections(headings: Sequence[_SectionHeading], sections: Sequence[PromptSection]) -> int:
     """Returns how many different required sections the headings open."""
-    return len({each.section for each in found if not sections[each.section].is_optional})
+    return len({each.section_index for each in headings if not sections[each.section_index].is_optional})
 
 
 def _find_headings(lines: Sequence[str], sections: Sequence[PromptSection]) -> list[_SectionHeading]:
@@ -115,8 +115,8 @@ def _find_headings(lines: Sequence[str], sections: Sequence[PromptSection]) -> l
     They are found by their titles. If no title matches, they are found by their form, such as the level.
     """
     open_lines = list(_iter_lines_outside_code(lines))
-    named = list(_find_by_titles(open_lines, sections))
-    return named or next(_find_by_form(open_lines, lines, sections), [])
+    named = list(_find_headings_by_title(open_lines, sections))
+    return named or next(_find_headings_by_form(open_lines, lines, sections), [])
 
 
 def _iter_lines_outside_code(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -129,7 +129,7 @@ def _iter_lines_outside_code(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
             yield at, line
 
 
-def _find_by_titles(
+def _find_headings_by_title(
     lines: Sequence[tuple[int, str]], sections: Sequence[PromptSection]
 ) -> Iterator[_SectionHeading]:
     titles = {_extract_title_words(each.heading): k for k, each in enumerate(sections)}
@@ -146,7 +146,7 @@ def _find_by_titles(
             yield _SectionHeading(at, section, "")
 
 
-def _find_by_form(
+def _find_headings_by_form(
     open_lines: Sequence[tuple[int, str]], lines: Sequence[str], sections: Sequence[PromptSection]
 ) -> Iterator[list[_SectionHeading]]:
     """Yields a list of headings for each form, such as bold lines, in which the sections may be written.

@@ -48,7 +48,7 @@ def _cut_text(text: str, characters: int, *, keep_end: bool) -> str:
 
 
 def _format_entry(message: Message, shape: SummaryShape) -> str:
-    result = bool(message.answers)
+    result = bool(message.answered_call_ids)
     characters = shape.tool_characters if result else shape.message_characters
     return sanitize_text(_cut_text(_format_content(message), characters, keep_end=result))
 

@@ -24,14 +24,14 @@ from compaction_proxy.core.summary.request_states import EMPTY_SECTION_TEXT, cor
 
 # A summary is unfaithful if sentences are dropped and fewer characters than this, or a smaller share of its
 # characters, are left. Repeated lines with fewer characters are not dropped.
-LEAST_CHARACTERS = 40
-LEAST_SHARE = 1 / 3
+MIN_CHARACTERS = 40
+MIN_SHARE = 1 / 3
 # Minimum number of words from which the language of a summary is detected. In scripts without spaces, two
 # characters count as a word.
-LEAST_WORDS = 12
+MIN_WORDS = 12
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]{2}")
 # Lost values are appended only if the summary contains less than this share of the critical values by weight.
-RECALL = 0.9
+MIN_RECALL = 0.9
 # Maximum size of the list of appended values, as a share of the summary's length and in characters, and
 # maximum characters of one value.
 ADDED_SHARE = 0.2
@@ -41,19 +41,19 @@ ADDED_VALUES_HEADING = "Additional exact values:"
 # Even after a long summary, appended calls may take up to this share of the allowed characters.
 CALLS_SHARE = 0.5
 ADDED_CALLS_HEADING = "Calls that changed something, and how they ended:"
-# Critical values are values that a summary must not lose. `NEWEST` is the number of newest messages whose
-# identifiers are critical, and `CRITICAL` is the maximum number of critical values. The loss of a value is
-# worse the greater its weight is.
-NEWEST = 6
-CRITICAL = 32
+# Critical values are values that a summary must not lose. `NEWEST_MESSAGES` is the number of newest messages
+# whose identifiers are critical, and `MAX_CRITICAL_VALUES` is the maximum number of critical values. The loss
+# of a value is worse the greater its weight is.
+NEWEST_MESSAGES = 6
+MAX_CRITICAL_VALUES = 32
 CHANGED_WEIGHT, ERROR_WEIGHT, RECENT_WEIGHT = 3, 3, 2
 # Maximum characters of a text that is searched for values at once. A longer text is no single sentence. It is
 # searched in pieces of this size.
 PIECE_CHARACTERS = 4_000
 # A number with at least this many digits was copied, not counted or rounded.
-LONG_DIGITS = 5
+MIN_COPIED_DIGITS = 5
 # Minimum characters of a code. A shorter one, such as "n-1", is more likely an expression.
-LEAST_CODE = 5
+MIN_CODE_CHARACTERS = 5
 
 _ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*(?:\[[ xX]\]\s*)?")
 _BULLET = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])\s")
@@ -65,14 +65,14 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ERROR_NAME = re.compile(
     r"\b[A-Z]\w{0,60}(?:Error|Exception|Failure)\b|\b[A-Z]{1,4}\d{3,6}\b|\bexit code \d+"
 )
-_ROOTED = re.compile(r"[~./]|[^/]*(?:/[^/]+)*\.\w{1,8}$")
-_EXPLAINED = re.compile(
+_PATH_LIKE = re.compile(r"[~./]|[^/]*(?:/[^/]+)*\.\w{1,8}$")
+_TECHNICAL_TERM = re.compile(
     r"(?:utf|sha|iso|base|aes|md|https?|python|ipv|es|x|u?int|float|[uif]|p|h|q|v|node|web|oauth|gpt|c)-?\d{1,4}|"
     r"\d+-[a-z]+|\d{4}-\d\d.*",
     re.IGNORECASE,
 )
-_COPIED = frozenset({"url", "email", "id", "money", "commit", "address", "host", "branch", "port"})
-_RECENT = frozenset({"url", "email", "id", "code", "commit", "branch", "money", "port"})
+_COPIED_KINDS = frozenset({"url", "email", "id", "money", "commit", "address", "host", "branch", "port"})
+_RECENT_KINDS = frozenset({"url", "email", "id", "code", "commit", "branch", "money", "port"})
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,15 @@ def _iter_texts(messages: Iterable[Message]) -> Iterator[str]:
 def _is_copied_value(value: ExactValue) -> bool:
     """Returns whether a value, if it is correct, can only have been copied from the sources."""
     if value.kind == "path":
-        return bool(_ROOTED.match(value.text)) and len(value.text) > 3 and not value.text[0].isupper()
+        return bool(_PATH_LIKE.match(value.text)) and len(value.text) > 3 and not value.text[0].isupper()
     if value.kind == "code":
         made = sum(map(str.isdigit, value.text)) >= 2 or "_" in value.text or "-" in value.text
-        return made and len(value.text) >= LEAST_CODE and not _EXPLAINED.fullmatch(value.text)
+        return made and len(value.text) >= MIN_CODE_CHARACTERS and not _TECHNICAL_TERM.fullmatch(value.text)
     if value.kind == "version":  # a number of two parts may belong to a section
         return value.text.startswith("v") or value.text.count(".") > 1
-    return value.kind in _COPIED or (value.kind == "number" and len(_keep_digits(value.text)) >= LONG_DIGITS)
+    return value.kind in _COPIED_KINDS or (
+        value.kind == "number" and len(_keep_digits(value.text)) >= MIN_COPIED_DIGITS
+    )
 
 
 def _has_invented_value(piece: str, sources: _SummarySources) -> bool:
@@ -187,12 +189,12 @@ def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: S
     return "\n".join(lines).strip()
 
 
-def _drop_repeats(text: str) -> str:
+def _drop_repeated_entries(text: str) -> str:
     """Returns the text without repeated list entries. A section that loses its only entry says "None"."""
     known: set[str] = set()
     lines, result = text.splitlines(), list[str]()
     for line, follower in zip_longest(lines, lines[1:]):
-        if line not in known or len(line) < LEAST_CHARACTERS or not _BULLET.match(line):
+        if line not in known or len(line) < MIN_CHARACTERS or not _BULLET.match(line):
             result.append(line)
         elif result[-1].startswith("#") and not follower:
             result.append(EMPTY_SECTION_TEXT)
@@ -218,27 +220,27 @@ def _list_critical_values(messages: Sequence[Message], writes: Sequence[Action])
     )
     found += [(CHANGED_WEIGHT, value) for value in targets if value not in known]
     short = [each for each in found if each[1] and len(each[1]) <= ADDED_VALUE_CHARACTERS]
-    return short[-CRITICAL:]
+    return short[-MAX_CRITICAL_VALUES:]
 
 
 def _weigh_fact(fact: ObservedFact, length: int) -> int:
     if re.search(r"\s", fact.text):
         return 0
-    if fact.kind == "path" and set(fact.deeds) - {"read"}:
+    if fact.kind == "path" and set(fact.operations) - {"read"}:
         return CHANGED_WEIGHT
-    recent = fact.kind in _RECENT and fact.at >= length - NEWEST
+    recent = fact.kind in _RECENT_KINDS and fact.message_index >= length - NEWEST_MESSAGES
     return RECENT_WEIGHT if recent and _is_copied_value(ExactValue(fact.kind, fact.text, 0)) else 0
 
 
 def _append_missing_values(text: str, messages: Sequence[Message], characters: int) -> str:
     """Returns the text with what it lacks appended: calls that changed something, then critical values."""
     writes = [each for each in read_frontier(messages).actions if each[1].is_write]
-    whole = _add_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
+    whole = _append_missing_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
     critical = _list_critical_values(messages, [each for _, each in writes])
     folded = whole.casefold()
     missing = [each for each in critical if each[1].rpartition("/")[2].casefold() not in folded]
     lost = sum(weight for weight, _ in missing)
-    if not missing or lost <= (1 - RECALL) * sum(weight for weight, _ in critical):
+    if not missing or lost <= (1 - MIN_RECALL) * sum(weight for weight, _ in critical):
         return whole
     room = int(min(ADDED_CHARACTERS, ADDED_SHARE * len(text))) - len(ADDED_VALUES_HEADING) - 2
     added = ""
@@ -248,7 +250,7 @@ def _append_missing_values(text: str, messages: Sequence[Message], characters: i
     return f"{whole}\n\n{ADDED_VALUES_HEADING}{added}" if added else whole
 
 
-def _add_calls(text: str, writes: Sequence[tuple[int, Action]], room: int) -> str:
+def _append_missing_calls(text: str, writes: Sequence[tuple[int, Action]], room: int) -> str:
     """Returns the text with calls that changed something appended, as far as there is room.
 
     A call is appended only if the text lacks at least one word of the call's description. `room` is the
@@ -271,10 +273,10 @@ def verify_summary(
     text: str,
     *,
     sources: Sequence[Message],
-    earlier: Sequence[str],
+    earlier_summaries: Sequence[str],
     language: str,
     states: Mapping[tuple[int, str], StatementStatus] = MappingProxyType({}),
-    characters: int = 0,
+    max_characters: int = 0,
 ) -> str:
     """Returns the summary without invented values and orders, and with the critical values that it lost.
 
@@ -283,11 +285,11 @@ def verify_summary(
     Args:
         text: A summary that `core.summary.answer.validate_summary` has accepted.
         sources: The messages that it summarises.
-        earlier: Earlier summaries that the model was shown.
+        earlier_summaries: Earlier summaries that the model was shown.
         language: English name of the language that the prompt asked for; empty if it is unknown.
         states: The state of each statement of the conversation (`core.ledger.frontier`).
-        characters: Allowed size of the result in characters. Calls that changed something are appended in the
-            room that the summary leaves, or in half of this size if that is more.
+        max_characters: Allowed size of the result in characters. Calls that changed something are appended in
+            the room that the summary leaves, or in half of this size if that is more.
 
     Raises:
         SummaryError: With the reason `language` if the summary is certainly in another language, or
@@ -295,14 +297,18 @@ def verify_summary(
     """
     prose = _drop_headings(text)
     words = len(UNSPACED.sub(" x ", prose).split())
-    written = detect_language([prose]) if words >= LEAST_WORDS else ""
+    written = detect_language([prose]) if words >= MIN_WORDS else ""
     if language and written and written != language:
         raise SummaryError("language")
-    known_texts = _SummarySources(tuple([each.casefold() for each in (*_iter_texts(sources), *earlier)]))
-    user_texts = [each.text for each in sources if each.role == "user" and not each.answers]
+    known_texts = _SummarySources(
+        tuple([each.casefold() for each in (*_iter_texts(sources), *earlier_summaries)])
+    )
+    user_texts = [each.text for each in sources if each.role == "user" and not each.answered_call_ids]
     sound_text = _drop_unfounded_sentences(text, known_texts, user_texts)
     if sound_text != text.strip() and _count_prose_characters(sound_text) < max(
-        LEAST_CHARACTERS, LEAST_SHARE * _count_prose_characters(text)
+        MIN_CHARACTERS, MIN_SHARE * _count_prose_characters(text)
     ):
         raise SummaryError("unfaithful")
-    return _append_missing_values(_drop_repeats(correct_states(sound_text, states)), sources, characters)
+    return _append_missing_values(
+        _drop_repeated_entries(correct_states(sound_text, states)), sources, max_characters
+    )

@@ -23,9 +23,9 @@ from compaction_proxy.gateway.client.proxies import NO_PROXIES, ProxySettings
 from compaction_proxy.gateway.client.types import HttpRequest, HttpResponse
 
 IDLE_EXPIRY_S = 2.0  # below the 5 s after which common servers close an idle connection
-HEADER_LINE_BYTES = 65_536
-HEADER_COUNT = 1_000
-LARGE_BYTES = 1_048_576
+MAX_HEADER_LINE_BYTES = 65_536
+MAX_HEADERS = 1_000
+LARGE_BODY_BYTES = 1_048_576
 READ_BUFFER_BYTES = 32_768  # aiohttp stops reading from the socket at twice this much unread data
 
 # Bytes that would end a line of the head early, or that no field may contain.
@@ -60,29 +60,29 @@ class _ConnectionLostError(aiohttp.ClientError):
 
     def __init__(self, *, stale: bool) -> None:
         super().__init__("the connection ended before a response")
-        self.stale = stale
+        self.is_stale = stale
 
 
 class _AiohttpConnection(ResponseHandler):
     """A connection that knows whether it has served before, and whether the response has begun."""
 
-    requests = 0
-    answered = False
+    request_count = 0
+    has_response_data = False
 
     def set_response_params(self, **params: Any) -> None:  # noqa: ANN401 - aiohttp's parameters, passed on
-        self.requests += 1
-        self.answered = False
+        self.request_count += 1
+        self.has_response_data = False
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
-        self.answered = self.answered or bool(data)
+        self.has_response_data = self.has_response_data or bool(data)
         super().data_received(data)
 
     def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
         """Replaces a lost connection by `_ConnectionLostError`, which says whether sending again is safe."""
         is_lost = isinstance(exc, aiohttp.ClientConnectionError) and not isinstance(exc, TimeoutError)
         if is_lost and not isinstance(self.exception(), _ConnectionLostError):
-            lost_error = _ConnectionLostError(stale=self.requests > 1 and not self.answered)
+            lost_error = _ConnectionLostError(stale=self.request_count > 1 and not self.has_response_data)
             lost_error.__cause__ = exc
             super().set_exception(lost_error, exc)
         elif not is_lost:
@@ -189,7 +189,7 @@ def _to_payload(body: object) -> object:
 
     Large bytes become a file object, because aiohttp would write them in one piece and block the loop.
     """
-    if isinstance(body, bytes) and len(body) > LARGE_BYTES:
+    if isinstance(body, bytes) and len(body) > LARGE_BODY_BYTES:
         return io.BytesIO(body)
     return body or None
 
@@ -224,9 +224,9 @@ class AiohttpEngine:
             skip_auto_headers=_SKIP_AUTO_HEADERS,
             auto_decompress=False,
             read_bufsize=READ_BUFFER_BYTES,
-            max_line_size=HEADER_LINE_BYTES,
-            max_field_size=HEADER_LINE_BYTES,
-            max_headers=HEADER_COUNT,
+            max_line_size=MAX_HEADER_LINE_BYTES,
+            max_field_size=MAX_HEADER_LINE_BYTES,
+            max_headers=MAX_HEADERS,
         )
 
     async def send(self, request: HttpRequest) -> HttpResponse:
@@ -239,7 +239,7 @@ class AiohttpEngine:
             try:
                 return await self._send_once(self._pooled, request)
             except _ConnectionLostError as error:
-                if not error.stale:
+                if not error.is_stale:
                     raise
             except aiohttp.ClientConnectionResetError:
                 pass  # lost between the pool and the first write: nothing was sent
@@ -252,15 +252,17 @@ class AiohttpEngine:
         if any(map(_UNSENDABLE.search, chain((request.target,), *request.headers))) or b" " in request.target:
             raise httpx.LocalProtocolError("a field holds what would end its line")
         headers = [(_decode_header(k), _decode_header(v)) for k, v in request.headers]
-        if request.length is not None and not isinstance(request.body, bytes):
-            headers.append(("content-length", str(request.length)))
+        if request.body_length is not None and not isinstance(request.body, bytes):
+            headers.append(("content-length", str(request.body_length)))
         response = await session.request(
             request.method,
             url,
             headers=headers,
             data=_to_payload(request.body),
             allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_s, sock_read=request.silence_s),
+            timeout=aiohttp.ClientTimeout(
+                total=None, connect=request.connect_timeout_s, sock_read=request.silence_timeout_s
+            ),
             proxy=self._proxies.get_proxy_url(url.scheme, url.host or "", url.port or 0),
         )
         return _AiohttpResponse(response)

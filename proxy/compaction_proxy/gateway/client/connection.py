@@ -12,7 +12,7 @@ from compaction_proxy.gateway.client.response import NativeResponse
 # Maximum bytes that one call writes, and bytes after which other tasks of the event loop get a turn. The
 # turns are needed because TLS encryption takes about a millisecond for each megabyte.
 SLICE_BYTES = 131_072
-TURN_BYTES = 524_288
+YIELD_AFTER_BYTES = 524_288
 
 
 class BodyUploader:
@@ -22,24 +22,24 @@ class BodyUploader:
         transport: The transport to write to. Its protocol must forward `pause_writing` and `resume_writing`
             to `pause` and `resume`.
         on_done: Called once, with None when the body is sent, or with the error that prevented it.
-        blocked: Whether the transport has already paused writing.
+        is_blocked: Whether the transport has already paused writing.
 
     Attributes:
-        blocked: Whether the other side takes no more data for now.
+        is_blocked: Whether the other side takes no more data for now.
     """
 
-    __slots__ = ("_sent", "_task", "_transport", "_turn_bytes", "_unblocked", "blocked")
+    __slots__ = ("_on_done", "_task", "_transport", "_turn_bytes", "_unblocked", "is_blocked")
 
     def __init__(
         self,
         transport: asyncio.WriteTransport,
         on_done: Callable[[BaseException | None], None],
         *,
-        blocked: bool,
+        is_blocked: bool,
     ) -> None:
-        self.blocked = blocked
+        self.is_blocked = is_blocked
         self._transport = transport
-        self._sent = on_done
+        self._on_done = on_done
         self._turn_bytes = 0
         self._unblocked: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -57,16 +57,16 @@ class BodyUploader:
 
     def pause(self) -> None:
         """Notes that the other side takes no more data for now."""
-        self.blocked = True
+        self.is_blocked = True
 
     def resume(self) -> None:
         """Notes that the other side takes data again, and continues the upload."""
-        self.blocked = False
+        self.is_blocked = False
         if self._unblocked is not None and not self._unblocked.done():
             self._unblocked.set_result(None)
 
     def _report_result(self, task: asyncio.Task[None]) -> None:
-        self._sent(httpx.WriteError("the upload was stopped") if task.cancelled() else task.exception())
+        self._on_done(httpx.WriteError("the upload was stopped") if task.cancelled() else task.exception())
 
     async def _upload_stream(self, body: AsyncIterator[bytes], length: int | None) -> None:
         try:
@@ -100,17 +100,17 @@ class BodyUploader:
         for start in range(0, len(view), SLICE_BYTES):
             self._transport.write(view[start : start + SLICE_BYTES])
             self._turn_bytes += min(SLICE_BYTES, len(view) - start)
-            if self.blocked:
+            if self.is_blocked:
                 self._unblocked = asyncio.get_running_loop().create_future()
                 await self._unblocked
                 self._turn_bytes = 0
-            elif self._turn_bytes >= TURN_BYTES:
+            elif self._turn_bytes >= YIELD_AFTER_BYTES:
                 self._turn_bytes = 0
                 await asyncio.sleep(0)
 
 
 # A body of up to this many bytes is sent together with its head in one write.
-SMALL_BYTES = 65_536
+MAX_JOINED_BYTES = 65_536
 # Tolerance of the timeout in seconds: a timer may fire this much too late, and a timeout may expire this much
 # too early. So timers are moved less often.
 TIMER_SLACK_S = 0.001
@@ -150,18 +150,18 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_answer",
-        "_blocked",
         "_buffer",
         "_closed",
-        "_heard",
-        "_heard_at",
+        "_has_received_data",
+        "_has_served",
+        "_is_established",
+        "_is_reading_paused",
+        "_is_writing_paused",
+        "_last_activity_at",
         "_loop",
-        "_made",
         "_owner",
         "_parser",
-        "_paused",
-        "_served",
+        "_response",
         "_silence_s",
         "_timer",
         "_transport",
@@ -174,11 +174,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._owner = owner
         self._buffer = buffer
         self._loop = asyncio.get_running_loop()
-        self._answer: NativeResponse | None = None
+        self._response: NativeResponse | None = None
         self._upload: BodyUploader | None = None
-        self._made = self._closed = False
-        self._served = False
-        self._paused = self._blocked = False
+        self._is_established = self._closed = False
+        self._has_served = False
+        self._is_reading_paused = self._is_writing_paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._silence_s: float | None = None
         self._parser = ResponseParser()
@@ -196,47 +196,49 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             length: The declared length, as in `types.HttpRequest`.
             silence_s: The limit of silence, as in `types.HttpRequest`.
         """
-        self._answer = answer = NativeResponse(self._loop, self)
-        self._parser.expect_response(bodiless=head.startswith(b"HEAD "))
-        self._heard = False
-        self._heard_at = self._loop.time()
+        self._response = answer = NativeResponse(self._loop, self)
+        self._parser.expect_response(is_bodiless=head.startswith(b"HEAD "))
+        self._has_received_data = False
+        self._last_activity_at = self._loop.time()
         self._silence_s = silence_s
         if self._closed or self._transport.is_closing():
             self.connection_lost(None)
             return answer
         if silence_s is not None:
-            self._schedule_timeout_check(self._heard_at + silence_s)
-        if isinstance(body, bytes) and len(body) <= SMALL_BYTES:
+            self._schedule_timeout_check(self._last_activity_at + silence_s)
+        if isinstance(body, bytes) and len(body) <= MAX_JOINED_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
-            self._upload = BodyUploader(self._transport, self._on_upload_done, blocked=self._blocked)
+            self._upload = BodyUploader(
+                self._transport, self._on_upload_done, is_blocked=self._is_writing_paused
+            )
             self._upload.start(body, length)
         return answer
 
     def _on_upload_done(self, error: BaseException | None) -> None:
         """Ends the upload. If the body could not be sent, the exchange fails with `error`."""
         self._upload = None
-        self._heard_at = self._loop.time()
-        if error is not None and self._answer is not None:
-            self._answer.set_exception(error)
+        self._last_activity_at = self._loop.time()
+        if error is not None and self._response is not None:
+            self._response.set_exception(error)
 
     def resume_reading(self) -> None:
         """Reads from the socket again. Called when the reader of the answer has read the received data."""
-        if self._paused:
-            self._paused = False
-            self._heard_at = self._loop.time()
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._last_activity_at = self._loop.time()
             self._transport.resume_reading()
 
     def abort_exchange(self) -> None:
         """Closes the socket now, whatever is in progress."""
-        self._answer = None
+        self._response = None
         self.close()
 
     def close_with_error(self) -> None:
         """Closes the socket now. A pending answer ends with a `ReadError`."""
-        if self._answer is not None:
-            self._answer.set_exception(httpx.ReadError("the engine was closed"))
+        if self._response is not None:
+            self._response.set_exception(httpx.ReadError("the engine was closed"))
         self.close()
 
     def close(self) -> None:
@@ -249,16 +251,16 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if self._upload is not None:
             self._upload.stop()
         self._parser.close()
-        if self._made:
+        if self._is_established:
             self._transport.abort()
             self._owner.remove(self)
 
     def _finish_exchange(self, *, reusable: bool) -> None:
-        answer, self._answer = self._answer, None
-        self._served = True
+        answer, self._response = self._response, None
+        self._has_served = True
         if reusable and self._upload is None and not self._closed:
             self.resume_reading()
-            self.idle_since = self._heard_at
+            self.idle_since = self._last_activity_at
             self._owner.release(self)
         else:
             self.close()
@@ -281,22 +283,22 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         The time in which this side has paused reading, or could send but does not, is not counted.
         """
         self._timer = None
-        if self._answer is None or self._silence_s is None:
+        if self._response is None or self._silence_s is None:
             return
         now = self._loop.time()
-        is_own_delay = self._paused or (self._upload is not None and not self._upload.blocked)
-        due = (now if is_own_delay else self._heard_at) + self._silence_s
+        is_own_delay = self._is_reading_paused or (self._upload is not None and not self._upload.is_blocked)
+        due = (now if is_own_delay else self._last_activity_at) + self._silence_s
         if due > now + TIMER_SLACK_S:
             self._schedule_timeout_check(due)
         else:
-            self._answer.set_exception(httpx.ReadTimeout("nothing came in time"))
+            self._response.set_exception(httpx.ReadTimeout("nothing came in time"))
 
     # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Registers the new connection. In a tunnel, the first data may come before this call."""
         self._transport = cast("asyncio.Transport", transport)
-        self._made = True
+        self._is_established = True
         if self._closed:
             self._transport.abort()
         else:
@@ -304,14 +306,14 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Notes that the other side takes no more data for now."""
-        self._blocked = True
+        self._is_writing_paused = True
         if self._upload is not None:
             self._upload.pause()
 
     def resume_writing(self) -> None:
         """Notes that the other side takes data again."""
-        self._blocked = False
-        self._heard_at = self._loop.time()
+        self._is_writing_paused = False
+        self._last_activity_at = self._loop.time()
         if self._upload is not None:
             self._upload.resume()
 
@@ -321,25 +323,25 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parses received data and passes on its part of the body in one piece."""
-        answer = self._answer
+        answer = self._response
         if answer is None:  # no request is pending: the data must not answer the next one
             self.close()
             return
-        self._heard = True
-        self._heard_at = self._loop.time()
+        self._has_received_data = True
+        self._last_activity_at = self._loop.time()
         parser = self._parser
         valid = parser.feed_data(self._buffer[:nbytes])
         body = parser.body
-        if parser.headed and not answer.headed:
+        if parser.has_head and not answer.has_head:
             answer.feed_head(parser.status, parser.reason, parser.headers)
         if body:
             full = answer.feed_body(body[0] if len(body) == 1 else b"".join(body))
             body.clear()
-            if full and not parser.whole:
-                self._paused = True
+            if full and not parser.is_complete:
+                self._is_reading_paused = True
                 self._transport.pause_reading()
-        if parser.whole:
-            self._finish_exchange(reusable=valid and parser.reusable)
+        if parser.is_complete:
+            self._finish_exchange(reusable=valid and parser.is_reusable)
         elif not valid:
             answer.set_exception(httpx.RemoteProtocolError("the answer is no valid HTTP/1.1"))
 
@@ -349,7 +351,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the exchange. `exc` is None if the connection ended without an error."""
-        answer = self._answer
+        answer = self._response
         if answer is None:
             self.close()
         elif exc is None and self._parser.is_delimited_by_close():
@@ -358,7 +360,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             answer.set_exception(self._to_loss_error(exc))
 
     def _to_loss_error(self, exc: Exception | None) -> Exception:
-        if self._served and not self._heard:
+        if self._has_served and not self._has_received_data:
             return UnansweredError()
         if exc is None:
             return httpx.RemoteProtocolError("the connection ended before the answer")

@@ -118,15 +118,15 @@ class NativeEngine:
         if isinstance(request.body, bytes):
             connection = origin.pool.get_idle_connection()
             if connection is not None:
-                answer = connection.send_request(head, request.body, None, request.silence_s)
+                answer = connection.send_request(head, request.body, None, request.silence_timeout_s)
                 try:
                     await answer.wait_for_head()
                 except UnansweredError:
                     pass
                 else:
                     return answer
-        connection = await self._open_connection(origin, request.connect_s)
-        answer = connection.send_request(head, request.body, request.length, request.silence_s)
+        connection = await self._open_connection(origin, request.connect_timeout_s)
+        answer = connection.send_request(head, request.body, request.body_length, request.silence_timeout_s)
         await answer.wait_for_head()
         return answer
 

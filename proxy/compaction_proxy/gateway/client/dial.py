@@ -13,8 +13,8 @@ import httpx
 from compaction_proxy.gateway.client.connection import UpstreamConnection
 from compaction_proxy.gateway.client.route import Hop, OriginRoute
 
-TUNNEL_HEAD_BYTES = 65_536
-NEXT_ADDRESS_S = 0.25
+MAX_TUNNEL_HEAD_BYTES = 65_536
+NEXT_ADDRESS_DELAY_S = 0.25
 
 _Protocol = TypeVar("_Protocol", bound=asyncio.BaseProtocol)
 _OpenConnection = tuple[asyncio.Transport, _Protocol]
@@ -33,7 +33,7 @@ class _TunnelProtocol(asyncio.Protocol):
             return
         if b"\r\n\r\n" in self._head:
             self.response_head.set_result(self._head)
-        elif len(self._head) > TUNNEL_HEAD_BYTES:
+        elif len(self._head) > MAX_TUNNEL_HEAD_BYTES:
             self.response_head.set_exception(httpx.ProxyError("the proxy's answer is too long"))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -45,7 +45,7 @@ async def open_connection(
     route: OriginRoute,
     tls: ssl.SSLContext,
     protocol_factory: Callable[[], UpstreamConnection],
-    limit_s: float | None,
+    timeout_s: float | None,
 ) -> UpstreamConnection:
     """Opens a connection to the origin, or to the proxy that forwards to it.
 
@@ -53,7 +53,7 @@ async def open_connection(
         route: The origin and the proxy on the way to it.
         tls: The TLS settings with the trusted certificates.
         protocol_factory: Creates the connection's protocol.
-        limit_s: Seconds for the whole process. None sets no limit.
+        timeout_s: Seconds for the whole process. None sets no limit.
 
     Raises:
         httpx.ConnectError: The server cannot be reached, or its certificate is wrong.
@@ -61,11 +61,11 @@ async def open_connection(
         httpx.ProxyError: The proxy did not open a tunnel to the origin.
     """
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(timeout_s):
             if route.proxy is None:
                 _, connection = await _connect_hop(route.origin, tls, protocol_factory)
                 return connection
-            if not route.origin.tls:
+            if not route.origin.uses_tls:
                 _, connection = await _connect_hop(route.proxy, tls, protocol_factory)
                 return connection
             return await _connect_through_tunnel(route, route.proxy, tls, protocol_factory)
@@ -82,17 +82,17 @@ async def _connect_hop(
     loop = asyncio.get_running_loop()
     infos = await loop.getaddrinfo(hop.host, hop.port, type=socket.SOCK_STREAM)
     addresses = _interleave_families([(family, str(address[0])) for family, _, _, _, address in infos])
-    tls_options: dict[str, Any] = {"ssl": tls, "server_hostname": hop.host} if hop.tls else {}
+    tls_options: dict[str, Any] = {"ssl": tls, "server_hostname": hop.host} if hop.uses_tls else {}
     return await _connect_first([
         functools.partial(loop.create_connection, protocol_factory, address, hop.port, **tls_options)
         for address in addresses
     ])  # fmt: skip
 
 
-def _interleave_families(found: Sequence[tuple[int, str]]) -> list[str]:
+def _interleave_families(addresses: Sequence[tuple[int, str]]) -> list[str]:
     """Returns the addresses in order, alternating between the two address families."""
-    first = [address for family, address in found if family == found[0][0]]
-    others = [address for family, address in found if family != found[0][0]]
+    first = [address for family, address in addresses if family == addresses[0][0]]
+    others = [address for family, address in addresses if family != addresses[0][0]]
     pairs = zip_longest(dict.fromkeys(first), dict.fromkeys(others))
     return [address for pair in pairs for address in pair if address is not None]
 
@@ -110,7 +110,7 @@ async def _connect_first(
     tasks: list[asyncio.Task[_OpenConnection[_Protocol]]] = []
     winner = None
     try:
-        for delay_s in [NEXT_ADDRESS_S] * (len(attempts) - 1) + [None]:
+        for delay_s in [NEXT_ADDRESS_DELAY_S] * (len(attempts) - 1) + [None]:
             tasks.append(asyncio.ensure_future(attempts[len(tasks)]()))
             winner = await _wait_for_winner(tasks, delay_s)
             if winner is not None:
@@ -156,7 +156,9 @@ async def _connect_through_tunnel(
     transport, tunnel = await _connect_hop(proxy, tls, _TunnelProtocol)
     tls_transport = None
     try:
-        credential = b"proxy-authorization: %b\r\n" % route.credential if route.credential else b""
+        credential = (
+            b"proxy-authorization: %b\r\n" % route.proxy_credential if route.proxy_credential else b""
+        )
         transport.write(
             b"CONNECT %b HTTP/1.1\r\nhost: %b\r\n%b\r\n"
             % (route.connect_target, route.connect_target, credential)

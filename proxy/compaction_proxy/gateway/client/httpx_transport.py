@@ -68,7 +68,7 @@ def _to_http_request(request: httpx.Request) -> HttpRequest:
         target=request.extensions.get("target", url.raw_path),
         headers=[(name, held) for name, held in request.headers.raw if name.lower() not in _FRAMING],
         body=b"".join(stream) if isinstance(stream, httpx.ByteStream) else aiter(stream),
-        length=int(declared) if declared is not None else None,
-        connect_s=limits.get("connect"),
-        silence_s=limits.get("read"),
+        body_length=int(declared) if declared is not None else None,
+        connect_timeout_s=limits.get("connect"),
+        silence_timeout_s=limits.get("read"),
     )

@@ -4,9 +4,9 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 # Limits of a response: bytes that may come in a row without any body data among them (a head, chunk
 # extensions, trailers), bytes of a header line, and number of header fields.
-FRAMING_BYTES = 262_144
-LINE_BYTES = 65_536
-FIELDS = 1_000
+MAX_FRAMING_BYTES = 262_144
+MAX_LINE_BYTES = 65_536
+MAX_FIELDS = 1_000
 
 SWITCHING_PROTOCOLS = 101
 
@@ -38,24 +38,24 @@ class ResponseParser:
         "_parser",
         "_phrase",
         "body",
-        "headed",
+        "has_head",
         "headers",
+        "is_complete",
+        "is_reusable",
         "on_body",
         "reason",
-        "reusable",
         "status",
-        "whole",
     )
 
     def __init__(self) -> None:
         self.body: list[bytes] = []
         self.on_body = self.body.append  # httptools calls this for each part of the body
         self._parser: HttpResponseParser | None = None
-        self.expect_response(bodiless=False)
+        self.expect_response(is_bodiless=False)
 
-    def expect_response(self, *, bodiless: bool) -> None:
-        """Resets the state for a new response. `bodiless` marks the response to a HEAD request."""
-        self.headed = self.whole = self.reusable = False
+    def expect_response(self, *, is_bodiless: bool) -> None:
+        """Resets the state for a new response. `is_bodiless` marks the response to a HEAD request."""
+        self.has_head = self.is_complete = self.is_reusable = False
         self.status = 0
         self.reason = b""
         self._phrase = b""
@@ -63,7 +63,7 @@ class ResponseParser:
         self.headers = self._fields
         self._framing_bytes = 0
         self._interim = False
-        self._bodiless = bodiless
+        self._bodiless = is_bodiless
 
     def feed_data(self, data: memoryview) -> bool:
         """Parses received bytes. Returns False if they are refused.
@@ -78,9 +78,9 @@ class ResponseParser:
         except (HttpParserError, HttpParserUpgrade):
             return False
         if not self.body:
-            return self._framing_bytes <= FRAMING_BYTES
+            return self._framing_bytes <= MAX_FRAMING_BYTES
         self._framing_bytes = 0
-        if self.whole and self._bodiless:  # a response without a body is over: no more data may follow
+        if self.is_complete and self._bodiless:  # a response without a body is over: no more data may follow
             self.body.clear()
             return False
         return True
@@ -103,11 +103,11 @@ class ResponseParser:
         coding = framing.get(b"transfer-encoding")
         if coding is not None:
             return coding.rpartition(b",")[2].strip() != b"chunked"
-        return self.headed and b"content-length" not in framing
+        return self.has_head and b"content-length" not in framing
 
     def on_message_begin(self) -> None:
         """Refuses a second response."""
-        if self.whole:
+        if self.is_complete:
             raise _RejectedResponseError
 
     def on_status(self, phrase: bytes) -> None:
@@ -117,7 +117,7 @@ class ResponseParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Adds a field of the head or of trailers."""
         self._fields.append((name.rstrip(), value))  # `name :` must not be passed on (RFC 9112 §5.1)
-        if len(self._fields) > FIELDS:
+        if len(self._fields) > MAX_FIELDS:
             raise _RejectedResponseError
 
     def on_headers_complete(self) -> None:
@@ -125,25 +125,25 @@ class ResponseParser:
         assert self._parser is not None  # noqa: S101 - the parser itself makes this call
         fields, self._fields = self._fields, []
         phrase, self._phrase = self._phrase, b""
-        if self._framing_bytes > LINE_BYTES and any(len(k) + len(v) > LINE_BYTES for k, v in fields):
+        if self._framing_bytes > MAX_LINE_BYTES and any(len(k) + len(v) > MAX_LINE_BYTES for k, v in fields):
             raise _RejectedResponseError
         status = self._parser.get_status_code()
         self._interim = 100 <= status < 200 and status != SWITCHING_PROTOCOLS
         if not self._interim:
-            self.status, self.reason, self.headers, self.headed = status, phrase, fields, True
+            self.status, self.reason, self.headers, self.has_head = status, phrase, fields, True
             if self._bodiless or status == SWITCHING_PROTOCOLS:
                 self._end_after_head()
 
     def _end_after_head(self) -> None:
         """Ends a response without a body. httptools would expect a body, so its parser is replaced."""
         self.on_message_complete()
-        self.reusable = self.reusable and self._bodiless
+        self.is_reusable = self.is_reusable and self._bodiless
         self._bodiless = True
         self._parser = None
 
     def on_message_complete(self) -> None:
         """Notes that the response is complete."""
-        if not self._interim and not self.whole:
+        if not self._interim and not self.is_complete:
             assert self._parser is not None  # noqa: S101 - the parser itself makes this call
-            self.whole = True
-            self.reusable = self._parser.should_keep_alive()
+            self.is_complete = True
+            self.is_reusable = self._parser.should_keep_alive()

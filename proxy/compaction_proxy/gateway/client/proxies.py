@@ -16,11 +16,11 @@ class ProxySettings:
         urls: Proxy URLs by the origin's scheme or `all`. The key `no` lists origins that are reached
             directly, separated by commas: host names with all their subdomains, addresses, networks such as
             `10.0.0.0/8`, or `*`; each with or without `:port`.
-        loopback: Whether origins on this machine are reached through a proxy, too.
+        is_loopback_proxied: Whether origins on this machine are reached through a proxy, too.
     """
 
     urls: Mapping[str, str] = field(default_factory=dict, repr=False)
-    loopback: bool = False
+    is_loopback_proxied: bool = False
 
     def get_proxy_url(self, scheme: str, host: str, port: int) -> str | None:
         """Returns the URL of the proxy for an origin, or None if the origin is reached directly.
@@ -34,7 +34,7 @@ class ProxySettings:
         address = _parse_address(host)
         if _is_exempt(self.urls.get("no", ""), host, port, address):
             return None
-        if not self.loopback and _is_loopback(host, address):
+        if not self.is_loopback_proxied and _is_loopback(host, address):
             return None
         return self.urls.get(scheme) or self.urls.get("all")
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import httpx
 
 # Once this many bytes of a body are unread, the connection stops reading from the socket.
-UNREAD_BYTES = 32_768
+MAX_UNREAD_BYTES = 32_768
 
 
 class ResponseSource(Protocol):
@@ -32,12 +32,12 @@ class NativeResponse:
         "_body",
         "_ended",
         "_error",
-        "_held",
+        "_is_source_paused",
         "_loop",
-        "_size",
         "_source",
+        "_unread_bytes",
         "_waiter",
-        "headed",
+        "has_head",
         "headers",
         "reason",
         "status",
@@ -47,12 +47,12 @@ class NativeResponse:
         self.status = 0
         self.reason = b""
         self.headers: list[tuple[bytes, bytes]] = []
-        self.headed = False
+        self.has_head = False
         self._loop = loop
         self._source: ResponseSource | None = source
         self._body: list[bytes] = []
-        self._size = 0
-        self._held = False
+        self._unread_bytes = 0
+        self._is_source_paused = False
         self._ended = False
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -63,9 +63,9 @@ class NativeResponse:
         Raises:
             httpx.TransportError: The exchange failed before the head was complete.
         """
-        if not self.headed and self._error is None:
+        if not self.has_head and self._error is None:
             await self._wait_for_more()
-        if not self.headed and self._error is not None:
+        if not self.has_head and self._error is not None:
             raise self._error
 
     async def read(self) -> bytes:
@@ -78,9 +78,9 @@ class NativeResponse:
                 raise self._error
             return b""
         self._body = []
-        self._size = 0
-        if self._held and self._source is not None:
-            self._held = False
+        self._unread_bytes = 0
+        if self._is_source_paused and self._source is not None:
+            self._is_source_paused = False
             self._source.resume_reading()
         return body[0] if len(body) == 1 else b"".join(body)
 
@@ -106,7 +106,7 @@ class NativeResponse:
 
     def feed_head(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """Sets status and headers, and wakes the reader."""
-        self.status, self.reason, self.headers, self.headed = status, reason, headers, True
+        self.status, self.reason, self.headers, self.has_head = status, reason, headers, True
         self._wake_reader()
 
     def feed_body(self, piece: bytes) -> bool:
@@ -115,10 +115,10 @@ class NativeResponse:
         Returns whether the source has to stop reading until `ResponseSource.resume_reading` is called.
         """
         self._body.append(piece)
-        self._size += len(piece)
-        self._held = self._size >= UNREAD_BYTES
+        self._unread_bytes += len(piece)
+        self._is_source_paused = self._unread_bytes >= MAX_UNREAD_BYTES
         self._wake_reader()
-        return self._held
+        return self._is_source_paused
 
     def feed_eof(self) -> None:
         """Marks the response as complete and releases its connection."""

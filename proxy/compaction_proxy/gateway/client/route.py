@@ -9,7 +9,7 @@ import httpx
 from compaction_proxy.gateway.client.proxies import ProxySettings
 from compaction_proxy.gateway.client.types import HttpRequest
 
-_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _METHODS_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})
 
 
@@ -20,12 +20,12 @@ class Hop:
     Attributes:
         host: Name (in ASCII) or address, without brackets.
         port: TCP port.
-        tls: Whether the connection to the server uses TLS.
+        uses_tls: Whether the connection to the server uses TLS.
     """
 
     host: str
     port: int
-    tls: bool
+    uses_tls: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,19 @@ class OriginRoute:
         origin: The server that answers the request.
         authority: Value of the host field. It names the port only if it is not the scheme's default.
         proxy: The server to connect to first. None connects to the origin itself.
-        credential: Value of `proxy-authorization`, empty for none.
-        prefix: The text before the target in the request line: `http://host` if a proxy forwards the request.
-        extra: Header lines to add to each head if a proxy forwards the request: the proxy's credential.
+        proxy_credential: Value of `proxy-authorization`, empty for none.
+        target_prefix: The text before the target in the request line: `http://host` if a proxy forwards the
+            request.
+        extra_header_lines: Header lines to add to each head if a proxy forwards the request: the proxy's
+            credential.
     """
 
     origin: Hop
     authority: bytes
     proxy: Hop | None = None
-    credential: bytes = field(default=b"", repr=False)
-    prefix: bytes = b""
-    extra: bytes = field(default=b"", repr=False)
+    proxy_credential: bytes = field(default=b"", repr=False)
+    target_prefix: bytes = b""
+    extra_header_lines: bytes = field(default=b"", repr=False)
 
     @property
     def connect_target(self) -> bytes:
@@ -57,10 +59,10 @@ class OriginRoute:
 
 def _parse_url(url: str) -> tuple[httpx.URL, Hop]:
     parsed = httpx.URL(url)
-    if parsed.scheme not in _PORTS or not parsed.raw_host:
+    if parsed.scheme not in _DEFAULT_PORTS or not parsed.raw_host:
         raise ValueError(parsed.scheme)
     host = parsed.raw_host.decode("ascii").strip("[]")
-    return parsed, Hop(host, parsed.port or _PORTS[parsed.scheme], parsed.scheme == "https")
+    return parsed, Hop(host, parsed.port or _DEFAULT_PORTS[parsed.scheme], parsed.scheme == "https")
 
 
 def resolve_route(origin: str, proxies: ProxySettings) -> OriginRoute:
@@ -82,7 +84,7 @@ def resolve_route(origin: str, proxies: ProxySettings) -> OriginRoute:
     except (httpx.InvalidURL, ValueError) as error:
         raise httpx.ProxyError("not a proxy of http or https") from error
     credential = _build_basic_credential(proxy_url)
-    if target.tls:
+    if target.uses_tls:
         return OriginRoute(target, url.netloc, proxy, credential)
     extra = b"proxy-authorization: %b\r\n" % credential if credential else b""
     return OriginRoute(target, url.netloc, proxy, credential, b"http://" + url.netloc, extra)
@@ -106,22 +108,22 @@ def encode_request_head(request: HttpRequest, route: OriginRoute) -> bytes:
     if isinstance(body, bytes):
         has_length = body or request.method in _METHODS_WITH_LENGTH
         framing = b"content-length: %d\r\n" % len(body) if has_length else b""
-    elif request.length is None:
+    elif request.body_length is None:
         framing = b"transfer-encoding: chunked\r\n"
     else:
-        framing = b"content-length: %d\r\n" % request.length
+        framing = b"content-length: %d\r\n" % request.body_length
     fields = request.headers
     data = b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%b%b%b\r\n" % (
         request.method.encode("latin-1"),
-        route.prefix,
+        route.target_prefix,
         request.target,
         route.authority,
-        route.extra,
+        route.extra_header_lines,
         b"\r\n".join(map(b": ".join, fields)),
         b"\r\n" if fields else b"",
         framing,
     )
-    lines = 3 + len(fields) + bool(route.extra) + bool(framing)
+    lines = 3 + len(fields) + bool(route.extra_header_lines) + bool(framing)
     is_intact = data.count(b"\n") == lines == data.count(b"\r") and b"\0" not in data
     if not is_intact or b" " in request.target or " " in request.method:
         raise httpx.LocalProtocolError("a field holds what would end its line")

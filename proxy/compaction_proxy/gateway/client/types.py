@@ -14,11 +14,11 @@ class HttpRequest(NamedTuple):  # created for each request: a dataclass costs fo
         headers: Header fields in order, without `host` and the fields that say where the body ends. The
             engine adds these fields itself.
         body: The body to send. A stream cannot be sent twice.
-        length: Declared length of a stream in bytes. None sends the stream chunked. Ignored if the body is
-            bytes.
-        connect_s: Seconds within which the connection must be established. None sets no limit.
-        silence_s: Seconds for which the other side may be silent, before the first byte or later. None sets
-            no limit.
+        body_length: Declared length of a stream in bytes. None sends the stream chunked. Ignored if the body
+            is bytes.
+        connect_timeout_s: Seconds within which the connection must be established. None sets no limit.
+        silence_timeout_s: Seconds for which the other side may be silent, before the first byte or later.
+            None sets no limit.
     """
 
     method: str
@@ -26,9 +26,9 @@ class HttpRequest(NamedTuple):  # created for each request: a dataclass costs fo
     target: bytes
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes | AsyncIterator[bytes]
-    length: int | None = None
-    connect_s: float | None = None
-    silence_s: float | None = None
+    body_length: int | None = None
+    connect_timeout_s: float | None = None
+    silence_timeout_s: float | None = None
 
 
 class HttpResponse(Protocol):

@@ -32,7 +32,7 @@ SERVE = "compaction_proxy.gateway.mcp.server:serve"
 # The most bytes of a request body. Calls of the tools are much shorter.
 MAX_BODY_BYTES = 1024 * 1024
 SOURCE = "mcp"
-CRASHED = "The proxy failed at this call."
+CRASH_MESSAGE = "The proxy failed at this call."
 
 _log = structlog.get_logger()
 
@@ -98,9 +98,9 @@ class McpEndpoint:
             raise RequestRefusedError(
                 405, "Only POST is answered here: no session is kept.", "method_not_allowed"
             )
-        if not self._admission.try_acquire():
+        if not self._admission.try_acquire_slot():
             await self._admission.wait_for_slot()
-        hold = self._admission.bodies.open_hold()
+        hold = self._admission.body_budget.open_hold()
         try:
             await self._serve_request({**scope, "headers": headers}, receive, send, hold)
         finally:
@@ -120,11 +120,11 @@ class McpEndpoint:
             await serve(call, scope, _replay_body(body), send)
 
     async def _call_tool(
-        self, asker: RecallContext, name: str, arguments: Mapping[str, Any]
+        self, context: RecallContext, name: str, arguments: Mapping[str, Any]
     ) -> McpToolResult:
         with suppress_and_report(_log_crash):
-            return await self._tools.call_tool(asker, name, arguments)
-        return McpToolResult(CRASHED, failed=True)
+            return await self._tools.call_tool(context, name, arguments)
+        return McpToolResult(CRASH_MESSAGE, is_error=True)
 
     async def _import_server(self) -> McpRequestHandler:
         try:

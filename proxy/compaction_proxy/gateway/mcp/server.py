@@ -29,7 +29,10 @@ _LISTED = types.ListToolsResult(
             description=tool.description,
             input_schema=tool.input_schema,
             annotations=types.ToolAnnotations(
-                read_only_hint=tool.reads, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+                read_only_hint=tool.is_read_only,
+                destructive_hint=False,
+                idempotent_hint=True,
+                open_world_hint=False,
             ),
         )
         for tool in TOOLS
@@ -42,11 +45,11 @@ _INSTRUCTIONS = (
 )
 
 
-def build_mcp_server(call: ToolCaller) -> Server[Any]:
+def build_mcp_server(run_tool: ToolCaller) -> Server[Any]:
     """Builds an MCP server that offers the tools.
 
     Args:
-        call: Runs the tool with this name and these arguments.
+        run_tool: Runs the tool with this name and these arguments.
     """
 
     async def list_tools(
@@ -55,7 +58,7 @@ def build_mcp_server(call: ToolCaller) -> Server[Any]:
         return _LISTED
 
     async def call_tool(_context: object, asked: types.CallToolRequestParams) -> types.CallToolResult:
-        text, failed = await call(asked.name, asked.arguments or {})
+        text, failed = await run_tool(asked.name, asked.arguments or {})
         return types.CallToolResult(content=[types.TextContent(text=text)], is_error=failed)
 
     return Server(
@@ -68,26 +71,26 @@ def build_mcp_server(call: ToolCaller) -> Server[Any]:
     )
 
 
-async def serve(call: ToolCaller, scope: Scope, receive: Receive, send: Send) -> None:
+async def serve(run_tool: ToolCaller, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers one HTTP request: a POST whose body is already limited in size.
 
     Args:
-        call: Runs the tool with this name and these arguments.
+        run_tool: Runs the tool with this name and these arguments.
         scope: The request (ASGI).
         receive: The ASGI channel with the request's body.
         send: The ASGI channel for the answer.
     """
-    manager = StreamableHTTPSessionManager(build_mcp_server(call), json_response=True, stateless=True)
+    manager = StreamableHTTPSessionManager(build_mcp_server(run_tool), json_response=True, stateless=True)
     async with manager.run():
         await manager.handle_request(scope, receive, send)
 
 
-async def run_stdio(call: ToolCaller) -> None:
+async def run_stdio(run_tool: ToolCaller) -> None:
     """Serves the client at stdin and stdout until it closes them.
 
     Args:
-        call: Runs the tool with this name and these arguments.
+        run_tool: Runs the tool with this name and these arguments.
     """
-    tools = build_mcp_server(call)
+    tools = build_mcp_server(run_tool)
     async with stdio_server() as (read, write):
         await tools.run(read, write, tools.create_initialization_options())

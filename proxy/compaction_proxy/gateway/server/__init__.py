@@ -10,23 +10,23 @@ from compaction_proxy.gateway.server.sockets import (
     PORT_IS_SPREAD,
     build_base_url,
     build_tls_context,
-    is_spread,
+    can_spread_connections,
     listen,
     listen_on_unix_path,
     remove_socket_on_exit,
 )
-from compaction_proxy.gateway.server.timeouts import Deadlines
+from compaction_proxy.gateway.server.timeouts import ClientDeadlines
 
 __all__ = [
     "PORT_IS_SPREAD",
-    "Deadlines",
+    "ClientDeadlines",
     "DrainReport",
     "DrainTimeouts",
     "GracefulServer",
     "build_base_url",
     "build_server",
     "build_tls_context",
-    "is_spread",
+    "can_spread_connections",
     "listen",
     "listen_on_unix_path",
     "remove_socket_on_exit",

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 # Once this many bytes of a body wait for the application, the connection stops reading from the socket.
-UNREAD_BYTES = 65_536
+MAX_UNREAD_BYTES = 65_536
 # If a request is answered before its body is complete, up to this many bytes of the rest are read and
 # dropped. If more come, the connection is closed.
-DROPPED_BYTES = 262_144
+MAX_DROPPED_BYTES = 262_144
 # The most requests that may wait on one connection for earlier answers.
-MAX_WAITING = 1_000
+MAX_WAITING_REQUESTS = 1_000
 
 # An application finds `ServerConnection.set_departure_callback` as `scope["extensions"][DEPARTURE][NOTICE]`.
 DEPARTURE = "compaction_proxy.departure"
@@ -60,10 +60,10 @@ class ServerConnection(asyncio.Protocol):
     ) -> None:
         self.loop = _loop or asyncio.get_running_loop()
         self.phase_started_at = self.last_activity_at = 0.0
-        self.cycle: RequestResponseCycle | None = None
-        self.waiting: deque[RequestResponseCycle] = deque()
+        self.newest_cycle: RequestResponseCycle | None = None
+        self.waiting_cycles: deque[RequestResponseCycle] = deque()
         self.is_reading_head = False
-        self.paused = self.blocked = self.hung_up = False
+        self.is_reading_paused = self.is_writing_paused = self.has_hung_up = False
         self.transport: asyncio.Transport
         self._app = config.loaded_app
         self._state = server_state
@@ -71,11 +71,11 @@ class ServerConnection(asyncio.Protocol):
         self._app_state = app_state
         self._parser = RequestParser(self)
         self._scope: Scope = {}
-        self._active: RequestResponseCycle | None = None
+        self._active_cycle: RequestResponseCycle | None = None
         self._writable: asyncio.Event | None = None
-        self._departure: Callable[[], None] | None = None
+        self._departure_callback: Callable[[], None] | None = None
         self._client_gone = self._stopped_reading = False
-        self._dropped = self._unsent = 0
+        self._dropped_bytes = self._unsent_bytes = 0
         self._last_taken_at = 0.0
         self._default_headers: tuple[object, bytes, bool] = (None, b"", False)
 
@@ -102,17 +102,17 @@ class ServerConnection(asyncio.Protocol):
         self._connections.discard(self)
         self._disconnect_cycles()
         self.resume_writing()
-        if self._departure is not None:
-            self._departure()
+        if self._departure_callback is not None:
+            self._departure_callback()
         self._parser.close()
         # These objects refer back to the connection. Only the garbage collector, which runs seldom, would
         # free them.
-        self._scope, self.cycle, self._active = {}, None, None
+        self._scope, self.newest_cycle, self._active_cycle = {}, None, None
 
     def data_received(self, data: bytes) -> None:
         """Parses the data that has arrived."""
         self.last_activity_at = self.loop.time()
-        if self.hung_up or self._stopped_reading or self.transport.is_closing():
+        if self.has_hung_up or self._stopped_reading or self.transport.is_closing():
             return
         error = self._parser.feed_data(data)
         if error is not None:
@@ -120,11 +120,11 @@ class ServerConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Notes that the client takes no more data for now."""
-        self.blocked = True
+        self.is_writing_paused = True
 
     def resume_writing(self) -> None:
         """Notes that the client takes data again, and wakes the writer."""
-        self.blocked = False
+        self.is_writing_paused = False
         if self._writable is not None:
             self._writable.set()
             self._writable = None
@@ -134,10 +134,10 @@ class ServerConnection(asyncio.Protocol):
     def on_head_started(self) -> None:
         """Notes that the head of a request begins to arrive."""
         self.is_reading_head = True
-        self._dropped = 0
-        if len(self.waiting) >= MAX_WAITING:
+        self._dropped_bytes = 0
+        if len(self.waiting_cycles) >= MAX_WAITING_REQUESTS:
             self._stop_reading()
-        if self.cycle is not None:
+        if self.newest_cycle is not None:
             self.phase_started_at = self.last_activity_at
 
     def on_head_received(self, head: RequestHead) -> None:
@@ -158,35 +158,35 @@ class ServerConnection(asyncio.Protocol):
         cycle = RequestResponseCycle(
             self, scope, keep_alive=head.keep_alive, expects_continue=head.expects_continue
         )
-        previous, self.cycle = self.cycle, cycle
+        previous, self.newest_cycle = self.newest_cycle, cycle
         if previous is None or previous.response_complete:
             self._start_cycle(cycle)
         else:
-            self.waiting.append(cycle)
+            self.waiting_cycles.append(cycle)
             self.pause_reading()
 
     def on_body_received(self, piece: bytes) -> None:
         """Passes a part of the body to its request, or drops it if the request is already answered."""
-        cycle = self.cycle
+        cycle = self.newest_cycle
         if self._stopped_reading:
             return
         if cycle is None or cycle.response_complete:
-            self._dropped += len(piece)
-            if self._dropped > DROPPED_BYTES and not self.hung_up:
+            self._dropped_bytes += len(piece)
+            if self._dropped_bytes > MAX_DROPPED_BYTES and not self.has_hung_up:
                 self._linger_before_close()
-        elif cycle.feed_body(piece) > UNREAD_BYTES:
+        elif cycle.feed_body(piece) > MAX_UNREAD_BYTES:
             self.pause_reading()
 
     def on_request_received(self) -> None:
         """Notes that the newest request is complete."""
-        if self.cycle is not None and not self._stopped_reading:
-            self.cycle.feed_eof()
+        if self.newest_cycle is not None and not self._stopped_reading:
+            self.newest_cycle.feed_eof()
 
     def _refuse_after_pending(self, error: RequestRefusedError) -> None:
         """Refuses invalid input: ends the connection once all requests before the input are answered."""
-        if self.waiting and self.waiting[-1].more_body:
-            self.waiting.pop()
-        last = self.waiting[-1] if self.waiting else self._active
+        if self.waiting_cycles and self.waiting_cycles[-1].more_body:
+            self.waiting_cycles.pop()
+        last = self.waiting_cycles[-1] if self.waiting_cycles else self._active_cycle
         if last is None or last.response_complete or last.more_body:
             self.refuse_request(error)
         else:
@@ -195,7 +195,7 @@ class ServerConnection(asyncio.Protocol):
     def _stop_reading(self) -> None:
         """Reads nothing more, and ends the connection after the answers to the requests that were read."""
         self._stopped_reading = True
-        last = self.waiting[-1] if self.waiting else self._active
+        last = self.waiting_cycles[-1] if self.waiting_cycles else self._active_cycle
         if last is not None:
             last.keep_alive = False
         self.pause_reading()
@@ -213,35 +213,35 @@ class ServerConnection(asyncio.Protocol):
 
     async def drain(self) -> None:
         """Waits until the client takes data again."""
-        if self.blocked:
+        if self.is_writing_paused:
             self._writable = self._writable or asyncio.Event()
             await self._writable.wait()
 
     def pause_reading(self) -> None:
         """Stops reading from the socket."""
-        if not self.paused:
-            self.paused = True
+        if not self.is_reading_paused:
+            self.is_reading_paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Reads from the socket again."""
-        if self.paused:
-            self.paused = False
+        if self.is_reading_paused:
+            self.is_reading_paused = False
             self.transport.resume_reading()
 
     def on_response_complete(self) -> None:
         """Starts the next waiting request after an answer was sent completely."""
         self._state.total_requests += 1
         self.last_activity_at = self.loop.time()
-        if self.hung_up or self.transport.is_closing():
+        if self.has_hung_up or self.transport.is_closing():
             return
-        if self.waiting:
-            self._start_cycle(self.waiting.popleft())
-        if not self.waiting:
+        if self.waiting_cycles:
+            self._start_cycle(self.waiting_cycles.popleft())
+        if not self.waiting_cycles:
             self.resume_reading()
 
     def _start_cycle(self, cycle: RequestResponseCycle) -> None:
-        self._active = cycle
+        self._active_cycle = cycle
         task = self.loop.create_task(cycle.run(self._app))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
@@ -252,10 +252,10 @@ class ServerConnection(asyncio.Protocol):
         If the client has already left, the loop calls `callback` soon. One callback is enough, because the
         requests of a connection are served one after the other.
         """
-        self._departure = callback
+        self._departure_callback = callback
         if callback is not None and self._client_gone:
             self.loop.call_soon(callback)
-        elif callback is not None and not self.waiting:
+        elif callback is not None and not self.waiting_cycles:
             self.resume_reading()  # only a connection that is read notices that its client leaves
 
     # Called by the server.
@@ -267,30 +267,34 @@ class ServerConnection(asyncio.Protocol):
         often. `now` is on the loop's clock.
         """
         unsent = self.transport.get_write_buffer_size()
-        if unsent != self._unsent or not unsent:
-            self._unsent, self._last_taken_at = unsent, now
+        if unsent != self._unsent_bytes or not unsent:
+            self._unsent_bytes, self._last_taken_at = unsent, now
         return now - self._last_taken_at
 
     def shutdown(self) -> None:
         """Ends the connection after its answer, or at once if no answer is pending."""
-        if self.hung_up:
+        if self.has_hung_up:
             self.transport.close()
-        for cycle in (self._active, self.cycle):
+        for cycle in (self._active_cycle, self.newest_cycle):
             if cycle is not None:
                 cycle.keep_alive = False
-        if self.cycle is None or self.cycle.response_complete:
+        if self.newest_cycle is None or self.newest_cycle.response_complete:
             self.transport.close()
 
     def refuse_request(self, error: RequestRefusedError) -> None:
         """Answers with an error and ends the connection. If an answer has begun, only ends the connection."""
-        if self._active is None or self._active.response_complete or not self._active.response_started:
+        if (
+            self._active_cycle is None
+            or self._active_cycle.response_complete
+            or not self._active_cycle.response_started
+        ):
             self.transport.write(encode_refusal(error, self.encode_default_headers()[0]))
         self._disconnect_cycles()
         self._linger_before_close()
 
     def hang_up(self) -> None:
         """Ends the connection. If a request is still arriving, its rest is dropped first."""
-        if self._stopped_reading or (self.cycle is not None and self.cycle.more_body):
+        if self._stopped_reading or (self.newest_cycle is not None and self.newest_cycle.more_body):
             self._linger_before_close()
         else:
             self.transport.close()
@@ -301,7 +305,7 @@ class ServerConnection(asyncio.Protocol):
         If the socket were closed while received bytes are unread, the client could lose the answer. The sweep
         of `timeouts` closes the connection.
         """
-        self.hung_up = True
+        self.has_hung_up = True
         self.phase_started_at = self.loop.time()
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.resume_reading()
@@ -310,7 +314,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.close()
 
     def _disconnect_cycles(self) -> None:
-        self.waiting.clear()
-        for cycle in (self._active, self.cycle):
+        self.waiting_cycles.clear()
+        for cycle in (self._active_cycle, self.newest_cycle):
             if cycle is not None:
                 cycle.mark_disconnected()

@@ -17,15 +17,15 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import REQUEST_CRASHED
 
 # If the first part of the body has at most this many bytes, it is sent together with the head in one write.
-JOINED_BYTES = 65_536
+MAX_JOINED_BYTES = 65_536
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 _DISCONNECT: Message = {"type": "http.disconnect"}
-_JSON = ((b"content-type", b"application/json"),)
-_WITHOUT_BODY = frozenset({204, 304})
-_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+_JSON_HEADERS = ((b"content-type", b"application/json"),)
+_BODILESS_STATUSES = frozenset({204, 304})
+_FRAMING_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 _PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
 _STATUS_LINES = {
     status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)
@@ -52,7 +52,7 @@ def encode_refusal(error: RequestRefusedError, default_headers: bytes) -> bytes:
     `default_headers` are the header lines of every answer.
     """
     body = format_openai_error(error)
-    fields = [*_JSON, (b"content-length", b"%d" % len(body))]
+    fields = [*_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
     return b"".join(
         (_STATUS_LINES[error.status], default_headers, encode_header_lines(fields), _CLOSE, b"\r\n", body)
     )
@@ -63,7 +63,7 @@ class ConnectionProtocol(Protocol):
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
-    blocked: bool
+    is_writing_paused: bool
 
     def encode_default_headers(self) -> tuple[bytes, bool]:
         """Returns the header lines of every answer, and whether they announce that the connection closes."""
@@ -110,19 +110,19 @@ class RequestResponseCycle:
 
     __slots__ = (
         "_bodiless",
-        "_came",
         "_chunked",
-        "_head",
-        "_left",
-        "_news",
-        "_size",
-        "_told",
-        "_wire",
+        "_connection",
+        "_held_head",
+        "_is_end_received",
+        "_news_event",
+        "_remaining_bytes",
+        "_unread_body",
+        "_unread_bytes",
         "body_bytes",
-        "disconnected",
         "expects_continue",
+        "is_disconnected",
         "keep_alive",
-        "looked_on",
+        "last_pace_check",
         "more_body",
         "response_complete",
         "response_started",
@@ -137,17 +137,19 @@ class RequestResponseCycle:
         self.expects_continue = expects_continue
         self.more_body = True
         self.body_bytes = 0
-        self.looked_on: tuple[float, int] | None = None
-        self.disconnected = False
+        self.last_pace_check: tuple[float, int] | None = None
+        self.is_disconnected = False
         self.response_started = False
         self.response_complete = False
-        self._wire = connection
-        self._came: list[bytes] = []
-        self._size = 0
-        self._told = False  # whether the application has received the end of the request
-        self._news: asyncio.Event | None = None
-        self._head = b""  # not sent yet
-        self._left: int | None = 0  # bytes of the body still to send; None without a content-length
+        self._connection = connection
+        self._unread_body: list[bytes] = []
+        self._unread_bytes = 0
+        self._is_end_received = False  # whether the application has received the end of the request
+        self._news_event: asyncio.Event | None = None
+        self._held_head = b""  # not sent yet
+        self._remaining_bytes: int | None = (
+            0  # bytes of the body still to send; None without a content-length
+        )
         self._chunked = self._bodiless = False
 
     # Called by the connection.
@@ -158,16 +160,16 @@ class RequestResponseCycle:
             with suppress_and_report(_log_crash):
                 await app(self.scope, self.receive, self.send)
         finally:
-            if not (self.response_complete or self.disconnected):
+            if not (self.response_complete or self.is_disconnected):
                 self._abort_response()
 
     def feed_body(self, piece: bytes) -> int:
         """Adds a part of the body. Returns how many bytes the application has not received yet."""
-        self._came.append(piece)
-        self._size += len(piece)
+        self._unread_body.append(piece)
+        self._unread_bytes += len(piece)
         self.body_bytes += len(piece)
         self._wake_receiver()
-        return self._size
+        return self._unread_bytes
 
     def feed_eof(self) -> None:
         """Notes that the request is complete."""
@@ -176,41 +178,41 @@ class RequestResponseCycle:
 
     def mark_disconnected(self) -> None:
         """Notes that the client has left, and wakes the application if it waits for data."""
-        self.disconnected = not self.response_complete
-        self._head = b""
+        self.is_disconnected = not self.response_complete
+        self._held_head = b""
         self._wake_receiver()
 
     def _wake_receiver(self) -> None:
-        if self._news is not None:
-            self._news.set()
+        if self._news_event is not None:
+            self._news_event.set()
 
     # Called by the application.
 
     async def receive(self) -> Message:
         """Waits for the next part of the request and returns it (ASGI)."""
-        if self.expects_continue and not self.disconnected:
+        if self.expects_continue and not self.is_disconnected:
             self.expects_continue = False
-            self._wire.transport.write(_CONTINUE)
+            self._connection.transport.write(_CONTINUE)
         if not self._has_news():
-            self._wire.resume_reading()
+            self._connection.resume_reading()
             await self._wait_for_news()
-        if self.disconnected or self.response_complete:
+        if self.is_disconnected or self.response_complete:
             return _DISCONNECT
-        came, self._came, self._size = self._came, [], 0
-        self._told = not self.more_body
+        came, self._unread_body, self._unread_bytes = self._unread_body, [], 0
+        self._is_end_received = not self.more_body
         body = came[0] if len(came) == 1 else b"".join(came)
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     def _has_news(self) -> bool:
-        ended = not self.more_body and not self._told
-        return bool(self._came) or ended or self.disconnected or self.response_complete
+        ended = not self.more_body and not self._is_end_received
+        return bool(self._unread_body) or ended or self.is_disconnected or self.response_complete
 
     async def _wait_for_news(self) -> None:
         while not self._has_news():
-            if self._news is None:
-                self._news = asyncio.Event()
-            self._news.clear()
-            await self._news.wait()
+            if self._news_event is None:
+                self._news_event = asyncio.Event()
+            self._news_event.clear()
+            await self._news_event.wait()
 
     async def send(self, message: Message) -> None:
         """Sends the next part of the answer (ASGI). After the client has left, the part is dropped.
@@ -219,30 +221,30 @@ class RequestResponseCycle:
             RuntimeError: The message comes out of order, or the body differs from its content-length.
             ValueError: A header field contains a line break or a NUL.
         """
-        if self._wire.blocked:
-            await self._wire.drain()
-        if self.disconnected:
+        if self._connection.is_writing_paused:
+            await self._connection.drain()
+        if self.is_disconnected:
             return
         kind = message["type"]
         if kind == "http.response.body" and self.response_started and not self.response_complete:
-            self._send_body(message.get("body", b""), more=message.get("more_body", False))
+            self._send_body(message.get("body", b""), more_body=message.get("more_body", False))
         elif kind == "http.response.start" and not self.response_started:
             self._start_response(message["status"], message.get("headers", ()))
-            self._wire.loop.call_soon(self._flush_head)
+            self._connection.loop.call_soon(self._flush_head)
         else:
             raise RuntimeError(f"it is not the turn of {kind}")
 
     def _start_response(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Builds the head and holds it back."""
         fields = [(name.lower(), value) for name, value in headers]
-        framing = {name: value for name, value in fields if name in _FRAMING}
-        ours, closes = self._wire.encode_default_headers()
+        framing = {name: value for name, value in fields if name in _FRAMING_HEADERS}
+        ours, closes = self._connection.encode_default_headers()
         head = _STATUS_LINES[status] + ours + encode_header_lines(fields)
-        self._bodiless = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
+        self._bodiless = self.scope["method"] == "HEAD" or status in _BODILESS_STATUSES
         if b"content-length" in framing:
-            self._left = 0 if self._bodiless else int(framing[b"content-length"])
+            self._remaining_bytes = 0 if self._bodiless else int(framing[b"content-length"])
         elif not self._bodiless:
-            self._left = None
+            self._remaining_bytes = None
             # HTTP/1.0 has no chunks: there, the end of the connection ends the body.
             self._chunked = self.scope["http_version"] == "1.1"
             head += _CHUNKED if self._chunked and b"transfer-encoding" not in framing else b""
@@ -254,40 +256,40 @@ class RequestResponseCycle:
             head += _CLOSE
         self.response_started = True
         self.expects_continue = False
-        self._head = head + b"\r\n"
+        self._held_head = head + b"\r\n"
 
     def _flush_head(self) -> None:
         """Sends a held head, without waiting for body bytes to go with it."""
-        if self._head and not self._wire.transport.is_closing():
-            self._wire.transport.write(self._head)
-        self._head = b""
+        if self._held_head and not self._connection.transport.is_closing():
+            self._connection.transport.write(self._held_head)
+        self._held_head = b""
 
-    def _send_body(self, body: bytes, *, more: bool) -> None:
-        data = b"" if self._bodiless else self._frame_body(body, more=more)
-        if self._head and len(data) <= JOINED_BYTES:
-            data, self._head = self._head + data, b""
+    def _send_body(self, body: bytes, *, more_body: bool) -> None:
+        data = b"" if self._bodiless else self._frame_body(body, more_body=more_body)
+        if self._held_head and len(data) <= MAX_JOINED_BYTES:
+            data, self._held_head = self._held_head + data, b""
         self._flush_head()
         if data:
-            self._wire.transport.write(data)
-        if more:
+            self._connection.transport.write(data)
+        if more_body:
             return
-        if self._left:
+        if self._remaining_bytes:
             raise RuntimeError("the body is shorter than its content-length")
         self.response_complete = True
         self._wake_receiver()
         if not self.keep_alive:
-            self._wire.hang_up()
-        self._wire.on_response_complete()
+            self._connection.hang_up()
+        self._connection.on_response_complete()
 
-    def _frame_body(self, body: bytes, *, more: bool) -> bytes:
-        if self._left is not None:
-            self._left -= len(body)
-            if self._left < 0:
+    def _frame_body(self, body: bytes, *, more_body: bool) -> bytes:
+        if self._remaining_bytes is not None:
+            self._remaining_bytes -= len(body)
+            if self._remaining_bytes < 0:
                 raise RuntimeError("the body is longer than its content-length")
         if not self._chunked:
             return body
         chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-        return chunk if more else chunk + _LAST_CHUNK
+        return chunk if more_body else chunk + _LAST_CHUNK
 
     def _abort_response(self) -> None:
         """Ends an unfinished answer: with an error if it has not begun, else by closing the connection."""
@@ -295,11 +297,11 @@ class RequestResponseCycle:
             self._flush_head()
         else:
             body = format_openai_error(InternalError())
-            fields = [*_JSON, (b"content-length", b"%d" % len(body))]
+            fields = [*_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
             self.keep_alive = False
             self._start_response(InternalError.status, fields)
-            self._send_body(body, more=False)
-        self._wire.transport.close()
+            self._send_body(body, more_body=False)
+        self._connection.transport.close()
 
 
 def _log_crash(error: BaseException) -> None:

@@ -15,11 +15,11 @@ from compaction_proxy.core.errors import RequestRefusedError
 
 # Limits of a request: bytes of the head, number of header fields, and bytes that may come in a row without
 # any body data among them, such as chunk extensions and trailers.
-HEAD_BYTES = 65_536
-FIELDS = 256
-FRAMING_BYTES = 262_144
+MAX_HEAD_BYTES = 65_536
+MAX_FIELDS = 256
+MAX_FRAMING_BYTES = 262_144
 # Targets up to this length, in bytes, are cached, because clients use the same few again and again.
-_REMEMBERED_BYTES = 256
+_MAX_CACHED_TARGET_BYTES = 256
 # Header fields that decide how the request is read.
 _FRAMING_FIELDS = frozenset({b"host", b"expect", b"content-length", b"transfer-encoding"})
 _INVALID = RequestRefusedError(400, "This is no valid HTTP/1.1 request.", "invalid_http")
@@ -85,7 +85,7 @@ def _parse_target(target: bytes) -> tuple[str, bytes, bytes]:
     return unquote(path) if "%" in path else path, parsed.path, parsed.query or b""
 
 
-_parse_usual_target = lru_cache(maxsize=1_024)(_parse_target)
+_parse_target_cached = lru_cache(maxsize=1_024)(_parse_target)
 
 
 class RequestParser:
@@ -100,20 +100,20 @@ class RequestParser:
         "_fields",
         "_framing",
         "_framing_bytes",
-        "_heading",
         "_hosts",
-        "_muted",
+        "_is_muted",
+        "_is_reading_head",
+        "_is_upgrading",
         "_parser",
         "_receiver",
         "_refusal",
         "_target",
-        "_upgrading",
     )
 
     def __init__(self, receiver: RequestReceiver) -> None:
         self._receiver = receiver
         self._parser = self._create_parser()
-        self._heading = self._muted = self._upgrading = False
+        self._is_reading_head = self._is_muted = self._is_upgrading = False
         self._target = b""
         self._fields: list[tuple[bytes, bytes]] = []
         self._framing: list[bytes] = []
@@ -140,7 +140,7 @@ class RequestParser:
             return self._refusal
         except httptools.HttpParserError:
             return _INVALID
-        over = self._framing_bytes > (HEAD_BYTES if self._heading else FRAMING_BYTES)
+        over = self._framing_bytes > (MAX_HEAD_BYTES if self._is_reading_head else MAX_FRAMING_BYTES)
         return _HEAD_TOO_LARGE if over else None
 
     def close(self) -> None:
@@ -159,15 +159,17 @@ class RequestParser:
 
     def _restart_after_upgrade(self) -> None:
         """Starts a new parser for the body of a request whose head offers another protocol."""
-        self._upgrading = False
+        self._is_upgrading = False
         self._parser = self._create_parser()
-        self._muted = True
+        self._is_muted = True
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(self._framing))
-        self._muted = False
+        self._is_muted = False
 
     def _parse_target_or_refuse(self, target: bytes) -> tuple[str, bytes, bytes]:
         try:
-            return (_parse_usual_target if len(target) <= _REMEMBERED_BYTES else _parse_target)(target)
+            return (_parse_target_cached if len(target) <= _MAX_CACHED_TARGET_BYTES else _parse_target)(
+                target
+            )
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):
             self._raise_refusal(_INVALID)
 
@@ -179,9 +181,9 @@ class RequestParser:
 
     def on_message_begin(self) -> None:
         """Resets the state at the start of a request."""
-        if self._muted:
+        if self._is_muted:
             return
-        self._heading = True
+        self._is_reading_head = True
         self._target = b""
         self._fields = []
         self._framing = []
@@ -191,14 +193,14 @@ class RequestParser:
 
     def on_url(self, piece: bytes) -> None:
         """Adds a part of the target."""
-        if not self._muted:
+        if not self._is_muted:
             self._target += piece
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Adds a field of the head. Fields of trailers are dropped."""
-        if not self._heading:
+        if not self._is_reading_head:
             return
-        if len(self._fields) >= FIELDS:
+        if len(self._fields) >= MAX_FIELDS:
             self._raise_refusal(_HEAD_TOO_LARGE)
         name = name.lower()
         if name in _FRAMING_FIELDS:
@@ -218,15 +220,15 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         """Checks the complete head and passes it on."""
-        if self._muted:
+        if self._is_muted:
             return
         fields, target, parser = self._fields, self._target, self._parser
-        self._upgrading = parser.should_upgrade()
-        if self._framing_bytes > HEAD_BYTES:
+        self._is_upgrading = parser.should_upgrade()
+        if self._framing_bytes > MAX_HEAD_BYTES:
             size = len(target) + sum([len(name) + len(value) for name, value in fields])
-            if size > HEAD_BYTES:
+            if size > MAX_HEAD_BYTES:
                 self._raise_refusal(_HEAD_TOO_LARGE)
-        self._heading = False
+        self._is_reading_head = False
         version = parser.get_http_version()
         modern = version == "1.1"
         if self._hosts > 1 or (modern and not self._hosts):
@@ -245,7 +247,7 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         """Passes on the end of a request."""
-        if self._upgrading:
+        if self._is_upgrading:
             return  # the body follows, and the parser that `_restart_after_upgrade` starts reads it
         self._framing_bytes = 0
         self._receiver.on_request_received()

@@ -13,10 +13,10 @@ from compaction_proxy.core.errors import ProxyError
 from compaction_proxy.gateway.server.connection import ServerConnection
 from compaction_proxy.gateway.server.shutdown import DrainTimeouts, GracefulServer
 from compaction_proxy.gateway.server.sockets import BACKLOG, build_base_url, listen
-from compaction_proxy.gateway.server.timeouts import Deadlines, close_overdue_connections
+from compaction_proxy.gateway.server.timeouts import ClientDeadlines, close_overdue_connections
 
-POLL_S = 0.005
-DEADLINES = Deadlines()
+POLL_INTERVAL_S = 0.005
+DEFAULT_DEADLINES = ClientDeadlines()
 
 Application = Callable[..., Any]
 
@@ -24,7 +24,7 @@ Application = Callable[..., Any]
 class _EmbeddedServer(uvicorn.Server):
     """A server that installs no signal handlers, and checks its connections ten times a second."""
 
-    def __init__(self, config: uvicorn.Config, deadlines: Deadlines) -> None:
+    def __init__(self, config: uvicorn.Config, deadlines: ClientDeadlines) -> None:
         super().__init__(config)
         self._deadlines = deadlines
 
@@ -68,7 +68,7 @@ def build_server(
     on_stopping: Callable[[int], None],
     *,
     force_on_second_signal: bool = True,
-    deadlines: Deadlines = DEADLINES,
+    deadlines: ClientDeadlines = DEFAULT_DEADLINES,
     ssl_context: ssl.SSLContext | None = None,
 ) -> GracefulServer:
     """Builds a server for the foreground, which stops on SIGINT and SIGTERM.
@@ -112,7 +112,7 @@ async def run_server(server: uvicorn.Server, listener: socket.socket, on_started
     serving = asyncio.create_task(_serve_socket(server, listener))
     try:
         while not (server.started or serving.done()):
-            await asyncio.wait({serving}, timeout=POLL_S)
+            await asyncio.wait({serving}, timeout=POLL_INTERVAL_S)
         if server.started and not server.should_exit:
             on_started()
         await serving
@@ -126,7 +126,7 @@ async def serve_embedded(
     host: str = "127.0.0.1",
     port: int = 0,
     *,
-    deadlines: Deadlines = DEADLINES,
+    deadlines: ClientDeadlines = DEFAULT_DEADLINES,
     ssl_context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
     """Serves an application while the block runs. Yields the base URL once requests are accepted.

@@ -12,7 +12,11 @@ from types import FrameType
 import uvicorn
 
 from compaction_proxy.gateway.server.connection import ServerConnection
-from compaction_proxy.gateway.server.timeouts import SWEEP_S, Deadlines, close_overdue_connections
+from compaction_proxy.gateway.server.timeouts import (
+    SWEEP_INTERVAL_S,
+    ClientDeadlines,
+    close_overdue_connections,
+)
 
 TICK_S = 0.1
 # While the server stops, it waits this many seconds for requests whose head or body is still arriving. Then
@@ -61,10 +65,10 @@ class DrainReport:
 
 def _has_pending_response(connection: ServerConnection) -> bool:
     """Whether the connection has a complete request whose answer is not complete."""
-    cycle = connection.cycle
+    cycle = connection.newest_cycle
     if cycle is None or cycle.response_complete:
         return False
-    return cycle.response_started or not cycle.more_body or bool(connection.waiting)
+    return cycle.response_started or not cycle.more_body or bool(connection.waiting_cycles)
 
 
 def _abort_if_flushed(connection: ServerConnection) -> None:
@@ -97,7 +101,7 @@ class GracefulServer(uvicorn.Server):
         on_stopping: Callable[[int], None],
         *,
         force_on_second_signal: bool,
-        deadlines: Deadlines,
+        deadlines: ClientDeadlines,
     ) -> None:
         super().__init__(config)
         self._deadlines = deadlines
@@ -151,7 +155,7 @@ class GracefulServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Closes overdue connections every `SWEEP_S` seconds. Returns whether to stop serving."""
-        if counter % round(SWEEP_S / TICK_S) == 0:
+        if counter % round(SWEEP_INTERVAL_S / TICK_S) == 0:
             now = asyncio.get_running_loop().time()
             close_overdue_connections(self.server_state.connections, self._deadlines, now)
         return await super().on_tick(counter)
@@ -211,8 +215,8 @@ class GracefulServer(uvicorn.Server):
             connection: A connection that is still open.
             is_late: Whether the time for incomplete requests is over.
         """
-        cycle = connection.cycle
-        if connection.hung_up:
+        cycle = connection.newest_cycle
+        if connection.has_hung_up:
             if is_late:
                 connection.transport.close()
         elif cycle is not None and _has_pending_response(connection):

@@ -134,7 +134,7 @@ def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
         ) from None
 
 
-def is_spread(listener: socket.socket) -> bool:
+def can_spread_connections(listener: socket.socket) -> bool:
     """Whether the kernel spreads connections over several sockets on this socket's address."""
     return PORT_IS_SPREAD and listener.family != socket.AF_UNIX
 

@@ -17,21 +17,21 @@ from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.gateway.server.connection import ServerConnection
 from compaction_proxy.gateway.server.cycle import RequestResponseCycle
 
-SWEEP_S = 1.0
+SWEEP_INTERVAL_S = 1.0
 # The minimum rate of a body, averaged over `body_s`; Apache demands the same rate. Without it, a client that
 # sends a byte now and then could occupy a request slot for as long as it likes.
-BODY_BYTES_PER_S = 500
+MIN_BODY_BYTES_PER_S = 500
 _BODY_TIMEOUT = RequestRefusedError(408, "The request body did not come in time.", "request_timeout")
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
+class ClientDeadlines:
     """How long clients may take, in seconds.
 
     Attributes:
         head_s: From the opening of the connection, or the first byte of a further request, to the end of the
             head.
-        body_s: While a body is incomplete, and no bytes come or fewer than `BODY_BYTES_PER_S` on average.
+        body_s: While a body is incomplete, and no bytes come or fewer than `MIN_BODY_BYTES_PER_S` on average.
         idle_s: From an answer to the first byte of a further request.
         send_s: While data of an answer waits to be sent and the client accepts none of it.
         linger_s: From the end of the last answer until the client closes the connection.
@@ -44,7 +44,7 @@ class Deadlines:
     linger_s: float = 2.0
 
 
-def close_overdue_connections(connections: Iterable[object], deadlines: Deadlines, now: float) -> None:
+def close_overdue_connections(connections: Iterable[object], deadlines: ClientDeadlines, now: float) -> None:
     """Closes connections that are overdue at `now`, on the loop's clock, or whose clients have left."""
     for connection in list(connections):
         if not isinstance(connection, ServerConnection):
@@ -60,16 +60,16 @@ def close_overdue_connections(connections: Iterable[object], deadlines: Deadline
 
 def _has_client_left(connection: ServerConnection) -> bool:
     """Whether the client of a paused connection has left (FIN or RST). Only Linux can tell."""
-    if not connection.paused or sys.platform != "linux":
+    if not connection.is_reading_paused or sys.platform != "linux":
         return False
     poller = select.poll()
     poller.register(connection.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
     return bool(poller.poll(0))
 
 
-def _close_if_overdue(connection: ServerConnection, deadlines: Deadlines, now: float) -> None:
-    cycle = connection.cycle
-    if connection.hung_up:
+def _close_if_overdue(connection: ServerConnection, deadlines: ClientDeadlines, now: float) -> None:
+    cycle = connection.newest_cycle
+    if connection.has_hung_up:
         overdue = now - connection.phase_started_at > deadlines.linger_s
     elif cycle is not None and not cycle.response_complete:
         _refuse_if_body_is_slow(connection, cycle, deadlines, now)
@@ -85,13 +85,16 @@ def _close_if_overdue(connection: ServerConnection, deadlines: Deadlines, now: f
 
 
 def _refuse_if_body_is_slow(
-    connection: ServerConnection, cycle: RequestResponseCycle, deadlines: Deadlines, now: float
+    connection: ServerConnection, cycle: RequestResponseCycle, deadlines: ClientDeadlines, now: float
 ) -> None:
     """Answers 408 if the body comes too slowly. If the answer has already begun, only ends the connection."""
     if not cycle.more_body:
         return
-    if connection.paused or cycle.expects_continue:
-        connection.last_activity_at, cycle.looked_on = now, None  # the proxy has to act next, not the client
+    if connection.is_reading_paused or cycle.expects_continue:
+        connection.last_activity_at, cycle.last_pace_check = (
+            now,
+            None,
+        )  # the proxy has to act next, not the client
     elif now - connection.last_activity_at > deadlines.body_s or _is_trickling(cycle, deadlines.body_s, now):
         connection.refuse_request(_BODY_TIMEOUT)
 
@@ -101,7 +104,7 @@ def _is_trickling(cycle: RequestResponseCycle, span_s: float, now: float) -> boo
 
     A new span begins as soon as the last one has ended.
     """
-    started_at, bytes_then = cycle.looked_on or (now, cycle.body_bytes)
-    if cycle.looked_on is None or now - started_at > span_s:
-        cycle.looked_on = now, cycle.body_bytes
-    return now - started_at > span_s and cycle.body_bytes - bytes_then < BODY_BYTES_PER_S * span_s
+    started_at, bytes_then = cycle.last_pace_check or (now, cycle.body_bytes)
+    if cycle.last_pace_check is None or now - started_at > span_s:
+        cycle.last_pace_check = now, cycle.body_bytes
+    return now - started_at > span_s and cycle.body_bytes - bytes_then < MIN_BODY_BYTES_PER_S * span_s

@@ -40,13 +40,13 @@ ANSWER_TIMEOUT_S = 1.0
 The deadline (`resilient.run_with_deadline`) allows for a busy event loop. The timeout of redis-py does not.
 """
 HEALTH_CHECK_EVERY_S = 15
-TRIES_AFTER_THE_FIRST = 1
+MAX_RETRIES = 1
 # Connections that a redis-py pool may have for each command that may run at once. One would not be enough,
 # because a connection that is being closed still counts.
-_POOLED_PER_ALLOWED = 2
+_POOL_SIZE_FACTOR = 2
 
 # AttributeError occurs if redis-py closes a cluster's connection that a command is about to use.
-FAILURES = (RedisError, RedisClusterException, OSError, AttributeError)
+REDIS_ERRORS = (RedisError, RedisClusterException, OSError, AttributeError)
 """The errors that redis-py raises. `RedisClusterException` is not derived from `RedisError`."""
 
 # The error reason for each class of error. The first match counts, because some of these classes are derived
@@ -69,7 +69,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 
 # The error reason for a word in the server's message. redis-py has no class for some errors, and none for
 # errors that occur within a script.
-_WORDS = {
+_REASONS_BY_WORD = {
     "OOM": "store-full",
     "READONLY": "store-readonly",
     "MISCONF": "store-readonly",  # the server cannot save to its disk, and refuses writes until it can
@@ -84,7 +84,7 @@ _WORDS = {
     "MASTERDOWN": "store-down",
     "TRYAGAIN": "store-busy",
 }
-_WORD = re.compile(rf"(?:^|-)({'|'.join(_WORDS)})\b")
+_WORD = re.compile(rf"(?:^|-)({'|'.join(_REASONS_BY_WORD)})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def to_store_unavailable(error: Exception) -> StoreUnavailableError:
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "")
     word = _WORD.search(str(error))
     if not reason and word:
-        reason = _WORDS[word[1]]
+        reason = _REASONS_BY_WORD[word[1]]
     return StoreUnavailableError(reason or "store-failed", type(error).__name__)
 
 
@@ -133,7 +133,7 @@ def _build_drop_idle(client: Redis) -> Callable[[], Awaitable[None]]:
 def _build_retry() -> Retry:
     # A command that timed out is not sent again: the server may have executed it, and the caller's deadline
     # is over anyway.
-    return Retry(NoBackoff(), TRIES_AFTER_THE_FIRST, supported_errors=(RedisConnectionError,))
+    return Retry(NoBackoff(), MAX_RETRIES, supported_errors=(RedisConnectionError,))
 
 
 def _build_timeout_options() -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _build_client_options(url: RedisUrl) -> dict[str, Any]:
         "username": url.username,
         "password": url.password,
         "health_check_interval": HEALTH_CHECK_EVERY_S,
-        "max_connections": url.max_connections * _POOLED_PER_ALLOWED,
+        "max_connections": url.max_connections * _POOL_SIZE_FACTOR,
     }
 
 

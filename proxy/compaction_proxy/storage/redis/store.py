@@ -26,7 +26,7 @@ from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage.keys import derive_tenant_key, parse_hash_tag
 from compaction_proxy.storage.redis.client import (
     ANSWER_TIMEOUT_S,
-    FAILURES,
+    REDIS_ERRORS,
     build_connections,
     to_store_unavailable,
 )
@@ -37,15 +37,15 @@ from compaction_proxy.storage.store import Lease, ListEntry, Record
 MAX_VALUE_BYTES = 1024 * 1024
 DEFAULT_MAX_SCOPES = 10_000
 # Maximum seconds of one wait for messages. Between two waits redis-py can test the connection.
-LISTEN_S = 5.0
-FENCE_KEPT_MS = 24 * 3_600_000
+LISTEN_TIMEOUT_S = 5.0
+FENCE_EXTRA_TTL_MS = 24 * 3_600_000
 _MAX_EVICTED_SCOPES = 8
 _KEYS_PER_COMMAND = 500
 _SCANNED_PER_COMMAND = 1000
 _TOKEN_BYTES = 12
 # If a command's timeout comes only after this many seconds, this process was stopped meanwhile and could not
 # read the answer.
-_STOPPED_S = ANSWER_TIMEOUT_S + 0.25
+_PROCESS_STOPPED_S = ANSWER_TIMEOUT_S + 0.25
 
 _LEASE, _FENCE, _KEY_LIST = "#lease", "#fence", "#keys"
 _COMMITTED, _WRITTEN = "#committed", "#written"
@@ -105,10 +105,12 @@ class RedisStore:
         batches = [await self._read_batch(keys[start : start + _KEYS_PER_COMMAND]) for start in starts]
         return [value for values in batches for value in values]
 
-    async def commit(self, claim: Record, also: _Items = (), *, lease: Lease | None = None) -> bytes | None:
+    async def commit(
+        self, claim: Record, other_items: _Items = (), *, lease: Lease | None = None
+    ) -> bytes | None:
         """Commits all items or none, as `Store.commit` specifies."""
-        items = [claim, *also]
-        answer: bytes | int | None = await self._write_items(items, claimed=True, lease=lease)
+        items = [claim, *other_items]
+        answer: bytes | int | None = await self._write_items(items, has_claim=True, lease=lease)
         if answer != 1:
             return answer if isinstance(answer, bytes) else None
         await self._register_scope(items, _COMMITTED)
@@ -117,7 +119,7 @@ class RedisStore:
     async def write(self, items: _Items) -> None:
         """Writes all items, or raises and writes nothing."""
         if items:
-            await self._write_items(items, claimed=False, lease=None)
+            await self._write_items(items, has_claim=False, lease=None)
             await self._register_scope(items, _WRITTEN)
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
@@ -137,7 +139,7 @@ class RedisStore:
         keys = [self._add_prefix(key + _LEASE), self._add_prefix(key + _FENCE)]
         ttl = _to_milliseconds(ttl_s)
         token = secrets.token_hex(_TOKEN_BYTES)
-        fence = await self._run_script(ACQUIRE, keys, [ttl, token, ttl + FENCE_KEPT_MS])
+        fence = await self._run_script(ACQUIRE, keys, [ttl, token, ttl + FENCE_EXTRA_TTL_MS])
         return None if fence is None else Lease(key, int(fence))
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
@@ -180,10 +182,10 @@ class RedisStore:
             pubsub = self._redis.client.pubsub()
             await pubsub.subscribe(self._add_prefix(channel))
             while True:
-                message = await pubsub.get_message(timeout=LISTEN_S)
+                message = await pubsub.get_message(timeout=LISTEN_TIMEOUT_S)
                 if message is not None:
                     yield message["data"] if message["type"] == "message" else None
-        except FAILURES as error:
+        except REDIS_ERRORS as error:
             raise to_store_unavailable(error) from error
         finally:
             if pubsub is not None:
@@ -196,7 +198,7 @@ class RedisStore:
         self._closed = True
         try:
             await self._redis.close()
-        except FAILURES as error:
+        except REDIS_ERRORS as error:
             raise to_store_unavailable(error) from error
 
     def _add_prefix(self, key: str) -> str:
@@ -222,7 +224,7 @@ class RedisStore:
                 return await self._execute_command(*command, **options)
         except NoScriptError:
             raise
-        except FAILURES as error:
+        except REDIS_ERRORS as error:
             store_error = to_store_unavailable(error)
             # The connections lead to a former master. New connections may lead to the new one.
             if store_error.reason == "store-readonly":
@@ -239,7 +241,7 @@ class RedisStore:
         except RedisTimeoutError:
             # If this process was stopped, redis-py's timeout went on, and redis-py dropped an answer that had
             # already arrived. So the command is sent again.
-            if time.monotonic() - started_at < _STOPPED_S:
+            if time.monotonic() - started_at < _PROCESS_STOPPED_S:
                 raise
             return await execute(*command, **options)
 
@@ -251,7 +253,9 @@ class RedisStore:
         except NoScriptError:
             return await self._send_command("EVAL", script.text, len(keys), *keys, *arguments)
 
-    async def _write_items(self, items: _Items, *, claimed: bool, lease: Lease | None) -> bytes | int | None:
+    async def _write_items(
+        self, items: _Items, *, has_claim: bool, lease: Lease | None
+    ) -> bytes | int | None:
         _check_sizes(items)
         first = items[0].key
         list_ttl = max(_to_milliseconds(item.ttl_s) for item in items) if _is_tenant_key(first) else 0
@@ -260,7 +264,7 @@ class RedisStore:
             self._add_prefix(_get_scope(first) + _KEY_LIST if list_ttl else first),
             *(self._add_prefix(item.key) for item in items),
         ]
-        arguments: list[_Argument] = [int(claimed), lease.fence if lease else "", list_ttl]
+        arguments: list[_Argument] = [int(has_claim), lease.fence if lease else "", list_ttl]
         for item in items:
             keep = item.max_lines if isinstance(item, ListEntry) else 0
             arguments += [keep, _to_milliseconds(item.ttl_s), item.value]
@@ -343,5 +347,5 @@ class RedisStore:
         try:
             async with self._slots:
                 return list(await pipeline.execute())
-        except FAILURES as error:
+        except REDIS_ERRORS as error:
             raise to_store_unavailable(error) from error

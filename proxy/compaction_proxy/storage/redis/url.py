@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from compaction_proxy.core.errors import ConfigError
 
-Kind = Literal["standalone", "unix", "sentinel", "cluster"]
+RedisKind = Literal["standalone", "unix", "sentinel", "cluster"]
 
 DEFAULT_CONNECTIONS = 32
 DEFAULT_PREFIX = "compaction:"
@@ -27,10 +27,15 @@ DEFAULT_PREFIX = "compaction:"
 
 _PORT = 6379
 _SENTINEL_PORT = 26379
-_KINDS: Mapping[str, Kind] = {"": "standalone", "unix": "unix", "sentinel": "sentinel", "cluster": "cluster"}
+_KINDS: Mapping[str, RedisKind] = {
+    "": "standalone",
+    "unix": "unix",
+    "sentinel": "sentinel",
+    "cluster": "cluster",
+}
 _TLS = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
-_ANY: frozenset[Kind] = frozenset({"standalone", "unix", "sentinel", "cluster"})
-_OPTIONS: Mapping[str, frozenset[Kind]] = {
+_ANY: frozenset[RedisKind] = frozenset({"standalone", "unix", "sentinel", "cluster"})
+_OPTIONS: Mapping[str, frozenset[RedisKind]] = {
     "prefix": _ANY,  # the prefix of all keys; separates several installations on one server
     "max_connections": _ANY,  # the most connections at once, to each server
     "db": frozenset({"unix"}),  # number of the database, which this kind's path cannot name
@@ -64,7 +69,7 @@ class RedisUrl:
         max_connections: The most connections at once, to each server.
     """
 
-    kind: Kind
+    kind: RedisKind
     nodes: tuple[tuple[str, int], ...] = ()
     socket: str = ""
     service: str = ""
@@ -118,8 +123,8 @@ def parse_redis_url(url: str) -> RedisUrl:
     )
 
 
-def _build_error(what: str) -> ConfigError:
-    return ConfigError(f"store.url: {what}")
+def _build_error(problem: str) -> ConfigError:
+    return ConfigError(f"store.url: {problem}")
 
 
 def _split_url(url: str) -> SplitResult:
@@ -134,7 +139,7 @@ def _split_url(url: str) -> SplitResult:
     return parts
 
 
-def _parse_options(query: str, kind: Kind, *, tls: bool) -> dict[str, str]:
+def _parse_options(query: str, kind: RedisKind, *, tls: bool) -> dict[str, str]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
@@ -162,7 +167,7 @@ def _check_prefix(text: str) -> str:
     return text
 
 
-def _parse_path(kind: Kind, path: str, database: str) -> tuple[str, int]:
+def _parse_path(kind: RedisKind, path: str, database: str) -> tuple[str, int]:
     """Returns a socket's path or a service's name, and the number of the database."""
     if kind == "unix":
         if path in {"", "/"}:
@@ -183,7 +188,7 @@ def _parse_path(kind: Kind, path: str, database: str) -> tuple[str, int]:
     return "", number
 
 
-def _parse_nodes(kind: Kind, hosts: str) -> tuple[tuple[str, int], ...]:
+def _parse_nodes(kind: RedisKind, hosts: str) -> tuple[tuple[str, int], ...]:
     if kind == "unix":
         if hosts:
             raise _build_error("a socket has no host: three slashes before its path")

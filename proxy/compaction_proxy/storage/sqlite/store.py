@@ -23,8 +23,8 @@ LEASE_LIMIT_S = 60.0
 """The longest time of a lease. If a lease has more time left, the clock was set back, and it is deleted."""
 
 _KEYS_PER_QUERY = 500
-_SWEPT_ITEMS = 200
-_EVICTED_ITEMS = 8
+_SWEEP_BATCH_ITEMS = 200
+_EVICTION_BATCH_ITEMS = 8
 _LAST_CHARACTER = "\U0010ffff"
 
 
@@ -101,7 +101,7 @@ def evict_until_fits(db: sqlite3.Connection, max_bytes: int) -> None:
     while _read_used_bytes(db) > max_bytes:
         deletion = db.execute(
             "DELETE FROM items WHERE id IN (SELECT id FROM items ORDER BY written, id LIMIT ?)",
-            (_EVICTED_ITEMS,),
+            (_EVICTION_BATCH_ITEMS,),
         )
         if not deletion.rowcount:
             return
@@ -110,9 +110,10 @@ def evict_until_fits(db: sqlite3.Connection, max_bytes: int) -> None:
 def sweep_expired(db: sqlite3.Connection, now: float) -> bool:
     """Deletes a batch of expired items. Returns whether no expired item is left."""
     deletion = db.execute(
-        "DELETE FROM items WHERE id IN (SELECT id FROM items WHERE expires <= ? LIMIT ?)", (now, _SWEPT_ITEMS)
+        "DELETE FROM items WHERE id IN (SELECT id FROM items WHERE expires <= ? LIMIT ?)",
+        (now, _SWEEP_BATCH_ITEMS),
     )
-    return deletion.rowcount < _SWEPT_ITEMS
+    return deletion.rowcount < _SWEEP_BATCH_ITEMS
 
 
 def delete_prefix(db: sqlite3.Connection, prefix: str, now: float) -> int:
@@ -194,10 +195,12 @@ class SqliteStore:
         """Returns the values under `keys`; None for a key that is absent or expired."""
         return await self._run_on_thread(partial(read_values, keys=keys, now=self._now()))
 
-    async def commit(self, claim: Record, also: _Items = (), *, lease: Lease | None = None) -> bytes | None:
+    async def commit(
+        self, claim: Record, other_items: _Items = (), *, lease: Lease | None = None
+    ) -> bytes | None:
         """Commits all items or none, as `Store.commit` specifies."""
         return await self._run_on_thread(
-            partial(self._commit_items, claim=claim, also=also, lease=lease, now=self._now())
+            partial(self._commit_items, claim=claim, other_items=other_items, lease=lease, now=self._now())
         )
 
     async def write(self, items: _Items) -> None:
@@ -272,7 +275,7 @@ class SqliteStore:
             db.close()
 
     def _commit_items(
-        self, db: sqlite3.Connection, claim: Record, also: _Items, lease: Lease | None, now: float
+        self, db: sqlite3.Connection, claim: Record, other_items: _Items, lease: Lease | None, now: float
     ) -> bytes | None:
         with db:
             db.execute("BEGIN IMMEDIATE")
@@ -281,8 +284,8 @@ class SqliteStore:
                 return stored
             if lease is not None and not is_lease_held(db, lease, now):
                 return None
-            self._free_space(db, [claim, *also], now)
-            put_items(db, [claim, *also], now)
+            self._free_space(db, [claim, *other_items], now)
+            put_items(db, [claim, *other_items], now)
         return claim.value
 
     def _write_items(self, db: sqlite3.Connection, items: _Items, now: float) -> None:

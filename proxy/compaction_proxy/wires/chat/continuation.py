@@ -37,11 +37,11 @@ TOOL_JSON: Final[bytes] = json.dumps(
 ).encode()
 # The proxy does not add its tool to a body with one of these members: the legacy form of tools, which cannot
 # be mixed with the current form, or audio answers, which cannot be joined.
-_OTHERWISE: Final = ("functions", "function_call", "audio")
+_EXCLUDING_MEMBERS: Final = ("functions", "function_call", "audio")
 _CHOICE_NONE: Final = b'"none"'
 
 
-def inspect_tools(raw: bytes, name: str) -> ToolSupport:
+def inspect_tool_support(raw: bytes, name: str) -> ToolSupport:
     """Tells whether a tool of this name can be added to a body.
 
     It cannot be added in these cases:
@@ -51,7 +51,7 @@ def inspect_tools(raw: bytes, name: str) -> ToolSupport:
     - The client asks for several answers (`n`). Each of them could call the tool, but one answer cannot be
       continued without the others.
     - The answer must be JSON. The text before a call and the text after it cannot be joined into JSON.
-    - The body uses the legacy form of tools or asks for audio (`_OTHERWISE`).
+    - The body uses the legacy form of tools or asks for audio (`_EXCLUDING_MEMBERS`).
 
     Raises:
         UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
@@ -62,7 +62,7 @@ def inspect_tools(raw: bytes, name: str) -> ToolSupport:
         raise UnreadableBodyError("too-deep") from None
     tools = read_member(raw, places, "tools")
     is_taken = b'"%b"' % name.encode() in tools
-    is_excluded = any(read_member(raw, places, each) for each in _OTHERWISE)
+    is_excluded = any(read_member(raw, places, each) for each in _EXCLUDING_MEMBERS)
     has_choice = not tools and bool(read_member(raw, places, "tool_choice"))
     is_list = not tools or tools.startswith(b"[")
     is_free = read_member(raw, places, "n") in {b"", b"1"}
@@ -88,7 +88,7 @@ def is_prefill(last: bytes) -> bool:
 
 def add_tool(support: ToolSupport, tool: bytes) -> bytes:
     """Returns the body with this tool added after the client's tools."""
-    raw, place = support.raw, support.places.get("tools")
+    raw, place = support.raw, support.member_slices.get("tools")
     if support.has_tools and place:
         stop = len(raw[: place.stop - 1].rstrip(b" \t\n\r"))
         return b"".join((raw[:stop], b",", tool, raw[stop:]))
@@ -134,14 +134,20 @@ def encode_ascii_json(value: object) -> bytes:
 
 # Fields with the thinking before a call. Providers (DeepSeek, Kimi, vLLM, OpenRouter, LiteLLM, Gemini) want
 # them back in the assistant message that made the call. They may hold signatures, so they stay unchanged.
-REASONING: Final = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks", "extra_content")
-# A field of `REASONING`. Clients join the pieces of this field that have the same index.
-DETAILS: Final = "reasoning_details"
+REASONING_FIELDS: Final = (
+    "reasoning_content",
+    "reasoning",
+    "reasoning_details",
+    "thinking_blocks",
+    "extra_content",
+)
+# A field of `REASONING_FIELDS`. Clients join the pieces of this field that have the same index.
+REASONING_DETAILS: Final = "reasoning_details"
 
 # Matches the end of a sentence or of a heading. If the text before a call ends like this, the text after the
 # call begins a new paragraph.
-_ENDED: Final = re.compile(r"""[.!?:\u2026\u3002\uff01\uff1f\uff1a]["'`*_)\]\u201d\u00bb]{0,8}\Z""")
-BREAK: Final = "\n\n"
+_SENTENCE_END: Final = re.compile(r"""[.!?:\u2026\u3002\uff01\uff1f\uff1a]["'`*_)\]\u201d\u00bb]{0,8}\Z""")
+PARAGRAPH_BREAK: Final = "\n\n"
 
 
 @dataclass(slots=True)
@@ -168,7 +174,7 @@ class AnswerContent:
     @property
     def reasoning_indices(self) -> int:
         """The number of indices that the answer's reasoning details use: the highest index plus one."""
-        return 1 + max((_get_index(each) for each in self.reasoning.get(DETAILS) or ()), default=-1)
+        return 1 + max((_get_index(each) for each in self.reasoning.get(REASONING_DETAILS) or ()), default=-1)
 
     def add_delta(self, delta: Mapping[str, Any]) -> None:
         """Adds the content and the thinking of one `delta` of a stream, or of a whole message."""
@@ -177,7 +183,7 @@ class AnswerContent:
             self.texts.append(content)
         elif isinstance(content, list):
             self.parts += content
-        for key in REASONING:
+        for key in REASONING_FIELDS:
             value = delta.get(key)
             if value not in (None, "", [], {}):
                 self._add_reasoning(key, value)
@@ -209,7 +215,7 @@ class AnswerContent:
         }
 
 
-def _build_returned_call(call: PartialToolCall, number: int) -> JsonObject:
+def _build_returned_call(call: PartialToolCall, index: int) -> JsonObject:
     """Builds a call in the form in which its provider accepts it in a request.
 
     Arguments that are not a JSON object are replaced by an empty object, because servers that put arguments
@@ -217,11 +223,11 @@ def _build_returned_call(call: PartialToolCall, number: int) -> JsonObject:
 
     Args:
         call: The call as the model made it.
-        number: The call's position in its message. A call without an id gets an id with this number.
+        index: The call's position in its message. A call without an id gets an id with this number.
     """
     fields, function = call.fields, get_function(call.fields)
     arguments = call.arguments if is_json_object(call.arguments) else "{}"
-    identity = {"id": call.id or f"call_{number}", "type": "function"}
+    identity = {"id": call.id or f"call_{index}", "type": "function"}
     return {**fields, **identity, "function": {**function, "arguments": arguments}}
 
 
@@ -255,11 +261,11 @@ def _get_index(piece: object) -> int:
     return index if type(index) is int else -1
 
 
-def shift_indices(pieces: object, taken: int) -> None:
-    """Adds `taken`, the number of indices that earlier answers use, to the index of each piece."""
+def shift_indices(pieces: object, offset: int) -> None:
+    """Adds `offset`, the number of indices that earlier answers use, to the index of each piece."""
     for piece in pieces if isinstance(pieces, list) else ():
         if _get_index(piece) >= 0:
-            piece["index"] += taken
+            piece["index"] += offset
 
 
 def choose_separator(before: str, after: str) -> str:
@@ -270,14 +276,14 @@ def choose_separator(before: str, after: str) -> str:
     empty.
     """
     is_joined = not before or not after or after[0].isspace()
-    return "" if is_joined or not _ENDED.search(before) else BREAK
+    return "" if is_joined or not _SENTENCE_END.search(before) else PARAGRAPH_BREAK
 
 
-def add_usage(before: Mapping[str, Any], now: Mapping[str, Any]) -> JsonObject:
-    """Returns the sum of two `usage` objects, number by number. Other values come from the object `now`."""
-    total = dict(now)
-    for key, value in before.items():
-        other = now.get(key)
+def add_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> JsonObject:
+    """Returns the sum of two `usage` objects, number by number. Other values come from the object `later`."""
+    total = dict(later)
+    for key, value in earlier.items():
+        other = later.get(key)
         if isinstance(value, dict):
             total[key] = add_usage(value, other if isinstance(other, dict) else {})
         elif _is_number(value):

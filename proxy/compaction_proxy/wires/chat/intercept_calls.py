@@ -16,10 +16,12 @@ JsonObject = dict[str, Any]
 TOOL_CALLS: Final = "tool_calls"
 STOP: Final = "stop"
 # The proxy answers no calls of an answer with one of these finish reasons, because arguments may be cut off.
-CUT_OFF: Final = frozenset({"length", "content_filter"})
+CUT_OFF_REASONS: Final = frozenset({"length", "content_filter"})
 
 # The text fields whose value arrives in pieces that must be joined.
-_PIECEWISE: Final = frozenset({"arguments", "input", "text", "summary", "data", "thinking", "signature"})
+_STREAMED_FIELDS: Final = frozenset(
+    {"arguments", "input", "text", "summary", "data", "thinking", "signature"}
+)
 
 
 @dataclass(slots=True)
@@ -83,19 +85,19 @@ class ToolCallFilter:
         name: The name of the proxy's tool.
     """
 
-    __slots__ = ("_all", "_any_mine", "_latest", "_name", "others")
+    __slots__ = ("_calls", "_has_own_calls", "_latest_by_index", "_name", "client_call_count")
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._all: list[PartialToolCall] = []
-        self._latest: dict[int | None, PartialToolCall] = {}  # by index
-        self._any_mine = False
-        self.others = 0
+        self._calls: list[PartialToolCall] = []
+        self._latest_by_index: dict[int | None, PartialToolCall] = {}  # by index
+        self._has_own_calls = False
+        self.client_call_count = 0
 
     @property
     def own_calls(self) -> list[PartialToolCall]:
         """The calls of the proxy's tool, in order."""
-        return [call for call in self._all if call.is_ours]
+        return [call for call in self._calls if call.is_ours]
 
     def filter_pieces(self, pieces: list[Any]) -> list[Any]:
         """Returns the pieces for the client. They equal the given pieces until the proxy's tool is called.
@@ -106,7 +108,7 @@ class ToolCallFilter:
 
     def release_unnamed(self) -> list[Any]:
         """Returns, for the client, the calls without a complete name. To be called when the answer ends."""
-        return [self._show_call(call) for call in self._all if call.is_ours is None]
+        return [self._show_call(call) for call in self._calls if call.is_ours is None]
 
     def _filter_piece(self, piece: Any) -> Iterable[Any]:
         if not isinstance(piece, dict):
@@ -116,7 +118,7 @@ class ToolCallFilter:
         merge_piece(call.fields, piece)
         if was_ours is None:
             call.is_ours = self._is_ours(call)
-            self._any_mine = self._any_mine or bool(call.is_ours)
+            self._has_own_calls = self._has_own_calls or bool(call.is_ours)
         if call.is_ours is not False:
             return ()
         if was_ours is None:
@@ -131,11 +133,11 @@ class ToolCallFilter:
         """
         raw_index = piece.get("index")
         index = raw_index if type(raw_index) is int else None
-        latest = self._latest.get(index)
+        latest = self._latest_by_index.get(index)
         if latest is not None and not self._is_new_call(piece, latest):
             return latest
-        call = self._latest[index] = PartialToolCall(index=index)
-        self._all.append(call)
+        call = self._latest_by_index[index] = PartialToolCall(index=index)
+        self._calls.append(call)
         return call
 
     @staticmethod
@@ -167,14 +169,14 @@ class ToolCallFilter:
 
     def _show_call(self, call: PartialToolCall) -> JsonObject:
         call.is_ours = False
-        call.client_index = self.others
-        self.others += 1
+        call.client_index = self.client_call_count
+        self.client_call_count += 1
         index = {} if call.index is None else {"index": call.index}
         return self._renumber_piece(call, {**index, **call.fields})
 
     def _renumber_piece(self, call: PartialToolCall, piece: JsonObject) -> JsonObject:
         """Returns the piece with an index that leaves no gap where calls of the proxy's tool were removed."""
-        is_moved = call.index is not None and self._any_mine
+        is_moved = call.index is not None and self._has_own_calls
         return {**piece, "index": call.client_index} if is_moved else piece
 
 
@@ -186,7 +188,7 @@ def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
             continue
         if isinstance(previous, dict) and isinstance(value, dict):
             merge_piece(previous, value)
-        elif isinstance(previous, str) and isinstance(value, str) and key in _PIECEWISE:
+        elif isinstance(previous, str) and isinstance(value, str) and key in _STREAMED_FIELDS:
             fields[key] = previous + value
         elif key == "name" and isinstance(previous, str) and isinstance(value, str):
             fields[key] = previous if value == previous else previous + value  # some repeat the whole name

@@ -11,7 +11,7 @@ from compaction_proxy.wires.chat.continuation import (
     encode_ascii_json,
 )
 from compaction_proxy.wires.chat.intercept_calls import (
-    CUT_OFF,
+    CUT_OFF_REASONS,
     STOP,
     TOOL_CALLS,
     JsonObject,
@@ -21,7 +21,7 @@ from compaction_proxy.wires.chat.intercept_calls import (
 from compaction_proxy.wires.chat.intercept_stream import ENVELOPE
 from compaction_proxy.wires.json import large
 
-_CALLING: Final = b'"tool_calls"'
+_CALL_MARKER: Final = b'"tool_calls"'
 
 
 class ChatAnswerJoiner:
@@ -33,11 +33,11 @@ class ChatAnswerJoiner:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._first = True
+        self._is_first_answer = True
         self._envelope: JsonObject = {}
-        self._text = ""
-        self._odds: list[Any] = []
-        self._spent: JsonObject = {}
+        self._previous_text = ""
+        self._previous_logprobs: list[Any] = []
+        self._previous_usage: JsonObject = {}
         self._message: JsonObject = {}
         self._calls = ToolCallFilter(name)
 
@@ -52,7 +52,7 @@ class ChatAnswerJoiner:
             may_answer_calls: Whether the proxy may answer calls of its tool in this answer. If False, this is
                 the last answer, and these calls are removed from it.
         """
-        if self._first and _CALLING not in body:
+        if self._is_first_answer and _CALL_MARKER not in body:
             return body
         payload = _decode_object(body)
         choice, message = _get_choice(payload)
@@ -60,10 +60,10 @@ class ChatAnswerJoiner:
         pieces = message.get(TOOL_CALLS)
         shown = self._calls.filter_pieces(pieces if isinstance(pieces, list) else [])
         shown += self._calls.release_unnamed()
-        if self._first and not self._calls.own_calls:
+        if self._is_first_answer and not self._calls.own_calls:
             return body
         reason = choice.get("finish_reason")
-        if may_answer_calls and not shown and self._calls.own_calls and reason not in CUT_OFF:
+        if may_answer_calls and not shown and self._calls.own_calls and reason not in CUT_OFF_REASONS:
             self._record_answer(payload, choice, message)
             return None
         if self._calls.own_calls:
@@ -85,25 +85,25 @@ class ChatAnswerJoiner:
         content = AnswerContent()
         content.add_delta(message)
         self._message = content.build_message(self._calls.own_calls)
-        self._text += choose_separator(self._text, content.text) + content.text
-        self._odds += _get_logprobs(choice)
-        self._spent = add_usage(self._spent, _get_usage(payload))
-        if self._first:
+        self._previous_text += choose_separator(self._previous_text, content.text) + content.text
+        self._previous_logprobs += _get_logprobs(choice)
+        self._previous_usage = add_usage(self._previous_usage, _get_usage(payload))
+        if self._is_first_answer:
             self._envelope = {key: payload[key] for key in ENVELOPE if key in payload}
-        self._first = False
+        self._is_first_answer = False
 
     def _build_last_answer(self, payload: JsonObject, choice: JsonObject, message: JsonObject) -> bytes:
         payload.update(self._envelope)
         content = message.get("content")
-        if isinstance(content, list) and self._text:
-            message["content"] = [{"type": "text", "text": self._text}, *content]
-        elif self._text:
+        if isinstance(content, list) and self._previous_text:
+            message["content"] = [{"type": "text", "text": self._previous_text}, *content]
+        elif self._previous_text:
             text = content if isinstance(content, str) else ""
-            message["content"] = self._text + choose_separator(self._text, text) + text
-        if self._odds and _get_logprobs(choice):
-            choice["logprobs"]["content"] = [*self._odds, *_get_logprobs(choice)]
+            message["content"] = self._previous_text + choose_separator(self._previous_text, text) + text
+        if self._previous_logprobs and _get_logprobs(choice):
+            choice["logprobs"]["content"] = [*self._previous_logprobs, *_get_logprobs(choice)]
         if _get_usage(payload):
-            payload["usage"] = add_usage(self._spent, _get_usage(payload))
+            payload["usage"] = add_usage(self._previous_usage, _get_usage(payload))
         return encode_ascii_json(payload)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from compaction_proxy.wires.chat.continuation import (
-    DETAILS,
+    REASONING_DETAILS,
     AnswerContent,
     add_usage,
     choose_separator,
@@ -20,7 +20,7 @@ from compaction_proxy.wires.chat.continuation import (
     shift_indices,
 )
 from compaction_proxy.wires.chat.intercept_calls import (
-    CUT_OFF,
+    CUT_OFF_REASONS,
     STOP,
     TOOL_CALLS,
     JsonObject,
@@ -28,16 +28,16 @@ from compaction_proxy.wires.chat.intercept_calls import (
     ToolCallFilter,
 )
 from compaction_proxy.wires.json.slices import DECODER
-from compaction_proxy.wires.sse import DONE, EventSplitter, read_data, replace_data
+from compaction_proxy.wires.sse import DONE_DATA, EventSplitter, read_data, replace_data
 
 # If an answer has more bytes, its events are no longer kept, and the proxy cannot continue it.
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 # Events are compressed when they exceed this many bytes together. It takes a third of a millisecond.
 BLOCK_BYTES: Final = 64 * 1024
 # The fastest level of compression.
-_QUICKLY: Final = 1
+_FAST_LEVEL: Final = 1
 # Separates the events of a block. JSON cannot contain this byte, so no event that can be parsed contains it.
-_BETWEEN: Final = b"\0"
+_EVENT_SEPARATOR: Final = b"\0"
 
 
 class EventBuffer:
@@ -47,47 +47,50 @@ class EventBuffer:
         size: The number of bytes of all events that were added, before compression.
     """
 
-    __slots__ = ("_blocks", "_late", "_late_bytes", "size")
+    __slots__ = ("_blocks", "_unpacked_bytes", "_unpacked_events", "size_bytes")
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
-        self._late: list[bytes] = []
-        self._late_bytes = 0
-        self.size = 0
+        self._unpacked_events: list[bytes] = []
+        self._unpacked_bytes = 0
+        self.size_bytes = 0
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the buffer still holds all events that were added."""
-        return self.size <= MAX_KEPT_BYTES
+        return self.size_bytes <= MAX_KEPT_BYTES
 
     def add(self, event: bytes) -> None:
         """Adds an event."""
-        self.size += len(event)
-        self._late.append(event)
-        self._late_bytes += len(event)
-        if self._late_bytes > BLOCK_BYTES:
+        self.size_bytes += len(event)
+        self._unpacked_events.append(event)
+        self._unpacked_bytes += len(event)
+        if self._unpacked_bytes > BLOCK_BYTES:
             self._pack_block()
 
     def _pack_block(self) -> None:
-        if self.is_whole:
-            self._blocks.append(zlib.compress(_BETWEEN.join(self._late), _QUICKLY))
+        if self.is_complete:
+            self._blocks.append(zlib.compress(_EVENT_SEPARATOR.join(self._unpacked_events), _FAST_LEVEL))
         else:
             self._blocks.clear()
-        self._late.clear()
-        self._late_bytes = 0
+        self._unpacked_events.clear()
+        self._unpacked_bytes = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields all events, if `is_whole`. An event that contains `_BETWEEN` may come in pieces."""
+        """Yields all events, if `is_complete`.
+
+        An event that contains `_EVENT_SEPARATOR` may come in pieces.
+        """
         for block in self._blocks:
-            yield from zlib.decompress(block).split(_BETWEEN)
-        yield from self._late
+            yield from zlib.decompress(block).split(_EVENT_SEPARATOR)
+        yield from self._unpacked_events
 
 
 # Members of an event that identify its answer.
 ENVELOPE: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
 # Matches events that must be parsed because they hold calls, a finish reason or usage. The end marker of the
 # stream is not in this pattern: without the marker all alternatives begin alike, which is five times as fast.
-_TELLING: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usage"\s*:\s*\{)')
+_EVENT_PATTERN: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usage"\s*:\s*\{)')
 
 
 class ChatStreamJoiner:
@@ -102,33 +105,35 @@ class ChatStreamJoiner:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._first = True
-        self._hidden = True  # whether the proxy may answer calls of its tool; if False, they are left out
+        self._is_first_answer = True
+        self._may_answer_calls = (
+            True  # whether the proxy may answer calls of its tool; if False, they are left out
+        )
         self._envelope: JsonObject = {}
-        self._role_told = False
-        self._text = ""  # text of the answer before, until the separator after it is chosen
-        self._thoughts = 0  # number of reasoning indices that earlier answers have used
-        self._spent: JsonObject = {}
+        self._has_sent_role = False
+        self._previous_text = ""  # text of the answer before, until the separator after it is chosen
+        self._reasoning_offset = 0  # number of reasoning indices that earlier answers have used
+        self._previous_usage: JsonObject = {}
         self._reset_answer()
 
     def _reset_answer(self) -> None:
         self._events = EventSplitter()
         self._calls = ToolCallFilter(self._name)
-        self._kept = EventBuffer()
-        self._used: JsonObject = {}
-        self._ended = False  # the provider has given a finish reason
-        self._going = False
-        self.done = False
+        self._buffered_events = EventBuffer()
+        self._usage: JsonObject = {}
+        self._has_finish_reason = False  # the provider has given a finish reason
+        self._is_continuing = False
+        self.is_done = False
 
     @property
     def buffered_bytes(self) -> int:
         """The number of bytes of the current answer that `start_next_answer` will read again."""
-        return self._kept.size
+        return self._buffered_events.size_bytes
 
     @property
     def calls(self) -> tuple[PartialToolCall, ...]:
         """The calls that the proxy must answer before the answer continues; empty if it does not continue."""
-        return tuple(self._calls.own_calls) if self._going else ()
+        return tuple(self._calls.own_calls) if self._is_continuing else ()
 
     def feed(self, chunk: bytes) -> bytes:
         """Returns the bytes to send to the client when this chunk arrives."""
@@ -147,18 +152,18 @@ class ChatStreamJoiner:
                 False, that is the last answer, and these calls are removed from it.
         """
         content = AnswerContent()
-        for event in self._kept:
+        for event in self._buffered_events:
             payload = _decode_object(read_data(event))
             delta = _get_delta(_get_choice(payload))
             content.add_delta(delta)
-            self._role_told = self._role_told or "role" in delta
-            if self._first and not self._envelope and _get_choice(payload):
+            self._has_sent_role = self._has_sent_role or "role" in delta
+            if self._is_first_answer and not self._envelope and _get_choice(payload):
                 self._envelope = {key: payload[key] for key in ENVELOPE if key in payload}
         message = content.build_message(self._calls.own_calls)
-        self._text = content.text or self._text
-        self._thoughts += content.reasoning_indices
-        self._spent = add_usage(self._spent, self._used)
-        self._first, self._hidden = False, may_answer_calls
+        self._previous_text = content.text or self._previous_text
+        self._reasoning_offset += content.reasoning_indices
+        self._previous_usage = add_usage(self._previous_usage, self._usage)
+        self._is_first_answer, self._may_answer_calls = False, may_answer_calls
         self._reset_answer()
         return message
 
@@ -167,46 +172,56 @@ class ChatStreamJoiner:
         return b"data: %b\n\n" % body
 
     def _filter_event(self, event: bytes) -> bytes:
-        if self._first and not self._going and DONE not in event and not _TELLING.search(event):
-            self._kept.add(event)
+        if (
+            self._is_first_answer
+            and not self._is_continuing
+            and DONE_DATA not in event
+            and not _EVENT_PATTERN.search(event)
+        ):
+            self._buffered_events.add(event)
             return event
         data = read_data(event)
         if not data:
             return event  # only a comment, which keeps the connection alive
-        if data == DONE:
+        if data == DONE_DATA:
             return self._receive_done(event)
         payload = _decode_object(data)
         if payload.get("error"):
-            self._going = False
+            self._is_continuing = False
             return event
         return self._filter_payload(event, payload)
 
     def _receive_done(self, event: bytes) -> bytes:
-        self.done = True
-        self._going = self._going or (not self._ended and self._may_continue(""))
-        return b"" if self._going else event
+        self.is_done = True
+        self._is_continuing = self._is_continuing or (not self._has_finish_reason and self._may_continue(""))
+        return b"" if self._is_continuing else event
 
     def _may_continue(self, reason: str) -> bool:
         """Returns whether the proxy answers its calls and continues an answer with this finish reason."""
-        only_own_calls = bool(self._calls.own_calls) and not self._calls.others
-        return self._hidden and self._kept.is_whole and only_own_calls and reason not in CUT_OFF
+        only_own_calls = bool(self._calls.own_calls) and not self._calls.client_call_count
+        return (
+            self._may_answer_calls
+            and self._buffered_events.is_complete
+            and only_own_calls
+            and reason not in CUT_OFF_REASONS
+        )
 
     def _filter_payload(self, event: bytes, payload: JsonObject) -> bytes:
         usage_holders = _find_usage_holders(payload)
         for holder in usage_holders:
-            self._used = holder["usage"]
+            self._usage = holder["usage"]
         choice = _get_choice(payload)
-        if self._going:
+        if self._is_continuing:
             return b""
         if not payload:
             return event
-        self._kept.add(event)
+        self._buffered_events.add(event)
         changed = bool(choice) and self._filter_choice(choice)
-        if self._going:
+        if self._is_continuing:
             usage_holders = _clear_usage(usage_holders)
-        if self._first and not changed:
+        if self._is_first_answer and not changed:
             return event
-        if not self._first:
+        if not self._is_first_answer:
             self._join_payload(payload, choice, usage_holders)
         return (
             replace_data(event, encode_ascii_json(payload))
@@ -242,14 +257,14 @@ class ChatStreamJoiner:
         """
         if not isinstance(reason, str) or not reason:
             return False
-        self._ended = True
+        self._has_finish_reason = True
         if not self._calls.own_calls:
             return False
         if self._may_continue(reason):
-            self._going = True
+            self._is_continuing = True
             choice["finish_reason"] = None
             return True
-        if self._calls.others or reason != TOOL_CALLS:
+        if self._calls.client_call_count or reason != TOOL_CALLS:
             return False
         choice["finish_reason"] = STOP  # the client has nothing left to call
         return True
@@ -258,15 +273,15 @@ class ChatStreamJoiner:
         """Changes an event of a later answer so that, for the client, it continues the first answer."""
         payload.update(self._envelope)
         for holder in usage_holders:
-            holder["usage"] = add_usage(self._spent, holder["usage"])
+            holder["usage"] = add_usage(self._previous_usage, holder["usage"])
         delta = _get_delta(choice)
-        if self._role_told:
+        if self._has_sent_role:
             delta.pop("role", None)
-        shift_indices(delta.get(DETAILS), self._thoughts)
+        shift_indices(delta.get(REASONING_DETAILS), self._reasoning_offset)
         content = delta.get("content")
-        if isinstance(content, str) and content and self._text:
-            delta["content"] = choose_separator(self._text, content) + content
-            self._text = ""
+        if isinstance(content, str) and content and self._previous_text:
+            delta["content"] = choose_separator(self._previous_text, content) + content
+            self._previous_text = ""
 
 
 def _decode_object(data: bytes) -> JsonObject:

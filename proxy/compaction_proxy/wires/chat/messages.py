@@ -10,25 +10,25 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.media import estimate_audio_tokens, estimate_file_tokens, estimate_image_url_tokens
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.core.render import build_excerpt
-from compaction_proxy.wires.chat.continuation import REASONING
+from compaction_proxy.wires.chat.continuation import REASONING_FIELDS
 from compaction_proxy.wires.json import large
-from compaction_proxy.wires.json.shorten import TextCutter, cut_arguments, cut_if_long, encode_json
+from compaction_proxy.wires.json.shorten import TextCutter, cut_arguments, cut_long_argument, encode_json
 from compaction_proxy.wires.payload_digest import hash_address, hash_part, hash_text
 from compaction_proxy.wires.wire import UncountedMessage
 
 # A message with more parts is not parsed, because no model could read it.
 MAX_PARTS = 10_000
 # Messages with these roles make no tool calls, whatever fields they have.
-_CALL_NOTHING = frozenset({"system", "developer", "user", "tool", "function"})
+_ROLES_WITHOUT_CALLS = frozenset({"system", "developer", "user", "tool", "function"})
 # Content parts that hold a model's thinking. They are not part of the answer.
-_THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+_THINKING_KINDS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 # Fields with data that a provider has signed or encrypted: in a message (OpenRouter, LiteLLM, Copilot,
 # Gemini), or in one of its calls (Gemini).
-_SIGNING = frozenset(
+_SIGNED_FIELDS = frozenset(
     {"reasoning_details", "thinking_blocks", "reasoning_opaque", "reasoning_signature", "extra_content"}
 )
 # Fields that hold tool calls.
-_CALLING = frozenset({"tool_calls", "function_call"})
+_CALL_FIELDS = frozenset({"tool_calls", "function_call"})
 
 
 def decode_fields(raw: bytes) -> dict[str, Any]:
@@ -68,7 +68,9 @@ def build_record(raw: bytes, fields: Mapping[str, Any]) -> Message:
 def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
     role = _as_string(fields.get("role"))
     text, parts = _read_content(fields.get("content"))
-    calls = () if role in _CALL_NOTHING or _CALLING.isdisjoint(fields) else tuple(_iter_calls(fields))
+    calls = (
+        () if role in _ROLES_WITHOUT_CALLS or _CALL_FIELDS.isdisjoint(fields) else tuple(_iter_calls(fields))
+    )
     answers = (_as_string(fields.get("tool_call_id")),) if role in {"tool", "function"} else ()
     audio = fields.get("audio")
     if audio and isinstance(audio, Mapping) and audio.get("id"):
@@ -80,9 +82,9 @@ def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
         refusal=_as_string(fields.get("refusal")),
         name=_as_string(fields.get("name")),
         calls=calls,
-        answers=answers,
+        answered_call_ids=answers,
         raw=raw,
-        signed=bool(calls) and _has_signature(fields),
+        has_signed_reasoning=bool(calls) and _has_signature(fields),
     )
 
 
@@ -92,13 +94,13 @@ def _has_signature(fields: Mapping[str, Any]) -> bool:
     calls = [each for each in tool_calls if isinstance(each, dict)] if isinstance(tool_calls, list) else []
     thoughts = isinstance(content, list) and any(map(_is_thought, content))
     return thoughts or any(
-        each.get(name) for each in (fields, *calls) for name in _SIGNING.intersection(each)
+        each.get(name) for each in (fields, *calls) for name in _SIGNED_FIELDS.intersection(each)
     )
 
 
 def _is_thought(part: Any) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    return isinstance(kind, str) and kind in _THOUGHTS
+    return isinstance(kind, str) and kind in _THINKING_KINDS
 
 
 def _as_string(value: object) -> str:
@@ -122,11 +124,11 @@ def _iter_call_contents(fields: Mapping[str, Any]) -> Iterator[tuple[Any, dict[s
         yield "", legacy
 
 
-def _build_call(call_id: str, made: Mapping[str, Any]) -> MessageToolCall:
-    arguments = made.get("arguments", made.get("input", ""))
+def _build_call(call_id: str, content: Mapping[str, Any]) -> MessageToolCall:
+    arguments = content.get("arguments", content.get("input", ""))
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return MessageToolCall(call_id, _as_string(made.get("name")), arguments)
+    return MessageToolCall(call_id, _as_string(content.get("name")), arguments)
 
 
 def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...]]:
@@ -167,8 +169,8 @@ def encode_message(record: Message) -> bytes:
     fields: dict[str, Any] = {"role": record.role}
     if record.role == "function":
         fields["name"] = record.name
-    elif record.answers:
-        fields["tool_call_id"] = record.answers[0]
+    elif record.answered_call_ids:
+        fields["tool_call_id"] = record.answered_call_ids[0]
     fields["content"] = record.text
     return encode_json(fields)
 
@@ -199,12 +201,12 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
     because the provider verifies them together. From a message without calls, thinking and its signature are
     removed. If the result would not be shorter, the same message is returned.
     """
-    if record.signed:
+    if record.has_signed_reasoning:
         return record
     raw = record.raw or encode_message(record)
     fields = decode_fields(raw)
     fields = fields if record.calls else _drop_thoughts(fields)
-    _shorten_fields(fields, partial(build_excerpt, share=share, handle=handle), handle)
+    _shorten_fields(fields, partial(build_excerpt, share=share, source_name=handle), handle)
     try:
         shortened = encode_json(fields)
     except (ValueError, RecursionError):
@@ -223,12 +225,14 @@ def _shorten_fields(fields: dict[str, Any], cut: TextCutter, handle: str) -> Non
         if isinstance(content.get("arguments"), str):
             content["arguments"] = cut_arguments(content["arguments"], cut)
         if isinstance(content.get("input"), str):
-            content["input"] = cut_if_long(content["input"], cut)
+            content["input"] = cut_long_argument(content["input"], cut)
 
 
 def _drop_thoughts(fields: dict[str, Any]) -> dict[str, Any]:
     remaining = {
-        name: value for name, value in fields.items() if name not in _SIGNING and name not in REASONING
+        name: value
+        for name, value in fields.items()
+        if name not in _SIGNED_FIELDS and name not in REASONING_FIELDS
     }
     if isinstance(remaining.get("content"), list):
         remaining["content"] = [each for each in remaining["content"] if not _is_thought(each)]
@@ -265,7 +269,7 @@ def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
     )
 
 
-def estimate_part_tokens(raw: bytes, model: str) -> int:
+def estimate_nontext_tokens(raw: bytes, model: str) -> int:
     """Estimates the tokens of all parts of a message that are not text. The estimate is not calibrated."""
     try:
         return _sum_part_tokens(decode_fields(raw), model)

@@ -27,14 +27,14 @@ REASONING_ALLOWANCE_TOKENS = 2_000
 # reasoning effort, because the prompt cache depends on it.
 CLIENT_EFFORT_ALLOWANCE_TOKENS = 8_000
 # The reasoning efforts to try, lowest first. No model accepts both of the first two.
-EFFORTS = ("minimal", "none", "low")
+REASONING_EFFORTS = ("minimal", "none", "low")
 # Added after tool results at the end of a conversation, because the user message with the prompt may not
 # directly follow tool results.
 ACKNOWLEDGEMENT = Message(role="assistant", text="Understood.")
 
 # Members of a client's request that concern only the answer to it. A summary call that continues the client's
 # conversation must not have them.
-_OF_THE_ANSWER = frozenset(
+_ANSWER_MEMBERS = frozenset(
     {"stream", "stream_options", "n", "stop", "response_format", "max_tokens", "max_completion_tokens"}
     | {"logprobs", "top_logprobs", "logit_bias", "audio", "modalities", "prediction", "metadata", "store"}
     | {"tool_choice", "function_call", "temperature", "top_p", "frequency_penalty", "presence_penalty"}
@@ -84,7 +84,7 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
     if not reasoning and call.temperature is not None:
         fields["temperature"] = call.temperature
     if reasoning and call.conversation is None:
-        efforts = [each for each in EFFORTS if f"reasoning_effort={each}" not in refused]
+        efforts = [each for each in REASONING_EFFORTS if f"reasoning_effort={each}" not in refused]
         fields |= {"reasoning_effort": efforts[0]} if efforts else {}
     if call.cache_key:
         fields["prompt_cache_key"] = call.cache_key
@@ -117,12 +117,12 @@ def _continue_conversation(
     The members that concern the answer to the client are replaced by the call's own members.
     """
     messages = conversation.messages
-    acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answers else ()
+    acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answered_call_ids else ()
     all_messages = (*messages, *acknowledgements, Message(role="user", text=prompt))
     fields = {
         name: value
         for name, value in _read_client_members(conversation).items()
-        if name not in _OF_THE_ANSWER and name not in own_members
+        if name not in _ANSWER_MEMBERS and name not in own_members
     }
     fields["messages"] = b"[" + b",".join(each.raw or encode_message(each) for each in all_messages) + b"]"
     fields |= {name: json.dumps(value).encode() for name, value in own_members.items()}
@@ -130,7 +130,7 @@ def _continue_conversation(
 
 
 def _read_client_members(conversation: ContinuedConversation) -> dict[str, bytes]:
-    raw = conversation.raw
+    raw = conversation.raw_body
     return {name: raw[place.start : place.stop] for name, place in find_members(raw).items()}
 
 

@@ -21,10 +21,10 @@ LONG_BYTES = 128 * 1024
 # could read it.
 MAX_STRUCTURAL = 60_000
 # How many levels of containers are searched for long strings: content, part, the part's value, its text.
-_DEPTH = 4
+_MAX_DEPTH = 4
 # Containers with more items are decoded in one call, because their many items take the time, not long
 # strings.
-_MANY = 10_000
+_MAX_ITEMS = 10_000
 
 
 def decode_value(raw: bytes) -> Any:
@@ -36,7 +36,7 @@ def decode_value(raw: bytes) -> Any:
     """
     if len(raw) > LONG_BYTES and has_excess_structure(raw, MAX_STRUCTURAL):
         raise UnreadableBodyError("too-many")
-    return _decode_at_depth(raw, _DEPTH)
+    return _decode_at_depth(raw, _MAX_DEPTH)
 
 
 def _decode_at_depth(raw: bytes, depth: int) -> Any:
@@ -72,7 +72,7 @@ def _split_container(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
             values = list(split_elements(raw))
     except (UnreadableBodyError, RecursionError):
         return None
-    return values if 0 < len(values) <= _MANY else None
+    return values if 0 < len(values) <= _MAX_ITEMS else None
 
 
 def decode_plain(raw: bytes) -> Any:

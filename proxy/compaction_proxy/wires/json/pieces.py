@@ -10,22 +10,22 @@ from collections.abc import Iterator
 # The size of a piece: in bytes for JSON, in characters (whole groups of four) for base64.
 PIECE_BYTES = 64 * 1024
 # With one escape in this many bytes, a decoder takes twice as long. A numeric escape, such as `\u00e9`,
-# counts as many escapes as `NUMERIC` says.
-DENSE_BYTES = 5
-NUMERIC = 8
+# counts as many escapes as `NUMERIC_ESCAPE_WEIGHT` says.
+BYTES_PER_ESCAPE = 5
+NUMERIC_ESCAPE_WEIGHT = 8
 # The length of the longest escape, a pair of surrogates, in bytes.
 _ESCAPE_BYTES = 12
 _LOW_SURROGATE = re.compile(rb"\\u[dD][c-fC-F]..", re.DOTALL)
-_CONTINUES, _CONTINUATION = 0xC0, 0x80
+_CONTINUATION_MASK, _CONTINUATION = 0xC0, 0x80
 # Masking replaces a backslash by a hash sign. Outside a string, both are invalid, so invalid JSON stays
 # invalid.
-_HASH = bytes.maketrans(b"\\", b"#")
-_AS_ZERO = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
+_BACKSLASH_TO_HASH = bytes.maketrans(b"\\", b"#")
+_HEX_DIGIT_TO_ZERO = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 _HEXADECIMAL = rb"\u0000"
 # Structural characters (RFC 8259 §2) except closing brackets. Each of them begins a value or follows a value,
 # so JSON has about as many values as such characters.
 _STRUCTURAL = (b",", b":", b"[", b"{")
-_LETTERS = (rb"\n", rb"\t", rb"\r", rb"\/", rb"\b", rb"\f")
+_LETTER_ESCAPES = (rb"\n", rb"\t", rb"\r", rb"\/", rb"\b", rb"\f")
 
 
 def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -52,7 +52,7 @@ def _find_cut(raw: bytes, start: int, stop: int) -> int:
         pair = _LOW_SURROGATE.match(raw, last)
         return pair.end() if pair else last
     for back in range(stop, stop - 4, -1):
-        if raw[back] & _CONTINUES != _CONTINUATION:
+        if raw[back] & _CONTINUATION_MASK != _CONTINUATION:
             return back
     return stop
 
@@ -77,10 +77,10 @@ def mask_escapes(raw: bytes, *, mask_all: bool = False) -> bytes | bytearray:
 
 
 def _has_many_escapes(raw: bytes, start: int, stop: int, escapes: int) -> bool:
-    enough = (stop - start) // DENSE_BYTES
-    if escapes * NUMERIC <= enough:
+    enough = (stop - start) // BYTES_PER_ESCAPE
+    if escapes * NUMERIC_ESCAPE_WEIGHT <= enough:
         return False
-    return escapes > enough or escapes + raw.count(rb"\u", start, stop) * (NUMERIC - 1) > enough
+    return escapes > enough or escapes + raw.count(rb"\u", start, stop) * (NUMERIC_ESCAPE_WEIGHT - 1) > enough
 
 
 def _mask_piece(piece: bytes) -> bytes:
@@ -88,19 +88,19 @@ def _mask_piece(piece: bytes) -> bytes:
     piece = piece.replace(rb"\\", b"##").replace(rb"\"", b"##")  # `\\` first: any `\` left begins an escape
     unmatched = piece.count(b"\\")
     if unmatched:
-        unmatched -= piece.translate(_AS_ZERO).count(_HEXADECIMAL)
-    for each in _LETTERS:
+        unmatched -= piece.translate(_HEX_DIGIT_TO_ZERO).count(_HEXADECIMAL)
+    for each in _LETTER_ESCAPES:
         if unmatched:
             unmatched -= piece.count(each)
-    return piece if unmatched else piece.translate(_HASH)
+    return piece if unmatched else piece.translate(_BACKSLASH_TO_HASH)
 
 
-def has_excess_structure(raw: bytes, most: int) -> bool:
-    """Returns whether JSON has more than `most` opening brackets, commas and colons outside its strings.
+def has_excess_structure(raw: bytes, limit: int) -> bool:
+    """Returns whether JSON has more than `limit` opening brackets, commas and colons outside its strings.
 
     For each of them, a decoder takes 5 ns if it skips the value, and 100 ns if it builds an object from it.
     """
-    if sum([_count_structural(raw, start, stop) for start, stop in iter_pieces(raw, 0, len(raw))]) <= most:
+    if sum([_count_structural(raw, start, stop) for start, stop in iter_pieces(raw, 0, len(raw))]) <= limit:
         return False
     smooth = mask_escapes(raw, mask_all=True)
     total = offset = 0
@@ -108,7 +108,7 @@ def has_excess_structure(raw: bytes, most: int) -> bool:
         parts = bytes(smooth[start:stop]).split(b'"')
         outside = b"".join(parts[offset::2])
         total += _count_structural(outside, 0, len(outside))
-        if total > most:
+        if total > limit:
             return True
         offset = (offset + len(parts) - 1) % 2
     return False

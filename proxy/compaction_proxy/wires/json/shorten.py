@@ -27,19 +27,19 @@ def encode_json(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
-def cut_if_long(text: str, cut: TextCutter) -> str:
+def cut_long_argument(text: str, cut: TextCutter) -> str:
     """Returns a text from the arguments of a call, cut if it has at least `LONG_ARGUMENT` characters."""
     return cut(text) if len(text) >= LONG_ARGUMENT else text
 
 
-def cut_inside(value: Any, cut: TextCutter) -> Any:
+def cut_long_texts(value: Any, cut: TextCutter) -> Any:
     """Returns a JSON value in which the long texts are cut. Keys stay the same."""
     if isinstance(value, str):
-        return cut_if_long(value, cut)
+        return cut_long_argument(value, cut)
     if isinstance(value, list):
-        return [cut_inside(each, cut) for each in value]
+        return [cut_long_texts(each, cut) for each in value]
     if isinstance(value, dict):
-        return {key: cut_inside(each, cut) for key, each in value.items()}
+        return {key: cut_long_texts(each, cut) for key, each in value.items()}
     return value
 
 
@@ -50,12 +50,12 @@ def cut_arguments(arguments: str, cut: TextCutter) -> str:
     brackets to be parsed, are cut like plain text.
     """
     if has_too_many_brackets(arguments):
-        return cut_if_long(arguments, cut)
+        return cut_long_argument(arguments, cut)
     try:
         value = DECODER.decode(arguments)
     except (ValueError, RecursionError):
-        return cut_if_long(arguments, cut)
+        return cut_long_argument(arguments, cut)
     try:
-        return min(arguments, dump_json(cut_inside(value, cut)), key=len)
+        return min(arguments, dump_json(cut_long_texts(value, cut)), key=len)
     except (ValueError, RecursionError):
         return arguments

@@ -35,8 +35,8 @@ _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 # How many bytes are checked, and how many elements are copied, in one call. A call holds the interpreter lock
 # until it ends.
-_TOGETHER_BYTES = 256 * 1024
-_TOGETHER = 4_096
+_BATCH_BYTES = 256 * 1024
+_BATCH_ELEMENTS = 4_096
 # JSON of at most this many bytes is decoded unmasked. In the worst case, if it is full of escapes, this takes
 # 4 ms.
 SHORT_BYTES = 960 * 1024
@@ -48,8 +48,8 @@ MAX_MEMBERS = 10_000
 # If an array has more bytes than the first number, and on average more than one comma in as many bytes as the
 # second, its elements are checked before it is split. Each element takes 140 bytes of memory, however short
 # it is, and no message is as short as this.
-MAX_UNSEEN_BYTES = 16 * 1024
-SHORTEST_BYTES = 8
+MAX_UNCHECKED_ARRAY_BYTES = 16 * 1024
+MIN_ELEMENT_BYTES = 8
 
 _Container = TypeVar("_Container")
 
@@ -79,7 +79,7 @@ def find_members(raw: bytes) -> dict[str, Slice]:
     if len(raw) > MAX_STRUCTURAL and has_excess_structure(raw, MAX_STRUCTURAL):
         raise UnreadableBodyError("too-many")
     if not raw.isascii():
-        _check_text(raw)  # msgspec does not check strings in values that it leaves raw
+        _check_utf8(raw)  # msgspec does not check strings in values that it leaves raw
     smooth, decoded = _decode_container(_MEMBERS, raw, "not-json")
     if len(decoded) > MAX_MEMBERS:
         raise UnreadableBodyError("too-many")
@@ -97,18 +97,18 @@ def find_members(raw: bytes) -> dict[str, Slice]:
     return members
 
 
-def read_member(raw: bytes, places: Mapping[str, Slice], name: str) -> bytes:
+def read_member(raw: bytes, member_slices: Mapping[str, Slice], name: str) -> bytes:
     """Returns the value of a member; empty if it is absent, null or an empty array."""
-    place = places.get(name)
+    place = member_slices.get(name)
     value = raw[place.start : place.stop] if place else b""
     empty = value == b"null" or (value.startswith(b"[") and skip_space(value, 1) == len(value) - 1)
     return b"" if empty else value
 
 
-def skip_space(raw: bytes, at: int) -> int:
-    """Returns the position of the first byte from `at` on that is not white space."""
-    space = _SPACE.match(raw, at)
-    return space.end() if space else at
+def skip_space(raw: bytes, start: int) -> int:
+    """Returns the position of the first byte from `start` on that is not white space."""
+    space = _SPACE.match(raw, start)
+    return space.end() if space else start
 
 
 def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
@@ -116,24 +116,24 @@ def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
 
     Raises:
         UnreadableBodyError: `no-array`; `too-many` if a long array has very short elements
-            (`SHORTEST_BYTES`).
+            (`MIN_ELEMENT_BYTES`).
         RecursionError: The array is nested too deeply.
     """
     whole = bytes(raw)
-    if len(whole) > MAX_UNSEEN_BYTES and whole.count(b",") * SHORTEST_BYTES > len(whole):
-        _refuse_short(whole)
+    if len(whole) > MAX_UNCHECKED_ARRAY_BYTES and whole.count(b",") * MIN_ELEMENT_BYTES > len(whole):
+        _refuse_short_elements(whole)
     smooth, decoded = _decode_container(_ELEMENTS, whole, "no-array")
     return _copy_elements(decoded) if smooth is whole else _find_elements(whole, decoded)
 
 
-def _refuse_short(raw: bytes) -> None:
-    """Refuses an array whose elements are not objects, or on average are shorter than `SHORTEST_BYTES`.
+def _refuse_short_elements(raw: bytes) -> None:
+    """Refuses an array whose elements are not objects, or on average are shorter than `MIN_ELEMENT_BYTES`.
 
     Raises:
         UnreadableBodyError: `too-many`.
     """
     _, objects = _decode_container(_OBJECTS, raw, "too-many")
-    if len(objects) * SHORTEST_BYTES > len(raw):
+    if len(objects) * MIN_ELEMENT_BYTES > len(raw):
         raise UnreadableBodyError("too-many")
 
 
@@ -177,20 +177,20 @@ def _find_elements(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
 
 
 def _copy_elements(values: list[msgspec.Raw]) -> tuple[bytes, ...]:
-    if len(values) <= _TOGETHER:
+    if len(values) <= _BATCH_ELEMENTS:
         return tuple(map(bytes, values))
     copies: list[bytes] = []
-    for start in range(0, len(values), _TOGETHER):
-        copies += map(bytes, values[start : start + _TOGETHER])
+    for start in range(0, len(values), _BATCH_ELEMENTS):
+        copies += map(bytes, values[start : start + _BATCH_ELEMENTS])
     return tuple(copies)
 
 
-def _check_text(raw: bytes) -> None:
+def _check_utf8(raw: bytes) -> None:
     """Raises `UnreadableBodyError` if the bytes are not UTF-8."""
     decoder = _UTF8()
     try:
-        for start in range(0, len(raw), _TOGETHER_BYTES):
-            decoder.decode(raw[start : start + _TOGETHER_BYTES])
+        for start in range(0, len(raw), _BATCH_BYTES):
+            decoder.decode(raw[start : start + _BATCH_BYTES])
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         raise UnreadableBodyError("not-json") from None

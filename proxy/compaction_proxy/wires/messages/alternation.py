@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.repair import GO_ON
+from compaction_proxy.core.repair import CONTINUE_TEXT
 from compaction_proxy.wires.messages.blocks import (
     RESULT,
     THINKING,
@@ -21,7 +21,7 @@ from compaction_proxy.wires.messages.blocks import (
 )
 from compaction_proxy.wires.messages.messages import encode_message
 from compaction_proxy.wires.messages.thinking import has_thoughts
-from compaction_proxy.wires.project_instructions import join_sources
+from compaction_proxy.wires.project_instructions import rejoin_divided_messages
 
 _ASSISTANT: Final = "assistant"
 _USER: Final = "user"
@@ -30,7 +30,9 @@ _TURNS: Final = frozenset({_ASSISTANT, _USER})
 
 def join_messages(messages: Sequence[Message]) -> bytes:
     """Returns the text between the brackets of the array."""
-    return b",".join([_write_turn(role, run) for role, run in _group_turns(join_sources(messages))])
+    return b",".join(
+        [_write_turn(role, run) for role, run in _group_turns(rejoin_divided_messages(messages))]
+    )
 
 
 def _choose_role(record: Message) -> str:
@@ -59,7 +61,7 @@ def _group_turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[Messag
             run.append(each)
         else:
             if own_role == _ASSISTANT and not role:
-                yield from _end_turn(_USER, [Message(role=_USER, text=GO_ON)], waiting)
+                yield from _end_turn(_USER, [Message(role=_USER, text=CONTINUE_TEXT)], waiting)
             yield from _end_turn(role, run, waiting)
             role, run = own_role, [each]
     yield from _end_turn(role, run, waiting)
@@ -78,7 +80,7 @@ def _end_turn(role: str, run: list[Message], waiting: list[Message]) -> Iterator
 def _write_turn(role: str, run: Sequence[Message]) -> bytes:
     if len(run) == 1:
         return run[0].raw or encode_message(run[0])
-    ordered = sorted(run, key=lambda each: not each.answers)
+    ordered = sorted(run, key=lambda each: not each.answered_call_ids)
     parts = [_get_blocks(each) for each in ordered]
     if role == _ASSISTANT:
         parts = _put_thoughts_first(ordered, parts)

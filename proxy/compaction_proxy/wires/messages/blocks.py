@@ -14,7 +14,7 @@ RESULT: Final = "tool_result"
 CALL: Final = "tool_use"
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 # The member of a block that makes a provider cache the prompt up to this block. Models do not see it.
-MARK: Final = "cache_control"
+CACHE_MARK: Final = "cache_control"
 # The tag around text that Claude Code adds to a user's message.
 _REMINDER: Final = b"system-reminder"
 _OPENING: Final = "<system-reminder>"
@@ -79,9 +79,9 @@ def is_reminder(block: bytes) -> bool:
     return isinstance(value, dict) and is_decoded_reminder(value)
 
 
-def is_decoded_reminder(block: Mapping[str, Any]) -> bool:
+def is_decoded_reminder(fields: Mapping[str, Any]) -> bool:
     """Returns whether a decoded block is a reminder (see `is_reminder`)."""
-    text = block.get("text") if block.get("type") == TEXT else None
+    text = fields.get("text") if fields.get("type") == TEXT else None
     return isinstance(text, str) and text.strip().startswith(_OPENING) and text.strip().endswith(_CLOSING)
 
 
@@ -97,13 +97,13 @@ def is_blank(block: bytes) -> bool:
 _MEMBERS: Final = ("content", "role")
 _USER: Final = b'"user"'
 # A message without these words is one piece, and need not be parsed to find this out.
-_WORTH_A_LOOK: Final = b'"tool_result"', b'"compaction"'
+_SPLIT_MARKERS: Final = b'"tool_result"', b'"compaction"'
 # The kind of a block with a provider's own compaction. The model reads nothing that precedes this block.
 _COMPACTION: Final = "compaction"
 PROVIDER_COMPACTS: Final = "provider-compacts"
 
 
-def to_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
+def group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Divides the elements of `messages` into pieces (see `Wire`). Blocks keep the client's bytes.
 
     A user message with tool results becomes one piece for each result, and one for all other blocks. If all
@@ -114,7 +114,7 @@ def to_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """
     found: list[bytes] = []
     for each in elements:
-        if any(sign in each for sign in _WORTH_A_LOOK):
+        if any(sign in each for sign in _SPLIT_MARKERS):
             found += _split_message(each)
         else:
             found.append(each)

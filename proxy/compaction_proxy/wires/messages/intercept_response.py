@@ -8,18 +8,18 @@ from compaction_proxy.wires.chat.intercept_calls import JsonObject
 from compaction_proxy.wires.json import large
 from compaction_proxy.wires.messages.blocks import CALL
 from compaction_proxy.wires.messages.search_tool import (
-    CALLED,
-    CUT_OFF,
-    ENDED,
-    SearchUse,
+    CUT_OFF_REASONS,
+    END_TURN_REASON,
+    TOOL_USE_REASON,
+    SearchToolCall,
     build_message,
+    encode_input,
     is_call,
-    write_input,
 )
 
 # Members that identify an answer. A joined answer has those of the first answer.
 _ENVELOPE: Final = ("id", "model")
-_CALLING: Final = b'"tool_use"'
+_CALL_MARKER: Final = b'"tool_use"'
 
 
 class MessagesAnswerJoiner:
@@ -34,35 +34,35 @@ class MessagesAnswerJoiner:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._first = True
+        self._is_first_answer = True
         self._envelope: JsonObject = {}
-        self._blocks: list[Any] = []  # blocks of earlier answers that the client gets
-        self._spent: JsonObject = {}
+        self._previous_blocks: list[Any] = []  # blocks of earlier answers that the client gets
+        self._previous_usage: JsonObject = {}
         self._message: JsonObject = {}
-        self.calls: tuple[SearchUse, ...] = ()
+        self.calls: tuple[SearchToolCall, ...] = ()
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
         """Returns the body for the client, or None if the proxy must answer calls; see `AnswerJoiner`."""
-        if self._first and _CALLING not in body:
+        if self._is_first_answer and _CALL_MARKER not in body:
             return body
         payload = _decode_object(body)
         content = payload.get("content")
         blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
         own_blocks = [block for block in blocks if is_call(block, self._name)]
-        if self._first and not own_blocks:
+        if self._is_first_answer and not own_blocks:
             return body
         if not isinstance(content, list):
             return body if payload else b""  # a body without blocks may be an error
         shown = [block for block in blocks if not is_call(block, self._name)]
         only_own_calls = bool(own_blocks) and not any(block.get("type") == CALL for block in shown)
-        if may_answer_calls and only_own_calls and payload.get("stop_reason") not in CUT_OFF:
+        if may_answer_calls and only_own_calls and payload.get("stop_reason") not in CUT_OFF_REASONS:
             self._record_answer(payload, blocks, shown)
-            self.calls = tuple(SearchUse(write_input(block)) for block in own_blocks)
+            self.calls = tuple(SearchToolCall(encode_input(block)) for block in own_blocks)
             return None
-        if only_own_calls and payload.get("stop_reason") == CALLED:
-            payload["stop_reason"] = ENDED  # the client has nothing left to call
-        payload |= {**self._envelope, "content": [*self._blocks, *shown]}
-        payload["usage"] = add_usage(self._spent, _get_usage(payload))
+        if only_own_calls and payload.get("stop_reason") == TOOL_USE_REASON:
+            payload["stop_reason"] = END_TURN_REASON  # the client has nothing left to call
+        payload |= {**self._envelope, "content": [*self._previous_blocks, *shown]}
+        payload["usage"] = add_usage(self._previous_usage, _get_usage(payload))
         return encode_ascii_json(payload)
 
     def get_assistant_message(self) -> JsonObject:
@@ -71,11 +71,11 @@ class MessagesAnswerJoiner:
 
     def _record_answer(self, payload: JsonObject, blocks: list[JsonObject], shown: list[JsonObject]) -> None:
         self._message = build_message(blocks)
-        self._blocks += shown
-        self._spent = add_usage(self._spent, _get_usage(payload))
-        if self._first:
+        self._previous_blocks += shown
+        self._previous_usage = add_usage(self._previous_usage, _get_usage(payload))
+        if self._is_first_answer:
             self._envelope = {key: payload[key] for key in _ENVELOPE if key in payload}
-        self._first = False
+        self._is_first_answer = False
 
 
 def _decode_object(body: bytes) -> JsonObject:

@@ -18,15 +18,15 @@ from compaction_proxy.wires.chat.intercept_stream import EventBuffer
 from compaction_proxy.wires.json.slices import DECODER
 from compaction_proxy.wires.messages.blocks import CALL
 from compaction_proxy.wires.messages.search_tool import (
-    CALLED,
-    CUT_OFF,
-    ENDED,
-    SearchUse,
+    CUT_OFF_REASONS,
+    END_TURN_REASON,
+    TOOL_USE_REASON,
+    SearchToolCall,
     build_message,
+    encode_input,
     is_call,
-    write_input,
 )
-from compaction_proxy.wires.sse import DONE, EventSplitter, read_data, replace_data
+from compaction_proxy.wires.sse import DONE_DATA, EventSplitter, read_data, replace_data
 
 # Matches the events of a first answer that must be parsed. Texts in other events cannot match, because quotes
 # in JSON strings are escaped.
@@ -54,31 +54,33 @@ class MessagesStreamJoiner:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._first = True
-        self._hidden = True  # whether the proxy may answer calls of its tool; if False, they are left out
-        self._number = 0  # index of the next block that the client sees
-        self._spent: JsonObject = {}
+        self._is_first_answer = True
+        self._may_answer_calls = (
+            True  # whether the proxy may answer calls of its tool; if False, they are left out
+        )
+        self._next_index = 0  # index of the next block that the client sees
+        self._previous_usage: JsonObject = {}
         self._reset_answer()
 
     def _reset_answer(self) -> None:
         self._events = EventSplitter()
-        self._kept = EventBuffer()
-        self._mine: dict[int, SearchUse] = {}  # by the upstream's index
-        self._numbers: dict[int, int] = {}  # the client's index by the upstream's
-        self._others = 0
-        self._used: JsonObject = {}
-        self._going = False
-        self.done = False
+        self._buffered_events = EventBuffer()
+        self._own_calls: dict[int, SearchToolCall] = {}  # by the upstream's index
+        self._client_indices: dict[int, int] = {}  # the client's index by the upstream's
+        self._client_call_count = 0
+        self._usage: JsonObject = {}
+        self._is_continuing = False
+        self.is_done = False
 
     @property
     def buffered_bytes(self) -> int:
         """The number of bytes of the current answer that `start_next_answer` will read again."""
-        return self._kept.size
+        return self._buffered_events.size_bytes
 
     @property
-    def calls(self) -> tuple[SearchUse, ...]:
+    def calls(self) -> tuple[SearchToolCall, ...]:
         """The calls that the proxy must answer before the answer continues; empty if it does not continue."""
-        return tuple(self._mine.values()) if self._going else ()
+        return tuple(self._own_calls.values()) if self._is_continuing else ()
 
     def feed(self, chunk: bytes) -> bytes:
         """Returns the bytes to send to the client when this chunk arrives."""
@@ -96,9 +98,9 @@ class MessagesStreamJoiner:
             may_answer_calls: Whether the proxy may answer calls of its tool in the next answer as well. If
                 False, that is the last answer, and these calls are removed from it.
         """
-        message = build_message(_join_events(map(_decode_event, self._kept)))
-        self._spent = add_usage(self._spent, self._used)
-        self._first, self._hidden = False, may_answer_calls
+        message = build_message(_join_events(map(_decode_event, self._buffered_events)))
+        self._previous_usage = add_usage(self._previous_usage, self._usage)
+        self._is_first_answer, self._may_answer_calls = False, may_answer_calls
         self._reset_answer()
         return message
 
@@ -108,8 +110,8 @@ class MessagesStreamJoiner:
         return b"event: error\ndata: %b\n\n" % encode_ascii_json(payload)
 
     def _filter_event(self, event: bytes) -> bytes:
-        if self._first and not self._mine and not _EVENT_PATTERN.search(event):
-            self._kept.add(event)
+        if self._is_first_answer and not self._own_calls and not _EVENT_PATTERN.search(event):
+            self._buffered_events.add(event)
             return event
         data = read_data(event)
         payload = _decode_event(event)
@@ -117,18 +119,18 @@ class MessagesStreamJoiner:
         if not data or kind == "ping":
             return event  # a comment or a ping keeps the connection alive
         if kind == "error":
-            self._going = False
+            self._is_continuing = False
             return event
-        self.done = self.done or kind == "message_stop" or data == DONE
-        if self._going:
+        self.is_done = self.is_done or kind == "message_stop" or data == DONE_DATA
+        if self._is_continuing:
             return b""
-        self._kept.add(event)
+        self._buffered_events.add(event)
         return self._filter_payload(event, kind, payload)
 
     def _filter_payload(self, event: bytes, kind: Any, payload: JsonObject) -> bytes:
         if kind == "message_start":
             self._record_usage(_as_object(payload.get("message")).get("usage"))
-            return event if self._first else b""
+            return event if self._is_first_answer else b""
         if kind == "message_delta":
             return self._filter_end(event, payload)
         index = payload.get("index")
@@ -136,45 +138,55 @@ class MessagesStreamJoiner:
             return event
         if kind == "content_block_start":
             self._open_block(index, _as_object(payload.get("content_block")))
-        call = self._mine.get(index)
+        call = self._own_calls.get(index)
         if call is not None:
             call.arguments += _as_text(_as_object(payload.get("delta")).get("partial_json"))
             return b""
-        number = self._numbers.get(index, index)
+        number = self._client_indices.get(index, index)
         return (
             event if number == index else replace_data(event, encode_ascii_json({**payload, "index": number}))
         )
 
     def _open_block(self, index: int, block: JsonObject) -> None:
         if is_call(block, self._name):
-            self._mine[index] = SearchUse(write_input(block))
+            self._own_calls[index] = SearchToolCall(encode_input(block))
             return
-        self._others += block.get("type") == CALL
-        self._numbers[index] = self._number
-        self._number += 1
+        self._client_call_count += block.get("type") == CALL
+        self._client_indices[index] = self._next_index
+        self._next_index += 1
 
     def _record_usage(self, usage: Any) -> None:
         """Updates the usage. A count that is zero or absent does not replace an earlier one."""
         counts = _as_object(usage)
-        self._used |= {name: count for name, count in counts.items() if count or name not in self._used}
+        self._usage |= {name: count for name, count in counts.items() if count or name not in self._usage}
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
         """Returns the end of an answer; empty if the answer continues."""
         self._record_usage(payload.get("usage"))
         delta = _as_object(payload.get("delta"))
         reason = delta.get("stop_reason")
-        only_own_calls = bool(self._mine) and not self._others
-        if reason and only_own_calls and self._hidden and self._kept.is_whole and reason not in CUT_OFF:
-            self._going = True
+        only_own_calls = bool(self._own_calls) and not self._client_call_count
+        if (
+            reason
+            and only_own_calls
+            and self._may_answer_calls
+            and self._buffered_events.is_complete
+            and reason not in CUT_OFF_REASONS
+        ):
+            self._is_continuing = True
             return b""
-        changed = only_own_calls and reason == CALLED
+        changed = only_own_calls and reason == TOOL_USE_REASON
         if changed:
-            delta["stop_reason"] = ENDED  # the client has nothing left to call
-        if not self._first:
-            total = add_usage(self._spent, self._used)
+            delta["stop_reason"] = END_TURN_REASON  # the client has nothing left to call
+        if not self._is_first_answer:
+            total = add_usage(self._previous_usage, self._usage)
             reported = {*_COUNTS, *_as_object(payload.get("usage"))}
             payload["usage"] = {name: value for name, value in total.items() if name in reported}
-        return event if self._first and not changed else replace_data(event, encode_ascii_json(payload))
+        return (
+            event
+            if self._is_first_answer and not changed
+            else replace_data(event, encode_ascii_json(payload))
+        )
 
 
 def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:

@@ -15,7 +15,14 @@ from compaction_proxy.core.media import estimate_file_tokens, estimate_image_url
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.wires.json import large
 from compaction_proxy.wires.json.shorten import encode_json
-from compaction_proxy.wires.messages.blocks import CALL, MARK, RESULT, TEXT, THINKING, is_decoded_reminder
+from compaction_proxy.wires.messages.blocks import (
+    CACHE_MARK,
+    CALL,
+    RESULT,
+    TEXT,
+    THINKING,
+    is_decoded_reminder,
+)
 from compaction_proxy.wires.messages.thinking import has_thoughts
 from compaction_proxy.wires.payload_digest import hash_address, hash_part, hash_text
 from compaction_proxy.wires.wire import UncountedMessage
@@ -24,12 +31,12 @@ from compaction_proxy.wires.wire import UncountedMessage
 MAX_BLOCKS: Final = 10_000
 # The `name` in the record of a failed tool result. With it, the result is still a failure after a mask has
 # replaced its text.
-FAILED: Final = "error"
+FAILED_RESULT_NAME: Final = "error"
 # Kinds of blocks that are not part of the text or parts of a record. Calls have their own field, and thinking
 # is left out because only the model reads it.
-_UNSAID: Final = THINKING | {CALL}
+_NONCONTENT_KINDS: Final = THINKING | {CALL}
 # The names of these blocks on the Chat Completions wire.
-_KINDS: Final = {"image": "image_url", "document": "file"}
+_CHAT_KINDS: Final = {"image": "image_url", "document": "file"}
 
 
 def decode_fields(raw: bytes) -> dict[str, Any]:
@@ -87,15 +94,15 @@ def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
     result = find_result(fields)
     if result is not None:
         text, parts = _read_content(result.get("content"))
-        failure_name = FAILED if result.get("is_error") is True else ""
+        failure_name = FAILED_RESULT_NAME if result.get("is_error") is True else ""
         answers = (_as_string(result.get("tool_use_id")),)
-        return Message("tool", text, parts, name=failure_name, answers=answers, raw=raw)
+        return Message("tool", text, parts, name=failure_name, answered_call_ids=answers, raw=raw)
     role = _as_string(fields.get("role"))
     content = fields.get("content")
     if role != "assistant" or not isinstance(content, list):
         text, parts = _read_content(content)
         return Message(role, text, parts, raw=raw)
-    plain = [each for each in content if get_kind(each) not in _UNSAID]
+    plain = [each for each in content if get_kind(each) not in _NONCONTENT_KINDS]
     text, parts = _read_content(plain)
     calls = tuple(_build_call(each) for each in content if get_kind(each) == CALL)
     return Message(role, text, parts, calls=calls, raw=raw)
@@ -135,7 +142,7 @@ def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...]]:
         else:
             kind = get_kind(each)
             parts.append(
-                ContentPart(_KINDS.get(kind, kind) or "unknown", _hash_payload(kind, each), len(text))
+                ContentPart(_CHAT_KINDS.get(kind, kind) or "unknown", _hash_payload(kind, each), len(text))
             )
     return text, tuple(parts)
 
@@ -149,7 +156,7 @@ def is_text(block: object) -> bool:
 
 def _hash_payload(kind: str, block: Any) -> bytes:
     """Returns the SHA-256 of a block's inline data or URL (see `hash_address`), or else of its JSON."""
-    source = block.get("source") if kind in _KINDS else None
+    source = block.get("source") if kind in _CHAT_KINDS else None
     if isinstance(source, Mapping):
         for key in ("data", "url"):
             if isinstance(source.get(key), str):
@@ -160,9 +167,9 @@ def _hash_payload(kind: str, block: Any) -> bytes:
 
 def encode_message(record: Message) -> bytes:
     """Encodes a message that the proxy has written itself. A privileged role becomes `user`."""
-    if record.answers:
-        result = {"type": RESULT, "tool_use_id": record.answers[0], "content": record.text}
-        error_mark = {"is_error": True} if record.name == FAILED else {}
+    if record.answered_call_ids:
+        result = {"type": RESULT, "tool_use_id": record.answered_call_ids[0], "content": record.text}
+        error_mark = {"is_error": True} if record.name == FAILED_RESULT_NAME else {}
         return encode_json({"role": "user", "content": [{**result, **error_mark}]})
     return encode_json({"role": _choose_role(record), "content": record.text})
 
@@ -185,7 +192,7 @@ def attach_parts(record: Message, source: Message) -> Message:
     parts = [
         drop_cache_marks(each)
         for each in (content if isinstance(content, list) else ())
-        if not is_text(each) and get_kind(each) not in {*_UNSAID, RESULT}
+        if not is_text(each) and get_kind(each) not in {*_NONCONTENT_KINDS, RESULT}
     ]
     text = [{"type": TEXT, "text": record.text}] if record.text.strip() or not parts else []
     role = _choose_role(source if parts else record)
@@ -196,7 +203,7 @@ def drop_cache_marks(value: Any) -> Any:
     """Returns a block without the client's cache marks, including those of blocks inside it."""
     if not isinstance(value, Mapping):
         return value
-    plain = {key: each for key, each in value.items() if key != MARK}
+    plain = {key: each for key, each in value.items() if key != CACHE_MARK}
     if isinstance(plain.get("content"), list):
         plain["content"] = [drop_cache_marks(each) for each in plain["content"]]
     if isinstance(plain.get("source"), Mapping):
@@ -227,7 +234,7 @@ def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
     )
 
 
-def estimate_part_tokens(raw: bytes, model: str) -> int:
+def estimate_nontext_tokens(raw: bytes, model: str) -> int:
     """Estimates the tokens of all blocks of a piece that are not text. The estimate is not calibrated."""
     try:
         return _sum_block_tokens(decode_fields(raw), model)

@@ -23,16 +23,16 @@ TOOL_JSON: Final[bytes] = json.dumps(
 ).encode()
 # Stop reasons after which the proxy does not answer calls: the answer was cut off or refused, or the provider
 # continues it.
-CUT_OFF: Final = frozenset(
+CUT_OFF_REASONS: Final = frozenset(
     {"max_tokens", "model_context_window_exceeded", "stop_sequence", "refusal", "pause_turn"}
 )
-CALLED: Final = "tool_use"
-ENDED: Final = "end_turn"
+TOOL_USE_REASON: Final = "tool_use"
+END_TURN_REASON: Final = "end_turn"
 
-_CHOICE: Final = b'{"type":"none"}'
+_CHOICE_NONE: Final = b'{"type":"none"}'
 
 
-def inspect_tools(raw: bytes, name: str) -> ToolSupport:
+def inspect_tool_support(raw: bytes, name: str) -> ToolSupport:
     """Tells whether a tool of this name can be added to a body.
 
     It cannot be added in these cases:
@@ -68,13 +68,13 @@ def forbid_calls(raw: bytes) -> bytes:
     """
     place = find_members(raw).get("tool_choice")
     if place is not None:
-        return b"".join((raw[: place.start], _CHOICE, raw[place.stop :]))
+        return b"".join((raw[: place.start], _CHOICE_NONE, raw[place.stop :]))
     stop = raw.rindex(b"}")
-    return b'%b,"tool_choice":%b%b' % (raw[:stop], _CHOICE, raw[stop:])
+    return b'%b,"tool_choice":%b%b' % (raw[:stop], _CHOICE_NONE, raw[stop:])
 
 
 @dataclass(slots=True)
-class SearchUse:
+class SearchToolCall:
     """A call of the search tool, such as a `tool_use` block.
 
     Attributes:
@@ -89,7 +89,7 @@ def is_call(block: Mapping[str, Any], name: str) -> bool:
     return block.get("type") == CALL and block.get("name") == name
 
 
-def write_input(block: Mapping[str, Any]) -> str:
+def encode_input(block: Mapping[str, Any]) -> str:
     """Returns the input of a call as JSON; empty if it has none."""
     block_input = block.get("input")
     if isinstance(block_input, str):
@@ -108,7 +108,7 @@ def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
         if block.get("type") == TEXT and not str(block.get("text") or "").strip():
             continue
         if block.get("type") == CALL:
-            input_json = write_input(block)
+            input_json = encode_input(block)
             input_value = DECODER.decode(input_json) if is_json_object(input_json) else {}
             content.append({**block, "id": block.get("id") or f"toolu_{number}", "input": input_value})
         else:
@@ -116,7 +116,7 @@ def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
     return {"role": "assistant", "content": content}
 
 
-def binds_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+def requires_same_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Returns whether messages hold thinking. New models accept it only in a request with the same tools."""
     return any(block.get("type") in THINKING for each in messages for block in each["content"])
 

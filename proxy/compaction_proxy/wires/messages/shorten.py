@@ -12,10 +12,10 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.render import build_excerpt
 from compaction_proxy.wires.json import large
-from compaction_proxy.wires.json.shorten import TextCutter, cut_inside, encode_json
+from compaction_proxy.wires.json.shorten import TextCutter, cut_long_texts, encode_json
 from compaction_proxy.wires.messages.blocks import (
+    CACHE_MARK,
     CALL,
-    MARK,
     RESULT,
     TEXT,
     THINKING,
@@ -30,7 +30,7 @@ from compaction_proxy.wires.messages.messages import (
     parse_message,
 )
 
-_MARKED: Final = b'"%b"' % MARK.encode()
+_MARKED: Final = b'"%b"' % CACHE_MARK.encode()
 
 BlockChange = Callable[[Any], Any]
 
@@ -42,7 +42,7 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
     the `handle`. Cache marks are removed. If the result would not be shorter, only the marks are removed.
     """
     raw = record.raw or encode_message(record)
-    cut = partial(build_excerpt, share=share, handle=handle)
+    cut = partial(build_excerpt, share=share, source_name=handle)
     try:
         shortened = _change_content(raw, partial(_shorten_block, cut=cut, handle=handle))
         if len(shortened) >= len(raw) and _MARKED in raw:
@@ -106,7 +106,7 @@ def _shorten_block(value: Any, cut: TextCutter, handle: str) -> Any:
         return block if text == block["text"] else {**uncited, "text": text}
     kind = block.get("type", "part") if isinstance(block, dict) else "part"
     if kind == CALL:
-        return {**block, "input": cut_inside(block.get("input", {}), cut)}
+        return {**block, "input": cut_long_texts(block.get("input", {}), cut)}
     if kind == RESULT:
         return _shorten_result(block, cut, handle)
     return {"type": TEXT, "text": f"[{kind} of {handle} left out]"}

@@ -15,7 +15,7 @@ from compaction_proxy.core.model_names import is_new_claude, normalize_model_nam
 from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
 from compaction_proxy.wires.json.slices import find_members, split_elements
 from compaction_proxy.wires.messages.alternation import join_messages
-from compaction_proxy.wires.messages.blocks import to_pieces
+from compaction_proxy.wires.messages.blocks import group_into_pieces
 from compaction_proxy.wires.messages.thinking import adapt_for_provider
 from compaction_proxy.wires.messages.usage import open_usage_tap
 from compaction_proxy.wires.usage import as_mapping, parse_json
@@ -23,20 +23,20 @@ from compaction_proxy.wires.usage import as_mapping, parse_json
 # Tokens added to the output limit for thinking, if no budget is set. The first number applies if the request
 # has no setting for thinking, and the second if the call continues a request with such a setting. A call
 # keeps the client's setting because the prompt cache depends on it.
-UNASKED_ALLOWANCE_TOKENS: Final = 2_000
+DEFAULT_ALLOWANCE_TOKENS: Final = 2_000
 CLIENT_ALLOWANCE_TOKENS: Final = 8_000
 
 # Members of a client's request that concern only the answer to it. A summary call that continues the client's
 # conversation must not have them.
-_OF_THE_ANSWER: Final = frozenset(
+_ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stop_sequences", "max_tokens", "temperature", "top_p", "top_k", "tool_choice", "metadata"}
     | {"output_config", "output_format", "diagnostics", "messages"}
 )
-_NO_TOOLS: Final = frozenset({b"[]", b"null", b""})
+_EMPTY_TOOLS: Final = frozenset({b"[]", b"null", b""})
 # Values of `thinking.type` that mean that thinking is off. `None` means that the request has no such member.
-_UNTHINKING: Final = frozenset({"None", "disabled"})
+_NO_THINKING_TYPES: Final = frozenset({"None", "disabled"})
 # Translates a stop reason of this wire that means an unfinished answer into the word of the other wires.
-_REASONS: Final = {"model_context_window_exceeded": "length"}
+_FINISH_REASONS: Final = {"model_context_window_exceeded": "length"}
 
 
 def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
@@ -49,7 +49,7 @@ def get_thinking_allowance(model: str, conversation: ContinuedConversation | Non
         return budget
     if thinking:
         return CLIENT_ALLOWANCE_TOKENS
-    return UNASKED_ALLOWANCE_TOKENS if is_new_claude(normalize_model_name(model)) else 0
+    return DEFAULT_ALLOWANCE_TOKENS if is_new_claude(normalize_model_name(model)) else 0
 
 
 def _read_thinking(conversation: ContinuedConversation | None) -> Mapping[str, Any]:
@@ -65,11 +65,14 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
         refused: Names of members that the provider has refused before. These members are left out.
     """
     fields: dict[str, Any] = {}
-    if call.temperature is not None and str(_read_thinking(call.conversation).get("type")) in _UNTHINKING:
+    if (
+        call.temperature is not None
+        and str(_read_thinking(call.conversation).get("type")) in _NO_THINKING_TYPES
+    ):
         fields["temperature"] = call.temperature
     if (
         call.conversation
-        and _read_client_members(call.conversation).get("tools", b"").strip() not in _NO_TOOLS
+        and _read_client_members(call.conversation).get("tools", b"").strip() not in _EMPTY_TOOLS
     ):
         fields["tool_choice"] = {"type": "none"}
     return {name: value for name, value in fields.items() if name not in refused}
@@ -97,10 +100,10 @@ def _continue_conversation(
 
     The members that concern the answer to the client are replaced by the call's own members.
     """
-    own_list = to_pieces(split_elements(memoryview(_read_client_members(conversation)["messages"])))
+    own_list = group_into_pieces(split_elements(memoryview(_read_client_members(conversation)["messages"])))
     messages: Sequence[Message] = conversation.messages
     if [each.raw for each in messages] != list(own_list):
-        adapted = adapt_for_provider(conversation.raw, messages)
+        adapted = adapt_for_provider(conversation.raw_body, messages)
         messages, own_members = (
             adapted.messages,
             {**own_members, **{name: json.loads(raw) for name, raw in adapted.members.items()}},
@@ -110,7 +113,7 @@ def _continue_conversation(
     fields = {
         name: value
         for name, value in client_members.items()
-        if name not in _OF_THE_ANSWER and name not in own_members
+        if name not in _ANSWER_MEMBERS and name not in own_members
     }
     effort = as_mapping(parse_json(client_members.get("output_config", b"{}"))).get("effort")
     if isinstance(effort, str):
@@ -121,7 +124,7 @@ def _continue_conversation(
 
 
 def _read_client_members(conversation: ContinuedConversation) -> dict[str, bytes]:
-    raw = conversation.raw
+    raw = conversation.raw_body
     return {name: raw[place.start : place.stop] for name, place in find_members(raw).items()}
 
 
@@ -143,7 +146,7 @@ def parse_answer(body: bytes) -> SummaryAnswer:
     reason = reason if isinstance(reason, str) else ""
     return SummaryAnswer(
         text="".join(each for each in texts if isinstance(each, str)),
-        finish_reason=_REASONS.get(reason, reason),
+        finish_reason=_FINISH_REASONS.get(reason, reason),
         called_tools=any(str(each.get("type")).endswith("tool_use") for each in blocks),
         refused=reason == "refusal",
         prompt_tokens=usage.prompt_tokens if usage else 0,

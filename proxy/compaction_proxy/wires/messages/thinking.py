@@ -22,8 +22,8 @@ from compaction_proxy.wires.messages.blocks import THINKING, find_message_member
 from compaction_proxy.wires.usage import as_mapping, parse_json
 from compaction_proxy.wires.wire import AdaptedMessages
 
-_MARK: Final = b"thinking"  # part of the kinds of both blocks
-_OFF: Final = b'{"type":"disabled"}'
+_THINKING_MARKER: Final = b"thinking"  # part of the kinds of both blocks
+_THINKING_DISABLED: Final = b'{"type":"disabled"}'
 
 
 def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
@@ -52,7 +52,7 @@ def drop_thoughts(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
     if not remaining:
         return AdaptedMessages(messages)
     is_enabled = _read_thinking(raw).get("type") == "enabled"
-    return AdaptedMessages(remaining, {"thinking": _OFF} if is_enabled else {})
+    return AdaptedMessages(remaining, {"thinking": _THINKING_DISABLED} if is_enabled else {})
 
 
 def _read_thinking(raw: bytes) -> Mapping[str, Any]:
@@ -74,7 +74,7 @@ def has_thoughts(record: Message) -> bool:
 
 
 def _get_blocks(raw: bytes) -> tuple[bytes, ...]:
-    if _MARK not in raw:
+    if _THINKING_MARKER not in raw:
         return ()
     place = find_message_members(raw).get("content")
     return split_blocks(raw[place.start : place.stop]) if place else ()

@@ -12,16 +12,16 @@ from typing import Any, Final, NamedTuple
 
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message
-from compaction_proxy.wires.body import decode_small
+from compaction_proxy.wires.body import decode_small_json
 from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
 from compaction_proxy.wires.project_instructions import starts_with_form
-from compaction_proxy.wires.responses.items import COMPACTED, TRIGGER, read_kind
+from compaction_proxy.wires.responses.items import COMPACTION_TYPES, TRIGGER_TYPE, read_type_and_role
 from compaction_proxy.wires.responses.messages import encode_message, parse_message
 
 # Every token of the proxy begins like this. The encrypted content of a provider's item never does.
 TOKEN_PREFIX: Final = "compaction-proxy:1:"  # noqa: S105 - a prefix, not a secret
 _PREFIX_BYTES: Final = TOKEN_PREFIX.encode()
-_TRIGGER_BYTES: Final = TRIGGER.encode()
+_TRIGGER_BYTES: Final = TRIGGER_TYPE.encode()
 
 
 class TriggeredRequest(NamedTuple):
@@ -29,11 +29,11 @@ class TriggeredRequest(NamedTuple):
 
     Attributes:
         raw: The body without the trigger.
-        streamed: Whether the client wants the answer as a stream.
+        is_streamed: Whether the client wants the answer as a stream.
     """
 
     raw: bytes
-    streamed: bool
+    is_streamed: bool
 
 
 def has_trigger(raw: bytes) -> bool:
@@ -53,14 +53,14 @@ def read_trigger(raw: bytes) -> TriggeredRequest | None:
     """
     try:
         members, place, items = _cut_items(raw)
-        kinds = [read_kind(each)[0] for each in items]
+        kinds = [read_type_and_role(each)[0] for each in items]
     except UnreadableBodyError:
         return None
-    if place is None or TRIGGER not in kinds or kinds.index(TRIGGER) != len(kinds) - 1:
+    if place is None or TRIGGER_TYPE not in kinds or kinds.index(TRIGGER_TYPE) != len(kinds) - 1:
         return None
     stream = members.get("stream")
-    streamed = stream is not None and decode_small(raw[stream.start : stream.stop]) is True
-    return TriggeredRequest(_with_items(raw, place, items[:-1]), streamed)
+    streamed = stream is not None and decode_small_json(raw[stream.start : stream.stop]) is True
+    return TriggeredRequest(_replace_items(raw, place, items[:-1]), streamed)
 
 
 def read_items(raw: bytes) -> tuple[bytes, ...]:
@@ -109,33 +109,39 @@ def _expand_tokens(raw: bytes, open_token: Callable[[str], bytes], *, with_lates
         elif token not in opened:
             opened.add(token)
             sealed = split_elements(memoryview(open_token(token)))
-            known = set(_user_digests(expanded)) - set(_user_digests(sealed)[-1:] if with_latest else ())
+            known = set(_compute_user_digests(expanded)) - set(
+                _compute_user_digests(sealed)[-1:] if with_latest else ()
+            )
             expanded += _select_items(sealed, known, instructed=instructed)
-    return _with_items(raw, place, expanded) if expanded else raw
+    return _replace_items(raw, place, expanded) if expanded else raw
 
 
-def _user_digests(items: Iterable[bytes]) -> list[bytes]:
+def _compute_user_digests(items: Iterable[bytes]) -> list[bytes]:
     return [record.digest for record in map(_read_message, items) if record and record.role == "user"]
 
 
-def _select_items(items: tuple[bytes, ...], known: set[bytes], *, instructed: bool) -> Iterator[bytes]:
+def _select_items(
+    items: tuple[bytes, ...], known_digests: set[bytes], *, instructed: bool
+) -> Iterator[bytes]:
     """Yields the items of a token that the request does not already hold.
 
     Args:
         items: The items of the token.
-        known: The digests of the messages that the request holds.
+        known_digests: The digests of the messages that the request holds.
         instructed: Whether the request holds instructions. Then the instructions of the token are left out.
     """
     for item in items:
         record = _read_message(item)
-        if record is not None and (record.digest in known or (_has_instructions(record) and instructed)):
+        if record is not None and (
+            record.digest in known_digests or (_has_instructions(record) and instructed)
+        ):
             continue
         yield item
 
 
 def _read_message(item: bytes) -> Message | None:
     """Returns the record of a message; None for other items."""
-    kind, role = read_kind(item)
+    kind, role = read_type_and_role(item)
     return parse_message(item) if kind in {"", "message"} and role not in {"", "assistant"} else None
 
 
@@ -151,9 +157,9 @@ def _has_instructions(record: Message) -> bool:
 
 def _read_token(item: bytes) -> str | None:
     """Returns the proxy's token that an item holds; None if it holds none."""
-    if _PREFIX_BYTES not in item or read_kind(item)[0] not in COMPACTED:
+    if _PREFIX_BYTES not in item or read_type_and_role(item)[0] not in COMPACTION_TYPES:
         return None
-    fields = decode_small(item)
+    fields = decode_small_json(item)
     token = fields.get("encrypted_content") if isinstance(fields, dict) else None
     return token if isinstance(token, str) and token.startswith(TOKEN_PREFIX) else None
 
@@ -177,7 +183,7 @@ def _cut_items(raw: bytes) -> tuple[dict[str, Slice], Slice | None, tuple[bytes,
     return members, place, items
 
 
-def _with_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[bytes]) -> bytes:
+def _replace_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[bytes]) -> bytes:
     return b"".join((raw[: place.start], b"[", b",".join(items), b"]", raw[place.stop :]))
 
 

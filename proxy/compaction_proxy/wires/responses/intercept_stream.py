@@ -14,22 +14,27 @@ from compaction_proxy.wires.chat.continuation import add_usage, encode_ascii_jso
 from compaction_proxy.wires.chat.intercept_calls import JsonObject
 from compaction_proxy.wires.chat.intercept_stream import EventBuffer
 from compaction_proxy.wires.json.slices import DECODER
-from compaction_proxy.wires.messages.search_tool import SearchUse
+from compaction_proxy.wires.messages.search_tool import SearchToolCall
 from compaction_proxy.wires.responses.intercept_response import ENVELOPE
-from compaction_proxy.wires.responses.search_tool import asks_client, build_message, is_call, read_arguments
-from compaction_proxy.wires.sse import DONE, EventSplitter, read_data, replace_data
+from compaction_proxy.wires.responses.search_tool import (
+    build_message,
+    is_call,
+    must_client_answer,
+    read_arguments,
+)
+from compaction_proxy.wires.sse import DONE_DATA, EventSplitter, read_data, replace_data
 
-_OPENINGS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
-_COMPLETED: Final = "response.completed"
-_ENDS: Final = frozenset({_COMPLETED, "response.incomplete", "response.failed"})
-_ITEM_DONE: Final = "response.output_item.done"
+_OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
+_COMPLETED_EVENT: Final = "response.completed"
+_END_EVENTS: Final = frozenset({_COMPLETED_EVENT, "response.incomplete", "response.failed"})
+_ITEM_DONE_EVENT: Final = "response.output_item.done"
 # Matches the events of a first answer that must be parsed. Texts in other events cannot match, because quotes
 # in JSON strings are escaped.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:response\.(?:created|queued|in_progress|output_item\.(?:added|done)|completed|incomplete|failed)'
     rb'|error)"|\[DONE\]'
 )
-_NUMBERED: Final = b'"sequence_number"'
+_SEQUENCE_MARKER: Final = b'"sequence_number"'
 
 
 class ResponsesStreamJoiner:
@@ -44,36 +49,40 @@ class ResponsesStreamJoiner:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._first = True
-        self._hidden = True  # whether the proxy may answer calls of its tool; if False, they are left out
-        self._number = 0  # output index of the next item that the client sees
-        self._sequence = 0  # sequence number of the next event that the client sees
+        self._is_first_answer = True
+        self._may_answer_calls = (
+            True  # whether the proxy may answer calls of its tool; if False, they are left out
+        )
+        self._next_index = 0  # output index of the next item that the client sees
+        self._next_sequence_number = 0  # sequence number of the next event that the client sees
         self._envelope: JsonObject = {}
-        self._items: list[JsonObject] = []  # items of earlier answers that the client has got
-        self._spent: JsonObject = {}
+        self._previous_items: list[JsonObject] = []  # items of earlier answers that the client has got
+        self._previous_usage: JsonObject = {}
         self._reset_answer()
 
     def _reset_answer(self) -> None:
         self._events = EventSplitter()
-        self._kept = EventBuffer()
-        self._mine: set[int | str] = set()
-        self._numbers: dict[int | str, int] = {}  # the client's output index by the upstream's
-        self._output: list[JsonObject] = []  # items of an answer that continues
-        self._used: JsonObject = {}
-        self._going = False
-        self.done = False
+        self._buffered_events = EventBuffer()
+        self._own_call_keys: set[int | str] = set()
+        self._client_indices: dict[int | str, int] = {}  # the client's output index by the upstream's
+        self._answer_items: list[JsonObject] = []  # items of an answer that continues
+        self._usage: JsonObject = {}
+        self._is_continuing = False
+        self.is_done = False
 
     @property
     def buffered_bytes(self) -> int:
         """The number of bytes of the current answer that are kept because its end must list its items."""
-        return self._kept.size
+        return self._buffered_events.size_bytes
 
     @property
-    def calls(self) -> tuple[SearchUse, ...]:
+    def calls(self) -> tuple[SearchToolCall, ...]:
         """The calls that the proxy must answer before the answer continues; empty if it does not continue."""
-        if not self._going:
+        if not self._is_continuing:
             return ()
-        return tuple(SearchUse(read_arguments(item)) for item in self._output if is_call(item, self._name))
+        return tuple(
+            SearchToolCall(read_arguments(item)) for item in self._answer_items if is_call(item, self._name)
+        )
 
     def feed(self, chunk: bytes) -> bytes:
         """Returns the bytes to send to the client when this chunk arrives."""
@@ -91,10 +100,10 @@ class ResponsesStreamJoiner:
             may_answer_calls: Whether the proxy may answer calls of its tool in the next answer as well. If
                 False, that is the last answer, and these calls are removed from it.
         """
-        message = build_message(self._output)
-        self._items += self._drop_calls(self._output)
-        self._spent = add_usage(self._spent, self._used)
-        self._first, self._hidden = False, may_answer_calls
+        message = build_message(self._answer_items)
+        self._previous_items += self._drop_calls(self._answer_items)
+        self._previous_usage = add_usage(self._previous_usage, self._usage)
+        self._is_first_answer, self._may_answer_calls = False, may_answer_calls
         self._reset_answer()
         return message
 
@@ -106,12 +115,12 @@ class ResponsesStreamJoiner:
         details = DECODER.decode(body.decode()).get("error")
         error = details if isinstance(details, dict) else {"message": str(details)}
         flat = {name: error.get(name) for name in ("code", "message", "param")}
-        event = {"type": "error", "sequence_number": self._sequence, **flat, "error": error}
+        event = {"type": "error", "sequence_number": self._next_sequence_number, **flat, "error": error}
         return b"event: error\ndata: %b\n\n" % encode_ascii_json(event)
 
     def _filter_event(self, event: bytes) -> bytes:
-        if self._first and not self._mine and not _EVENT_PATTERN.search(event):
-            self._sequence += _NUMBERED in event
+        if self._is_first_answer and not self._own_call_keys and not _EVENT_PATTERN.search(event):
+            self._next_sequence_number += _SEQUENCE_MARKER in event
             return event
         data = read_data(event)
         if not data:
@@ -119,12 +128,12 @@ class ResponsesStreamJoiner:
         payload = _decode_object(data)
         kind = payload.get("type")
         if kind == "error":
-            self._going = False
+            self._is_continuing = False
             return self._renumber_event(event, payload)
-        self.done = self.done or kind in _ENDS or data == DONE
-        if self._going or (kind in _OPENINGS and not self._first):
+        self.is_done = self.is_done or kind in _END_EVENTS or data == DONE_DATA
+        if self._is_continuing or (kind in _OPENING_EVENTS and not self._is_first_answer):
             return b""
-        if kind in _ENDS:
+        if kind in _END_EVENTS:
             return self._filter_end(event, payload)
         return b"" if self._is_hidden(event, payload) else self._renumber_event(event, payload)
 
@@ -135,28 +144,28 @@ class ResponsesStreamJoiner:
                 key: payload["response"][key] for key in ENVELOPE if key in _get_response(payload)
             }
             sequence = payload.get("sequence_number")
-            self._sequence = sequence if type(sequence) is int else 0
+            self._next_sequence_number = sequence if type(sequence) is int else 0
         item, key = payload.get("item"), _get_item_key(payload)
         if not isinstance(item, dict):
-            return key in self._mine
-        if payload.get("type") == _ITEM_DONE:
-            self._kept.add(event)
+            return key in self._own_call_keys
+        if payload.get("type") == _ITEM_DONE_EVENT:
+            self._buffered_events.add(event)
         if is_call(item, self._name):
-            self._mine.add(key)
-        elif key not in self._numbers:
-            self._numbers[key] = self._number
-            self._number += 1
-        return key in self._mine
+            self._own_call_keys.add(key)
+        elif key not in self._client_indices:
+            self._client_indices[key] = self._next_index
+            self._next_index += 1
+        return key in self._own_call_keys
 
     def _renumber_event(self, event: bytes, payload: JsonObject) -> bytes:
         """Returns the event with the client's numbers; the same bytes if the numbers stay the same."""
         numbers: JsonObject = {}
         index = payload.get("output_index")
         if type(index) is int:
-            numbers["output_index"] = self._numbers.get(index, index)
+            numbers["output_index"] = self._client_indices.get(index, index)
         if "sequence_number" in payload:
-            numbers["sequence_number"] = self._sequence
-            self._sequence += 1
+            numbers["sequence_number"] = self._next_sequence_number
+            self._next_sequence_number += 1
         is_unchanged = all(payload[name] == value for name, value in numbers.items())
         return event if is_unchanged else replace_data(event, encode_ascii_json({**payload, **numbers}))
 
@@ -165,7 +174,9 @@ class ResponsesStreamJoiner:
         response = _get_response(payload)
         output = response.get("output")
         items = (
-            [_decode_object(read_data(each))["item"] for each in self._kept] if self._kept.is_whole else []
+            [_decode_object(read_data(each))["item"] for each in self._buffered_events]
+            if self._buffered_events.is_complete
+            else []
         )
         items = items or [
             item for item in (output if isinstance(output, list) else ()) if isinstance(item, dict)
@@ -173,16 +184,21 @@ class ResponsesStreamJoiner:
         shown = self._drop_calls(items)
         has_calls = len(shown) < len(items)
         usage = response.get("usage")
-        self._used = usage if isinstance(usage, dict) else {}
-        if has_calls and self._hidden and payload["type"] == _COMPLETED and not any(map(asks_client, shown)):
-            self._going, self._output = True, items
+        self._usage = usage if isinstance(usage, dict) else {}
+        if (
+            has_calls
+            and self._may_answer_calls
+            and payload["type"] == _COMPLETED_EVENT
+            and not any(map(must_client_answer, shown))
+        ):
+            self._is_continuing, self._answer_items = True, items
             return b""
-        if self._first and not has_calls:
+        if self._is_first_answer and not has_calls:
             return self._renumber_event(event, payload)
-        response |= {**self._envelope, "output": [*self._items, *shown]}
-        if self._used:
-            response["usage"] = add_usage(self._spent, self._used)
-        sequence = {"sequence_number": self._sequence} if "sequence_number" in payload else {}
+        response |= {**self._envelope, "output": [*self._previous_items, *shown]}
+        if self._usage:
+            response["usage"] = add_usage(self._previous_usage, self._usage)
+        sequence = {"sequence_number": self._next_sequence_number} if "sequence_number" in payload else {}
         return replace_data(event, encode_ascii_json({**payload, **sequence, "response": response}))
 
     def _drop_calls(self, items: list[JsonObject]) -> list[JsonObject]:

@@ -17,31 +17,33 @@ from compaction_proxy.wires.json import large
 from compaction_proxy.wires.json.slices import find_members, split_elements
 
 # The types of calls that the client answers with text, by the type of the answering item.
-ANSWERED: Final[Mapping[str, str]] = {
+CALL_TYPES_BY_OUTPUT: Final[Mapping[str, str]] = {
     "function_call_output": "function_call",
     "custom_tool_call_output": "custom_tool_call",
     "local_shell_call_output": "local_shell_call",
     "shell_call_output": "shell_call",
     "apply_patch_call_output": "apply_patch_call",
 }
-ANSWER_OF: Final[Mapping[str, str]] = {call: answer for answer, call in ANSWERED.items()}
+OUTPUT_TYPES_BY_CALL: Final[Mapping[str, str]] = {
+    call: answer for answer, call in CALL_TYPES_BY_OUTPUT.items()
+}
 # Types of items with the provider's own compaction. Such an item replaces everything before it.
-COMPACTED: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
+COMPACTION_TYPES: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
 # The type of the last item of a request that asks for a compaction item instead of an answer.
-TRIGGER: Final = "compaction_trigger"
+TRIGGER_TYPE: Final = "compaction_trigger"
 # Types of items with settings that apply to all items after them.
-STANDING: Final = frozenset({"additional_tools", "configuration_update"})
+SETTING_TYPES: Final = frozenset({"additional_tools", "configuration_update"})
 
 # An item with more bytes is decoded in pieces (see `json.large`).
 _LONG_BYTES: Final = large.LONG_BYTES
-_NOTHING: Final = frozenset({b"", b"null", b'""', b"[]"})
+_EMPTY_VALUES: Final = frozenset({b"", b"null", b'""', b"[]"})
 
 
 class ItemGrouping(Enum):
     """How an item is grouped into pieces.
 
     It forms a piece alone (`ALONE`), with its neighbours of this kind (`RUN`), or with everything before it
-    (`COMPACTED`).
+    (`COMPACTION_TYPES`).
     """
 
     ALONE = "alone"
@@ -64,38 +66,38 @@ def classify_item(kind: str, role: str) -> ItemGrouping:
         UnreadableBodyError: `stateful`: the item refers to something that only the provider has, or has
             neither type nor role. `provider-compacts`: the item asks the provider to compact.
     """
-    if kind in COMPACTED:
+    if kind in COMPACTION_TYPES:
         return ItemGrouping.COMPACTED
-    if kind in ANSWERED or kind in STANDING:
+    if kind in CALL_TYPES_BY_OUTPUT or kind in SETTING_TYPES:
         return ItemGrouping.ALONE
     if kind == "item_reference" or not (kind or role):
         raise UnreadableBodyError("stateful")
-    if kind == TRIGGER:
+    if kind == TRIGGER_TYPE:
         raise UnreadableBodyError("provider-compacts")
     return ItemGrouping.ALONE if kind in {"", "message"} and role != "assistant" else ItemGrouping.RUN
 
 
 def _classify_raw_item(raw: bytes) -> ItemGrouping:
     """Classifies an item by its bytes."""
-    return classify_item(*read_kind(raw))
+    return classify_item(*read_type_and_role(raw))
 
 
-def read_kind(raw: bytes) -> tuple[str, str]:
+def read_type_and_role(raw: bytes) -> tuple[str, str]:
     """Returns the type and the role of an item. Each is empty if the item has none.
 
     Raises:
         UnreadableBodyError: `too-deep`.
     """
     if len(raw) > _LONG_BYTES:
-        return _read_long_kind(raw)
+        return _read_long_type_and_role(raw)
     try:
         seen = _ITEM_HEAD.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _read_long_kind(raw)
+        return _read_long_type_and_role(raw)
     return seen.type or "", seen.role or ""
 
 
-def _read_long_kind(raw: bytes) -> tuple[str, str]:
+def _read_long_type_and_role(raw: bytes) -> tuple[str, str]:
     try:
         members = find_members(raw)
     except RecursionError:
@@ -119,7 +121,7 @@ def parse_items(value: memoryview) -> tuple[bytes, ...]:
     return items
 
 
-def to_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
+def group_into_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Groups the items into pieces by `classify_item`.
 
     Raises:
@@ -139,7 +141,7 @@ def to_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
     return tuple(pieces)
 
 
-def may_continue(item: bytes) -> bool:
+def may_continue_piece(item: bytes) -> bool:
     """Returns whether the item after this one may belong to the same piece."""
     return _classify_raw_item(item) is ItemGrouping.RUN
 
@@ -154,7 +156,7 @@ def find_skip_reason(indicators: Mapping[str, bytes]) -> str:
 
     It must stay unchanged if the provider stores the rest of the conversation, or compacts the input itself.
     """
-    names = {name for name, value in indicators.items() if value not in _NOTHING}
+    names = {name for name, value in indicators.items() if value not in _EMPTY_VALUES}
     if names & {"previous_response_id", "conversation"}:
         return "stateful"
     return "provider-compacts" if names else ""

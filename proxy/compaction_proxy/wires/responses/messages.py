@@ -14,22 +14,22 @@ from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.wires.chat.messages import MAX_PARTS
 from compaction_proxy.wires.json.shorten import encode_json
 from compaction_proxy.wires.payload_digest import hash_address, hash_part
-from compaction_proxy.wires.project_instructions import join_sources
+from compaction_proxy.wires.project_instructions import rejoin_divided_messages
 from compaction_proxy.wires.responses.items import (
-    ANSWER_OF,
-    ANSWERED,
-    STANDING,
+    CALL_TYPES_BY_OUTPUT,
+    OUTPUT_TYPES_BY_CALL,
+    SETTING_TYPES,
     ItemGrouping,
     classify_item,
     decode_items,
 )
 
 # Separates the messages of one answer.
-_BREAK = "\n\n"
+_MESSAGE_SEPARATOR = "\n\n"
 # Members of an item that do not belong to its content. Digests leave them out.
-_NAMING = frozenset({"id", "status"})
+_IDENTITY_MEMBERS = frozenset({"id", "status"})
 # Types of calls that have no name: the name in the call's record, and the member that holds the arguments.
-_BUILT_IN = {
+_UNNAMED_CALLS = {
     "local_shell_call": ("local_shell", "action"),
     "shell_call": ("shell", "action"),
     "apply_patch_call": ("apply_patch", "operation"),
@@ -70,9 +70,9 @@ def _convert_items(raw: bytes, items: Sequence[JsonObject]) -> Message:
         return _convert_run(raw, items)
     item = items[0]
     kind = as_string(item.get("type"))
-    if kind in ANSWERED:
+    if kind in CALL_TYPES_BY_OUTPUT:
         return _convert_output(raw, item, kind)
-    if kind in STANDING:
+    if kind in SETTING_TYPES:
         return Message("developer", parts=(ContentPart(kind, hash_part(_drop_identity(item)), 0),), raw=raw)
     text, parts, refusal = read_content(item.get("content"))
     return Message(as_string(item.get("role")), text, parts, refusal, as_string(item.get("name")), raw=raw)
@@ -97,26 +97,33 @@ def _convert_run(raw: bytes, items: Sequence[JsonObject]) -> Message:
         kind = get_kind(item)
         if kind == "reasoning":
             signed = True
-        elif kind in ANSWER_OF:
+        elif kind in OUTPUT_TYPES_BY_CALL:
             calls.append(build_call(item))
         elif kind == "message":
             message_text, message_parts, message_refusal = read_content(item.get("content"))
-            text += _BREAK if text and message_text else ""
-            parts += [ContentPart(each.kind, each.payload, each.at + len(text)) for each in message_parts]
+            text += _MESSAGE_SEPARATOR if text and message_text else ""
+            parts += [
+                ContentPart(each.kind, each.payload_digest, each.text_offset + len(text))
+                for each in message_parts
+            ]
             text, refusal = text + message_text, refusal + message_refusal
         else:
             parts.append(ContentPart(kind, hash_part(_drop_identity(item)), len(text)))
-    return Message("assistant", text, tuple(parts), refusal, calls=tuple(calls), raw=raw, signed=signed)
+    return Message(
+        "assistant", text, tuple(parts), refusal, calls=tuple(calls), raw=raw, has_signed_reasoning=signed
+    )
 
 
 def _drop_identity(item: Mapping[str, Any]) -> JsonObject:
-    return {key: value for key, value in item.items() if key not in _NAMING}
+    return {key: value for key, value in item.items() if key not in _IDENTITY_MEMBERS}
 
 
 def build_call(item: Mapping[str, Any]) -> MessageToolCall:
     """Builds the call that an item makes."""
     kind = get_kind(item)
-    name, arguments_key = _BUILT_IN.get(kind, ("", "input" if kind == "custom_tool_call" else "arguments"))
+    name, arguments_key = _UNNAMED_CALLS.get(
+        kind, ("", "input" if kind == "custom_tool_call" else "arguments")
+    )
     arguments = item.get(arguments_key, "")
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -134,12 +141,12 @@ def _convert_output(raw: bytes, item: Mapping[str, Any], kind: str) -> Message:
     output, answers = item.get("output"), (_get_call_id(item),)
     if kind == "shell_call_output":
         name, text = f"{kind}:{_read_outcome(output)}", "\n".join(_iter_shell_texts(output))
-        return Message("tool", text, name=name, answers=answers, raw=raw)
+        return Message("tool", text, name=name, answered_call_ids=answers, raw=raw)
     text, parts, _ = read_content(output)
     name = "" if kind == "function_call_output" else kind
     if kind == "apply_patch_call_output":
         name = f"{kind}:{as_string(item.get('status'))}"
-    return Message("tool", text, parts, name=name, answers=answers, raw=raw)
+    return Message("tool", text, parts, name=name, answered_call_ids=answers, raw=raw)
 
 
 def _iter_shell_texts(output: object) -> Iterator[str]:
@@ -187,11 +194,11 @@ def is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and isinstance(part.get("text"), str)
 
 
-def _build_part(part: Any, at: int) -> ContentPart:
+def _build_part(part: Any, text_offset: int) -> ContentPart:
     """Builds a part with the same kind and digest as on the other wires."""
     kind = as_string(part.get("type")) if isinstance(part, Mapping) else ""
     if kind == "input_image" and isinstance(part.get("image_url"), str):
-        return ContentPart("image_url", hash_address(part["image_url"]), at)
+        return ContentPart("image_url", hash_address(part["image_url"]), text_offset)
     if kind == "input_file":
         file_source = next(
             (part[key] for key in ("file_data", "file_url") if isinstance(part.get(key), str)), None
@@ -200,16 +207,16 @@ def _build_part(part: Any, at: int) -> ContentPart:
         return ContentPart(
             "file",
             hash_address(file_source) if file_source else hash_part({"type": "file", "file": inner}),
-            at,
+            text_offset,
         )
     audio = part.get(kind) if kind == "input_audio" else None
     if isinstance(audio, Mapping) and isinstance(audio.get("data"), str):
-        return ContentPart(kind, hash_address(audio["data"]), at)
+        return ContentPart(kind, hash_address(audio["data"]), text_offset)
     is_marked = isinstance(part, Mapping) and "prompt_cache_breakpoint" in part
     plain = (
         {key: each for key, each in part.items() if key != "prompt_cache_breakpoint"} if is_marked else part
     )
-    return ContentPart(kind or "unknown", hash_part(plain), at)
+    return ContentPart(kind or "unknown", hash_part(plain), text_offset)
 
 
 def encode_message(record: Message) -> bytes:
@@ -218,10 +225,10 @@ def encode_message(record: Message) -> bytes:
     An assistant message has the shape that it has in an answer, because servers that translate requests to
     Chat Completions accept no other shape.
     """
-    if record.answers:
+    if record.answered_call_ids:
         kind, _, ending = record.name.partition(":")
         return encode_json(
-            _build_output(record, kind if kind in ANSWERED else "function_call_output", ending)
+            _build_output(record, kind if kind in CALL_TYPES_BY_OUTPUT else "function_call_output", ending)
         )
     if record.role == "assistant":
         content = [{"type": "output_text", "text": record.text}]
@@ -237,7 +244,7 @@ def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
         kind: The type of the item.
         ending: How the shell's command or the patch ended; empty if that is unknown.
     """
-    call_id, text = record.answers[0], record.text
+    call_id, text = record.answered_call_ids[0], record.text
     if kind == "shell_call_output":
         code = int(ending) if ending.isascii() and ending.isdigit() else 0
         outcome = {"type": "timeout"} if ending == "timeout" else {"type": "exit", "exit_code": code}
@@ -254,27 +261,35 @@ def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
 def join_messages(messages: Sequence[Message]) -> bytes:
     """Encodes a list as items. If the proxy has written a call's answer, the call determines its type."""
     encoded: list[bytes] = []
-    messages = join_sources(messages)
+    messages = rejoin_divided_messages(messages)
     for index, each in enumerate(messages):
-        if not each.raw and each.answers and each.name.partition(":")[0] not in ANSWERED:
-            kind = _find_output_kind(each.answers[0], messages[:index])
+        if (
+            not each.raw
+            and each.answered_call_ids
+            and each.name.partition(":")[0] not in CALL_TYPES_BY_OUTPUT
+        ):
+            kind = _find_output_kind(each.answered_call_ids[0], messages[:index])
             encoded.append(encode_json(_build_output(each, kind)))
         else:
             encoded.append(each.raw or encode_message(each))
     return b",".join(encoded)
 
 
-def _find_output_kind(called: str, before: Sequence[Message]) -> str:
+def _find_output_kind(call_id: str, before: Sequence[Message]) -> str:
     """Returns the type of answer that the nearest call with this id requires."""
     for message in reversed(before):
-        if any(call.id == called for call in message.calls):
+        if any(call.id == call_id for call in message.calls):
             call_items = (
-                (each for each in decode_items(message.raw) if get_kind(each) in ANSWER_OF)
+                (each for each in decode_items(message.raw) if get_kind(each) in OUTPUT_TYPES_BY_CALL)
                 if message.raw
                 else ()
             )
             return next(
-                (ANSWER_OF[get_kind(each)] for each in call_items if _get_call_id(each) == called),
+                (
+                    OUTPUT_TYPES_BY_CALL[get_kind(each)]
+                    for each in call_items
+                    if _get_call_id(each) == call_id
+                ),
                 "function_call_output",
             )
     return "function_call_output"

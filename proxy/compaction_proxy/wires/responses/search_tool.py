@@ -34,16 +34,16 @@ RESULT: Final = "function_call_output"
 _REASONING: Final = "reasoning"
 # Types of items that the client need not answer: the model's text and reasoning, and calls of tools that the
 # provider runs itself.
-_UNASKING: Final = frozenset(
+_SELF_CONTAINED_TYPES: Final = frozenset(
     {"message", _REASONING, "web_search_call", "file_search_call", "code_interpreter_call"}
     | {"image_generation_call", "mcp_call", "mcp_list_tools", "compaction"}
 )
 # With these members, the provider stores the answer, or uses stored tools, which a request's own tools
 # replace.
-_KEEPING: Final = ("previous_response_id", "conversation", "prompt")
+_STATEFUL_MEMBERS: Final = ("previous_response_id", "conversation", "prompt")
 
 
-def inspect_tools(raw: bytes, name: str) -> ToolSupport:
+def inspect_tool_support(raw: bytes, name: str) -> ToolSupport:
     """Tells whether a tool of this name can be added to a body.
 
     It cannot be added in these cases:
@@ -67,7 +67,7 @@ def inspect_tools(raw: bytes, name: str) -> ToolSupport:
     is_free = not choice or (bool(tools) and choice == b'"auto"')
     is_stored = read_member(raw, places, "store") != b"false"
     is_stored = is_stored or read_member(raw, places, "background") == b"true"
-    is_stored = is_stored or any(read_member(raw, places, each) for each in _KEEPING)
+    is_stored = is_stored or any(read_member(raw, places, each) for each in _STATEFUL_MEMBERS)
     text = as_mapping(parse_json(read_member(raw, places, "text") or b"{}"))
     has_format = as_mapping(text.get("format")).get("type") not in {None, "text"}
     can_add_tool = is_list and is_free and not (is_taken or is_stored or has_format)
@@ -95,9 +95,9 @@ def is_call(item: Mapping[str, Any], name: str) -> bool:
     return item.get("type") == CALL and item.get("name") == name
 
 
-def asks_client(item: Mapping[str, Any]) -> bool:
+def must_client_answer(item: Mapping[str, Any]) -> bool:
     """Returns whether the client must answer an item. For items of unknown type, the result is True."""
-    return item.get("type") not in _UNASKING
+    return item.get("type") not in _SELF_CONTAINED_TYPES
 
 
 def read_arguments(item: Mapping[str, Any]) -> str:

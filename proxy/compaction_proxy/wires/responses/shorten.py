@@ -14,8 +14,8 @@ from compaction_proxy.wires.json.large import decode_value
 from compaction_proxy.wires.json.shorten import (
     TextCutter,
     cut_arguments,
-    cut_if_long,
-    cut_inside,
+    cut_long_argument,
+    cut_long_texts,
     encode_json,
 )
 from compaction_proxy.wires.responses.items import decode_items, split_items
@@ -35,7 +35,7 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
     raw = record.raw or encode_message(record)
     if record.is_privileged:
         return record
-    cut = partial(build_excerpt, share=share, handle=handle)
+    cut = partial(build_excerpt, share=share, source_name=handle)
     shortened = b",".join([_shorten_item(each, cut, handle) for each in split_items(raw)])
     return parse_message(shortened) if len(shortened) < len(raw) else record
 
@@ -111,12 +111,12 @@ def _shorten_function_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObj
 
 def _shorten_custom_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
     call_input = item.get("input")
-    return {**item, "input": cut_if_long(call_input, cut)} if isinstance(call_input, str) else item
+    return {**item, "input": cut_long_argument(call_input, cut)} if isinstance(call_input, str) else item
 
 
 def _shorten_action_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
     values = {key: item[key] for key in ("action", "operation") if key in item}
-    return {**item, **{key: cut_inside(each, cut) for key, each in values.items()}}
+    return {**item, **{key: cut_long_texts(each, cut) for key, each in values.items()}}
 
 
 _SHORTENERS: Final[Mapping[str, _ItemShortener]] = {

@@ -14,22 +14,25 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
 from compaction_proxy.wires.chat.summary_call import ACKNOWLEDGEMENT, get_thinking_allowance
 from compaction_proxy.wires.json.slices import find_members
-from compaction_proxy.wires.responses.items import ANSWER_OF
+from compaction_proxy.wires.responses.items import OUTPUT_TYPES_BY_CALL
 from compaction_proxy.wires.responses.messages import get_kind, join_messages
 from compaction_proxy.wires.usage import as_mapping, build_usage, parse_json
 
 # The lowest effort that all reasoning models accept: newer ones refuse `minimal`, and older ones `none`.
-EFFORT: Final = "low"
+REASONING_EFFORT: Final = "low"
 
 # Members of a client's request that concern only the answer to it. A summary call that continues the client's
 # conversation must not have them.
-_OF_THE_ANSWER: Final = frozenset(
+_ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stream_options", "max_output_tokens", "max_tool_calls", "text", "top_logprobs", "include"}
     | {"temperature", "top_p", "tool_choice", "metadata", "store", "background", "background_options"}
     | {"truncation", "input", "previous_response_id", "conversation", "context_management", "moderation"}
 )
 # Translates the reasons why an answer was cut off into the words that the proxy uses for every wire.
-_REASONS: Final[Mapping[str, str]] = {"max_output_tokens": "length", "content_filter": "content_filter"}
+_FINISH_REASONS: Final[Mapping[str, str]] = {
+    "max_output_tokens": "length",
+    "content_filter": "content_filter",
+}
 
 
 def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
     if not reasoning and call.temperature is not None:
         fields["temperature"] = call.temperature
     if reasoning and call.conversation is None:
-        fields["reasoning"] = {"effort": EFFORT}
+        fields["reasoning"] = {"effort": REASONING_EFFORT}
     if call.cache_key:
         fields["prompt_cache_key"] = call.cache_key
     if client.get("tools", b"[]").strip() not in {b"[]", b"null"}:
@@ -75,11 +78,11 @@ def _continue_conversation(
     The members that concern the answer to the client are replaced by the call's own members.
     """
     messages = conversation.messages
-    acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answers else ()
+    acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answered_call_ids else ()
     fields = {
         name: value
         for name, value in _read_client_members(conversation).items()
-        if name not in _OF_THE_ANSWER and name not in own_members
+        if name not in _ANSWER_MEMBERS and name not in own_members
     }
     fields["input"] = b"[%b]" % join_messages(
         (*messages, *acknowledgements, Message(role="user", text=prompt))
@@ -89,7 +92,7 @@ def _continue_conversation(
 
 
 def _read_client_members(conversation: ContinuedConversation) -> dict[str, bytes]:
-    raw = conversation.raw
+    raw = conversation.raw_body
     return {name: raw[place.start : place.stop] for name, place in find_members(raw).items()}
 
 
@@ -111,7 +114,7 @@ def parse_answer(body: bytes) -> SummaryAnswer:
     return SummaryAnswer(
         text="".join(_iter_texts(parts)),
         finish_reason=_get_finish_reason(payload),
-        called_tools=any(get_kind(item) in ANSWER_OF for item in items),
+        called_tools=any(get_kind(item) in OUTPUT_TYPES_BY_CALL for item in items),
         refused=any(part.get("type") == "refusal" for part in parts),
         prompt_tokens=counts.prompt_tokens if counts else 0,
         completion_tokens=counts.completion_tokens if counts else 0,
@@ -135,5 +138,5 @@ def _get_finish_reason(payload: Mapping[str, object]) -> str:
     reason = as_mapping(payload.get("incomplete_details")).get("reason")
     status = payload.get("status")
     if isinstance(reason, str):
-        return _REASONS.get(reason, reason)
+        return _FINISH_REASONS.get(reason, reason)
     return "stop" if status == "completed" else status if isinstance(status, str) else ""

@@ -16,7 +16,12 @@ from compaction_proxy.core.media import (
     estimate_image_tokens,
     estimate_image_url_tokens,
 )
-from compaction_proxy.wires.responses.items import ANSWER_OF, ANSWERED, COMPACTED, decode_items
+from compaction_proxy.wires.responses.items import (
+    CALL_TYPES_BY_OUTPUT,
+    COMPACTION_TYPES,
+    OUTPUT_TYPES_BY_CALL,
+    decode_items,
+)
 from compaction_proxy.wires.responses.messages import as_string, build_record, get_kind, is_text
 from compaction_proxy.wires.wire import UncountedMessage
 
@@ -38,13 +43,13 @@ def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
     """
     items = decode_items(raw)
     record = build_record(raw, items)
-    has_nontext = record.parts or record.signed
+    has_nontext = record.parts or record.has_signed_reasoning
     return UncountedMessage(
         record, compute_message_digest(record), _sum_item_tokens(items, model) if has_nontext else 0
     )
 
 
-def estimate_part_tokens(raw: bytes, model: str) -> int:
+def estimate_nontext_tokens(raw: bytes, model: str) -> int:
     """Estimates the tokens of everything in a piece that is not text. The estimate is not calibrated."""
     try:
         return _sum_item_tokens(decode_items(raw), model)
@@ -53,7 +58,7 @@ def estimate_part_tokens(raw: bytes, model: str) -> int:
 
 
 def _sum_item_tokens(items: Sequence[ItemFields], model: str) -> int:
-    if not any(get_kind(each) in COMPACTED for each in items):
+    if not any(get_kind(each) in COMPACTION_TYPES for each in items):
         return sum([_estimate_item(each, model) for each in items])
     return sum([_estimate_item(each, model) + _estimate_text(each) for each in _select_read_items(items)])
 
@@ -65,8 +70,8 @@ def _select_read_items(items: Sequence[ItemFields]) -> Iterable[ItemFields]:
     also has calls or their answers, the client has kept its whole input. The provider then skips everything
     except the compaction items.
     """
-    is_uncut = any(get_kind(each) in {*ANSWER_OF, *ANSWERED} for each in items)
-    return [each for each in items if not is_uncut or get_kind(each) in COMPACTED]
+    is_uncut = any(get_kind(each) in {*OUTPUT_TYPES_BY_CALL, *CALL_TYPES_BY_OUTPUT} for each in items)
+    return [each for each in items if not is_uncut or get_kind(each) in COMPACTION_TYPES]
 
 
 def _estimate_text(item: ItemFields) -> int:
@@ -78,13 +83,13 @@ def _estimate_text(item: ItemFields) -> int:
 
 def _estimate_item(item: ItemFields, model: str) -> int:
     kind = get_kind(item)
-    if kind in ANSWER_OF or kind == "shell_call_output":  # these items hold only text
+    if kind in OUTPUT_TYPES_BY_CALL or kind == "shell_call_output":  # these items hold only text
         return 0
     if kind == "reasoning":
         return _estimate_reasoning(item)
     if kind == "image_generation_call":
         return estimate_image_url_tokens(model, "data:image/png;base64," + as_string(item.get("result")))
-    if kind == "message" or kind in ANSWERED or kind == "computer_call_output":
+    if kind == "message" or kind in CALL_TYPES_BY_OUTPUT or kind == "computer_call_output":
         content = item.get("content" if kind == "message" else "output")
         return _estimate_content([content] if isinstance(content, Mapping) else content, model)
     other_members = {key: value for key, value in item.items() if key != "encrypted_content"}
