@@ -1,6 +1,7 @@
 """What forwarded lists say of the work: what is open, what was done with which outcome, what was observed.
 
-    uv run python bench/frontier.py [FOLDER] [--summary none,poor,wrong] [--sample N] [--json FILE] [--show N]
+    uv run python bench/frontier.py [FOLDER] [--summary none,poor] [--sample N] [--json FILE] [--show N]
+    uv run python bench/frontier.py FOLDER --summary reader --reader URL --parts desk,coding --resume FILE
 
 FOLDER holds conversations, one a line, `{id, messages, …}`; by default the small ones of `tests/fixtures`.
 Each is played as it grew through the installed command, as a process: one request for every user turn, one
@@ -34,7 +35,10 @@ and tool.
 from everything that stand-ins say was observed; `frontier_values.py` judges them.
 
 `--summary` names who writes summaries: `none`, nobody; `poor`, vague sentences under the headings asked for;
-`wrong`, the same with every user message called open; `reader`, the model at `--reader URL`.
+`wrong`, the same with every user message called open; `reader`, the model at the URL `--reader`.
+
+`--resume FILE` is for a slow model. It adds a line to FILE for each conversation, skips those that FILE holds,
+and prints the sums over all of FILE. It judges no values.
 """
 
 import argparse
@@ -683,6 +687,37 @@ def play_marks(
     return judged.figures
 
 
+def play_rows(
+    play: Callable[[Sequence[JsonObject]], list[Figure]], part: str, rows: Sequence[JsonObject], path: Path
+) -> list[Figure]:
+    """The sums of the figures of each row; `path` keeps those of the rows that are done.
+
+    Args:
+        play: Returns the figures of rows.
+        part: Name of these rows in the file.
+        rows: The conversations.
+        path: A file of JSON lines, one a conversation.
+    """
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    judged = [each for each in map(json.loads, lines) if each["part"] == part]
+    done = {each["conversation"] for each in judged}
+    for row in rows:
+        if row["id"] not in done:
+            judged.append(
+                {"part": part, "conversation": row["id"], "figures": [asdict(each) for each in play([row])]}
+            )
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(judged[-1], ensure_ascii=False) + "\n")
+    sums: dict[str, Figure] = {}
+    for each in judged:
+        for fields in each["figures"]:
+            total = sums.setdefault(fields["name"], Figure(**fields | {"hits": 0, "of": 0, "cases": []}))
+            total.hits += fields["hits"]
+            total.of += fields["of"]
+            total.cases += fields["cases"]
+    return list(sums.values())
+
+
 def play_others(player: Player, rows: Sequence[JsonObject], observations: Observations) -> None:
     """Collect what is observed in conversations that are judged by nothing else."""
     for row in rows:
@@ -721,17 +756,25 @@ def measure(options: argparse.Namespace, summary: str) -> dict[str, Any]:
     if options.sample and options.sample < len(desk):
         desk = random.Random(options.seed).sample(desk, options.sample)
     observations, figures = Observations(), []
-    if "desk" in options.parts and desk:
+
+    def play_part(
+        part: str, play: Callable[[Player, Sequence[JsonObject]], list[Figure]], rows: Sequence[JsonObject]
+    ) -> list[Figure]:
+        if part not in options.parts or not rows:
+            return []
         with open_player(summary, options.window, options.reader) as player:
-            figures += play_desk(player, desk, observations)
-    if "coding" in options.parts and coding:
-        with open_player(summary, options.window, options.reader) as player:
-            figures += play_marks(player, coding, marks, observations)
+            if options.resume:
+                return play_rows(lambda some: play(player, some), part, rows, options.resume)
+            return play(player, rows)
+
+    figures += play_part("desk", lambda player, some: play_desk(player, some, observations), desk)
+    figures += play_part("coding", lambda player, some: play_marks(player, some, marks, observations), coding)
     others = [row for row in rows if row["id"].startswith("bfcl-multi")]
     if "others" in options.parts and others:
         with open_player(summary, options.window, options.reader) as player:
             play_others(player, others, observations)
-    figures += observations.draw(options.seed, VALUES)
+    if not options.resume:
+        figures += observations.draw(options.seed, VALUES)
     counter = TiktokenCounter(lambda _: None)
     sizes = {
         f"{what}, {kind}": mean(counter.count_each(texts, MODEL))
@@ -777,6 +820,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=19)
     parser.add_argument("--show", type=int, default=0, help="print so many cases of each figure")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--resume", type=Path, help="keep the figures of each conversation in this file")
     options = parser.parse_args(arguments)
     options.parts = options.parts.split(",")
     if not options.folder.is_dir():
