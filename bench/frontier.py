@@ -37,7 +37,7 @@ from everything that stand-ins say was observed; `frontier_values.py` judges the
 `--summary` names who writes summaries: `none`, nobody; `poor`, vague sentences under the headings asked for;
 `wrong`, the same with every user message called open; `reader`, the model at the URL `--reader`.
 
-`--resume FILE` is for a slow model. It adds a line to FILE for each conversation, skips those that FILE holds,
+`wrong`, the same with every user message called open; `reader`, the model that `--reader URL` names.
 and prints the sums over all of FILE. It judges no values.
 """
 
