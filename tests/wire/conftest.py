@@ -225,8 +225,8 @@ def admissions(monkeypatch: pytest.MonkeyPatch) -> list[ConcurrencyLimiter]:
     """The places for requests of each application that is made, in that order."""
     made: list[ConcurrencyLimiter] = []
 
-    def making(places: int, *, bodies: BodyBudget) -> ConcurrencyLimiter:
-        made.append(ConcurrencyLimiter(places, body_budget=bodies))
+    def making(places: int, *, body_budget: BodyBudget) -> ConcurrencyLimiter:
+        made.append(ConcurrencyLimiter(places, body_budget=body_budget))
         return made[-1]
 
     monkeypatch.setattr(app, "ConcurrencyLimiter", making)

@@ -145,7 +145,7 @@ class PageRoutes:
             readings.read_records(MessageView, response.get("seen")),
         )
         return await self.templates.render_page(
-            "compaction.html", at="conversations", name=name, made=made, event=made.event, variables=panes
+            "compaction.html", at="conversations", name=name, made=made, event=made.event, panes=panes
         )
 
     async def show_prompts(self, request: Request) -> Response:
