@@ -42,8 +42,8 @@ class Taken:
     def reload(self, loaded: LoadedConfig) -> None:
         self.found.append(loaded)
 
-    def record_reload(self, *, taken: bool) -> None:
-        assert taken
+    def record_reload(self, *, succeeded: bool) -> None:
+        assert succeeded
 
 
 async def test_a_signal_during_a_reading_has_it_read_once_more() -> None:
