@@ -293,7 +293,7 @@ async def test_a_slow_reader_holds_the_sender_back(wire: Any, engine: Any, ask: 
             sent += 50_000
 
     async with wire.running_upstream(script) as upstream:
-        response = await engine().send(ask(upstream.port, silence_s=0.2))
+        response = await engine().send(ask(upstream.port, silence_timeout_s=0.2))
         before = -1
         while before != sent:  # what the two kernels hold
             before = sent
@@ -314,7 +314,7 @@ async def test_silence_within_an_answer_is_a_timeout(wire: Any, engine: Any, ask
 
     got: list[bytes] = []
     async with wire.running_upstream(script) as upstream:
-        response = await engine().send(ask(upstream.port, silence_s=0.1))
+        response = await engine().send(ask(upstream.port, silence_timeout_s=0.1))
         with pytest.raises(httpx.ReadTimeout):
             await read_into(got, response)
     assert b"".join(got) == b"aaaa"
@@ -330,10 +330,10 @@ async def test_a_shorter_patience_than_the_last_requests_holds(
 
     sender = engine()
     async with wire.running_upstream(script) as upstream:
-        await whole(await sender.send(ask(upstream.port, silence_s=600.0)))
+        await whole(await sender.send(ask(upstream.port, silence_timeout_s=600.0)))
         async with asyncio.timeout(30):
             with pytest.raises(httpx.ReadTimeout):
-                await sender.send(ask(upstream.port, b"silent", silence_s=0.05))
+                await sender.send(ask(upstream.port, b"silent", silence_timeout_s=0.05))
         assert upstream.connections == 1
 
 

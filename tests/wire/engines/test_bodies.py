@@ -69,7 +69,7 @@ async def test_a_large_body_goes_and_comes_whole_and_does_not_block_the_loop(
     sender = engine()
     gc.freeze()  # looking through what the test process holds takes longer than anything here
     watching = asyncio.create_task(watch())
-    response = await sender.send(ask(1, LARGE, origin=echo, silence_s=20.0))
+    response = await sender.send(ask(1, LARGE, origin=echo, silence_timeout_s=20.0))
     digest = hashlib.sha256()
     while piece := await response.read():
         digest.update(piece)
@@ -82,7 +82,7 @@ async def test_a_large_body_goes_and_comes_whole_and_does_not_block_the_loop(
 
 async def test_a_body_is_whole_however_its_reader_pauses(engine: Any, ask: Any, echo: str) -> None:
     rng, body = random.Random(2), LARGE[:3_000_000]
-    response = await engine().send(ask(1, body, origin=echo, silence_s=20.0))
+    response = await engine().send(ask(1, body, origin=echo, silence_timeout_s=20.0))
     got = bytearray()
     while piece := await response.read():
         got += piece
@@ -112,7 +112,7 @@ async def test_an_early_answer_closes_the_stream_that_was_being_sent(
 
     async with wire.running_upstream(script) as upstream:
         upstream.read_bodies = False
-        response = await engine().send(ask(upstream.port, waiting(), length=length))
+        response = await engine().send(ask(upstream.port, waiting(), body_length=length))
         assert (response.status, await whole(response)) == (413, b"no")
         async with asyncio.timeout(30):
             await closed.wait()

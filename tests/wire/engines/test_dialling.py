@@ -114,7 +114,7 @@ async def test_each_step_to_a_connection_counts_into_its_time(engine: Any, ask: 
         files, sender = open_files(), engine(**options)
         async with asyncio.timeout(30):
             with pytest.raises(httpx.ConnectTimeout):
-                await sender.send(ask(1, origin=origin, connect_s=0.05, silence_s=60.0))
+                await sender.send(ask(1, origin=origin, connect_timeout_s=0.05, silence_timeout_s=60.0))
         await eventually(lambda: open_files() <= files)
 
 
@@ -231,7 +231,7 @@ async def test_closing_the_engine_ends_what_is_under_way(wire: Any, engine: Any,
             await asyncio.sleep(0.001)
 
     async def asking(body: Any) -> None:
-        response = await sender.send(ask(upstream.port, body, silence_s=None))
+        response = await sender.send(ask(upstream.port, body, silence_timeout_s=None))
         try:
             while await response.read():
                 arrived.release()

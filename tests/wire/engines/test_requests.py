@@ -89,7 +89,7 @@ async def test_a_stream_arrives_as_it_was_given(
         await exchange.send(OK)
 
     async with wire.running_upstream(script) as upstream:
-        assert await whole(await engine().send(ask(upstream.port, body(), length=length))) == b"ok"
+        assert await whole(await engine().send(ask(upstream.port, body(), body_length=length))) == b"ok"
     letters = [letter * 70_000 for letter in (b"a", b"b", b"c")]
     framed = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in letters) + b"0\r\n\r\n"
     assert came.lower() == (framed if length is None else b"".join(letters))
@@ -110,7 +110,7 @@ async def test_a_server_that_does_not_read_holds_a_stream_back(wire: Any, engine
         await asyncio.sleep(60)
 
     async with wire.running_upstream(script) as upstream:
-        sending = asyncio.create_task(engine().send(ask(upstream.port, body(), silence_s=60.0)))
+        sending = asyncio.create_task(engine().send(ask(upstream.port, body(), silence_timeout_s=60.0)))
         before = -1
         while before != given or not given:
             before = given
@@ -173,6 +173,6 @@ async def test_a_client_that_is_slow_to_send_is_no_silence_of_the_server(
         await exchange.send(OK)
 
     async with wire.running_upstream(script) as upstream:
-        response = await engine().send(ask(upstream.port, body(), length=2, silence_s=0.1))
+        response = await engine().send(ask(upstream.port, body(), body_length=2, silence_timeout_s=0.1))
         assert await whole(response) == b"ok"
         assert upstream.seen[0].body == b"ab"
