@@ -242,10 +242,10 @@ async def test_closing_the_engine_ends_what_is_under_way(wire: Any, engine: Any,
     async with wire.running_upstream(script) as upstream:
         bodies: list[Any] = [b"head", b"body", endless(), b"body", endless()]
         tasks = [asyncio.create_task(asking(body)) for body in bodies]
-        for _ in bodies:
-            await arrived.acquire()
-        await sender.aclose()
         async with asyncio.timeout(30):
+            for _ in bodies:
+                await arrived.acquire()
+            await sender.aclose()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert {isinstance(error, httpx.TransportError) for error in ended} == {True}, ended
         await eventually(lambda: upstream.open_sockets == 0)
