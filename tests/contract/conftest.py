@@ -15,6 +15,7 @@ from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.redis import client as redis_client
 from compaction_proxy.storage.redis.store import RedisStore
 from compaction_proxy.storage.redis.url import parse_redis_url
+from compaction_proxy.storage.sqlite import schema
 from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Store
 from tests.redis_servers import Cluster, RedisServer, Sentinels
@@ -24,9 +25,14 @@ FAILOVER_LIMIT_S = 60.0
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The contract says what a store does, not how soon: a busy machine takes its time for 64 connections."""
+    """The contract says what a store does, not how soon.
+
+    A busy machine needs time for 64 connections, and a slow disk for five connections to one new file.
+    """
     for name in ("CONNECT_TIMEOUT_S", "ANSWER_TIMEOUT_S"):  # the second is for connecting, too
         monkeypatch.setattr(redis_client, name, 30.0)
+    monkeypatch.setattr(schema, "PREPARE_LIMIT_S", 30.0)
+    monkeypatch.setattr(schema, "BUSY_TIMEOUT_MS", 30_000)
 
 
 class Bench(Protocol):

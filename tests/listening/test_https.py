@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from tests.proxy_processes import command, proxy_process
 GET = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
 # An idle client that does not agree to the end of its connection would hold the process for 30 s.
 END_S = 25.0
+STORE_REASONS = {"store-busy", "store-timeout"}
 
 
 def settings(folder: Path, certificate: bytes, key: bytes) -> dict[str, str]:
@@ -65,7 +67,12 @@ async def test_it_serves_https_and_ends_beside_idle_clients(workers: str, tmp_pa
     assert spoken_plainly == b""
     assert health == (0, f"https://127.0.0.1:{running.port}: ready\n", "")
     assert (running.url, code) == (f"https://127.0.0.1:{running.port}", 0)
-    assert ("Traceback" in errors, "rror" in errors) == (False, False)
+    events = [json.loads(line) for line in errors.splitlines()]
+    # On a slow disk, the workers may wait for each other's new store file and serve without it.
+    severe = [
+        event for event in events if event["level"] != "info" and event.get("reason") not in STORE_REASONS
+    ]
+    assert severe == []
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
