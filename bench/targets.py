@@ -20,8 +20,6 @@ from load import LoadError
 from processes import Program, free_port, started
 from rivals import RIVALS, Rival, installed_in
 
-from compaction_proxy.config.config import Config
-
 BENCH = Path(__file__).parent
 DIRECT = "direct"
 NGINX = "nginx"
@@ -29,10 +27,7 @@ GATED = "proxy, gated"
 OPEN = "proxy, gate off"
 OPEN_FAST = "proxy, gate off [fast]"
 PLAIN = "FastAPI + httpx"
-# The engine that is not the default.
-OTHER_ENGINE = "aiohttp" if Config().upstream.engine == "native" else "native"
-GATED_OTHER = f"proxy, gated, {OTHER_ENGINE}"
-OURS = (GATED, OPEN, OPEN_FAST, GATED_OTHER)
+OURS = (GATED, OPEN, OPEN_FAST)
 # How long a target may take to make up for what it missed while it stood still.
 SETTLE_S = 5.0
 # The native library of the extra `fast`, as a path of a loaded file has it.
@@ -160,11 +155,6 @@ def _open_fast(bench: Bench, name: str) -> Iterator[Target]:
         yield target
 
 
-def _gated_other(bench: Bench, name: str) -> Iterator[Target]:
-    settings = {**without_fast(bench.folder), "COMPACTION_PROXY__UPSTREAM__ENGINE": OTHER_ENGINE}
-    yield from _ours(bench, name, settings)
-
-
 def _nginx(bench: Bench, name: str) -> Iterator[Target]:
     command = shutil.which("nginx")
     if command is None:
@@ -228,7 +218,6 @@ def running(
             yield bench
             return
         bench.offer(OPEN_FAST, _open_fast)
-        bench.offer(GATED_OTHER, _gated_other)
         bench.offer(PLAIN, _plain)
         for rival in RIVALS if rivals else ():
             bench.offer(rival.name, _rival(rival, rivals or folder))

@@ -48,7 +48,7 @@ from targets import (
 from upstream import CHUNKS
 
 LIBRARIES = (
-    "aiohttp", "fastapi", "httptools", "httpx", "msgspec", "starlette", "tiktoken", "toktok-rs", "uvicorn",
+    "fastapi", "httptools", "httpx", "msgspec", "starlette", "tiktoken", "toktok-rs", "uvicorn",
     "uvloop",
 )  # fmt: skip
 STREAMED = (DIRECT, NGINX, GATED, OPEN)

@@ -32,7 +32,6 @@ BROAD = {"Exception", "BaseException"}
 
 # The packages or modules that may import a library.
 OWNERS = {
-    "aiohttp": {"gateway.client.aiohttp_engine"},
     "backports": {"wires.content_coding"},
     "blake3": {"wires.incremental_reader"},
     "brotli": {"wires.content_coding"},
@@ -57,7 +56,6 @@ OWNERS = {
     "typer": {"cli"},
     "uvicorn": {"gateway.server"},
     "yaml": {"config.yaml_file"},
-    "yarl": {"gateway.client.aiohttp_engine"},
 }
 
 

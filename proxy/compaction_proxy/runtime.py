@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
-from pkgutil import resolve_name
 
 import structlog
 
@@ -35,9 +34,9 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import ServerSection
 from compaction_proxy.core.errors import ConfigError, StoreUnavailableError
 from compaction_proxy.gateway.body_budget import compute_default_budget
+from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
 from compaction_proxy.gateway.client.proxies import read_environment_proxies
-from compaction_proxy.gateway.client.types import HttpEngine
 from compaction_proxy.gateway.identity import mint_conversation_id
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.providers.model_limits import ModelLimits
@@ -227,13 +226,6 @@ class TenantSecret:
             await asyncio.sleep(SECRET_CHECK_S if await self.sync_with_store() else SECRET_RETRY_S)
 
 
-# The HTTP engines. Only the configured one is imported, because the library of the other one would take
-# 8 MB of memory.
-ENGINES = {
-    "native": "compaction_proxy.gateway.client.connection_pool:NativeEngine",
-    "aiohttp": "compaction_proxy.gateway.client.aiohttp_engine:AiohttpEngine",
-}
-
 # The longest time, in seconds, that a request for metrics waits until all recorded exchanges are counted.
 FLUSH_LIMIT_S = 1.0
 
@@ -244,12 +236,6 @@ def _log_unwritten_exchanges(error: BaseException) -> None:
 
 def _log_tokenizer_failure(line: str) -> None:
     _log.warning(TOKENIZER_FAILED, reason=line)
-
-
-def create_engine(config: Config) -> HttpEngine:
-    """Creates the configured HTTP engine, which sends requests to upstreams."""
-    engine: HttpEngine = resolve_name(ENGINES[config.upstream.engine])(proxies=read_environment_proxies())
-    return engine
 
 
 def _get_archive_bounds(config: Config) -> ArchiveBounds:
@@ -289,7 +275,7 @@ class Components:
             InstrumentedStore(self.store, self.metrics.observe_store_call), record_store_failure
         )
         self.metrics.breakers["store"] = lambda: not self.records.is_in_use
-        self.engine = create_engine(config)
+        self.engine = NativeEngine(proxies=read_environment_proxies())
         self.transport = EngineTransport(self.engine)
         self.counter = ToktokCounter(TiktokenCounter(_log_tokenizer_failure), _log_tokenizer_failure)
         self.token_scheduler = TokenScheduler(self.counter)

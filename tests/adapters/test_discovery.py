@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
+from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.discovery import MAX_BODY_BYTES, HttpWindowDiscovery
@@ -40,7 +40,7 @@ class Upstream:
 
 @asynccontextmanager
 async def discovery(upstream: Upstream) -> AsyncIterator[tuple[HttpWindowDiscovery, str]]:
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(NativeEngine())
     try:
         async with serve_embedded(Starlette(routes=[Route("/{path:path}", upstream.answer)])) as url:
             yield HttpWindowDiscovery(transport, DEADLINE_S), f"{url}/v1"
@@ -110,13 +110,13 @@ async def test_an_upstream_that_does_not_end_is_waited_for_no_longer_than_the_de
 
 
 async def test_an_upstream_that_is_away_tells_nothing() -> None:
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(NativeEngine())
     assert await HttpWindowDiscovery(transport).discover_window("http://127.0.0.1:9/v1", KEY, MODEL) is None
     await transport.aclose()
 
 
 async def test_a_provider_that_tells_nothing_is_not_asked() -> None:
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(NativeEngine())
     assert (
         await HttpWindowDiscovery(transport).discover_window("https://api.openai.com/v1", KEY, "gpt-4o")
         is None

@@ -12,7 +12,7 @@ import pytest
 
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
-from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
+from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
 from compaction_proxy.providers.summary_transport import MAX_ANSWER_BYTES, MAX_MODELS, HttpSummaryModel
 
@@ -243,7 +243,7 @@ async def real(response: bytes = b"") -> AsyncIterator[tuple[HttpSummaryModel, S
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(NativeEngine())
     try:
         port = server.sockets[0].getsockname()[1]
         yield HttpSummaryModel(transport), replace(CALL, url=f"http://127.0.0.1:{port}/v1/chat/completions")
@@ -287,7 +287,7 @@ async def test_a_deadline_ends_a_call_that_drips() -> None:
     ended = asyncio.Event()
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(NativeEngine())
     model = HttpSummaryModel(transport)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):

@@ -42,7 +42,7 @@ def test_what_must_be_quick_imports_no_server(arguments: list[str], tmp_path: Pa
         "import sys; from compaction_proxy.cli.main import app\n"
         f"try: app({arguments!r})\n"
         "except SystemExit: pass\n"
-        "heavy = {'fastapi', 'aiohttp', 'httpx', 'structlog', 'tiktoken', 'compaction_proxy.config'}\n"
+        "heavy = {'fastapi', 'httpx', 'structlog', 'tiktoken', 'compaction_proxy.config'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code]

@@ -18,6 +18,7 @@ from compaction_proxy.cli.demo.run import build_demo_config
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.gateway import count_tokens
+from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 from compaction_proxy.gateway.count_tokens import CountTokensEndpoint
 from compaction_proxy.gateway.passthrough import PassthroughEndpoint
@@ -27,7 +28,6 @@ from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.providers.tokenizers import CharacterCounter
-from compaction_proxy.runtime import create_engine
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 
@@ -75,7 +75,7 @@ async def running(provider: Provider, told: Told) -> AsyncIterator[httpx.AsyncCl
     app = Starlette(routes=[Route("/{path:path}", provider.count, methods=["POST"])])
     async with serve_embedded(app) as url:
         config = build_demo_config(url)
-        engine, admission = create_engine(config), ConcurrencyLimiter(4)
+        engine, admission = NativeEngine(), ConcurrencyLimiter(4)
         reading = MessageReader(
             {name: TokenScheduler(CharacterCounter()) for name in ("tiktoken", "characters")}
         )

@@ -8,7 +8,7 @@ from compaction_proxy.config import Config
 from compaction_proxy.config.config import get_model_settings
 from compaction_proxy.config.sections import SummarySection, UpstreamSection
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
+from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.summary_routes import build_summary_routes
 from compaction_proxy.gateway.upstream import Upstream
 from compaction_proxy.wires.registry import WIRES
@@ -25,7 +25,7 @@ def routes(
     base_url: str = "https://up.example",
 ) -> tuple[SummaryRoute, ...]:
     config = Config(upstream=UpstreamSection(base_url=base_url), summary=summary)
-    upstream = Upstream(base_url, "", "0123456789abcdef", AiohttpEngine(), 1, 1)
+    upstream = Upstream(base_url, "", "0123456789abcdef", NativeEngine(), 1, 1)
     scope = {"raw_path": path.encode(), "query_string": query, "headers": []}
     policy = STRATEGIES[strategy]
     return build_summary_routes(config, get_model_settings(config, "chat"), policy, upstream, scope, "chat")
@@ -87,7 +87,7 @@ def test_a_key_for_summaries_is_not_shown_to_the_provider_of_another_wire(
 ) -> None:
     summary = SummarySection(model="small", api_key=SecretStr("own"))
     config = Config(upstream=UpstreamSection(base_url="https://up.example"), summary=summary)
-    upstream = Upstream(upstream_url, "", "0123456789abcdef", AiohttpEngine(), 1, 1)
+    upstream = Upstream(upstream_url, "", "0123456789abcdef", NativeEngine(), 1, 1)
     scope = {
         "raw_path": b"/v1/chat/completions",
         "query_string": b"",
@@ -114,7 +114,7 @@ def test_a_wire_with_a_provider_of_its_own_asks_that_one(
 ) -> None:
     config = Config.model_validate(given)
     base_url, key = config.upstream.get_provider(wire)
-    upstream = Upstream(base_url, key, "0" * 16, AiohttpEngine(), 1, 1)
+    upstream = Upstream(base_url, key, "0" * 16, NativeEngine(), 1, 1)
     settings = get_model_settings(config, "asked")
     scope = {"raw_path": WIRES[wire].path_suffix, "query_string": b"", "headers": [(b"x-api-key", b"k")]}
     found = build_summary_routes(

@@ -84,7 +84,7 @@ class UpstreamSection(BaseModel):
     api_key: Key = SecretStr("")
     """Key sent upstream in place of the client's; empty: the client's own passes through."""
     engine: Literal["native", "aiohttp"] = "native"
-    """HTTP client that carries requests: `native`, our own, or `aiohttp`; for comparing, both do the same."""
+    """Only `native`. `aiohttp` means the same, with a warning, until version 0.2."""
     timeout_s: Seconds = 600
     """Longest silence of the upstream, in seconds."""
     stream_usage: Annotated[str, OnlyValue("observe")] = "observe"

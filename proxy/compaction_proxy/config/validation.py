@@ -260,6 +260,8 @@ def find_warnings(config: Config) -> Iterator[str]:
         yield f"server.host: whoever reaches {server.host} spends upstream.api_key; name server.client_keys"
     if config.session.tenant == "none":
         yield "session.tenant: none lets all clients share their conversations' summaries"
+    if config.upstream.engine == "aiohttp":
+        yield "upstream.engine: aiohttp is no longer an engine of its own; native is used, remove the line"
     if config.store.url == MEMORY:
         yield "store.url: memory:// keeps nothing beyond the process; name a file or a server to keep more"
     yield from dict.fromkeys(find_strategy_warnings(config))

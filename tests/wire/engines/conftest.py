@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
 from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
 from tests.certificates import self_signed
 from tests.virtual_time import VirtualTimeLoop
 
-ENGINES: dict[str, Callable[..., HttpEngine]] = {"native": NativeEngine, "aiohttp": AiohttpEngine}
+ENGINES: dict[str, Callable[..., HttpEngine]] = {"native": NativeEngine}
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

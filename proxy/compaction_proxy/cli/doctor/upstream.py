@@ -11,11 +11,12 @@ from compaction_proxy.compaction.request_limits import resolve_policy
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
 from compaction_proxy.core.errors import SummaryError, UpstreamError
 from compaction_proxy.core.summary.call import SummaryCall
+from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
+from compaction_proxy.gateway.client.proxies import read_environment_proxies
 from compaction_proxy.gateway.summary_routes import CHEAP_MODELS
 from compaction_proxy.providers.summary_transport import HttpSummaryModel
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_window
-from compaction_proxy.runtime import create_engine
 
 DEADLINE_S = 10.0
 # Difference of the clocks, in seconds, above which there is a warning. The proxy may then misjudge whether
@@ -33,7 +34,7 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
         config: The configuration.
         probe: Whether to ask each summary model for one word. The provider may charge a little for it.
     """
-    transport = EngineTransport(create_engine(config))
+    transport = EngineTransport(NativeEngine(proxies=read_environment_proxies()))
     try:
         key = config.upstream.api_key.get_secret_value()
         names: frozenset[str] = frozenset()
