@@ -47,7 +47,6 @@ from compaction_proxy.providers.discovery import HttpWindowDiscovery
 from compaction_proxy.recall.round_detail import RoundDetailReader
 from compaction_proxy.replay.jobs import ReplayJobRunner
 from compaction_proxy.runtime import Components, choose_body_budget
-from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
@@ -73,19 +72,6 @@ class EndpointTable:
     post_endpoints: Mapping[bytes, ASGIApp]
     passthrough: ASGIApp
     compact: ASGIApp
-
-
-def apply_deletion_fence(app: ASGIApp, records: RecordStore) -> ASGIApp:
-    """Wraps an application so that its requests respect deletions in the store.
-
-    If records are deleted while a request is in progress, that request does not write them again.
-    """
-
-    async def run_fenced(scope: Scope, receive: Receive, send: Send) -> None:
-        records.deletion_fence.set_start_mark()
-        await app(scope, receive, send)
-
-    return run_fenced
 
 
 def build_endpoints(
@@ -123,10 +109,7 @@ def build_endpoints(
         model_limits=components.model_limits,
     )
     wires = {
-        name: apply_deletion_fence(
-            _build_wire_endpoint(config, components, targets[name], wire, gates[name], admission, triggers),
-            components.records,
-        )
+        name: _build_wire_endpoint(config, components, targets[name], wire, gates[name], admission, triggers)
         for name, wire in WIRES.items()
     }
     posts: dict[bytes, ASGIApp] = {
@@ -338,7 +321,7 @@ def _build_mcp_endpoint(config: Config, components: Components, admission: Concu
         components.conversation_registry,
         is_store_reachable=lambda: components.records.is_reachable,
     )
-    endpoint = McpEndpoint(
+    return McpEndpoint(
         config,
         format_origin(config.upstream.base_url),
         tools=McpToolRunner(components.recall_tool, conversations),
@@ -346,7 +329,6 @@ def _build_mcp_endpoint(config: Config, components: Components, admission: Concu
         admission=admission,
         clients=_build_client_authenticator(config, refuses_foreign_pages=True),
     )
-    return apply_deletion_fence(endpoint, components.records)
 
 
 class Proxy:
@@ -428,7 +410,7 @@ class Proxy:
         compact = relay(endpoints.compact)
         self.api = _create_api(config, parts, loaded_config, is_ending)
         self.api.router.routes.extend(create_relay_routes(wires, compact, base_path))
-        admin = apply_deletion_fence(mount_pages(self.api, self._access_policy, base_path), parts.records)
+        admin = mount_pages(self.api, self._access_policy, base_path)
         return Dispatcher(
             admin=BodyBudgetMiddleware(admin, admission.body_budget),
             wire_endpoints=wires,
@@ -438,6 +420,7 @@ class Proxy:
             mcp=relay(_build_mcp_endpoint(config, parts, admission)),
             base_path=base_path,
             lifespan=self._lifespan,
+            deletion_fence=parts.records.deletion_fence,
         )
 
 

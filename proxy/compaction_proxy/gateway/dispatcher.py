@@ -14,6 +14,7 @@ from compaction_proxy.gateway.headers import HOP_HEADER, build_header_map, refus
 from compaction_proxy.gateway.paths import COMPACT_PATH, MCP_PATH, is_own_path
 from compaction_proxy.gateway.sse_keepalive import send_keepalives
 from compaction_proxy.gateway.upstream import find_error_encoder, send_error
+from compaction_proxy.storage.deletions import DeletionFence
 from compaction_proxy.wires.registry import find_wire
 
 # Header fields that are sent with status 426 (RFC 9110 §15.5.22) and name the protocol to use instead. On
@@ -87,6 +88,7 @@ class Dispatcher:
         mcp: Answers `/mcp` below `base_path`.
         base_path: The path under which the proxy's own paths are; empty for the root.
         lifespan: Receives the server's lifespan events.
+        deletion_fence: Keeps a request from writing records again that were deleted after it began.
     """
 
     admin: ASGIApp
@@ -97,14 +99,18 @@ class Dispatcher:
     mcp: ASGIApp
     base_path: str
     lifespan: ASGIApp
+    deletion_fence: DeletionFence
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request, or passes on the server's lifespan events."""
         if scope["type"] == "lifespan":
             await self.lifespan(scope, receive, send)
-        elif scope["type"] == "websocket":
+            return
+        if scope["type"] == "websocket":
             await send({"type": "websocket.close"})  # closed before it is accepted, so the server answers 403
-        elif not is_own_path(scope["path"], self.base_path):
+            return
+        self.deletion_fence.set_start_mark()
+        if not is_own_path(scope["path"], self.base_path):
             wire = find_wire(scope["method"], scope["raw_path"])
             handler = self._find_handler(scope) if wire is None else self.wire_endpoints[wire.name]
             await handler(scope, receive, send)

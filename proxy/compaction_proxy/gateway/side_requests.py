@@ -92,7 +92,7 @@ def _is_probe(raw: bytes) -> bool:
 
 def _asks_for_title(raw: bytes) -> bool:
     """Returns whether a client asks for a title or the like, even for a conversation that has not begun."""
-    if not any(each in raw for each in _TITLE_PHRASES):
+    if not _contains_any(raw, _TITLE_PHRASES):
         return False
     system, user = read_texts(raw)
     return any(map(is_title_prompt, system)) or any(map(is_title_request, user))
@@ -100,8 +100,7 @@ def _asks_for_title(raw: bytes) -> bool:
 
 def _may_ask_for_summary(raw: bytes) -> bool:
     """Returns whether a request may ask for a summary of a conversation that it quotes in its own text."""
-    edges = raw[:EDGE_BYTES] + raw[-EDGE_BYTES:]
-    return any(each in edges for each in _SUMMARY_PHRASES)
+    return _contains_any(raw[:EDGE_BYTES] + raw[-EDGE_BYTES:], _SUMMARY_PHRASES)
 
 
 def _classify_by_history(raw: bytes) -> SideRequestKind:
@@ -110,7 +109,14 @@ def _classify_by_history(raw: bytes) -> SideRequestKind:
 
 def has_history(raw: bytes) -> bool:
     """Returns whether a body may contain earlier answers or tool calls of the model."""
-    return any(each in raw for each in _HISTORY_MARKS)
+    return _contains_any(raw, _HISTORY_MARKS)
+
+
+def _contains_any(raw: bytes, phrases: tuple[bytes, ...]) -> bool:
+    for phrase in phrases:  # noqa: SIM110 - every request pays for the generator that `any` would need
+        if phrase in raw:
+            return True
+    return False
 
 
 class SideRequestDetector:

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
 from compaction_proxy.compaction.directives import DirectiveStore
@@ -21,7 +20,6 @@ from compaction_proxy.core.trigger import (
 )
 from compaction_proxy.gateway.identity import format_origin
 from compaction_proxy.gateway.side_requests import has_history
-from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.wires.prescan import find_models, find_output_limits, may_have_media
@@ -31,45 +29,14 @@ from compaction_proxy.wires.prescan import find_models, find_output_limits, may_
 MAX_BYTES = 131_072
 # A body that names more models than this is parsed, because the gate would have to check each model.
 MAX_MODELS = 8
-# Seconds for which the gate caches the safe size of a tenant and model, and the most pairs that it caches.
-# The time is short because a safe size depends on prices and on learned limits that expire.
-CACHE_S = 1.0
+# Seconds for which the gate caches the safe size of a tenant, a model and an output limit, and the most sizes
+# that it caches. What this process learns clears the cache at once. The time bounds only for how long a price
+# or a learned limit is used after it has expired.
+CACHE_S = 10.0
 MAX_CACHED = 4_096
-# A number of output tokens that is larger than any request can ask for. It gives the strictest limits.
-UNBOUNDED_OUTPUT_TOKENS = 10**18
-
-
-@dataclass(frozen=True, slots=True)
-class _SizeLimit:
-    """The limits in tokens within which a request passes the gate.
-
-    Attributes:
-        calibration: How the upstream counts tokens.
-        min_trigger_tokens: The fewest tokens at which the proxy may start a compaction or prepare one.
-        limit_tokens: The most input tokens with which a request may be forwarded unchanged.
-    """
-
-    calibration: Calibration
-    min_trigger_tokens: int
-    limit_tokens: int
-
-    def allows_size(self, size_bytes: int) -> bool:
-        """Returns whether `size_bytes` are certainly under the smallest trigger and within the limit."""
-        return (
-            self.calibration.predict_tokens(size_bytes) < self.min_trigger_tokens
-            and self.calibration.predict_upper_bound(size_bytes) <= self.limit_tokens
-        )
-
-    def compute_safe_bytes(self) -> float:
-        """Returns a size in bytes that certainly passes.
-
-        It is at most one byte smaller than the largest size that passes.
-        """
-        factor = self.calibration.ratio * math.exp(self.calibration.margin)
-        return min(self.min_trigger_tokens - 1, self.limit_tokens) / factor - 1
-
-
-_PASSES_NOTHING = _SizeLimit(Calibration(0.0, 0.0), 0, 0)
+# The safe size of requests that are read whatever their size, in bytes.
+_NO_SIZE = -1.0
+_EXPIRED = (_NO_SIZE, -math.inf)
 
 
 class SizeGate:
@@ -106,7 +73,8 @@ class SizeGate:
         self._origin = origin
         self._pricing = pricing
         self._clock = clock
-        self._safe_sizes: dict[tuple[str, str], tuple[float, float]] = {}  # size in bytes, expiry
+        # The size in bytes and the time of expiry, by tenant, model and output limit.
+        self._safe_sizes: dict[tuple[str, str, int | None], tuple[float, float]] = {}
         self._changes = 0
 
     async def remember_compacted(self, tenant: str, conversation: str | None, size_bytes: int) -> None:
@@ -152,11 +120,9 @@ class SizeGate:
             return False
         if not 0 < len(models) <= MAX_MODELS or may_have_media(raw):
             return False
-        if size <= min([self._get_safe_size(tenant, model) for model in models]):
-            return True
-        output = max(find_output_limits(raw), default=None)
-        limits = [self._compute_size_limit(tenant, model, output) for model in models]
-        return all(limit is None or limit.allows_size(size) for limit in limits)
+        limits = find_output_limits(raw)
+        output_tokens = max(limits) if limits else None
+        return size <= min([self._get_safe_size(tenant, model, output_tokens) for model in models])
 
     def record_accepted(self, tenant: str, model: str, size_bytes: int) -> None:
         """Records that the upstream accepted a body of this size, which had passed the gate.
@@ -178,29 +144,32 @@ class SizeGate:
             return conversation is not None or has_history(raw)
         return conversation is not None and self._directives.is_compaction_requested(tenant, conversation)
 
-    def _get_safe_size(self, tenant: str, model: str) -> float:
-        """Returns the size in bytes up to which a body passes, however many output tokens it asks for."""
+    def _get_safe_size(self, tenant: str, model: str, output_tokens: int | None) -> float:
+        """Returns the size in bytes up to which a body certainly passes. See `_compute_safe_size`."""
         if self._changes != self._model_limits.changes:
             self._changes = self._model_limits.changes
             self._safe_sizes.clear()
-        size, until = self._safe_sizes.get((tenant, model), (0.0, 0.0))
+        key = tenant, model, output_tokens
+        size, until = self._safe_sizes.get(key, _EXPIRED)
         now = self._clock()
         if until < now:
-            limit = self._compute_size_limit(tenant, model, UNBOUNDED_OUTPUT_TOKENS)
-            size = math.inf if limit is None else limit.compute_safe_bytes()
+            size = self._compute_safe_size(tenant, model, output_tokens)
             if len(self._safe_sizes) >= MAX_CACHED:
                 self._safe_sizes.clear()
-            self._safe_sizes[tenant, model] = size, now + CACHE_S
+            if size > 0:
+                self._safe_sizes[key] = size, now + CACHE_S
         return size
 
-    def _compute_size_limit(self, tenant: str, model: str, output_tokens: int | None) -> _SizeLimit | None:
-        """Returns the limits for requests to a model, or None if the proxy never compacts them.
+    def _compute_safe_size(self, tenant: str, model: str, output_tokens: int | None) -> float:
+        """Returns the size in bytes up to which the proxy does nothing to a request for this model.
 
-        `output_tokens` is the number of output tokens that the request asks for; None if it names none.
+        The size is infinite if the proxy never compacts such requests. It is at most one byte smaller than
+        the largest size at which nothing is done. `output_tokens` is the number of output tokens that the
+        request asks for; None if it names none.
         """
         settings = get_model_settings(self._config, model)
         if settings.recall.tool == "always":  # each request is parsed, to offer the tool with it
-            return _PASSES_NOTHING
+            return _NO_SIZE
         policy = resolve_policy(settings)
         window = self._model_limits.peek_effective_window(tenant, self._origin, model, settings.window)
         adds_output = self._model_limits.adds_output(tenant, self._origin, model)
@@ -208,11 +177,11 @@ class SizeGate:
         rows = set_price_thresholds(policy.trigger, self._compute_min_price_thresholds(model, policy.trigger))
         least = compute_min_trigger(rows, budget)
         if least is None:
-            return None
+            return math.inf
         if output_tokens is not None and not self._model_limits.is_known(tenant, self._origin, model):
             # Another process may have learned that the upstream counts the output against the context window.
             # So this request is parsed. That loads the learned limits, and the next request may pass.
-            return _PASSES_NOTHING
+            return _NO_SIZE
         marks = compute_trigger_marks(rows, budget, policy.soft_share, policy.hard_percent)
         least = min(least, marks.soft_tokens or least)
         limit = (
@@ -220,7 +189,12 @@ class SizeGate:
             if budget.sum_limit is None
             else min(budget.compaction_limit, budget.sum_limit)
         )
-        return _SizeLimit(self._model_limits.peek_calibration(tenant, self._origin, model), least, limit)
+        # Text never has more tokens than bytes. So a size in bytes is an upper bound of our own count, which
+        # the calibration turns into the upstream's count (`predict_tokens` and `predict_upper_bound`).
+        calibration = self._model_limits.peek_calibration(tenant, self._origin, model)
+        upper = calibration.ratio * math.exp(calibration.margin)
+        expected = calibration.ratio if calibration.observations else upper
+        return min((least - 1) / expected, limit / upper) - 1
 
     def _compute_min_price_thresholds(self, model: str, rules: Sequence[TriggerRule]) -> PriceThresholds:
         """Returns the smallest thresholds that the trigger's price fields can give in any conversation."""
