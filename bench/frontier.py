@@ -37,8 +37,8 @@ from everything that stand-ins say was observed; `frontier_values.py` judges the
 `--summary` names who writes summaries: `none`, nobody; `poor`, vague sentences under the headings asked for;
 `wrong`, the same with every user message called open; `reader`, the model at the URL `--reader`.
 
-`wrong`, the same with every user message called open; `reader`, the model that `--reader URL` names.
-and prints the sums over all of FILE. It judges no values.
+`--resume FILE` keeps the figures of each conversation in FILE, with the number of summaries that the model
+answered. It leaves out conversations that are in FILE and prints the sums over all. It judges no values.
 """
 
 import argparse
@@ -78,7 +78,7 @@ FIXTURES = ROOT / "tests" / "fixtures"
 MARKS = FIXTURES / "frontier_marks.json"
 MODEL, SUMMARY_MODEL = "gpt-4o", "summary"
 READER_WINDOW = 16_384
-READER_LIMIT_S = 300.0
+READER_LIMIT_S = 900.0
 VALUES = 300
 # An item is about a message if so much of its words stand there, and a phrase stands in an item likewise.
 ABOUT, PHRASE_SHARE, LEAST_WORDS = 0.6, 0.7, 3
@@ -244,6 +244,7 @@ class Player:
         self._client = client
         self._summary = summary
         self._said: list[str] = []
+        self._counted = 0, 0
         provider.answer = self._answer
 
     def _answer(self, request: Received) -> Reply:
@@ -296,6 +297,23 @@ class Player:
             )
             then(cut, found[cut])
         return found
+
+    def count_summaries(self) -> JsonObject:
+        """Counts the compactions since the last call: all, those the model answered, and failed ones.
+
+        A model that is too slow is left alone for a while, and texts without a model stand in. Figures are
+        about the model only if it has answered.
+        """
+        finished = self._proxy.log_lines("compaction.finished")
+        failed = self._proxy.log_lines("compaction.failed")
+        new = finished[self._counted[0] :]
+        counts = {
+            "finished": len(new),
+            "answered": sum(bool(each.get("completion_tokens")) for each in new),
+            "failed": len(failed) - self._counted[1],
+        }
+        self._counted = len(finished), len(failed)
+        return counts
 
     def search(self, row: JsonObject, query: str) -> str:
         """What the tool `memory_search` answers, over MCP."""
@@ -688,12 +706,17 @@ def play_marks(
 
 
 def play_rows(
-    play: Callable[[Sequence[JsonObject]], list[Figure]], part: str, rows: Sequence[JsonObject], path: Path
+    play: Callable[[Sequence[JsonObject]], list[Figure]],
+    count_summaries: Callable[[], JsonObject],
+    part: str,
+    rows: Sequence[JsonObject],
+    path: Path,
 ) -> list[Figure]:
     """The sums of the figures of each row; `path` keeps those of the rows that are done.
 
     Args:
         play: Returns the figures of rows.
+        count_summaries: Counts the summaries since the last call, by who wrote them.
         part: Name of these rows in the file.
         rows: The conversations.
         path: A file of JSON lines, one a conversation.
@@ -703,8 +726,9 @@ def play_rows(
     done = {each["conversation"] for each in judged}
     for row in rows:
         if row["id"] not in done:
+            figures = [asdict(each) for each in play([row])]
             judged.append(
-                {"part": part, "conversation": row["id"], "figures": [asdict(each) for each in play([row])]}
+                {"part": part, "conversation": row["id"], "summaries": count_summaries(), "figures": figures}
             )
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(judged[-1], ensure_ascii=False) + "\n")
@@ -764,7 +788,9 @@ def measure(options: argparse.Namespace, summary: str) -> dict[str, Any]:
             return []
         with open_player(summary, options.window, options.reader) as player:
             if options.resume:
-                return play_rows(lambda some: play(player, some), part, rows, options.resume)
+                return play_rows(
+                    lambda some: play(player, some), player.count_summaries, part, rows, options.resume
+                )
             return play(player, rows)
 
     figures += play_part("desk", lambda player, some: play_desk(player, some, observations), desk)

@@ -32,7 +32,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CONNECT_TIMEOUT_S", "ANSWER_TIMEOUT_S"):  # the second is for connecting, too
         monkeypatch.setattr(redis_client, name, 30.0)
     monkeypatch.setattr(schema, "PREPARE_LIMIT_S", 30.0)
-    monkeypatch.setattr(schema, "BUSY_TIMEOUT_MS", 30_000)
 
 
 class Bench(Protocol):
