@@ -45,7 +45,7 @@ class _SizeLimit:
 
     Attributes:
         calibration: How the upstream counts tokens.
-        min_trigger_tokens: The fewest tokens at which the proxy may start a compaction or prepare one.
+        min_trigger_tokens: The smallest size at which the proxy may start a compaction or prepare one.
         limit_tokens: The most input tokens with which a request may be forwarded unchanged.
     """
 
@@ -54,7 +54,7 @@ class _SizeLimit:
     limit_tokens: int
 
     def allows_size(self, size_bytes: int) -> bool:
-        """Returns whether `size_bytes` are certainly under the smallest trigger and within the limit."""
+        """Returns whether a body of this size is certainly below the smallest trigger and the limit."""
         return (
             self.calibration.predict_tokens(size_bytes) < self.min_trigger_tokens
             and self.calibration.predict_upper_bound(size_bytes) <= self.limit_tokens
@@ -84,7 +84,7 @@ class SizeGate:
         directives: Knows for which conversations somebody has requested a compaction, whatever their size.
         compacted: Knows which conversations have been compacted. Their requests do not pass.
         origin: The origin of the upstream.
-        pricing: Gives the prices of models. If it is None, the gate knows no prices.
+        pricing: Gives the prices of models, on which triggers may depend. None if no prices are known.
         clock: Returns monotonic seconds.
     """
 
@@ -106,7 +106,7 @@ class SizeGate:
         self._origin = origin
         self._pricing = pricing
         self._clock = clock
-        self._safe_sizes: dict[tuple[str, str], tuple[float, float]] = {}  # size in bytes, expiry
+        self._safe_sizes: dict[tuple[str, str], tuple[float, float]] = {}  # (bytes, expiry) by tenant, model
         self._changes = 0
 
     async def remember_compacted(self, tenant: str, conversation: str | None, size_bytes: int) -> None:
@@ -117,8 +117,8 @@ class SizeGate:
         Args:
             tenant: The tenant that owns the conversation.
             conversation: The id of the conversation; None if it has none.
-            size_bytes: Size of the request that was compacted. Above `MAX_BYTES`, other processes are not
-                told, because such a request passes no gate anyway.
+            size_bytes: Size of the request that was compacted. If it exceeds `MAX_BYTES`, other processes are
+                not notified, because requests of this size never pass a gate.
         """
         await self._compacted.add(tenant, conversation, should_publish=size_bytes <= MAX_BYTES)
 
@@ -138,14 +138,14 @@ class SizeGate:
     def can_pass(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
         """Returns whether a request may be forwarded without being parsed.
 
-        It may if nothing has to be done about its conversation, and if it is certainly too small for a
-        compaction and for the preparation of one, whichever of the models it means.
+        It may if its conversation needs no action (`_has_pending_action`), and if it is certainly too small
+        for a compaction and for the preparation of one, whichever of the models it means.
 
         Args:
             raw: The request body.
             models: All models that the request could mean.
             tenant: The tenant that sent the request.
-            conversation: The id of its conversation, if it is known.
+            conversation: The id of its conversation; None if it is unknown.
         """
         size = len(raw)
         if size > MAX_BYTES or self._has_pending_action(tenant, conversation, raw):
@@ -159,7 +159,7 @@ class SizeGate:
         return all(limit is None or limit.allows_size(size) for limit in limits)
 
     def record_accepted(self, tenant: str, model: str, size_bytes: int) -> None:
-        """Records that the upstream accepted a body of this size, which had passed the gate.
+        """Records that the upstream accepted a body of `size_bytes` that had passed the gate.
 
         If the upstream later refuses a larger request, this size is a lower bound of its limit.
         """

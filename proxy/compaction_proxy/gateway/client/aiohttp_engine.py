@@ -1,9 +1,8 @@
 """An HTTP engine over aiohttp's connection pool.
 
-It guarantees more than a plain client: bytes go out and come in exactly as they are, chunks are passed on as
-the network delivered them, closing a response closes its socket at once, and no request waits for a pool
-slot. If the upstream has already closed a pooled connection, the request is sent again, and the caller gets
-no error.
+It guarantees more than a plain client. Bytes are sent and returned unchanged, and chunks are returned as the
+network delivered them. Closing a response closes its socket at once. No request waits for a pool slot. If the
+upstream has already closed a pooled connection, the request is sent again, and the caller gets no error.
 """
 
 import asyncio
@@ -51,11 +50,11 @@ _HTTPX_ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...
 
 
 class _ConnectionLostError(aiohttp.ClientError):
-    """The connection ended before a response. Not an OSError, so that aiohttp itself does not send again.
+    """The connection ended before a response. Not an OSError, so that aiohttp itself does not retry.
 
     Attributes:
-        stale: Whether the connection had served a request before and no byte of this response came. Then the
-            upstream closed the connection while it was idle, and the request can be sent again.
+        is_stale: Whether the connection had served a request before and no byte of this response came. If so,
+            the upstream closed the connection while it was idle, and the request can be sent again.
     """
 
     def __init__(self, *, stale: bool) -> None:
@@ -64,7 +63,7 @@ class _ConnectionLostError(aiohttp.ClientError):
 
 
 class _AiohttpConnection(ResponseHandler):
-    """A connection that knows whether it has served before, and whether the response has begun."""
+    """A connection that knows how many requests it has carried, and whether the response has begun."""
 
     request_count = 0
     has_response_data = False
@@ -79,7 +78,7 @@ class _AiohttpConnection(ResponseHandler):
         super().data_received(data)
 
     def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
-        """Replaces a lost connection by `_ConnectionLostError`, which says whether sending again is safe."""
+        """Replaces the error of a lost connection by `_ConnectionLostError`, which says whether to retry."""
         is_lost = isinstance(exc, aiohttp.ClientConnectionError) and not isinstance(exc, TimeoutError)
         if is_lost and not isinstance(self.exception(), _ConnectionLostError):
             lost_error = _ConnectionLostError(stale=self.request_count > 1 and not self.has_response_data)
@@ -88,20 +87,23 @@ class _AiohttpConnection(ResponseHandler):
         elif not is_lost:
             super().set_exception(exc, *cause)
             if isinstance(exc, HttpProcessingError) and self._payload is not None:
-                # aiohttp wakes only a waiter for the head. A reader of the body would wait for ever.
+                # aiohttp wakes only a task that waits for the head. A task that reads the body would wait for
+                # ever.
                 self._payload.set_exception(aiohttp.ClientPayloadError(), exc)
 
     def is_connected(self) -> bool:
-        """Whether the connection may be reused.
+        """Returns whether the connection may be reused.
 
-        Data that came while the connection was idle, such as a 408, must not answer the next request.
+        If data came while the connection was idle, such as a 408, it may not, because that data would be
+        taken for the answer to the next request.
         """
         return super().is_connected() and not self.should_close
 
     def close(self) -> None:
         """Closes the socket now, and raises an error in a pending read of the body.
 
-        Otherwise an upload that the upstream does not read would keep the socket open until it is sent.
+        aiohttp's own method would keep the socket open until the whole upload is sent, which never happens if
+        the upstream does not read.
         """
         if self._payload is not None and not self._payload.is_eof():
             self._payload.set_exception(aiohttp.ClientOSError())
@@ -128,7 +130,7 @@ def _to_httpx_error(error: BaseException) -> httpx.TransportError:
 
 
 class _AiohttpResponse:
-    """A response whose body is returned as the network delivers it, neither decoded nor divided."""
+    """Implements `types.HttpResponse`. Returns the body as the network delivers it, without decoding."""
 
     __slots__ = ("_response", "headers", "reason", "status")
 
@@ -157,7 +159,7 @@ class _AiohttpResponse:
 
 
 def _decode_header(raw: bytes) -> str:
-    """Decodes header bytes for aiohttp, which encodes them as UTF-8. Reads other bytes as Latin-1."""
+    """Decodes header bytes for aiohttp, which encodes them as UTF-8. Reads invalid UTF-8 as Latin-1."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -198,8 +200,8 @@ class AiohttpEngine:
     """Implements `types.HttpEngine` with aiohttp. Each event loop needs its own engine.
 
     Args:
-        proxies: Which origins are reached through which proxies. SSL_CERT_FILE and SSL_CERT_DIR name the
-            trusted roots. The engine reads nothing else from the environment.
+        proxies: Which origins are reached through which proxies. From the environment, the engine reads only
+            SSL_CERT_FILE and SSL_CERT_DIR, which name the trusted certificates.
         idle_expiry_s: Seconds after which an idle connection is not used again.
     """
 
