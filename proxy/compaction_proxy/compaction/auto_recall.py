@@ -1,9 +1,9 @@
 """Auto-recall: inserts removed messages that match the latest user message right before that message.
 
 The inserted text is a message of its own. It is the same in every request of a turn, so that the provider's
-prompt cache stays valid from one request to the next. Requests of the next turn no longer contain it. Clients
-never see it, no compaction summarises it, and no archive stores it. If anything goes wrong or takes too long,
-the request is forwarded without it.
+prompt cache stays valid from one request to the next. Requests of the next turn no longer contain the text.
+Clients never see it, no compaction summarises it, and no archive stores it. If anything goes wrong or takes
+too long, the request is forwarded without it.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ from compaction_proxy.wires.body import rewrite_messages
 
 # How long a request waits for a search, in seconds.
 DEADLINE_S: Final = 0.15
-# A user message with fewer words, common words such as "the" not counted, starts no search unless it contains
-# a code, such as a path or an id.
+# A user message with fewer words than this starts no search unless it contains a code, such as a path or an
+# id. Common words such as "the" do not count.
 LEAST_WORDS: Final = 2
-# Largest number of hits that are considered, and of hits that are inserted.
+# Largest number of hits that a search returns, and largest number of these hits that are inserted.
 MAX_CANDIDATES: Final = 20
 MAX_HITS: Final = 3
-# Size of the cache of chosen texts, in bytes.
+# Largest size of the cache of the texts that were chosen to be inserted, in bytes.
 HELD_BYTES: Final = 4 * 1024 * 1024
 # Approximate size of a cache entry without its text, in bytes.
 _CHOICE_BYTES: Final = 600
@@ -59,7 +59,7 @@ class SearchFunction(Protocol):
     def __call__(
         self, tenant: str, conversation: str | None, query: str, limit: int, *, known_ids: AbstractSet[str]
     ) -> Coroutine[Any, Any, list[Hit]]:
-        """Returns the best hits, best first."""
+        """Returns at most `limit` hits, the best one first."""
         ...
 
 
@@ -69,7 +69,7 @@ class _RecallKey(NamedTuple):
     Attributes:
         tenant: The tenant of the conversation.
         conversation: The conversation id.
-        prefix: Prefix digest up to the latest user message, with which the turn begins.
+        prefix: Prefix digest of the messages up to the latest user message, which begins the turn.
         section: The configuration of recall.
     """
 
@@ -129,7 +129,8 @@ class AutoRecall:
     async def __call__(self, fit: FitResult, ask: FitRequest) -> FitResult:
         """Returns the result with a text inserted before the latest user message.
 
-        Returns the result unchanged if auto-recall is off, nothing has been removed, or nothing matches.
+        Returns the result unchanged if auto-recall is off, if nothing has been removed, or if no removed
+        message matches and fits.
         """
         compacted, usage_basis = fit.compacted_messages, fit.usage_basis
         conversation = fit.report.conversation
@@ -167,7 +168,8 @@ class AutoRecall:
         self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], user_text: str
     ) -> str:
         """Returns the text to insert in this turn; empty for none. The text is chosen once per turn."""
-        # Keep this cache object: if a deletion replaces it meanwhile, the text must not enter the new one.
+        # Keep this cache object. If records are deleted during the search, `_clear_choices` replaces the
+        # cache, and a text from before the deletion must not enter the new one.
         chosen = self._choices
         text = chosen.get(key)
         if text is None:
@@ -180,10 +182,9 @@ class AutoRecall:
     async def _find_hits(
         self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], query: str
     ) -> list[Hit]:
-        """Searches the removed and shortened messages; returns no hits if that takes too long.
+        """Returns the removed and shortened messages that match; none if the search exceeds `DEADLINE_S`.
 
-        A search that takes too long still runs to its end, because the data that it loads may make the next
-        search faster.
+        Such a search still runs to its end, because the data that it loads may make the next search faster.
         """
         affected = compacted.checkpoint.removed_indices | compacted.checkpoint.edited
         affected_ids = frozenset(format_message_id(prefixes[index]) for index in affected)
@@ -200,7 +201,7 @@ class AutoRecall:
     async def _insert_text(
         self, fit: FitResult, compacted: CompactedMessages, ask: FitRequest, index: int, text: str
     ) -> FitResult:
-        """Returns the result with the text inserted before the message at index `index`, if it fits."""
+        """Returns the result with the text inserted before the message at `index`, if it fits."""
         wire = ask.body.wire
         recall_message = wire.parse_message(wire.encode_message(Message(role="user", text=text)))
         messages = (*compacted.messages[:index], recall_message, *compacted.messages[index:])
@@ -247,7 +248,7 @@ def _estimate_size_tokens(fit: FitResult, added_tokens: int) -> int | None:
 
 
 def _compute_limit(fit: FitResult, ask: FitRequest) -> int:
-    """Returns the limit that the request must stay under, in calibrated tokens."""
+    """Returns the largest size that the request may have with the inserted text, in calibrated tokens."""
     window, output = fit.report.window or 0, ask.body.max_output
     return compute_limits(
         ask.settings, ask.strategy, window, output, ask.trigger_tokens

@@ -1,7 +1,7 @@
 """Lists the ids of a conversation's checkpoints, so that a request reads only checkpoints that it could use.
 
 The index is a list in the store. When a checkpoint is written, its id is added to the list. Each process
-caches the ids that it has read. The cache serves requests that follow soon, and all requests while the store
+caches the ids that it has read. The cached ids are used for two seconds (`FRESH_S`), and as long as the store
 is unavailable. In a busy conversation the list is read again in the background, so that no request waits for
 it.
 """
@@ -16,9 +16,9 @@ from compaction_proxy.storage.records import ListItem, RecordStore
 
 # Largest number of checkpoints that can be found for one conversation and its branches.
 MAX_KEPT_IDS = 200
-# Largest number of lists in the cache of this process, one for each conversation and its branches.
+# Largest number of lists in the cache of this process. A conversation and its branches share one list.
 MAX_CONVERSATIONS = 10_000
-# Largest number of ids in the cache of this process; each takes about 150 bytes.
+# Largest number of ids in the cache of this process. An id takes about 150 bytes of memory.
 MAX_CACHED_IDS = 100_000
 # How long a cached list is used after it was read, in seconds. After that, a request waits until it is read
 # again.
@@ -75,7 +75,7 @@ class CheckpointIndex:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def load_checkpoint_ids(self, key: str) -> frozenset[bytes]:
-        """Reads a list from the store, and returns its ids with the cached ones.
+        """Reads the list `key` from the store, and returns its ids together with the cached ids of the list.
 
         A checkpoint may no longer exist although its id is listed.
         """
@@ -89,7 +89,7 @@ class CheckpointIndex:
         return cached.checkpoint_ids
 
     def get_cached(self, key: str) -> frozenset[bytes] | None:
-        """Returns the cached ids, at most two seconds old; None if the store has to be asked."""
+        """Returns the cached ids if they were read less than `FRESH_S` seconds ago; else None."""
         cached = self._cache.get(key)
         age_s = math.inf if cached is None else self._clock() - cached.read_at
         if cached is None or age_s >= FRESH_S:
@@ -99,7 +99,7 @@ class CheckpointIndex:
         return cached.checkpoint_ids
 
     def has_checkpoint(self, key: str, checkpoint_id: bytes) -> bool:
-        """Returns whether this process has seen the id in the list."""
+        """Returns whether the cache of this process contains the id in the list `key`."""
         cached = self._cache.get(key)
         return cached is not None and checkpoint_id in cached.ordered_ids
 

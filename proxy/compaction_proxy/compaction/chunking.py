@@ -1,4 +1,4 @@
-"""Splits the messages to summarise so that a summary model with a small context window can read them.
+"""Shortens or splits the messages to summarise, so that they fit a summary model's context window.
 
 Sizes are in characters of the transcript. The caller converts them from tokens.
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 from compaction_proxy.core.message import Message, iter_units
 from compaction_proxy.core.strategies import SummaryShape
 
-# A transcript shows at least this many characters of each message, unless the message is shorter.
+# A transcript shows at least this many characters of every message that is longer than that.
 SMALLEST_CUT = 40
 # Approximate number of characters that a transcript adds around each message.
 ENTRY_CHARACTERS = 24
@@ -24,7 +24,7 @@ def _count_characters(message: Message) -> int:
 
 
 def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> int:
-    """Counts the characters that the messages take in a transcript."""
+    """Counts the characters that the messages take in a transcript of this shape."""
     return sum(
         min(
             _count_characters(each),
@@ -36,10 +36,10 @@ def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> 
 
 
 def narrow_shape(messages: Sequence[Message], shape: SummaryShape, characters: float) -> SummaryShape:
-    """Returns a shape with which the transcript of these messages takes at most `characters`.
+    """Returns the shape with smaller sizes of messages, so that the transcript takes at most `characters`.
 
-    If that is impossible, every message is cut to `SMALLEST_CUT` characters. The least valuable text is cut
-    first: the middles of tool results, then the middles of all other messages.
+    The least valuable text is cut first: the middles of tool results, then the middles of all other messages.
+    No size falls below `SMALLEST_CUT`, even if the transcript then takes more than `characters`.
     """
     for field in ("tool_characters", "message_characters"):
         is_for_results = field == "tool_characters"
@@ -67,9 +67,10 @@ def _find_cut_length(lengths: Sequence[int], room: float) -> int:
 def split_into_portions(
     messages: Sequence[Message], shape: SummaryShape, characters: float
 ) -> tuple[Group, ...]:
-    """Splits the messages into consecutive portions of whole units, each shown in at most `characters`.
+    """Splits the messages into consecutive portions of whole units.
 
-    A single unit that takes more than `characters` becomes a portion of its own.
+    Each portion takes at most `characters` in a transcript of this shape. A single unit that takes more
+    becomes a portion of its own.
     """
     return tuple(_iterate_portions(messages, shape, characters))
 

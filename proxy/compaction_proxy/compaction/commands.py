@@ -1,4 +1,4 @@
-"""Implements the commands on a conversation that is known by its id: show, steer, search and delete it.
+"""Implements the commands on a conversation, given by its id: show, steer, search and delete it.
 
 The proxy may not have the full history between two requests. So a command that concerns compaction takes
 effect with the next request of the conversation. If that request is compacted, its event reports the result.
@@ -196,7 +196,7 @@ class ConversationCommands:
         return await self.list_pins(conversation)
 
     async def remove_pin(self, conversation: str, pin_id: str) -> None:
-        """Removes the pin with the id `name`, of the form `p_…`.
+        """Removes the pin whose id is `pin_id`, of the form `p_…`.
 
         Raises:
             RequestRefusedError: 404: there is no such pin.
@@ -210,22 +210,22 @@ class ConversationCommands:
         await self._record_event(tenant, Event(UNPINNED, self._now(), conversation, reason=pin_id))
 
     async def get_instructions(self, conversation: str) -> Directives:
-        """Returns the directives, which list the project instructions of the conversation.
+        """Returns the directives of the conversation, in which its project instructions are listed.
 
-        `Directives.instructions` lists those that the conversation holds and that can be removed.
-        `Directives.removed` lists the ids of those that are left out of rewritten requests.
+        `Directives.instructions` lists the instructions that can be removed. `Directives.removed` lists the
+        ids of the instructions that are left out of every request that the proxy rewrites.
         """
         return await self._directives.get(await self._find_tenant(conversation), conversation)
 
     async def set_instruction_removed(
         self, conversation: str, instruction_id: str, *, removed: bool = True
     ) -> None:
-        """Leaves project instructions out of rewritten requests, or includes them again.
+        """Leaves project instructions out of every later rewritten request, or includes them again.
 
         Args:
             conversation: The conversation id.
             instruction_id: The id of the instructions, `i_…`.
-            removed: Whether to leave them out.
+            removed: True to leave the instructions out; False to include them again.
 
         Raises:
             RequestRefusedError: 404: there are no such instructions.
@@ -278,13 +278,14 @@ class ConversationCommands:
         return await self._recall.list_removed_messages(await self._find_tenant(conversation), conversation)
 
     async def forget_conversation(self, conversation: str) -> int:
-        """Deletes all records of the conversation and of branches that begin like it; returns their number.
+        """Deletes all records of the conversation and of its branches, and returns the number of records.
 
-        Requests that this process is still serving write no more records of the conversation.
+        Branches are conversations that begin with the same messages. Requests that this process is still
+        serving write no more records of the conversation.
         """
         tenant = await self._find_tenant(conversation)
-        # The fence stops writes under this conversation. It is set before the roots are listed, so that no
-        # new root is added after the list was read.
+        # The deletion fence stops writes of this conversation's records. It is set before the root digests
+        # are listed, so that no new root is added after the list was read.
         self._records.deletion_fence.add_deletion(scope_prefix(tenant, conversation))
         roots = await self._history.list_roots(tenant, conversation, KEPT_ROOT_LINES)
         scopes: list[str | bytes] = [conversation, *roots]

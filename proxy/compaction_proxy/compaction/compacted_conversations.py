@@ -34,8 +34,8 @@ from compaction_proxy.support.log_events import COMPACTED_NOT_HEARD
 MAX_OF_TENANT = 10_000
 MAX_CONVERSATIONS = 50_000
 MAX_TENANTS = 10_000
-# Lines in the store expire. So a conversation that is still in use gets a new line after this many seconds,
-# or after this share of the lifetime of checkpoints if that is sooner.
+# Lines in the store expire. So a conversation that is still in use gets a new line after `RELIST_AFTER_S`
+# seconds, or after the share `LISTED_SHARE` of the lifetime of checkpoints, whichever is sooner.
 RELIST_AFTER_S = 86_400.0
 LISTED_SHARE = 0.25
 # Seconds between two polls for changes if the store sends no notifications.
@@ -43,15 +43,15 @@ POLL_S = 1.0
 # Seconds between two polls if the store sends notifications. Polls are still needed, because a notification
 # may get lost.
 CHECK_S = 15.0
-# Number of changes that the store keeps, and number of changes that one poll reads. If more changes have
-# happened since the last poll, the whole set is loaded again.
+# Number of changes that the store keeps, and number of changes that one poll reads. If more changes than one
+# poll reads have happened since the last poll, the whole set is loaded again.
 KEPT_CHANGES = 100
 LATEST_CHANGES = 16
-# Seconds that the start of the proxy waits for the set, and seconds between two attempts to listen for
-# changes.
+# Largest number of seconds that the start of the proxy waits until the set is loaded, and number of seconds
+# between two attempts to listen for changes.
 START_LIMIT_S = 5.0
 RETRY_S = 1.0
-# Number of lists that are read at the same time.
+# Largest number of tenants' lists that are read at the same time.
 READ_AT_ONCE = 8
 CHANNEL = "compacted"
 # The name under which all conversations of a tenant without an id are listed together.
@@ -90,7 +90,7 @@ class CompactedConversations:
         self._known: OrderedDict[str, OrderedDict[str, float]] = OrderedDict()
         self._count = 0
         self._unlisted: set[tuple[str, str]] = set()  # conversations without a line in the store
-        self._tenants: dict[str, float] = {}  # when this process last listed each tenant
+        self._tenants: dict[str, float] = {}  # when this process last listed each tenant, in epoch seconds
         self._change = ""  # the id of the last change that was read
         self._is_loaded = False
         self._is_listening = False
@@ -99,7 +99,8 @@ class CompactedConversations:
     def has_rounds(self, tenant: str, conversation: str | None) -> bool:
         """Returns whether a conversation has compactions, as far as this process knows; never waits.
 
-        If `conversation` is None, returns whether any conversation of the tenant without an id has some.
+        If `conversation` is None, returns whether any conversation without an id of this tenant has
+        compactions.
         """
         conversations = self._known.get(tenant)
         return (
@@ -112,8 +113,8 @@ class CompactedConversations:
         Args:
             tenant: The tenant of the conversation.
             conversation: The conversation id; None if it has none.
-            should_publish: Whether to tell other processes. They need not know while the conversation's
-                requests are too large to pass the gate.
+            should_publish: Whether to tell other processes. They need not know as long as the conversation's
+                requests are too large to pass the gate unparsed.
         """
         name, now = UNNAMED if conversation is None else conversation, self._now()
         listed_at = self._get_listed_at(tenant, name)
@@ -126,7 +127,7 @@ class CompactedConversations:
             self._unlisted.discard((tenant, name))
 
     async def load(self) -> bool:
-        """Loads the set from the store, and returns whether the store has answered every read."""
+        """Loads the set from the store. Returns False if the store failed to answer a read."""
         failed_before = self._records.failed_reads
         changes = await self._records.read_tail(compacted_changes_key(), 1)
         oldest = self._now() - self._ttl_s
@@ -146,7 +147,7 @@ class CompactedConversations:
         return self._is_loaded
 
     async def start(self) -> None:
-        """Waits until the set is loaded, for `START_LIMIT_S` at most, and starts to follow its changes."""
+        """Loads the set, waiting at most `START_LIMIT_S` seconds, and starts to follow its changes."""
         with suppress_and_report(_log_not_heard):
             await run_with_deadline(START_LIMIT_S, self.load())
         self._tasks = [asyncio.create_task(self._listen_forever()), asyncio.create_task(self._poll_changes())]
@@ -158,7 +159,7 @@ class CompactedConversations:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _write_line(self, tenant: str, name: str, listed_at_s: float) -> bool:
-        """Writes a line for a conversation and notifies other processes. Returns whether it was saved."""
+        """Writes a conversation's line and notifies other processes. Returns whether the line was saved."""
         line = {"conversation": name, "at": listed_at_s}
         entry = ListItem(compacted_conversations_key(tenant), line, self._ttl_s, MAX_OF_TENANT)
         if not self._records.is_in_use or not await self._records.write([entry]):

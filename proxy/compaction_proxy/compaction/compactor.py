@@ -1,8 +1,8 @@
 """Makes a request fit its context window, and never lets a fault of the proxy fail the request.
 
-`fit_request` reads the request and counts its tokens, applies earlier compactions, and makes a new compaction
-if one is due. If the result still does not fit, it goes down the ladder. `prepare_round` starts a compaction
-ahead of need. If anything goes wrong here, the client's own bytes are forwarded.
+`Compactor.fit_request` reads the request and counts its tokens, applies earlier compactions, and makes a new
+compaction if one is due. If the result still does not fit, it goes down the ladder. `Compactor.prepare_round`
+starts a compaction ahead of need. If anything goes wrong here, the client's own bytes are forwarded.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -51,14 +51,14 @@ OUTPUT_MARGIN_SHARES = (0.04, 0.01)
 OUTPUT_MARGIN_TOKENS = 64
 # If an overflow error names no limit, the request is reduced to this share of the refused size.
 UNKNOWN_LIMIT_SHARE = 0.7
-# If overflow errors report the size that the upstream counted, estimates are nearly exact. From the second
-# refusal on, important content is then cut to this share of the context window. After the first refusal it is
-# cut only if the estimate exceeds the window itself. If that estimate is wrong, the upstream refuses once
-# more, which costs less than losing the task.
+# If overflow errors report the size that the upstream counted, estimates are nearly exact. So after the first
+# refusal, important content such as the task is cut only if the estimate exceeds the context window itself.
+# If that estimate is wrong, the upstream refuses once more, which costs less than losing the task. From the
+# second refusal on, important content is cut to this share of the context window.
 REPORTED_SIZE_SHARE = 0.985
-# The reason for not applying a finished compaction: it does not make the request shorter.
+# The reported reason why a finished compaction was not applied: it does not make the request shorter.
 LONGER_REASON = "longer"
-# The reason for forwarding a request unchanged because a user has switched compaction off for its
+# The reported reason why a request was forwarded unchanged: a user has switched compaction off for its
 # conversation.
 BYPASSED_BY_USER = "asked"
 
@@ -130,8 +130,8 @@ class Compactor:
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
         """Finds the conversation of a request whose client gave no id, and returns the request with the id.
 
-        Returns the request as it is if it needs no id. Returns None if it belongs to no conversation, as a
-        request for a title does.
+        Returns the request as it is if it needs no id, or if the search fails. Returns None if the request
+        belongs to no conversation. An example is a request for a title.
         """
         needs_no_id = (
             ask.conversation is not None or not ask.uses_checkpoints or ask.mode is CompactionMode.BYPASS
@@ -144,10 +144,11 @@ class Compactor:
     async def refit_after_refusal(
         self, ask: FitRequest, refused_fit: FitResult, overflow: Overflow, refusals: int = 1
     ) -> FitResult | None:
-        """Makes a request fit that the upstream has just refused as too long, or returns None if that fails.
+        """Makes a request fit that the upstream has just refused as too long.
 
-        The proxy remembers the limit and the true token count that the error names. `refusals` is the number
-        of refusals of this request so far, including this one.
+        Returns None if the request must not be compacted, or cannot be made shorter than `refused_fit`. The
+        proxy remembers the limit and the true token count that the error names. `refusals` is the number of
+        refusals of this request so far, including this one.
         """
         rules = resolve_policy(ask.settings, ask.strategy).trigger
         is_allowed = ask.mode in {CompactionMode.ACTIVE, CompactionMode.FORCE} and has_active_rule(rules)
@@ -270,14 +271,14 @@ class Compactor:
     ) -> tuple[int, bool]:
         """Learns from a refusal, and returns the limit in tokens that the request must now fit.
 
-        Also returns whether the prompt alone would fit, and only its sum with the requested output is too
-        large. An error may mean the sum without saying so. The proxy assumes that after the first refusal
-        only, and does not remember it for later requests.
+        The second result is True if the prompt alone would fit, but its sum with the requested output is too
+        large. Some errors mean this sum without saying so. The proxy then assumes the sum only after the
+        first refusal, and does not remember the assumption for later requests.
 
         An error may quote the request. So a number that also occurs in the request is not remembered as a
-        limit; the size of the refused request is remembered instead. This check ignores output limits in the
-        request, because clients may ask for as much output as the context window has, and that number is then
-        a true limit.
+        limit; the size of the refused request is remembered instead. Output limits in the request do not
+        count as such numbers: clients may ask for as much output as the context window has, and then the
+        number in the error is a true limit.
         """
         estimate = refused_fit.estimate
         if not estimate:  # the request passed the size gate uncounted
@@ -361,7 +362,7 @@ class Compactor:
         )
 
     async def _choose_messages(self, view: RequestView) -> FittedMessages:
-        """Returns the list to forward: the client's own, or the effective list repaired and cut as needed."""
+        """Returns the list to forward: the client's, or the effective list, repaired and cut if needed."""
         is_too_long = view.is_automatic and view.exceeds_window(view.effective_messages)
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)
         if not is_compacted and not is_too_long:
@@ -381,7 +382,7 @@ class Compactor:
             shorter = await cut_to_fit(messages, view, self._reader)
             if not view.is_too_large(shorter):  # a cut list that is still too large is useless
                 messages, is_whole = shorter, False
-        is_useless = is_whole and not is_compacted  # repair alone does not make the request fit
+        is_useless = is_whole and not is_compacted  # it was only repaired, which does not make it fit
         if (
             is_useless
             or _are_same_messages(messages, view.messages)
@@ -448,18 +449,21 @@ class Compactor:
 
 
 def _are_same_messages(messages: Sequence[Message], client_messages: Sequence[Message]) -> bool:
-    """Returns whether a list holds the same message objects that the client sent."""
+    """Returns whether both lists hold the same message objects in the same order."""
     return len(messages) == len(client_messages) and all(map(is_, messages, client_messages))
 
 
 def _log_unexpected_error(error: BaseException) -> None:
-    """Logs any error except a `CompactionError`. That occurs again in `fit_request`, which reports it."""
+    """Logs an error unless it is a `CompactionError`, which `fit_request` will report."""
     if not isinstance(error, CompactionError):
         _log.error(COMPACTION_FAILED, exc_info=error)
 
 
 def _find_due_reason(view: RequestView) -> str | None:
-    """Returns why a compaction is due now, requested or automatic; None if none is due."""
+    """Returns why a compaction is due now: `force` if one was requested, else the view's reason.
+
+    The view's reason comes from `RequestView.find_due_reason`. Returns None if no compaction is due.
+    """
     forced = view.request.mode is CompactionMode.FORCE or view.directives.compact
     return "force" if forced else view.find_due_reason()
 
@@ -469,9 +473,9 @@ def _apply_reported_size(
 ) -> RequestView:
     """Returns the view with the size that the upstream reported for the request that it refused.
 
-    If the error names only a limit, the refused prompt is taken to be one token larger than the limit, and
-    each refusal lowers the size that the next attempt must fit. Without usable numbers the view is returned
-    unchanged.
+    If the error names only a limit, the refused prompt is assumed to be one token larger than the limit, and
+    each refusal lowers the size that the next attempt must fit. Returns the view unchanged if the error has
+    no usable numbers.
 
     Args:
         view: The request.
@@ -528,7 +532,7 @@ def _lower_output(view: RequestView, raw: bytes, messages: Sequence[Message]) ->
         choices += [
             MIN_OUTPUT_TOKENS,
             MIN_OUTPUT_TOKENS + OUTPUT_MARGIN_TOKENS,
-        ]  # thinking needs the second value
+        ]  # a request with a thinking budget needs the second value
     for tokens in choices:
         if MIN_OUTPUT_TOKENS <= tokens < asked:
             lowered = set_output_limit(raw, view.request.body.wire, tokens)

@@ -37,34 +37,38 @@ KEPT_HEADS = 128
 MAX_HELD_LISTS = 1_000
 MAX_HELD_HEADS = 16
 # If no stored list identifies the conversation, its client may have compacted it. Then this many of the lists
-# in memory are searched.
+# in memory are searched, the most recently used ones.
 RECENT_LISTS = 64
 # Some clients move or rewrite their last messages with each turn. At most this many moved or rewritten
 # messages are recognised.
 MAX_MOVED_MESSAGES = 8
-# A request whose first messages were rewritten is recognised only if at least this many of the head's last
-# messages occur in no other conversation. If the client adds messages of its own, it is enough that the
-# request repeats this many of them, and this is at least half of the head's last messages.
+# A client may rewrite the first messages of a conversation. Its request is then recognised by the last
+# messages of a head. At least this many of them must occur in no other conversation. Normally the request
+# must repeat nearly all of the head's last messages. For a client that adds messages of its own, as aider
+# does, it is enough that the request repeats this many of them and at least half of them.
 LEAST_COMMON_MESSAGES = 4
-# Prefix digests start from these bytes if messages that the client itself has added were left out.
+# The chain of prefix digests starts from these bytes if messages that the client itself has added, such as
+# aider's files, were left out.
 _PART = b"part"
-# A list for a first line is named after at most this many characters of that line.
+# The key of the list for a first line is made from at most this many characters of that line.
 LINE_CHARACTERS = 64
-# Clients add text to user messages. Such a message is recognised by digests that end at its paragraph ends:
-# at this many of the first ones and this many of the last ones.
+# Some clients append text to the latest user message and omit that text in later requests. So the message is
+# recognised by digests of its beginning up to a paragraph end. Such digests are made for this many of its
+# first paragraph ends and this many of its last ones.
 MAX_PARAGRAPHS = 16
-# A text longer than twice this number of characters is identified by its length, and by this many characters
-# at each of its ends.
+# A text longer than twice this number of characters is identified by its length, its first characters and its
+# last characters, this many of each.
 END_CHARACTERS = 32_768
-# A tool result is identified by at most this many characters of its text. A text that is no longer may be the
-# notice of a client that has cleared the result.
+# A tool result is identified by at most this many characters at the beginning of its text. A text of at most
+# this length may also be the notice that a client has put in place of a result that it cleared.
 RESULT_CHARACTERS = 256
 _DIGEST_BYTES = 8
 _PARAGRAPH_END = re.compile(r"(?<!\n)\n\n")
 # How a request relates to the known conversations:
 # `_AGAIN`: it repeats the last request of a conversation.
 # `_ON`: it continues a conversation.
-# `_APART`: it continues a head that another request has already continued, so it is a fork.
+# `_APART`: it starts a new conversation, because another request has already continued the same head, or
+# because no head of its conversation is known.
 # `_ANEW`: it repeats the first request of a conversation that has been continued, so it starts a new one.
 # `_BESIDE`: it belongs to no conversation, because it repeats the messages of a request with tools, but
 # brings no tools.
@@ -72,7 +76,7 @@ _AGAIN, _ON, _APART, _ANEW, _BESIDE = "again", "on", "apart", "anew", "beside"
 
 
 class ConversationHead(NamedTuple):
-    """Records how far a conversation had come with one request. Digests are hex digits.
+    """Records how far a conversation had come with one request. All digests are hex strings.
 
     Attributes:
         id: The conversation id.
@@ -80,9 +84,9 @@ class ConversationHead(NamedTuple):
         prefix: Prefix digest of all messages of the request.
         outline: Prefix digest of all messages without the text of tool results, because clients clear that
             text.
-        tail: The last messages, oldest first: the prefix digest up to each message, and the message's own
-            digest.
-        openings: Digests of the latest user message from its beginning to the end of each paragraph.
+        tail: The last messages, oldest first. Each is a pair: the prefix digest up to the message, and the
+            message's own digest.
+        openings: Digests of the latest user message, each from its beginning to the end of a paragraph.
         has_tools: Whether the request brought tools.
     """
 
@@ -96,7 +100,7 @@ class ConversationHead(NamedTuple):
 
 
 class _IndexedRequest:
-    """A request with the lookup tables for comparing it with heads.
+    """A request with lookup tables by which it is compared with heads.
 
     The tables are built on first use, because most requests are recognised without them.
 
@@ -121,7 +125,7 @@ class _IndexedRequest:
 
     @cached_property
     def first_answer_index(self) -> int:
-        """Index of the first message that is not the user's; the number of messages if all are."""
+        """Index of the first message of the assistant or a tool; the number of messages if there is none."""
         answer_indices = (
             k for k, each in enumerate(self._messages) if each.role != "user" or each.answered_call_ids
         )
@@ -182,11 +186,11 @@ class _IndexedRequest:
         return indices
 
     def find_cleared(self, head: ConversationHead) -> int | None:
-        """Returns the index of a head's last message if tool results of the head have been cleared since.
+        """Returns the index in this request of a head's last message if the client has cleared tool results.
 
-        A result counts as cleared if it is now a short text (`RESULT_CHARACTERS`) and is not among the
-        results at the end of the request. Returns None if the request lacks messages of the head, if nothing
-        has been cleared, or if tool results differ in any other way.
+        A tool result of the head counts as cleared if its text is now short (`RESULT_CHARACTERS`) and it is
+        not among the results at the end of the request. Returns None if the request lacks messages of the
+        head, if nothing has been cleared, or if tool results differ in any other way.
         """
         last = self.outline_indices.get(head.outline)
         if last is None or last + 1 < len(head.tail) or _shorten_digest(self._prefixes[last]) == head.prefix:
@@ -201,7 +205,7 @@ class _IndexedRequest:
 
     @cached_property
     def _last_results_index(self) -> int:
-        """Index of the first of the tool results that end the list; the number of messages if none do."""
+        """Index at which the tool results at the end of the list begin; the number of messages if none."""
         indices = range(len(self._messages) - 1, -1, -1)
         return next((k + 1 for k in indices if not self._messages[k].answered_call_ids), 0)
 
@@ -215,7 +219,10 @@ class _IndexedRequest:
         return self.has_answer and any(prefix == self.prefix for prefix, _ in head.tail)
 
     def build_head(self, conversation: str, since: str) -> ConversationHead:
-        """Builds the head to store for this request."""
+        """Builds the head to store for this request.
+
+        `since` is the prefix digest of the head that the request continues; empty if it continues none.
+        """
         start = max(0, len(self._messages) - MAX_MOVED_MESSAGES - 1)
         tail = tuple(
             zip(map(_shorten_digest, self._prefixes[start:]), self.iterate_digests(start), strict=True)
@@ -234,7 +241,7 @@ class ConversationIndex:
 
     Args:
         records: Stores the heads.
-        mint_conversation: Builds a conversation id from a tenant and some bytes.
+        mint_conversation: Builds a conversation id from a tenant and bytes that identify the conversation.
         ttl_s: How long heads are kept, in seconds.
     """
 
@@ -259,7 +266,9 @@ class ConversationIndex:
         has_tools: bool,
         find_recorded_conversation: Callable[[], Awaitable[str | None]] | None = None,
     ) -> str | None:
-        """Returns the id of the conversation; None if the request belongs to none, as a title request does.
+        """Returns the id of the conversation that a request continues or starts.
+
+        Returns None if the request belongs to no conversation. An example is a request for a title.
 
         Args:
             tenant: The tenant that sent the request.
@@ -298,8 +307,8 @@ class ConversationIndex:
             keys += late_keys[1:]
         counts: dict[str, int] = {}
         match, key = await self._search_lists(tenant, request, keys, counts)
-        # The client may have compacted the conversation itself. Then the request holds only the end of it,
-        # and none of these lists leads to it.
+        # The client may have compacted the conversation itself. The request then holds only the end of the
+        # conversation, so none of these lists identifies it.
         if match is None and request.has_answer:
             match, key = (
                 _match_heads(request, self._resolve_forks(tenant, self._list_recent_heads(tenant))),
@@ -307,9 +316,9 @@ class ConversationIndex:
             )
         if match is not None:
             return self._follow_match(match, tenant, request, own_keys | {key})
-        # If a list for 4 or more messages holds heads, heads of such conversations are still stored, and the
-        # request belongs to none of them. If these lists are empty, the heads of its conversation may have
-        # been lost, but a stored checkpoint can identify the conversation.
+        # The lists for 4 or more first messages show whether heads may have been lost. If one of them holds
+        # heads, the store has kept them, and the request belongs to none of their conversations. If all are
+        # empty, the heads of this conversation may have been lost. A stored checkpoint may then identify it.
         is_known = len(lengths) == 1 or any(counts[each] for each in beginnings[:-1])
         recorded = (
             None if is_known or find_recorded_conversation is None else await find_recorded_conversation()
@@ -322,10 +331,10 @@ class ConversationIndex:
     async def _search_lists(
         self, tenant: str, request: _IndexedRequest, keys: Sequence[str], head_counts: dict[str, int]
     ) -> tuple["_HeadMatch | None", str]:
-        """Finds how a request relates to the conversations in these lists.
+        """Finds how a request relates to the conversations in the lists `keys`.
 
-        Also returns the key of the list in which the match was found; empty without a match. Stores in
-        `head_counts` the number of heads in each list that was read.
+        Returns the match and the key of the list in which it was found; None and an empty key if there is no
+        match. Stores in `head_counts` the number of heads in each list that was read.
         """
         cleared = None
         for key in keys:
@@ -347,9 +356,10 @@ class ConversationIndex:
     def _follow_match(
         self, match: "_HeadMatch", tenant: str, request: "_IndexedRequest", keys: Iterable[str]
     ) -> str | None:
-        """Returns the conversation to which a match leads, and adds the request's head to these lists.
+        """Returns the id of the request's conversation, and adds the request's head to the lists `keys`.
 
-        No head is added if the request repeats an earlier one or belongs to no conversation.
+        No head is added if the request repeats an earlier one, or if it belongs to no conversation. In the
+        latter case, returns None.
         """
         head = match.head
         if head is not None and match.kind == _AGAIN:
@@ -359,8 +369,9 @@ class ConversationIndex:
         if head is not None:
             self._add_head(keys, request.build_head(head.id, head.prefix))
             return head.id
-        # The id is built from the messages. If an earlier conversation began with the same messages, or may
-        # have done so because the list is full and has dropped heads, random bytes make the id unique.
+        # The id is built from the messages. Random bytes make it unique if an earlier conversation began with
+        # the same messages. If the list is full, its heads may have been dropped, so random bytes are added,
+        # too.
         seed = bytes.fromhex(request.prefix)
         is_known = match.kind == _ANEW or match.head_count >= KEPT_HEADS
         conversation = self._mint(tenant, seed + (secrets.token_bytes(_DIGEST_BYTES) if is_known else b""))
@@ -368,7 +379,7 @@ class ConversationIndex:
         return conversation
 
     async def _read_heads(self, key: str) -> list[ConversationHead]:
-        """Reads the heads of a list, oldest first, and adds those that this process has added itself."""
+        """Returns the stored heads of a list, oldest first, then those that this process has added to it."""
         stored = [_read_head(line) for line in await self._records.read_tail(key, KEPT_HEADS)]
         return list(dict.fromkeys([*filter(None, stored), *self._added_heads.get(key, ())]))
 
@@ -497,16 +508,17 @@ def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead])
 
 
 def _has_moved(head: ConversationHead, request: _IndexedRequest, last_common: int) -> bool:
-    """Returns whether a request continues a head although its client has moved or rewritten last messages.
+    """Returns whether a request continues a head although its client has moved or rewritten messages.
 
-    That is so if the head's latest user message follows the common messages in the request, with at most some
-    messages of the head's tail between them.
+    That is so if, in the request, the head's latest user message follows the messages that head and request
+    have in common. Between them there may be only messages of the head's tail, fewer than
+    `MAX_MOVED_MESSAGES`.
 
     Args:
         head: The head.
         request: The request.
-        last_common: Index in the head's tail of the last message up to which head and request are the same;
-            -1 if there is none.
+        last_common: Index in `head.tail` of the last message that head and request have in common; -1 if
+            there is none.
     """
     common_index = request.prefix_indices[head.tail[last_common][0]] if last_common >= 0 else -1
     moved = {digest for _, digest in head.tail[last_common + 1 :]}
@@ -525,7 +537,7 @@ def _has_moved(head: ConversationHead, request: _IndexedRequest, last_common: in
         or not moved.issuperset(request.iterate_digests(common_index + 1, latest_index))
     ):
         return False
-    # At least one other message of the tail must now come after the user message, unless there is no other.
+    # At least one other moved message must now come after the user message, unless there is no other.
     return len(moved) == 1 or any(
         request.earlier_digests.get(each, common_index) > latest_index for each in moved
     )
@@ -533,6 +545,8 @@ def _has_moved(head: ConversationHead, request: _IndexedRequest, last_common: in
 
 def _is_rewritten(head: ConversationHead, request: _IndexedRequest, unique_digests: AbstractSet[str]) -> bool:
     """Returns whether a request continues a head although its client has rewritten the first messages.
+
+    `LEAST_COMMON_MESSAGES` describes the conditions.
 
     Args:
         head: The head.
@@ -555,13 +569,19 @@ def _shorten_digest(digest: bytes) -> str:
 
 
 def _digest_result(message: Message) -> bytes:
-    """Returns the digest of a tool result's outline and first characters. Clients may cut the rest."""
+    """Returns the digest of a tool result, made from its outline and its first characters.
+
+    The rest of the text is ignored, because clients may cut it.
+    """
     start = message.text[:RESULT_CHARACTERS].encode("utf-8", "surrogatepass")
     return hashlib.sha256(compute_outline_digest(message) + start).digest()
 
 
 def _add_result_digests(messages: Sequence[Message], outlines: Sequence[bytes]) -> Sequence[bytes]:
-    """Returns prefix digests that include the beginnings of tool results, made from `outlines`."""
+    """Returns the prefix digests of the messages, which include the first characters of tool results.
+
+    `outlines` are the prefix digests without the text of tool results.
+    """
     results_digest = b""
     prefixes = []
     for message, outline in zip(messages, outlines, strict=True):
@@ -595,9 +615,10 @@ def _digest_first_line(message: Message) -> str:
 
 
 def _digest_openings(text: str) -> tuple[str, ...]:
-    """Returns digests of a text from its start to each paragraph end; the last covers the whole text.
+    """Returns digests of a text, each from its start to a paragraph end; the last covers the whole text.
 
-    If there are many paragraphs, only the first and last ends count (`MAX_PARAGRAPHS`).
+    If there are more than twice `MAX_PARAGRAPHS` paragraph ends, only the first `MAX_PARAGRAPHS` and the last
+    `MAX_PARAGRAPHS` of them are used. Returns no digests for an empty text.
     """
     text = _trim_text(text)
     ends = [found.start() for found in _PARAGRAPH_END.finditer(text)]

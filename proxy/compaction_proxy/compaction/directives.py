@@ -1,10 +1,10 @@
 """Stores what users ask for in a conversation: pins, a compaction now, undone compactions, or a bypass.
 
 The directives of a conversation are stored as one small record. Each process caches the record for two
-seconds (`FRESH_S`), so it notices a change by another replica that much later at most. In a busy conversation
-the record is read again in the background before this time is over, so that no request waits for it. A
-process changes the record under a lock, so that no change is lost: it reads the record, changes it and writes
-it. While the store is unavailable, this process uses the copy that it read last.
+seconds (`FRESH_S`), so it notices a change by another replica within this time. In a busy conversation the
+record is read again in the background before this time is over, so that no request waits for it. A process
+locks the record while it reads, changes and writes it, so that no change is lost. While the store is
+unavailable, each process uses the copy that it read last.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ MAX_PIN_CHARACTERS = 2_000
 # Largest number of project instructions that are listed for one conversation, and largest number of removed
 # ones. If there are more, the oldest are forgotten.
 MAX_INSTRUCTIONS = 64
-# Largest number of undone compactions of one conversation. If there are more, the oldest are forgotten; no
-# later compaction builds on them.
+# Largest number of undone compactions that are remembered for one conversation. If there are more, the oldest
+# are forgotten. That does no harm, because no later compaction builds on them.
 MAX_UNDONE = 100
 CHECKPOINT_ID_BYTES = 64
 # How long a cached record is used after it was read, in seconds.
@@ -48,12 +48,13 @@ LEASE_S = 1.0
 # Time between two attempts to get the lease, in seconds.
 POLL_S = 0.02
 _PIN_DIGITS = 12
-# Control characters, halves of surrogate pairs, line and paragraph separators.
+# Unicode categories of the characters that a pin must not contain: control characters, halves of surrogate
+# pairs, line separators and paragraph separators.
 _UNFIT_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 class NotedInstruction(NamedTuple):
-    """Describes project instructions that a conversation holds (`core.message.Instruction`), and their size.
+    """Describes project instructions (`core.message.Instruction`) that a conversation holds, and their size.
 
     Attributes:
         client: The program that sends them.
@@ -128,7 +129,7 @@ def _to_fields(directives: Directives) -> dict[str, Any]:
 
 
 def _from_fields(fields: Fields | None) -> Directives:
-    """Reads directives from a record. A value that cannot be read counts as not set."""
+    """Reads directives from a record. A value that cannot be read is replaced by its default."""
     data = fields or {}
     return Directives(
         compact=data.get("compact") is True,
@@ -219,7 +220,7 @@ class DirectiveStore:
         return await self._read_record(directives_key(tenant, conversation)) if cached is None else cached
 
     def get_cached(self, tenant: str, conversation: str) -> Directives | None:
-        """Returns the cached directives without waiting; None if the store has to be asked."""
+        """Returns the cached directives without waiting; None if they are older than `FRESH_S` seconds."""
         key = directives_key(tenant, conversation)
         read_at, directives = self._cache.get(key, _NEVER_READ)
         age_s = self._clock() - read_at
@@ -256,7 +257,7 @@ class DirectiveStore:
     async def record_instructions(
         self, tenant: str, conversation: str, instructions: Iterable[NotedInstruction]
     ) -> None:
-        """Records which project instructions a conversation holds. Writes only if there are changes."""
+        """Records which project instructions a conversation holds. Writes only if the record changes."""
         instructions = tuple(instructions)
         known = await self.get(tenant, conversation)
         if _add_instructions(known, instructions) != known:
@@ -267,9 +268,10 @@ class DirectiveStore:
     async def set_instruction_removed(
         self, tenant: str, conversation: str, instruction_id: str, *, removed: bool = True
     ) -> bool:
-        """Leaves project instructions out of rewritten requests from now on, or includes them again.
+        """Leaves project instructions out of every later rewritten request, or includes them again.
 
-        Returns whether the store has saved the change.
+        With `removed` they are left out, otherwise they are included. Returns whether the store has saved the
+        change.
         """
         _, saved = await self._update_record(
             tenant,
@@ -279,7 +281,7 @@ class DirectiveStore:
         return saved
 
     async def request_compaction(self, tenant: str, conversation: str) -> bool:
-        """Requests that the next request is compacted. Returns whether the store has saved that."""
+        """Records that the next request must be compacted. Returns whether the store has saved the change."""
         _, saved = await self._update_record(tenant, conversation, lambda known: replace(known, compact=True))
         return saved
 
@@ -288,8 +290,8 @@ class DirectiveStore:
     ) -> bool:
         """Withdraws the request for a compaction, and ends the suppression of automatic compactions.
 
-        Call it after a compaction was made, or if there was nothing to remove. Returns whether the store has
-        saved the change.
+        Call it after a compaction was made, or after it was found that nothing can be removed. Returns
+        whether the store has saved the change.
 
         Args:
             tenant: The tenant of the conversation.
@@ -310,7 +312,7 @@ class DirectiveStore:
         return saved
 
     async def undo_round(self, tenant: str, conversation: str, checkpoint_id: bytes) -> bool:
-        """Undoes the compaction with this checkpoint, and suppresses automatic compactions.
+        """Undoes the compaction that made this checkpoint, and suppresses automatic compactions.
 
         Returns whether the store has saved the change.
         """

@@ -21,8 +21,8 @@ INEFFECTIVE_ROUNDS = 2
 # seconds.
 RETRY_GROWTH = 0.20
 PAUSE_S = 600.0
-# A failed compaction is tried again once the request has grown by the first share, or by the second share if
-# it is urgent: the request would not fit without a compaction.
+# A failed compaction is tried again once the request has grown by the first share. The second share applies
+# if the compaction is urgent, because the request would not fit without it.
 FAILURE_GROWTH = 0.05
 URGENT_GROWTH = 0.02
 MAX_CONVERSATIONS = 10_000
@@ -35,8 +35,8 @@ class _RoundEffect:
     Attributes:
         baseline_key: Identifies the compaction that was judged last.
         ineffective: Number of ineffective compactions in a row.
-        tokens: Tokens of the request after that compaction, as the provider counted them.
-        recorded_at_s: When that compaction was judged, in monotonic seconds.
+        tokens: Tokens of the request that this compaction has shortened, as the provider counted them.
+        recorded_at_s: When this compaction was judged, in monotonic seconds.
     """
 
     baseline_key: bytes = b""
@@ -50,8 +50,8 @@ class _RoundFailure:
     """A compaction that failed because of its messages.
 
     Attributes:
-        message_count: Number of the messages.
-        prefix: Prefix digest of the last message.
+        message_count: Number of messages of the request that are not fixed.
+        prefix: Prefix digest of the last of these messages.
         window: Context window of the model, in tokens. It limits the size of a compaction, so with another
             window the compaction may succeed.
         tokens: Counted tokens of the request.
@@ -125,7 +125,7 @@ class RoundEffectiveness:
 
         Args:
             thread: Key of the conversation (`request_view.format_strategy_thread`).
-            prefixes: Prefix digests of the conversation's messages.
+            prefixes: Prefix digests of the messages of the request that are not fixed.
             window: Context window of the model, in tokens.
             tokens: Counted tokens of the request. They are not calibrated, because a change of the
                 calibration must not look like growth of the request.
@@ -140,9 +140,9 @@ class RoundEffectiveness:
     ) -> bool:
         """Returns whether a compaction of this request would probably fail as the last one did.
 
-        That is so if the request begins with the messages of the failed compaction, until it has grown by
-        `FAILURE_GROWTH`, or by `URGENT_GROWTH` if it is `is_urgent`, or until `PAUSE_S` have passed. A
-        request with the same key but other messages is not affected. The other arguments are those of
+        That is so for at most `PAUSE_S` seconds after the failure. The request must begin with the messages
+        of the request whose compaction failed, have the same context window, and have grown by less than
+        `FAILURE_GROWTH` (less than `URGENT_GROWTH` if `is_urgent`). The other arguments are those of
         `record_failure`.
         """
         failure = self._failures.get(thread)

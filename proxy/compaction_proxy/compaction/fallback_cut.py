@@ -20,10 +20,10 @@ from compaction_proxy.wires.wire import Wire
 # Texts are cut by characters, so the tokens that remain are only estimated. If a cut list is counted and is
 # still too large, it is cut again, up to this many times.
 MAX_CUT_ATTEMPTS = 4
-# A message is cut to this share of the tokens that it may keep, and each further attempt gets only this share
-# of the tokens of the previous one, because estimates are not exact.
+# A message is cut to this share of the tokens that it may keep, because estimates are not exact. For the same
+# reason, each further attempt to cut the list aims at this share of the previous attempt's size.
 CUT_MARGIN = 0.92
-# Tokens for the notice about the missing text and for the frame of a message.
+# Tokens reserved in a cut message for the notice that text is missing, and for the message's own frame.
 NOTICE_TOKENS = 30
 
 
@@ -70,7 +70,7 @@ async def cut_to_fit(
 
 
 def _compute_room(view: RequestView) -> tuple[int, int]:
-    """Computes how many counted tokens the messages may take: with a safety margin, and without it."""
+    """Returns how many counted tokens the messages may take: first with a safety margin, then without it."""
     size, bound = (
         view.estimate_tokens(view.effective_messages),
         view.estimate_upper_bound(view.effective_messages),
@@ -106,7 +106,10 @@ async def _mask_old_results(
     reader: MessageReader,
     room_tokens: int,
 ) -> tuple[Message, ...]:
-    """Masks as many tool results as needed to fit into `room_tokens`, except those of the last unit."""
+    """Masks tool results until the list takes at most `room_tokens`, if possible.
+
+    The results of the last unit are never masked.
+    """
     calls = map_results_to_calls(messages)
     last = list(iter_units(messages))[-1] if messages else None
     candidates = [
@@ -132,6 +135,7 @@ def _find_endings(
     """Returns the endings that replacements must keep, by the index of the replacement.
 
     If a compaction has moved the latest user message to the end of a replacement, that message is the ending.
+    Otherwise no replacement has an ending.
     """
     opening, earlier = view.policy.frame.request_introduction, view.checkpoint
     if opening is None or earlier is None or earlier.carried is None:

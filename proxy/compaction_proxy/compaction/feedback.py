@@ -1,4 +1,4 @@
-"""Learns from the token usage that answers report: true request sizes, and effects of compactions."""
+"""Learns the true sizes of requests and the effects of compactions from the token usage in answers."""
 
 import time
 from collections.abc import Callable
@@ -50,7 +50,10 @@ class UsageFeedback:
         self._now = now
 
     async def learn_from_answer(self, ask: FitRequest, fit: FitResult, usage: TokenUsage | None) -> None:
-        """Learns from one answered request. `usage` is None if the upstream reported none."""
+        """Learns from one answered request, unless the request was not counted.
+
+        `usage` is None if the upstream reported none.
+        """
         if not fit.estimate:
             return
         if usage is None:

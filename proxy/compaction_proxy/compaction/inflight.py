@@ -1,4 +1,4 @@
-"""Runs compactions, each of them only once even if several requests wait for it.
+"""Runs compactions. Each compaction runs only once, even if several requests wait for it.
 
 Requests that need the same compaction share one summary call. If the client disconnects, the summary is still
 finished and saved, so that its price is not paid for nothing (`on_disconnect: finish`). After a failed
@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 
 class InflightRounds:
-    """Runs compactions, each of them only once.
+    """Runs compactions. Each compaction runs only once, even if several requests wait for it.
 
     Args:
         builder: Makes a compaction.
@@ -78,7 +78,7 @@ class InflightRounds:
             finish_when_cancelled: Whether the compaction goes on after every caller has been cancelled.
 
         Raises:
-            SummaryError: No checkpoint was made in time; the reason says why.
+            SummaryError: No checkpoint was made within `wait_s`. The error's reason says why.
         """
         task = self._find_or_start_task(job)
         self._waiting_counts[job.key] = self._waiting_counts.get(job.key, 0) + 1
@@ -102,7 +102,7 @@ class InflightRounds:
             self._find_or_start_task(job)
 
     def list_pending_jobs(self, tenant: str, root: bytes, strategy: str) -> list[RoundJob]:
-        """Lists the running jobs with a summary request for this root and strategy."""
+        """Lists the running jobs that request a summary, for this root digest and strategy of the tenant."""
         running = (each for each, _ in self._running.values() if each.summary_request is not None)
         scope = (tenant, root, strategy)
         return [each for each in running if (each.tenant, each.root, each.policy.name) == scope]

@@ -58,7 +58,7 @@ class JobBuilder:
         self._has_archive = has_archive
 
     async def build_job(self, view: RequestView, draft: RoundDraft, due_reason: str) -> RoundJob:
-        """Builds the job of a compaction in the worker thread. `view.root` must be set."""
+        """Builds the job of a compaction in the worker thread. `view.root` must not be None."""
         return await run_in_worker(partial(self._build_job, view, draft, due_reason))
 
     def _build_job(self, view: RequestView, draft: RoundDraft, due_reason: str) -> RoundJob:
@@ -145,8 +145,8 @@ class JobBuilder:
 def _is_searchable(ask: FitRequest) -> bool:
     """Returns whether the model will probably be offered the search tool for removed messages.
 
-    The replacement mentions the tool only then. The replacement never changes, but a later request may not
-    offer the tool, because it brings no tools or asks for several answers.
+    Only then does the replacement mention the tool. This is a guess, because the replacement never changes,
+    but a later request may be unable to offer the tool: it may bring no tools or ask for several answers.
     """
     tool = ask.body.wire.search_tool
     if ask.settings.recall.tool == "none" or tool is None:
@@ -162,10 +162,7 @@ def _is_searchable(ask: FitRequest) -> bool:
 
 
 def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
-    """Returns the route, with the context window known from the request if both use the same model.
-
-    The window of the route only changes if the known one is smaller.
-    """
+    """Returns the route, with the request's context window if both use the same model and this is smaller."""
     window = view.budget.window
     return (
         replace(route, window=window)
@@ -198,11 +195,11 @@ def _exclude_recorded_messages(job: RoundJob) -> tuple[tuple[Group, ...], tuple[
 
 
 def _list_earlier_summaries(view: RequestView, job: RoundJob) -> tuple[str, ...]:
-    """Returns the text of the earlier summary that the summary model must read, if any.
+    """Returns the earlier summary that the summary model must read; empty if there is none.
 
     The model reads no earlier summary if earlier records stay in place, or if a chain is written anew. In the
-    latter case it reads the original messages, or if they are too long for one call, the texts of the records
-    (`_exclude_recorded_messages`).
+    latter case it reads the original messages. If they are too long for one call, it reads the texts of the
+    records instead (`_exclude_recorded_messages`).
     """
     is_unread = _is_chain_rewritten(view, job) or view.policy.earlier_rounds == "leave"
     return (

@@ -15,8 +15,8 @@ from compaction_proxy.core.ledger.frontier import Frontier, ReplyReading, read_f
 from compaction_proxy.core.ledger.statements import Statement, read_statements
 from compaction_proxy.core.message import Message, MessageToolCall
 
-# Size of each cache, in characters of the texts or messages. The cached results take about as much memory
-# again.
+# Largest size of each cache, in characters of the texts or messages. The cached results take about as much
+# memory again.
 MAX_HELD_CHARACTERS = 6_000_000
 # Characters that each cache entry counts in addition to those of its text. The entry of a short text takes
 # memory mostly for its objects, not for the text.
@@ -77,7 +77,8 @@ class LedgerCache:
     Only one thread may use it at a time.
 
     Args:
-        max_held_characters: Size of each cache, in characters. Each entry counts `RECORD_CHARACTERS` more.
+        max_held_characters: Largest size of each cache, in characters. Each entry counts as its text plus
+            `RECORD_CHARACTERS`.
     """
 
     def __init__(self, max_held_characters: int = MAX_HELD_CHARACTERS) -> None:
@@ -96,7 +97,8 @@ class LedgerCache:
         """Returns the user statements in a list of messages that are still in force (`core.ledger.active`).
 
         If the list extends a cached list, only the new messages are read. The last two lists of each
-        conversation are cached: if a client edits its newest message, the list still extends the older one.
+        conversation are cached. So if a client edits its newest message, the list still extends the older of
+        the two.
         """
         texts = list_user_texts(messages)
         shorter_lists = (each for each in self._active_statements if each.is_prefix_of(texts))

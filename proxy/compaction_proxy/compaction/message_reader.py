@@ -36,8 +36,8 @@ from compaction_proxy.wires.wire import UncountedMessage, Wire
 
 # Approximate size of a chunk, in bytes. The event loop may run other tasks between two chunks.
 CHUNK_BYTES = 128 * 1024
-# Up to this many items become a single chunk if that is small enough. This is checked first, because most
-# requests bring only one or two new items.
+# Up to this many items become a single chunk if they are at most `CHUNK_BYTES` long together. This is checked
+# first, because most requests bring only one or two new items.
 FEW_ITEMS = 8
 
 _Item = TypeVar("_Item")
@@ -46,7 +46,7 @@ _Item = TypeVar("_Item")
 def chunk_by_bytes(
     items: Sequence[_Item], get_size_bytes: Callable[[_Item], int]
 ) -> Iterable[tuple[int, Sequence[_Item]]]:
-    """Splits items into chunks of about `CHUNK_BYTES`, so that other tasks may run between them.
+    """Splits items into chunks of about `CHUNK_BYTES`, so that other tasks can run between two chunks.
 
     Each chunk comes with the index of its first item.
     """
@@ -104,13 +104,13 @@ class CountingOptions(NamedTuple):
 
 
 class MessageList(NamedTuple):  # created for each request: a dataclass costs four times as much
-    """The messages of a client's list.
+    """The messages of a request, decoded and counted.
 
     Attributes:
         messages: All messages, counted.
         unfixed_messages: The messages that are not fixed: neither privileged nor project instructions.
         prefixes: Prefix digests of `unfixed_messages`.
-        tokens: Tokens of all messages, before calibration.
+        tokens: Counted tokens of all messages, before calibration.
         has_guessed_tokens: Whether any message holds parts that are not text, whose tokens can only be
             guessed.
     """
@@ -131,7 +131,8 @@ class _CachedList(NamedTuple):
     Attributes:
         message_list: The list.
         size: Size of the list, in bytes of memory.
-        since: The mark (`RequestBody.mark`) of the list that this list extends; empty if there is none.
+        since: The fingerprint (`RequestBody.fingerprint`) of the list that this list extends; empty if there
+            is none.
     """
 
     message_list: MessageList
@@ -145,8 +146,8 @@ class MessageReader:
     Args:
         schedulers: The token counters, by the name of their rule.
         max_held_bytes: Size of the cache of messages, in bytes of memory.
-        max_listed_bytes: Size of the cache of lists, in bytes of memory. It holds at most two lists of each
-            conversation.
+        max_listed_bytes: Size of the cache of lists, in bytes of memory. The cache holds at most two lists of
+            each conversation.
     """
 
     def __init__(
@@ -207,7 +208,7 @@ class MessageReader:
     async def _extend_list(
         self, base: MessageList, raws: Sequence[bytes], options: CountingOptions, client: str
     ) -> tuple[MessageList, int]:
-        """Returns a list with messages appended, and the memory that these messages take, in bytes."""
+        """Returns `base` with the messages `raws` appended, and the memory that `raws` take, in bytes."""
         new = await self.decode_messages(raws, options)
         client = find_client_by_messages(base.messages or new) or client
         if client:
@@ -230,9 +231,9 @@ class MessageReader:
     async def _split_instructions(
         self, base: Sequence[Message], new: Sequence[Message], options: CountingOptions, client: str
     ) -> tuple[Message, ...]:
-        """Splits a known client's messages, so that project instructions become messages of their own.
+        """Returns the new messages, split so that project instructions become messages of their own.
 
-        These messages are marked as instructions.
+        These messages are marked as instructions. `client` is the known client that sent the messages.
         """
         messages: list[Message] = []
         for record, parts in divide_messages(base, new, client):
@@ -340,7 +341,8 @@ class MessageReader:
     async def count_overhead(self, definitions: Sequence[str], options: CountingOptions) -> int:
         """Counts the tokens of a request that are not in its messages.
 
-        They are the tokens of definitions such as tools, and those that prepare the model's reply.
+        These are the tokens of the definitions, such as tools, and the tokens that introduce the model's
+        reply.
         """
         key = (tuple(definitions), options)
         tokens = self._overheads.get(key)
@@ -362,7 +364,7 @@ class MessageReader:
 
 
 def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
-    """Returns whether later messages may change which project instructions the list's last turn contains.
+    """Returns whether later messages may change what counts as project instructions in the list's last turn.
 
     That is so if the turn has no answer yet and may contain project instructions.
     """
@@ -410,8 +412,5 @@ def _format_definitions(text: str) -> str:
 
 
 def _is_large(raw: bytes) -> bool:
-    """Returns whether a message is larger than a chunk (`CHUNK_BYTES`), so that a thread must read it.
-
-    Even in a thread, each step of the work briefly blocks the event loop.
-    """
+    """Returns whether a message is larger than a chunk (`CHUNK_BYTES`), so that a thread must read it."""
     return len(raw) > CHUNK_BYTES

@@ -1,7 +1,8 @@
-"""Remembers the ends of previous requests to recognise clients that move messages (`core.mover`).
+"""Remembers the last messages of earlier requests, to recognise which messages a mover moves (`core.mover`).
 
-The ends are kept in the memory of one process. After a restart, a client that moves messages is recognised at
-its second request at the earliest, because the first one has no previous request to compare it with.
+The last messages of a request are called its end. The ends are kept in the memory of one process. After a
+restart, a mover is recognised at its second request at the earliest, because there is no earlier request with
+which the first one can be compared.
 """
 
 from collections.abc import Sequence
@@ -13,19 +14,19 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.mover import RequestEnd, build_request_end, find_moving_start, is_continuation
 from compaction_proxy.support.lru import LruCache
 
-# The least recently used ends are dropped when all ends together exceed this size, in bytes.
+# If all remembered ends together exceed this size, in bytes, the least recently used ones are dropped.
 MAX_HELD_BYTES = 4 * 1024 * 1024
-# The end of a request is stored under several prefixes of the request. Each of these entries is counted as
+# The end of a request is stored under several prefix digests of the request. Each of these entries counts as
 # this many bytes of memory.
 PREFIX_BYTES = 400
 
 
 class _RequestBeginning(NamedTuple):
-    """The end of a request, remembered under a prefix of that request.
+    """The end of a request, stored under one prefix digest of the request.
 
     Attributes:
         end: The last messages of the request.
-        length: Number of messages in the prefix.
+        length: Number of messages that the prefix digest covers.
     """
 
     end: RequestEnd
@@ -33,7 +34,10 @@ class _RequestBeginning(NamedTuple):
 
 
 class PreviousRequests:
-    """Remembers the ends of requests, and finds them by a prefix. Use it on one event loop only.
+    """Remembers the last messages of requests, to recognise which messages a mover moves.
+
+    An earlier request is found by the prefix digests that a new request shares with it. Use it on one event
+    loop only.
 
     Args:
         max_held_bytes: Largest size of all remembered ends together, in bytes.
@@ -48,8 +52,8 @@ class PreviousRequests:
         """Returns how many of a request's last messages its client moves, and remembers the request's end.
 
         Args:
-            scope: Key of the tenant, and of the conversation if the client names one. The request is compared
-                only with requests of the same scope.
+            scope: Key made from the tenant, and from the conversation id if the client gave one. The request
+                is compared only with requests of the same scope.
             messages: The messages of the request that are not fixed.
             prefixes: Prefix digests of these messages.
             seed: The digest from which the chain of prefix digests starts on this wire.
@@ -72,10 +76,10 @@ class PreviousRequests:
         return len(messages) - moving_from
 
     def _find_longest_prefix(self, scope: str, prefixes: Sequence[bytes]) -> _RequestBeginning | None:
-        """Returns the end of the earlier request that shares the longest prefix with this one.
+        """Returns the entry for the longest prefix that this request shares with an earlier one.
 
-        If several requests share that prefix, returns the end of the latest. Returns None if there is no such
-        request.
+        If several earlier requests share this prefix, returns the entry of the latest one. Returns None if no
+        prefix is shared.
         """
         for prefix in reversed(prefixes):
             beginning = self._beginnings.get((scope, prefix))

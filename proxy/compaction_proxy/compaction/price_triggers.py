@@ -21,12 +21,13 @@ from compaction_proxy.core.trigger import UNKNOWN_PRICE_THRESHOLDS, PriceThresho
 from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.wires.wire import TokenUsage
 
-# Statistics are used only after this many requests have continued the previous one. Fewer are too few for a
-# mean.
+# The statistics of a conversation are used only after this many of its requests have continued the previous
+# one. Fewer requests give no reliable mean.
 LEAST_STEPS = 3
 # The means cover about this many of the latest requests.
 MEAN_REQUESTS = 16
-# The growth of this many conversations is remembered. Beyond that, the one without requests for longest goes.
+# The growth of at most this many conversations is remembered. If there are more, the conversation whose last
+# request is oldest is forgotten.
 MAX_CONVERSATIONS = 4_096
 
 
@@ -35,8 +36,8 @@ class GrowthStats(NamedTuple):
 
     Attributes:
         growth_tokens: Mean number of tokens by which a request exceeds the previous one.
-        cached_share: Mean share of the previous request's tokens that the provider reads from its cache when
-            the next request comes, 0..1.
+        cached_share: Mean share of a request's tokens that the provider reads from its cache when the next
+            request comes, 0..1.
         tokens_after_round: Tokens of the last request for which a compaction was made, as the provider
             counted them; None if none was made.
     """
@@ -105,9 +106,10 @@ class GrowthTracker:
 
 
 def _update_mean(mean: float, number: int, value: float) -> float:
-    """Returns the mean of `number` values: the older ones with the mean `before`, and the new one, `value`.
+    """Returns the mean of `number` values: the new value `value`, and older values whose mean is `mean`.
 
-    Beyond `MEAN_REQUESTS` values, the new value keeps a fixed weight, so old values fade.
+    If there are more than `MEAN_REQUESTS` values, the new value gets the weight 1 / `MEAN_REQUESTS`. So the
+    influence of old values fades.
     """
     return mean + (value - mean) / min(number, MEAN_REQUESTS)
 
@@ -139,7 +141,7 @@ def _add_cache_read(last: _ConversationGrowth, baseline_key: bytes, usage: Token
     return replace(current, cache_samples=reads, cached_share=_update_mean(last.cached_share, reads, share))
 
 
-# The share of T that a compaction is assumed to leave. It is used if the strategy has no target size and no
+# A compaction is assumed to shorten the request to this share of T if the strategy has no target size and no
 # compaction of the conversation has been observed yet.
 USUAL_TARGET = ScaledLimit(None, 0.40)
 NO_BASIS: Mapping[str, float] = {}
@@ -150,7 +152,7 @@ class PriceTriggerSizes(NamedTuple):
 
     Attributes:
         thresholds: The thresholds.
-        basis: The numbers from which the thresholds were computed, by name, for reports.
+        basis: The numbers from which the thresholds were computed, by their names. They are only reported.
     """
 
     thresholds: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
@@ -223,8 +225,8 @@ def _find_optimal_trigger(
 ) -> OptimalTrigger | None:
     """Computes the trigger T at which the conversation costs least; returns None if there is no such trigger.
 
-    The size after a compaction is the strategy's target. Without a target it is the size that the last
-    compaction left, or `USUAL_TARGET` if no compaction has been observed.
+    A compaction is assumed to shorten the request to the strategy's target. Without a target, it is assumed
+    to leave as many tokens as the last compaction did, or `USUAL_TARGET` if none has been observed.
     """
     rework = REWORK_TOKENS if rule.rework_tokens is None else rule.rework_tokens
     target = policy.target or (None if growth_stats.tokens_after_round else USUAL_TARGET)

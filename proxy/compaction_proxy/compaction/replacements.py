@@ -45,8 +45,13 @@ async def build_replacements(
 ) -> tuple[Replacement, ...]:
     """Builds the replacement of each span of the job's plan.
 
-    If the strategy replaces runs of messages, a run stays as it is if its summary is empty or not shorter
-    than the run.
+    A strategy that replaces runs of messages gets no replacement for a run whose summary is empty or not
+    shorter than the run.
+
+    Args:
+        job: The compaction.
+        texts: The summaries or extracts of the plan's groups, in order; empty if the plan has no groups.
+        reader: Counts the tokens of new messages.
     """
     pieces = list(zip(job.plan.spans, job.plan.planned_replacements, strict=True))
     messages_by_span = await run_in_worker(
@@ -93,10 +98,10 @@ def _build_messages(job: RoundJob, fill: PlannedReplacement, texts: Sequence[str
 
 
 def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
-    """Adds the pins and the search hint to the text of a group. Only one group gets each of them.
+    """Returns the text of a group, with the pins and the search hint if they belong to this group.
 
-    The pins go into the first group, unless a ledger holds them. The search hint goes into the largest group,
-    because a text that is not shorter than the messages it replaces is not used, and there the risk is least.
+    The pins go into the first group, unless a ledger holds them. The search hint goes into the largest group:
+    a text that is not shorter than the messages that it replaces is not used, and that is least likely there.
     """
     pins = job.pins if group == 0 and not job.ledger else ()
     pin_lines = ["", PINNED, *(f"- {pin}" for pin in pins)] if pins else []
@@ -158,7 +163,7 @@ def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
 
 
 def _format_left_out(job: RoundJob) -> str:
-    """Formats one line that counts the messages that were left out."""
+    """Formats one line that says how many messages were left out, and which."""
     removed = job.plan.removed_indices
     results = sum(1 for index in removed if job.messages[index].answered_call_ids)
     first, last = (format_message_id(job.prefixes[index]) for index in (removed[0], removed[-1]))

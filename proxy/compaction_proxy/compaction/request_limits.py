@@ -41,10 +41,10 @@ class RequestLimits(NamedTuple):
         budget: The token budget.
         trigger_rules: The trigger rules in force. They include a trigger that the client asked for, but only
             if it is lower than the configured one.
-        is_automatic: Whether compactions may be made without a request for one, because a trigger rule is
-            active.
-        uses_growth_counts: Whether a trigger depends on the messages, turns or iterations gained since the
-            last compaction.
+        is_automatic: Whether compactions may be made although nobody asks for one. That is so if a trigger
+            rule is active.
+        uses_growth_counts: Whether a trigger depends on how many messages, turns or iterations have been
+            added since the last compaction.
         lowest_trigger: The size of the smallest request for which a trigger rule can hold; None if no rule
             can ever hold.
         marks: T, the soft mark and the hard mark (`core.trigger.TriggerMarks`).

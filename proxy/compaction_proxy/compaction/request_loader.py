@@ -1,4 +1,4 @@
-"""Loads requests: reads and sizes their messages and finds what is stored for their conversations."""
+"""Builds views of requests: reads and counts their messages, and loads what is stored for them."""
 
 import asyncio
 from collections import OrderedDict
@@ -58,7 +58,8 @@ MAX_CHECKPOINTS = 1_000
 class _CheckpointQuery(NamedTuple):
     """The values by which the stored state for a request is found.
 
-    `ask` is the request, `strategy` the name of its strategy. The other fields are those of `RequestView`.
+    `ask` is the request, `strategy` the name of its strategy, and `body` its messages that are not fixed
+    (`RequestView.unfixed_messages`). The other fields have the same meaning as those of `RequestView`.
     """
 
     ask: FitRequest
@@ -69,7 +70,7 @@ class _CheckpointQuery(NamedTuple):
 
 
 class _StoredState(NamedTuple):
-    """The stored state for a request; the fields are those of `RequestView`."""
+    """The stored state for a request. The fields have the same meaning as those of `RequestView`."""
 
     checkpoint: Checkpoint | None = None
     checkpoint_id: bytes = b""
@@ -108,7 +109,7 @@ class RequestLoader:
     async def load_view(
         self, ask: FitRequest, *, refusals: int = 0, bypass_cache: bool = False
     ) -> RequestView:
-        """Returns the view of a request.
+        """Returns the view of a request: its messages, their sizes, its limits and the stored state for it.
 
         Args:
             ask: The request.
@@ -191,9 +192,9 @@ class RequestLoader:
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
         """Returns the request with the id of the conversation that it continues.
 
-        Returns the request unchanged if it has no messages to recognise it by, or if conversations are not
-        recognised. Returns None if it belongs to no conversation. For example, a client asks for a title in a
-        request of its own.
+        Returns the request unchanged if it has no messages by which it could be recognised, or if the
+        recognition of conversations is switched off. Returns None if the request belongs to no conversation.
+        An example is a request for a title.
 
         Raises:
             UnreadableBodyError: A message cannot be read.
@@ -243,7 +244,7 @@ class RequestLoader:
         removed_ids: Collection[str],
         options: CountingOptions,
     ) -> dict[int, Message | None]:
-        """Returns the replacements for project instructions that a compacted list cannot hold whole.
+        """Returns replacements for project instructions that users removed or a compacted list must shorten.
 
         The keys are message indices. The value None leaves the message out.
         """
@@ -257,9 +258,9 @@ class RequestLoader:
     async def _shorten_instruction(
         self, message: Message, max_tokens: int, options: CountingOptions
     ) -> Message | None:
-        """Returns the head and tail of an instruction in about `max_tokens` tokens.
+        """Returns a message with the head and the tail of an instruction, of about `max_tokens` tokens.
 
-        None if `max_tokens` is 0.
+        Returns None if `max_tokens` is 0.
         """
         if not max_tokens or message.instruction is None:
             return None
@@ -292,7 +293,7 @@ class RequestLoader:
             await self._directives.record_instructions(ask.tenant, conversation, noted)
 
     async def refresh_view(self, view: RequestView) -> RequestView:
-        """Returns the view with the latest checkpoints and directives from all replicas."""
+        """Returns the view with the newest checkpoint and directives that any replica has stored."""
         stored = await self._find_stored_state(_build_query(view), bypass_cache=True)
         return replace(
             view,
@@ -315,11 +316,11 @@ class RequestLoader:
     async def find_staged_checkpoint(
         self, view: RequestView, *, same_length: bool = False
     ) -> Checkpoint | None:
-        """Returns the staged checkpoint that matches this request and covers most messages, or None.
+        """Returns the staged checkpoint that matches this request and covers most messages.
 
-        It is returned only if it covers more messages than the checkpoint in force. With `same_length` it is
-        returned only if it covers exactly as many: it then holds the summary that came too late for that
-        checkpoint.
+        Returns None unless this checkpoint covers more messages than the checkpoint in force. With
+        `same_length`, returns None unless both cover the same number of messages. The staged checkpoint then
+        holds a summary that came too late, so that the checkpoint in force holds an extract.
         """
         root = view.root
         if root is None:
@@ -359,10 +360,10 @@ class RequestLoader:
     async def _load_index_and_directives(
         self, query: _CheckpointQuery, root: bytes, *, bypass_cache: bool
     ) -> tuple[frozenset[bytes], Directives]:
-        """Returns the ids of all checkpoints under this root, and the directives of the conversation.
+        """Returns the ids of all checkpoints with this root digest, and the directives of the conversation.
 
-        Also makes sure that the anchors of the root are loaded. If any of these is not cached, all of them
-        are loaded from the store concurrently.
+        Also makes sure that the anchors with this root digest are loaded. If the ids, the directives or the
+        anchors are not cached, all three are loaded from the store concurrently.
         """
         tenant, conversation = query.ask.tenant, query.ask.known_conversation
         key = checkpoint_list_key(tenant, root, query.strategy)
@@ -398,9 +399,9 @@ class RequestLoader:
         return find_deepest_checkpoint(checkpoints, query.body, query.ask.conversation)
 
     def _parse_checkpoint(self, key: str, fields: Fields) -> Checkpoint | None:
-        """Returns the checkpoint in a record.
+        """Returns the checkpoint in a record; None if the record cannot be read.
 
-        The result is cached under the store key, and used again as long as the store returns the identical
+        The result is cached under the store key. It is used again as long as the store returns the identical
         record object.
         """
         held = self._parsed_checkpoints.get(key)
@@ -413,7 +414,10 @@ class RequestLoader:
 
 
 def _format_scope(ask: FitRequest) -> str:
-    """Formats the key of the requests among which the previous request of this one is sought."""
+    """Formats the key shared by requests of one tenant and conversation id.
+
+    The request is compared only with requests of the same key, to recognise which messages its client moves.
+    """
     return f"{ask.tenant}/{ask.conversation or ''}"
 
 

@@ -49,18 +49,18 @@ class RequestView:
         unfixed_messages: The messages of the list that are not fixed (`core.message`).
         prefixes: Prefix digests of `unfixed_messages`.
         tokens: Tokens of the client's list.
-        overhead_tokens: Tokens beside the messages, such as tool definitions.
+        overhead_tokens: Tokens of the request outside its messages, such as those of tool definitions.
         has_guessed_tokens: Whether a message holds parts such as images, whose tokens may be overestimated.
         calibration: Converts counted tokens to calibrated tokens.
         budget: The token budget, calibrated.
         max_prompt_tokens: Calibrated size of the largest prompt that the upstream may still accept. It
             includes no margin for the error of estimates.
-        checkpoint: The checkpoint in force.
+        checkpoint: The checkpoint in force; None if there is none.
         effective_messages: The effective list: the client's list with the checkpoint applied.
         cut_goal_tokens: If a request exceeds `max_prompt_tokens`, it is cut to this calibrated size. After a
             refusal, this size may be smaller than `max_prompt_tokens`. 0 means `max_prompt_tokens`.
         checkpoint_id: Id of the checkpoint (`core.checkpoint_ids`); empty if there is none.
-        anchor: The provider's count of the previous request.
+        anchor: The provider's count of an earlier request of the conversation; None if there is none.
         directives: What users have asked for in this conversation, such as pins and undone compactions.
         drift_ratio: Learned ratio of the actual to the estimated size of a request that was just compacted.
         has_new_round: Whether a compaction is in force that was not in force for the previous request.
@@ -111,7 +111,7 @@ class RequestView:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether compactions may be made without a request for one, because a trigger rule is active."""
+        """Whether compactions may be made although nobody asks for one, because a trigger rule is active."""
         return self.limits.is_automatic
 
     @cached_attribute
@@ -130,7 +130,7 @@ class RequestView:
 
     @cached_attribute
     def _calibrated_fixed_tokens(self) -> int:
-        """Calibrated tokens that no compaction removes. A percentage of usable applies to the rest of usable.
+        """Calibrated tokens that no compaction removes. Percentages in triggers apply to the rest of usable.
 
         The value is 0 if the strategy has no layout or no percentage trigger, because it is not needed then.
         """
@@ -148,23 +148,26 @@ class RequestView:
 
     @property
     def strategy_thread(self) -> str:
-        """Key under which the history of this conversation with this strategy is kept.
+        """Key of this conversation with this strategy, under which its failures and growth are remembered.
 
-        Conversations that begin alike have different keys only if their ids are known.
+        Conversations that begin with the same messages have different keys only if their ids are known.
         """
         return format_strategy_thread(self.request, self.root or b"", self.policy.name)
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation id: from the client, its messages or the checkpoint; None if unknown."""
+        """The conversation id, given by the client, found by the messages or read from the checkpoint.
+
+        None if it is unknown.
+        """
         return self.request.known_conversation or (self.checkpoint.conversation if self.checkpoint else None)
 
     @cached_attribute
     def fixed_tokens(self) -> int:
-        """Counted tokens that no compaction removes, without the messages that the client moves.
+        """Counted tokens that no compaction removes. Messages that the client moves do not count.
 
-        Included are fixed messages, what is sent beside the messages, the latest user message and, if the
-        strategy keeps it, the task.
+        These are the tokens of fixed messages, of everything outside the messages, of the latest user
+        message, and of the task if the strategy keeps it.
         """
         fixed_message_tokens = self.tokens - sum(map(_tokens, self.unfixed_messages))
         saved_tokens = sum(
@@ -267,7 +270,7 @@ class RequestView:
         return int(size * self.drift_ratio) if self.has_new_round and messages is not self.messages else size
 
     def estimate_upper_bound(self, messages: Sequence[Message]) -> int:
-        """Estimates the calibrated tokens of a request, with a margin for the error of estimates."""
+        """Estimates the calibrated tokens of a request with these messages, and adds a margin for errors."""
         return (
             self._effective_bound
             if messages is self.effective_messages
@@ -287,15 +290,15 @@ class RequestView:
         )
 
     def exceeds_limit(self, messages: Sequence[Message]) -> bool:
-        """Returns whether these messages may not fit, or may leave too little room for an answer."""
+        """Returns whether a request with these messages might not fit together with room for an answer."""
         return self.estimate_upper_bound(messages) > self.budget.compaction_limit
 
     def exceeds_window(self, messages: Sequence[Message]) -> bool:
-        """Returns whether a request with these messages may not fit, even without room for its answer."""
+        """Returns whether a request with these messages might not fit, even without room for an answer."""
         return self.estimate_upper_bound(messages) > self.budget.input_limit
 
     def leaves_too_little_output(self) -> bool:
-        """Returns whether the upstream will refuse the requested output, and a compaction can help."""
+        """Returns whether too little room is left for the requested output, and a compaction can help."""
         round_limit = self.budget.output_compaction_limit
         return (
             round_limit is not None
@@ -352,9 +355,9 @@ class RequestView:
         )
 
     def build_usage_basis(self) -> UsageBasis | None:
-        """Returns what identifies the effective list when the upstream reports its usage.
+        """Builds the object that identifies the effective list when the upstream reports its usage.
 
-        Returns None if the conversation has no root, because nothing is stored for it then.
+        Returns None if the conversation has no root digest, because nothing is stored for it then.
         """
         if self.root is None:
             return None
@@ -412,12 +415,15 @@ def replace_messages(
 
 
 def resolve_root(ask: FitRequest, prefixes: Sequence[bytes]) -> bytes | None:
-    """Returns the root of the conversation; None if it is too short to be stored or must not be stored."""
+    """Returns the root digest of the conversation.
+
+    Returns None if the conversation is too short to be stored or must not be stored.
+    """
     return get_conversation_root(prefixes) if ask.uses_checkpoints else None
 
 
 def format_strategy_thread(ask: FitRequest, root: bytes, strategy: str) -> str:
-    """Formats the key under which the history of one conversation with one strategy is kept."""
+    """Formats the key under which a conversation's failures and growth with a strategy are remembered."""
     return "/".join((ask.tenant, root.hex(), strategy, ask.known_conversation or ""))
 
 

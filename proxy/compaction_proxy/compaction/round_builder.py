@@ -57,7 +57,7 @@ _log = structlog.get_logger()
 class _RoundTexts:
     """The texts of a compaction, one for each group, and who wrote them.
 
-    `writer` is the name of a model, `EXTRACT` for extracts, or empty if there are no texts.
+    `writer` is the name of a model, `EXTRACT_WRITER` for extracts, or empty if there are no texts.
     """
 
     texts: tuple[str, ...]
@@ -95,12 +95,12 @@ class RoundBuilder:
         index: Lists the ids of checkpoints.
         history: Stores the events and roots of conversations.
         reader: Counts tokens.
-        retention: Keeps account of archives, so that old ones can be deleted. None disables this.
+        retention: Records which archives exist, so that old ones can be deleted. None disables this.
         announce: Receives an event for each compaction that was made or installed.
 
     Attributes:
         summarizer: Writes summaries.
-        ledger_cache: Reads statements and facts from messages.
+        ledger_cache: Reads statements and facts from messages, and caches them.
     """
 
     def __init__(
@@ -132,7 +132,8 @@ class RoundBuilder:
                 compaction as applied, else as scheduled.
 
         Raises:
-            SummaryError: No summary could be written, it lacks a rule, or it would not shorten the request.
+            SummaryError: No summary could be written, the replacements lack a rule of the user, or they would
+                not shorten the request.
         """
         started = time.monotonic()
         made: Checkpoint | None = None
@@ -167,7 +168,7 @@ class RoundBuilder:
         """
         [key] = checkpoint_keys(tenant, root, checkpoint.strategy, [checkpoint_id])
         listed = checkpoint_list_key(tenant, root, checkpoint.strategy)
-        # Another request in this process is installing the checkpoint, or has installed it.
+        # If the id is known, another request in this process has installed the checkpoint or is doing so.
         if self._index.has_checkpoint(listed, checkpoint_id):
             return
         line = self._index.build_line(listed, checkpoint_id, ttl_s)
@@ -222,8 +223,8 @@ class RoundBuilder:
     ) -> Checkpoint | None:
         """Saves the checkpoint together with its records and event, and announces the event.
 
-        Returns the checkpoint that every replica uses from now on. It is another one if another replica was
-        faster. Returns None if the lease was lost and nothing was written.
+        Returns the checkpoint that every replica uses from now on. If another replica has saved a checkpoint
+        first, it is that one. Returns None if the lease was lost and nothing was written.
         """
         await self._history.record_root(job.tenant, job.conversation, job.root)
         at = time.time()
@@ -337,7 +338,11 @@ def _count_forwarded_tokens(job: RoundJob, replacements: tuple[Replacement, ...]
 
 
 def _extract_texts(job: RoundJob) -> tuple[str, ...]:
-    """Writes an extract for each group. The first one begins with the ledger, unless a record holds it."""
+    """Writes an extract for each group.
+
+    The first extract begins with the ledger. If the strategy keeps a chain of records, the ledger follows the
+    records instead.
+    """
     characters = int(max(1, job.summary_tokens) * SUMMARY_CHARACTERS)
     characters_per_group = characters // max(1, len(job.plan.groups))
     extracts = []

@@ -38,24 +38,25 @@ READY_SHARE = 0.75
 # A request waits at most this many seconds for a compaction without a model. Such a compaction takes long
 # only if it must wait until the lease of a dead replica expires.
 PLAIN_ROUND_WAIT_S = 30.0
+# The reported reason if there is nothing to remove.
 NOTHING_TO_TAKE = "nothing-to-take"
-# No compaction can remove any significant part of the request.
+# The reported reason if no compaction can remove any significant part of the request.
 IRREDUCIBLE = "irreducible"
-# Recent compactions have been ineffective.
+# The reported reason if recent compactions were ineffective or have failed.
 PAUSED = "paused"
 # Reasons of failures that would recur with the same messages, because the messages cause them.
 LASTING_FAILURES = frozenset({"longer", "rules-lost"})
 # Reasons for leaving a request unchanged that are not failures.
 QUIET_REASONS = frozenset({NOTHING_TO_TAKE, IRREDUCIBLE, PAUSED})
-# If a compaction is due for one of these reasons, it is made however little it saves. If it saves little,
-# only `force` asks a summary model.
+# If a compaction is due for one of these reasons, it is made however little it saves. If it saves little, a
+# summary model is asked only for the reason `force`.
 FORCED_REASONS = frozenset({"force", "overflow", "limit"})
 # If a compaction is due for one of these reasons, it is tried even if the previous one has just failed.
 INSISTENT_REASONS = frozenset({"force", "overflow"})
 
 
 class RoundCoordinator:
-    """Makes compactions for requests through other components, and applies them.
+    """Makes compactions for requests, with the help of other components, and applies them.
 
     Args:
         loader: Finds staged checkpoints.
@@ -129,10 +130,13 @@ class RoundCoordinator:
         return view.with_checkpoint(checkpoint), reason
 
     async def prepare_round(self, view: RequestView) -> None:
-        """Starts a compaction that will soon be due, unless one is running or staged or would save nothing.
+        """Starts a compaction that will soon be due.
 
-        Requests that come while this method works do not start a second compaction. It would replace nearly
-        the same messages, and would cost as much.
+        Does nothing if no summary can be requested, if a compaction that serves the request is running or
+        staged, if compactions are paused, or if there is nothing to summarise.
+
+        While this method works for a conversation, a second call for the same conversation does nothing. A
+        second compaction would replace nearly the same messages, and would cost as much.
         """
         if view.root is None or not view.request.summary_routes or view.strategy_thread in self._preparing:
             return
@@ -260,11 +264,12 @@ class RoundCoordinator:
         return checkpoint
 
     async def _apply_late_summary(self, view: RequestView) -> RequestView:
-        """Returns the view with an extract exchanged for the summary that came too late for that compaction.
+        """Returns the view with a late summary in place of the extract in the checkpoint in force.
 
-        The view is unchanged if the checkpoint in force holds no extract, or if there is no such summary. The
-        method is called before a new compaction. The new compaction breaks the provider's prompt cache
-        anyway, so the exchange costs nothing extra.
+        A late summary was not ready when its compaction was needed, so that an extract was used. Returns the
+        view unchanged if the checkpoint in force holds no extract, or if there is no late summary. Call this
+        method before a new compaction: that breaks the provider's prompt cache anyway, so the exchange costs
+        nothing extra.
         """
         if view.checkpoint is None or view.checkpoint.writer != EXTRACT_WRITER:
             return view
@@ -291,8 +296,8 @@ class RoundCoordinator:
             return await self._make_plain_round(view, job), None
         if due_reason != "force":
             shared_job = self._find_shared_job(view, job)
-            # A compaction that was running before may have ended since then, so look for its staged
-            # checkpoint.
+            # A compaction may have ended since staged checkpoints were last looked up, so look for its
+            # checkpoint again.
             staged = await self._apply_staged_round(view) if shared_job is job else None
             if staged is not None and _is_sufficient(staged, view):
                 return await self._install_checkpoint(view, staged.checkpoint, due_reason), None
@@ -312,7 +317,7 @@ class RoundCoordinator:
         ), None
 
     def _find_skip_reason(self, view: RequestView, draft: RoundDraft, due_reason: str) -> str | None:
-        """Returns why the compaction must do without a summary model; None if a model is asked."""
+        """Returns the reason for making the compaction without a summary model; None if a model is asked."""
         if due_reason == "force":
             return None
         if self._is_paused(view):
@@ -325,7 +330,7 @@ class RoundCoordinator:
         """Makes the compaction with a model's summary, and waits for it as long as the client allows.
 
         Raises:
-            SummaryError: There is a `skip_reason`, no summary could be written, or it is not ready in time.
+            SummaryError: `skip_reason` is not None, no summary could be written, or it is not ready in time.
         """
         if skip_reason is not None or job.summary_request is None:
             raise SummaryError(skip_reason or "no-summary-model")
@@ -341,7 +346,13 @@ class RoundCoordinator:
     async def _make_extractive_round(
         self, view: RequestView, job: RoundJob, failure: SummaryError
     ) -> Checkpoint:
-        """Makes the compaction with an extract and the ledger in place of the summary."""
+        """Makes the compaction with an extract and the ledger in place of the summary.
+
+        `failure` says why there is no summary.
+
+        Raises:
+            SummaryError: The compaction cannot be made, or would not shorten the request.
+        """
         if not job.ledger:
             removed = frozenset(job.plan.removed_indices)
             text, rules = await build_ledger_text(view, removed, self._ledger_cache)
@@ -372,7 +383,7 @@ class RoundCoordinator:
 def _is_sufficient(staged_view: RequestView, view: RequestView) -> bool:
     """Returns whether a staged checkpoint makes the request small enough (`READY_SHARE`).
 
-    `ready` is `view` with the staged checkpoint applied.
+    `staged_view` is `view` with the staged checkpoint applied.
     """
     fixed = min(view.marks.trigger_tokens, int(view.fixed_tokens * view.calibration_ratio))
     return staged_view.estimate_tokens(staged_view.effective_messages) <= fixed + READY_SHARE * (
@@ -383,8 +394,8 @@ def _is_sufficient(staged_view: RequestView, view: RequestView) -> bool:
 def _can_serve(pending: RoundJob, view: RequestView) -> bool:
     """Returns whether the result of a running compaction will serve this request.
 
-    It must cover the same messages as the request begins with, and more of them than the checkpoint in force.
-    It must not remove the request's latest user message.
+    The request must begin with the messages that the compaction covers. They must be more than the checkpoint
+    in force covers, and the compaction must not remove the request's latest user message.
     """
     length = pending.plan.length
     covered_count = view.checkpoint.length if view.checkpoint else 0
@@ -399,10 +410,9 @@ def _can_serve(pending: RoundJob, view: RequestView) -> bool:
 
 
 def _merge_edits(checkpoint: Checkpoint, current: Checkpoint | None) -> Checkpoint:
-    """Returns a ready checkpoint with the later masks and caps of `current`, the checkpoint in force.
+    """Returns `checkpoint` with the later masks and caps of `current`, the checkpoint in force.
 
-    These edits were made while the ready checkpoint was written, and apply to messages that it does not
-    cover.
+    These edits were made while `checkpoint` was being written, and apply to messages that it does not cover.
     """
     later = (
         []

@@ -18,10 +18,12 @@ from compaction_proxy.recall.round_detail import KEPT, STAND_IN, VisibleMessage
 from compaction_proxy.telemetry.event_bus import generate_event_id
 from compaction_proxy.telemetry.logs import REQUEST_ID
 
-# The outcome of a compaction: a waiting request uses it at once, or it is stored for a later request.
+# The outcome of a compaction. `APPLIED`: a waiting request uses it at once. `SCHEDULED`: it is stored for a
+# later request.
 APPLIED, SCHEDULED = "applied", "scheduled"
 
-# For each kind of fact: how many facts of this kind the model still sees, and how many there were.
+# For each kind of fact: how many facts of this kind the model still sees after a compaction, and how many the
+# replaced messages held.
 Facts = Mapping[str, tuple[int, int]]
 
 
@@ -43,7 +45,7 @@ def build_created_event(
         facts: How many facts of the replaced messages the model still sees.
         price: Returns what a summary call costs.
         created_at_s: Time of the event, in seconds since the epoch.
-        duration_s: How long the compaction took.
+        duration_s: How long the compaction took, in seconds.
         outcome: `APPLIED` or `SCHEDULED`.
     """
     affected = job.affected_indices
@@ -127,7 +129,10 @@ def _build_cost_fields(usage: SummaryUsage, price: PriceLookup) -> dict[str, Any
 def find_retained_facts(
     job: RoundJob, visible_messages: Sequence[VisibleMessage], ledger_cache: LedgerCache
 ) -> Facts:
-    """Counts which facts of the replaced messages the model still sees (`core.summary.retention`)."""
+    """Counts how many facts of the replaced messages the model still sees (`core.summary.retention`).
+
+    Returns an empty mapping if no message is replaced.
+    """
     affected = job.affected_indices
     if not affected:
         return {}

@@ -1,4 +1,4 @@
-"""The description of one compaction that is to be made."""
+"""Describes a compaction that is to be made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,18 +23,18 @@ class RoundJob:
     """A compaction to be made, with everything that is needed to make it.
 
     Attributes:
-        plan: The spans to replace.
+        plan: The spans to replace, and what replaces them.
         policy: The strategy.
         key: Store key of the checkpoint that will be written.
         checkpoint_id: Id of that checkpoint (`core.checkpoint_ids`), 64 bytes.
-        root: Root digest of the conversation (`storage.keys.conversation_root`).
+        root: Root digest of the conversation (`storage.keys.get_conversation_root`).
         tenant: The tenant that owns the conversation.
         conversation: The conversation id.
         strategy_thread: Key of the conversation's history with this strategy
             (`request_view.format_strategy_thread`).
         messages: The client's messages that are not fixed.
         prefixes: Prefix digests of `messages`.
-        previous_checkpoint: The checkpoint in force before this compaction.
+        previous_checkpoint: The checkpoint in force before this compaction; None if there is none.
         ledger: Text of the ledger; empty if none is needed.
         rules: Rules that the ledger must contain.
         outdated_statements: User statements that no longer hold, by message index. They are removed from the

@@ -1,4 +1,4 @@
-"""Drafts compactions: makes their plans, and writes the texts for which no model is needed."""
+"""Drafts compactions: plans which spans to replace, and builds the ledger, which needs no model."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -30,8 +30,8 @@ from compaction_proxy.support.offload import run_in_worker
 
 # Tokens of the opening and closing lines around the records of a chain.
 FRAME_TOKENS = 120
-# A strategy may make the summary longer the more it removes. The size that is asked for is at most this share
-# of T.
+# Some strategies ask for a longer summary if more is removed. The size that they ask for is at most this
+# share of T.
 SUMMARY_SHARE = 0.06
 # A compaction that cannot remove this share of T is not worth a summary.
 LEAST_SHARE = 0.10
@@ -45,8 +45,8 @@ LEDGER_SHARE = 0.4
 FILLED_SHARE = 0.8
 # The ledger's limit is never reduced below this share of the full limit.
 LEAST_LEDGER_SHARE = 0.1
-# If hardly any compaction can reach the target, masks alone suffice if they shrink the removable messages to
-# this share of the free tokens.
+# If the target is so low that hardly any compaction can reach it, masks alone suffice if they shrink the
+# removable messages to this share of the free tokens.
 MASKED_SHARE = 0.8
 
 
@@ -55,7 +55,7 @@ class RoundDraft:
     """A draft of a compaction.
 
     Attributes:
-        plan: The spans to replace.
+        plan: The spans to replace, and what replaces them.
         summary_tokens: Size of the summary, in tokens; 0 if there is none.
         is_worth_it: Whether the compaction saves enough tokens to be worth the cost of a summary.
         ledger: Text of the ledger; empty unless the strategy keeps a chain of records.
@@ -77,9 +77,11 @@ class RoundDraft:
 async def draft_round(
     view: RequestView, reader: MessageReader, ledger_cache: LedgerCache, *, allow_small: bool = False
 ) -> RoundDraft | None:
-    """Drafts the compaction that the strategy would make now; returns None if there is nothing to remove.
+    """Drafts the compaction that the strategy would make now.
 
     The compaction does not touch messages that the client moves, unless the request would not fit otherwise.
+    Returns None if there is nothing to remove. With a strategy that keeps a chain of records, also returns
+    None if the compaction saves little and `allow_small` is not set.
 
     Args:
         view: The request.
@@ -100,7 +102,7 @@ async def draft_round(
 
 
 def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
-    """Returns whether the request will fit after the compaction, if its texts have the expected sizes."""
+    """Returns whether the request will fit after the compaction, assuming the planned size of its summary."""
     forwarded = list_forwarded_sizes(view.unfixed_messages, view.checkpoint)
     edited = {
         fill.reference_index for fill in draft.plan.planned_replacements if fill.kind in {"mask", "cap"}
@@ -168,7 +170,7 @@ def _find_newest_results(messages: Sequence[Message]) -> range:
 
 
 def _draft_plain(view: RequestView, constraints: PlanConstraints) -> RoundDraft | None:
-    """Drafts a compaction without masks and without a ledger."""
+    """Drafts a compaction without masks and without a ledger; returns None if there is nothing to remove."""
     summary_tokens = _compute_summary_tokens(view, 0)
     plan = plan_round(
         view.unfixed_messages,
@@ -320,7 +322,7 @@ def _choose_masks(view: RequestView, constraints: PlanConstraints, tail_start: i
 
 
 def _list_old_results(view: RequestView, tail_start: int) -> list[int]:
-    """Lists the tool results before the tail, except removed ones and the newest, which always stay."""
+    """Lists the tool results before the tail, without removed ones and the newest, which always stay."""
     removed = view.checkpoint.removed_indices if view.checkpoint else frozenset()
     results = [
         index
@@ -457,8 +459,7 @@ class RoundPlanner:
     async def draft_round(self, view: RequestView, *, allow_small: bool = False) -> RoundDraft | None:
         """Drafts the compaction that the strategy would make now.
 
-        Returns None if there is nothing to remove, or if the compaction saves little and `allow_small` is not
-        set.
+        Returns None in the cases that the function `draft_round` describes.
 
         Args:
             view: The request.
@@ -480,7 +481,7 @@ class RoundPlanner:
         def finish_task(task: asyncio.Task[RoundDraft | None]) -> None:
             del self._running[task]
             if not task.cancelled():
-                task.exception()  # avoids a warning of asyncio if all callers were cancelled and none sees it
+                task.exception()  # else asyncio warns if all callers were cancelled and none reads the error
 
         task.add_done_callback(finish_task)
         return task

@@ -31,8 +31,8 @@ from compaction_proxy.storage.store import Store
 from compaction_proxy.telemetry.event_bus import EventBus
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# Lifetime of records in the temporary store, in seconds. It is long enough that no record expires before the
-# store is deleted at the end of the block.
+# Lifetime of records in the temporary store, in seconds. It is so long that no record expires before the
+# store is deleted at the end of the `open_compactor` block.
 SCRATCH_TTL_S = 86_400.0
 
 
@@ -51,15 +51,15 @@ class ScratchCompactor:
 
 @dataclass(frozen=True, slots=True)
 class StatelessCompaction:
-    """Compacts without keeping anything: no checkpoint, event, archive or sum is kept after the block ends.
+    """Compacts without keeping anything: no checkpoint, event or archive is left after `open_compactor` ends.
 
     Attributes:
         create_store: Creates an empty store in memory.
         reader: Reads and counts messages, as for forwarded requests.
         model_limits: Provides the context windows and calibrations of models. This class does not change
             them.
-        summarizer: Writes summaries. It is shared with other requests, so it knows which models fail and how
-            many calls a tenant has left.
+        summarizer: Writes summaries. Forwarded requests share it, so it knows which models fail and how many
+            calls a tenant has left.
         job_builder: Turns drafts into jobs.
         event_bus: Announces events only to the listeners that add up the cost of summaries.
     """

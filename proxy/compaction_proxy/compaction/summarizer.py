@@ -1,8 +1,8 @@
 """Requests summaries: chooses the model, the form and the number of calls, and checks the answers.
 
-A summary request uses the aligned form if the caller provides the conversation for it and the call fits the
-model's context window. Otherwise, it uses the transcript form. If a transcript is too long for one call, it
-is sent in portions, and one more call merges their summaries.
+A summary request uses the aligned form if the caller provides the conversation (`SummaryRequest.aligned`) and
+the call fits the model's context window. Otherwise, it uses the transcript form. If a transcript is too long
+for one call, it is sent in portions, and one more call merges their summaries.
 
 One call may ask for the summaries of several runs of messages. If the answer does not mark where each summary
 begins, each run gets a call of its own. An answer that was cut at its output limit is used if it reaches the
@@ -71,7 +71,7 @@ MAX_CHARACTERS_A_TOKEN = 32
 MAX_PORTIONS = 12
 PORTIONS_AT_ONCE = 2
 LEAST_PORTION_TOKENS = 150
-# The smallest size that a call for a single run asks for, in tokens.
+# The smallest size that a call for a single run of messages asks for, in tokens.
 LEAST_RUN_TOKENS = 60
 # How often messages are shortened further until a call fits. After that, the summary fails.
 NARROWINGS = 6
@@ -428,7 +428,7 @@ class Summarizer:
         raise SummaryError("summary-window")
 
     async def _compute_fitting_share(self, model_call: ModelCall, size: int) -> float:
-        """Computes to which share the messages of a prompt of `size` tokens must shrink so that it fits.
+        """Returns the share to which the messages in a prompt of `size` tokens must shrink so that it fits.
 
         Raises:
             SummaryError: `summary-window`: the prompt would not even fit without any messages.

@@ -104,7 +104,7 @@ class SummaryBreaker:
         return any(now < trouble.resting_until for trouble in self._failure_states.values())
 
     def record_outcome(self, endpoint: SummaryEndpoint, reason: str) -> None:
-        """Records the outcome of a call: its reason of failure, or "" if it was answered.
+        """Records the outcome of a call. `reason` says why it failed; it is empty if the call was answered.
 
         The reason `garbage` is ignored, because it does not say whether the model is available. Every reason
         that is neither temporary nor lasting shows that the model is available, and clears its failures.
@@ -152,7 +152,8 @@ class LatencyTracker:
     def record_cancellation(self, endpoint: SummaryEndpoint, seconds: float) -> None:
         """Records a call that was cancelled after `seconds` without an answer.
 
-        Ignores it if it was shorter than the average, because a complete call may have taken longer.
+        Ignores the call if `seconds` are fewer than the average, because they then say nothing about how long
+        the complete call would have taken.
         """
         if seconds >= self._averages.get(endpoint, 0.0):
             self.record_duration(endpoint, seconds)
@@ -165,7 +166,7 @@ CALL_TOKENS = 100_000
 
 
 class CallBudget:
-    """Counts each tenant's calls of the last hour, and remembers the 10,000 tenants that called last.
+    """Limits the calls of each tenant in an hour. Remembers the 10,000 tenants that called last.
 
     Args:
         clock: Returns monotonic seconds.
@@ -176,12 +177,14 @@ class CallBudget:
         self._calls: OrderedDict[str, deque[float]] = OrderedDict()
 
     def book_call(self, tenant: str, calls_per_hour: int, tokens: int = 0) -> None:
-        """Books one call.
+        """Counts one call against the tenant's limit. A long call counts as several (`CALL_TOKENS`).
+
+        A call that counts as several is admitted as long as at least one is left.
 
         Args:
             tenant: The tenant that makes the call.
             calls_per_hour: How many calls the tenant may make in an hour. With 0 there is no limit, and
-                nothing is booked. A call that counts as several is admitted as long as at least one is left.
+                nothing is counted.
             tokens: Tokens that the call may take, prompt and answer together.
 
         Raises:
@@ -203,7 +206,8 @@ class CallBudget:
 
 MAX_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.2
-# If a provider asks for a longer pause, in seconds, the call is not repeated, and the summary fails.
+# If a provider asks for a pause of more than this many seconds, the call is not repeated, and the summary
+# fails.
 LONGEST_PAUSE_S = 10.0
 # If a call is cancelled after at least this share of its deadline, the model counts as too slow. If it is
 # cancelled earlier, the client has probably left.

@@ -127,8 +127,8 @@ class Summary:
     usage: SummaryUsage = field(compare=False)
 
 
-# An answer may take at most this share of the summary model's context window. If a larger summary is wanted,
-# a smaller one is asked for.
+# An answer may take at most this share of the summary model's context window. If the wanted summary would
+# take more, the call asks for a summary that takes this share.
 ANSWER_SHARE = 0.25
 # A call and its answer together may take at most this share of the context window, because their sizes are
 # estimates.
@@ -170,7 +170,7 @@ class ModelCall:
         return (WINDOW_SHARE * self.window - self.answer_tokens) / self.summary_request.calibration_ratio
 
     async def build_prompt(self, groups: tuple[Group, ...], shape: SummaryShape) -> str:
-        """Builds the prompt. Uses a worker, because the prompt may be megabytes long."""
+        """Builds the prompt in the worker thread, because the prompt may be megabytes long."""
         brief = self.summary_request
         return await run_in_worker(
             partial(
@@ -219,7 +219,7 @@ def build_model_call(summary_request: SummaryRequest, route: SummaryRoute, windo
 def _build_cache_key(summary_request: SummaryRequest) -> str:
     """Builds the prompt cache key of summary calls, one for each tenant and kind of prompt.
 
-    With this key, the provider does not mix their cached prompts with those of conversations.
+    With this key, the provider keeps the cached prompts of summary calls apart from those of conversations.
     """
     tenant_digest = hashlib.sha256(summary_request.tenant.encode()).hexdigest()[:16]
     return f"compaction-{summary_request.shape.prompt_name}-{tenant_digest}"

@@ -1,4 +1,4 @@
-"""The types of requests and results of the compactor."""
+"""Defines the requests that the compactor takes and the results that it returns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,15 @@ class CompactionMode(StrEnum):
 
 
 class CompactionStatus(StrEnum):
-    """The outcome for a request, as the header `x-compaction-status` reports it."""
+    """The outcome for a request, as the header `x-compaction-status` reports it.
+
+    `NONE`, `SHADOW`, `BYPASSED` and `SCHEDULED` forward the client's own messages. With `NONE`, no compaction
+    was necessary or useful. With `SHADOW`, only a report was wanted. With `BYPASSED`, compaction is switched
+    off. With `SCHEDULED`, a compaction is then prepared ahead of need. `REUSED` applies an earlier
+    compaction. `APPLIED` shortens the messages by a new compaction or a cut. `FAILED_OPEN` forwards the
+    request without the compaction that was due, because it failed. `OVER_LIMIT` forwards a request that
+    probably does not fit.
+    """
 
     NONE = "none"
     REUSED = "reused"
@@ -47,7 +55,7 @@ class FitRequest:
         model: The model that will answer.
         tenant: The tenant that sent the request.
         conversation: The conversation id that the client gave; None if the client gave none.
-        origin: The origin of the upstream.
+        origin: The origin (scheme, host and port) of the upstream.
         settings: The configuration for the model.
         mode: How to treat the request.
         trigger_tokens: The trigger that the client asked for, in tokens; None if it asked for none. It has an
@@ -60,7 +68,8 @@ class FitRequest:
         strategy: The strategy that the client asked for; None if the client named none.
         can_lower_output: Whether the requested output limit may be lowered to make the request fit.
         pins: Texts that the client wants to be kept word for word.
-        client: The name of the client, as far as its headers identify it (`wires.project_instructions`).
+        client: The name of the client program, if its headers identify it (`wires.project_instructions`);
+            else empty.
         continued_conversation: The id of the conversation that the messages continue, if the client gave no
             id and the proxy has found one; else None.
     """
@@ -94,7 +103,7 @@ class FitRequest:
 
 
 class CompactionReport(NamedTuple):  # created for each request: a dataclass costs four times as much
-    """Reports what was done and why, for headers and logs.
+    """Reports what was done with a request and why, for headers and logs.
 
     A field is None where its value is not known. Sizes are calibrated tokens.
 
@@ -110,8 +119,8 @@ class CompactionReport(NamedTuple):  # created for each request: a dataclass cos
         window: The context window of the model.
         trigger: The trigger T, in tokens.
         reason: Why a compaction was due, was not made, or failed.
-        tokens_without_round: If a compaction was made for this request: the tokens that would have been
-            forwarded without it.
+        tokens_without_round: Tokens that would have been forwarded if no new compaction had been made for
+            this request.
         checkpoint_id: The id of the checkpoint in force, as hex digits.
         max_output: The lowered output limit, in tokens; None if the client's own limit stays.
     """
@@ -133,10 +142,12 @@ class CompactionReport(NamedTuple):  # created for each request: a dataclass cos
 
 
 class UsageBasis(NamedTuple):
-    """Identifies a forwarded request, so that its reported size helps to estimate the next one.
+    """Identifies a forwarded request.
+
+    The size that the upstream reports for this request is used to estimate the size of the next one.
 
     Attributes:
-        root: The root digest of the conversation (`storage.keys.conversation_root`).
+        root: The root digest of the conversation (`storage.keys.get_conversation_root`).
         prefixes: Prefix digests of the client's messages that are not fixed.
         baseline_key: Key shared by requests whose token counts can be compared
             (`providers.usage_baseline.build_baseline_key`).
@@ -152,7 +163,7 @@ class UsageBasis(NamedTuple):
 class CompactedMessages(NamedTuple):
     """The messages that are forwarded instead of the client's messages.
 
-    A checkpoint is applied to them. Apart from that, nothing was cut.
+    They result from applying a checkpoint to the client's messages. Nothing else was cut from them.
 
     Attributes:
         messages: The forwarded list.
@@ -174,8 +185,8 @@ class FitResult:
         estimate: Counted tokens of the forwarded request, before calibration; 0 if the request was not
             counted.
         report: What was done.
-        usage_basis: What identifies the request when the upstream reports its usage. None if the messages
-            were not parsed, or were cut in a way that no checkpoint records.
+        usage_basis: Identifies the request when the upstream reports its usage. None if the messages were not
+            parsed, or were cut in a way that no checkpoint records.
         has_guessed_tokens: Whether the request holds parts such as images, whose tokens may be overestimated.
         should_prepare: Whether a compaction should be prepared ahead of need, once the client has its answer.
         client_tokens: Counted tokens of what the client sent, before calibration.
@@ -198,6 +209,6 @@ class FitResult:
     def is_compacted(self) -> bool:
         """Whether a checkpoint is applied to the forwarded request.
 
-        The number of the compaction alone does not show this: a checkpoint that only masks results has none.
+        `report.round` alone does not show this: it is None if the checkpoint only masks tool results.
         """
         return self.compacted_messages is not None or self.report.round is not None

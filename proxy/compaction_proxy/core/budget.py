@@ -40,13 +40,13 @@ class Budget:
     Attributes:
         window: Largest input that the model takes.
         usable: The context window less the reserves. Percentages refer to it.
-        compaction_limit: The context window less the safety reserve and the requested output, whose sum
-            counts as at most a quarter of the window. A larger request is compacted.
+        compaction_limit: A request larger than this is compacted. It is the context window less the safety
+            reserve and the requested output. These two together count as at most a quarter of the window.
         input_limit: The context window less the safety reserve. If the upstream adds the requested output to
             the prompt, at least the requested output stays free, up to `RESERVED_OUTPUT_TOKENS`. Content is
             cut without a summary only if a request is larger than this.
         sum_limit: The context window less the safety reserve and all of the requested output. The upstream
-            refuses a larger request. None if the upstream does not add the output to the prompt.
+            may refuse a larger request. None if the upstream does not add the output to the prompt.
         min_output_tokens: The proxy does not lower the output limit below this. 0 if the upstream does not
             add the output to the prompt.
     """
@@ -80,10 +80,10 @@ def compute_budget(
     """Computes the budget of a request that asks for up to `max_output` tokens (None if it names no limit).
 
     If the reserves together would take more than a quarter of the context window, they shrink in proportion.
-    The requested output is an upper limit that most answers do not reach. So compactions make room for at
-    most a quarter of the window, and content is not cut to make room for more than the least output.
-    `adds_output` says that the upstream refuses a prompt if prompt and requested output together exceed the
-    window.
+    The requested output is an upper limit that most answers do not reach. So a compaction makes room for
+    output of at most a quarter of the window, and content is cut only to make room for
+    `RESERVED_OUTPUT_TOKENS`. `adds_output` says that the upstream refuses a request if prompt and requested
+    output together exceed the window.
     """
     requested, max_reserve = max_output or 0, window // RESERVE_DIVISOR
     reserve = min(reserves.system + max(reserves.output, requested) + reserves.safety, max_reserve)

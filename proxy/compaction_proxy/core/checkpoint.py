@@ -1,7 +1,8 @@
 """Checkpoints: the stored results of compactions, and the rules for applying one to a request.
 
 A checkpoint is found by the outline digest of the prefix for which it was made (`core.digest`). That digest
-ignores names and the text of tool results. Before the checkpoint is applied, the exact digest must match too.
+ignores participant names and the text of tool results. Before the checkpoint is applied, the exact digest of
+the prefix must match too.
 The only differences allowed are tool results that the client has since cleared or shortened, and names that
 it has since added or removed. So even if a conversation id is wrong, outdated or shared by two conversations,
 a checkpoint is never applied to other messages, and no text gets from one conversation into another. Indices
@@ -62,11 +63,11 @@ class Checkpoint:
         summary: Text of the summary, for the next compaction to integrate.
         tokens_before: Calibrated size of the request that was compacted.
         tokens_after: Calibrated size of the request that was forwarded instead.
-        listed: Number of messages in the client's list when the compaction was made, without fixed ones.
-            Messages behind these count as gained since the compaction.
+        listed: Number of messages, without fixed ones, that the client had sent when the compaction was made.
+            Messages after these count as new since the compaction.
         carried: Index of the user message whose text moved into the replacement; None if there is none.
-        rounds: One number for each record of the chain: the length of the list that the record describes. The
-            records are the first replacements of their span.
+        rounds: One number for each record of the chain, oldest first: the `length` of the compaction that
+            wrote the record. All records are replacements of one span and come first in it.
         writer: Name of the model that wrote the summary; `EXTRACT_WRITER` if code made it; empty if there is
             no summary.
         edited: Indices of messages that are shortened and stay in place.
@@ -202,9 +203,10 @@ def _matches_digest(checkpoint: Checkpoint, covered: Sequence[Message], *, short
 def _iter_possible_prefixes(
     checkpoint: Checkpoint, messages: Sequence[Message]
 ) -> Iterator[Sequence[Message]]:
-    """Yields the covered prefix with its current names, then with the stored names if these differ.
+    """Yields the first `checkpoint.length` messages, then the same messages with their stored names.
 
-    So a checkpoint still matches if the client has since added a name to a message, or removed one.
+    The second list is yielded only if it differs. So a checkpoint still matches if the client has since added
+    a name to a message, or removed one.
     """
     covered = list(messages[: checkpoint.length])
     yield covered
@@ -244,10 +246,11 @@ def can_apply_checkpoint(
 ) -> bool:
     """Returns whether a checkpoint may be applied to these messages.
 
-    The checkpoint must cover their prefix. It must not hide the latest user message from the model: that
-    message stays in its place, or the replacement carries its text. A tool result may be shorter than the
-    stored one, because the client may have shortened it. But if the client names another conversation than
-    the checkpoint's, a shorter result counts as a different one, and the checkpoint may not be applied.
+    The messages must begin with those for which the checkpoint was made. The checkpoint must not hide the
+    latest user message from the model: that message stays in its place, or the replacement carries its text.
+    It must not remove a call whose result stays. A tool result may be shorter than the stored one, because
+    the client may have shortened it. But if the client names another conversation than the checkpoint's, a
+    shorter result counts as a different one, and the checkpoint may not be applied.
     """
     if not 0 < checkpoint.length <= len(messages):
         return False
@@ -290,10 +293,10 @@ def find_deepest_checkpoint(
     """Finds the applicable checkpoint of the greatest length; None if no checkpoint may be applied.
 
     Among checkpoints of equal length, the highest round wins; then a summary that a model wrote; then the
-    larger number of spans.
+    larger number of spans. The result lacks outdated edits (`drop_outdated_edits`).
 
     Args:
-        candidates: Checkpoints that may fit the messages.
+        candidates: Checkpoints that may fit the messages. None entries are skipped.
         messages: The messages of a request that are not fixed.
         conversation: The conversation id that the client gave, if any.
     """
@@ -310,7 +313,7 @@ def find_deepest_checkpoint(
 
 
 def _rank_checkpoint(checkpoint: Checkpoint) -> tuple[int, int, bool, int]:
-    """Returns the rank of a checkpoint: its length, its round, whether a model wrote it, its spans."""
+    """Returns a key to compare checkpoints: length, round, whether a model wrote it, number of spans."""
     spans = len(checkpoint.spans)
     return checkpoint.length, checkpoint.round, checkpoint.writer != EXTRACT_WRITER, spans
 
@@ -402,7 +405,10 @@ def _parse_result(fields: Sequence[Any]) -> CoveredToolResult:
 
 
 def _parse_replacement(fields: Sequence[Any] | None) -> tuple[Message, ...]:
-    """Parses the replacements of one span. Version 0.1 stored one message, or null for none."""
+    """Parses the replacements of one span.
+
+    Version 0.1 stored a single message instead of a list, or null if there was no replacement.
+    """
     if fields is None or fields == []:
         return ()
     return tuple(

@@ -7,7 +7,7 @@ from compaction_proxy.core.planner import RoundPlan
 
 
 def format_variant(*, extract: bool, record_count: int, edited_indices: Collection[int]) -> str:
-    """Formats the variant that tells apart checkpoints for the same spans of the same messages.
+    """Formats the `variant` of a checkpoint id, which tells apart checkpoints for the same spans.
 
     Args:
         extract: Whether code made the summary without a model.
@@ -56,7 +56,15 @@ def predict_checkpoint_id(
     *,
     extract: bool,
 ) -> bytes:
-    """Predicts the id of the checkpoint that a plan will become, made on top of an earlier checkpoint."""
+    """Predicts the id of the checkpoint that carrying out a plan will produce.
+
+    Args:
+        plan: The plan.
+        earlier: The checkpoint that is in force before the plan is carried out; None if there is none.
+        prefix_digests: Prefix digests of the messages.
+        exact_digest: Exact digest of the first `plan.length` messages.
+        extract: Whether code will make the summary without a model.
+    """
     chained = any(fill.kind == "records" for fill in plan.planned_replacements)
     rounds = plan.frozen_record_count + (1 if chained else 0)
     variant = format_variant(

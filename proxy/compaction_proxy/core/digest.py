@@ -53,9 +53,9 @@ def _parse_fraction(text: str) -> int | str:
 
 
 def _measure_depth(text: str) -> int:
-    """Returns how deep brackets nest outside strings."""
+    """Returns the deepest nesting of the brackets that are outside strings."""
     depth = deepest = 0
-    # The matches are found one at a time, because finding all at once would hold the interpreter lock.
+    # `finditer` finds one match at a time. Finding all at once would hold the interpreter lock for too long.
     for bracket in _BRACKET.finditer(text):
         depth += (bracket[0] in "[{") - (bracket[0] in "]}")
         deepest = max(deepest, depth)
@@ -77,9 +77,8 @@ def canonicalize_arguments(arguments: str) -> str:
     """Returns tool-call arguments with canonical key order and white space.
 
     Arguments stay as they are if they do not parse, repeat a key, are longer than 1,048,576 characters, hold
-    too many brackets (`json_bounds`), or nest more than 100 levels deep. The depth has a fixed limit, because
-    a decoder can read fewer levels if its caller has used more of the stack, and the digest must not depend
-    on that.
+    too many brackets (`json_bounds`), or nest more than 100 levels deep. The digest must not depend on how
+    many levels the decoder can read, which varies with the depth of the call stack. So the limit is fixed.
     """
     brackets = arguments.count("[") + arguments.count("{")
     if (
@@ -166,8 +165,8 @@ def compute_message_digest(message: Message) -> bytes:
 def compute_outline_digest(message: Message) -> bytes:
     """Computes a message's digest without its name, and without the text of a tool result; 32 bytes.
 
-    A client may later clear or shorten old tool results, or give a message a name. The outline digests of its
-    messages stay the same, so stored checkpoints are still found by them. `core.checkpoint` then decides for
+    A client may later clear or shorten old tool results, or give a message a name. The outline digests of
+    these messages do not change, so stored checkpoints are still found. `core.checkpoint` then decides for
     each message whether the difference is allowed.
     """
     if message.answered_call_ids:
@@ -178,7 +177,7 @@ def compute_outline_digest(message: Message) -> bytes:
 
 
 def compute_result_digest(message: Message) -> bytes:
-    """Computes the digest of a tool result without its text but with its name, 32 bytes."""
+    """Computes the digest of a tool result with its name but without its text and other content, 32 bytes."""
     return _hash_message(message, [], message.name)
 
 

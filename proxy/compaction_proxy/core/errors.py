@@ -3,7 +3,7 @@
 ProxyError
 ├── ConfigError                    the configuration cannot be used; the process ends with exit code 2
 ├── RequestRefusedError            the client is at fault; answered with the error's own 4xx status
-├── OverloadedError                too many requests, or bytes of them, are held; answered with 503
+├── OverloadedError                the proxy holds too many requests or request bytes; answered with 503
 ├── UpstreamError                  the forwarded call failed; answered with 502 or 504
 ├── InternalError                  a fault of the proxy made the request fail; answered with 500
 ├── ReplayFailedError              the process that replays conversations has failed; answered with 500
@@ -57,7 +57,7 @@ class UpstreamError(ProxyError):
 
 
 class InternalError(ProxyError):
-    """A fault of the proxy failed a request. The log has the cause."""
+    """A fault of the proxy made a request fail. The log names the cause."""
 
     status = 500
     code = "internal_error"
@@ -78,7 +78,7 @@ ClientFacingError = RequestRefusedError | OverloadedError | UpstreamError | Inte
 
 
 class CompactionError(ProxyError):
-    """Compaction failed; `reason` is a short kebab-case word for headers, events and metrics."""
+    """Compaction failed. `reason` is a short word in kebab case for headers, events and metrics."""
 
     def __init__(self, reason: str, message: str = "") -> None:
         super().__init__(message or reason)
@@ -92,9 +92,9 @@ class UnreadableBodyError(CompactionError):
 class SummaryError(CompactionError):
     """The summary model failed, or its answer cannot be used.
 
-    If the summary call itself was too long (`overflow`), `limit` is the number of tokens that the model
-    takes, if known. `retry_after_s` is the number of seconds until the next attempt, if the provider named
-    it.
+    If the summary call itself was too long (reason `overflow`), `limit` is the number of tokens that the
+    model takes; None if unknown. `retry_after_s` is the number of seconds to wait before the next attempt; 0
+    if the provider named none.
     """
 
     def __init__(

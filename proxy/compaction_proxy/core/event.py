@@ -12,10 +12,10 @@ from typing import Any
 
 from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
-# Why a compaction is due: a field of a trigger row, or one of these words.
+# Why a compaction is due: the name of a reached field of a `core.trigger.TriggerRule`, or one of these words.
 DUE_REASONS = frozenset({
     *TRIGGER_FIELDS,
-    "force",  # somebody asked for a compaction
+    "force",  # a user asked for a compaction
     "huge",  # a new tool result is so large that it alone is shortened
     "limit",  # the request would not fit without a compaction
     "output",  # the upstream would refuse the request together with its requested output
@@ -43,7 +43,7 @@ SUMMARY_UNUSABLE_REASONS = frozenset({
     "too-short", "tool-calls", "truncated", "unfaithful",
 })  # fmt: skip
 
-# Why a request was forwarded as it came, or without a summary.
+# Why a request was forwarded unchanged, or without a summary.
 REASONS = (
     UNREAD_BODY_REASONS
     | NO_BENEFIT_REASONS
@@ -66,7 +66,7 @@ EVENT_VERSION = 1
 COMPACTED = "compacted"  # a compaction was made
 INSTALLED = "installed"  # a compaction that was made ahead of need is in force from now on
 FAILED = "failed"  # a compaction was due, and none was made
-FAILED_OPEN = "failed-open"  # a request was forwarded as it came, because of a fault of the proxy
+FAILED_OPEN = "failed-open"  # a request was forwarded unchanged, because of a fault of the proxy
 OVER_LIMIT = "over-limit"  # a request was forwarded although it is too long, because nothing made it shorter
 RECOVERED = "recovered"  # the upstream refused a request as too long, and accepted a shorter one
 MEASURED = "measured"  # the upstream has counted the first request to which a compaction was applied
@@ -76,7 +76,7 @@ PINNED = "pinned"  # a text was pinned
 UNPINNED = "unpinned"  # a pin was removed
 INSTRUCTION_REMOVED = "instruction-removed"  # project instructions are left out from now on
 INSTRUCTION_RESTORED = "instruction-restored"  # project instructions are kept again
-BYPASSED = "bypassed"  # the conversation's requests are forwarded as they come from now on
+BYPASSED = "bypassed"  # the conversation's requests are forwarded unchanged from now on
 RESUMED = "resumed"  # the conversation's requests are compacted again
 EVENT_KINDS = (
     COMPACTED, INSTALLED, FAILED, FAILED_OPEN, OVER_LIMIT, RECOVERED, MEASURED, UNDONE, MARKED, PINNED,
@@ -99,12 +99,13 @@ class Event:
         at: Time of the event, in seconds since the epoch.
         conversation: Id of the conversation, `c_…`.
         id: Id of the event, `e_…`.
-        request: Id of the request in which it happened, as in the log.
+        request: Id of the request during which the event happened, as in the log.
         strategy: Name of the strategy.
         round: Number of the compaction, from 1.
         place: Id of the compaction's checkpoint (`core.checkpoint.build_checkpoint_id`), as hex digits.
         reason: Why the compaction was due or why it failed, as short words separated by commas.
-        outcome: How it ended, as a short word such as the status in the response header.
+        outcome: How the compaction or the request ended, as a short word such as the status in the response
+            header.
         asked: Model that the conversation uses.
         model: Model that wrote the summary.
         tokens_before: Estimated size of the request before the compaction.
@@ -112,7 +113,7 @@ class Event:
         tokens_real: Size of the forwarded request, as the upstream counted it.
         trigger: T, in tokens.
         window: Context window of the model, in tokens.
-        basis: The numbers from which T was computed, by name, if T follows from prices.
+        basis: If T follows from prices, the numbers from which it was computed, by name.
         listed: Number of messages that the client sent, privileged ones included.
         messages: Number of messages that were replaced.
         message_ids: Ids of the replaced messages, `m_…`; at most the first `MAX_MESSAGE_IDS`.
@@ -159,7 +160,7 @@ class Event:
 
 
 def to_fields(event: Event) -> dict[str, Any]:
-    """Returns the event as JSON values, without unknown fields. `v` is the version of the fields' meaning."""
+    """Returns the event as JSON values, without empty fields. The field `v` is the version of the format."""
     values = {each.name: getattr(event, each.name) for each in fields(event)}
     return {
         "v": EVENT_VERSION,

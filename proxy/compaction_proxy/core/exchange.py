@@ -7,24 +7,25 @@ from compaction_proxy.core.event import parse_integer, parse_number
 
 # The lowest status code that is an error.
 FIRST_ERROR_STATUS = 400
-# The status of a request that passed the gate, or was read and forwarded as it was.
+# The status of a request that was forwarded unchanged, either unread by way of the gate or after it was read.
 STATUS_UNCHANGED = "none"
 
 
-class Exchange(NamedTuple):  # created for each request: a dataclass costs four times as much
+class Exchange(NamedTuple):  # created for each request: a dataclass takes four times as long
     """The figures of one request and its response. None means that a figure is unknown.
 
     For example, messages are not counted if the request passed the gate unread.
 
     Attributes:
         at: Time of the request, in seconds since the epoch.
-        model: Model that the client asked; empty if unknown.
+        model: Name of the model that the client asked for; empty if unknown.
         status: What the proxy did with the request, as in the header `x-compaction-status`.
         code: Status code of the upstream's response; 0 if there was no response.
         request: Id of the request.
         strategy: Name of the strategy whose checkpoint was in force; empty if there was none.
         round: Number of the compaction in force; None if there was none.
-        reason: Why the proxy did not do more; empty if there is nothing to report.
+        reason: Why the request was forwarded unchanged or without a summary; empty if there is nothing to
+            report.
         request_bytes: Size of the client's body.
         messages_before: Number of messages that the client sent.
         messages_after: Number of messages that were forwarded.
@@ -35,7 +36,7 @@ class Exchange(NamedTuple):  # created for each request: a dataclass costs four 
         prompt_tokens: Input tokens, as the upstream counted them.
         completion_tokens: Output tokens, as the upstream counted them.
         cached_tokens: Input tokens that the upstream had cached.
-        overhead_s: Seconds that the request took apart from waiting for the upstream.
+        overhead_s: Seconds that the request took, without the time of waiting for the upstream.
         first_byte_s: Seconds from asking the upstream to the first byte of its response.
         upstream_s: Seconds from asking the upstream to the end of its response.
         recalls: How often the answer continued after the model searched removed messages; None if it never
@@ -86,8 +87,8 @@ class Exchange(NamedTuple):  # created for each request: a dataclass costs four 
         return self.code >= FIRST_ERROR_STATUS
 
 
-class UnreadExchange(NamedTuple):  # created for each request, at a third of the cost of an exchange
-    """The figures of an exchange whose request was not read, besides its model and status code.
+class UnreadExchange(NamedTuple):  # created for each request, in a third of the time of an exchange
+    """The figures of an exchange whose request was not read, without its model and its status code.
 
     Attributes:
         at: Time of the request, in seconds since the epoch.
@@ -96,7 +97,7 @@ class UnreadExchange(NamedTuple):  # created for each request, at a third of the
         prompt_tokens: Input tokens, as the upstream counted them.
         completion_tokens: Output tokens, as the upstream counted them.
         cached_tokens: Input tokens that the upstream had cached.
-        overhead_s: Seconds that the request took apart from waiting for the upstream.
+        overhead_s: Seconds that the request took, without the time of waiting for the upstream.
         first_byte_s: Seconds from asking the upstream to the first byte of its response.
         upstream_s: Seconds from asking the upstream to the end of its response.
     """

@@ -1,7 +1,7 @@
 """Masks tool results: decides which are masked first, and formats the line that replaces each of them.
 
-A tool result matters most while it is new. Later one line is enough: the call, the error if there was one,
-the size, and the handle by which the whole result can be found again.
+A tool result matters most while it is new. Later, one line is enough. It names the call, the error if there
+was one, the size, and the handle by which the whole result can be found again.
 """
 
 import re
@@ -39,7 +39,7 @@ _WORTHLESS, _OLD, _TELLING = range(3)
 
 
 def sanitize_to_line(text: str, max_characters: int) -> str:
-    """Returns the first characters of a text on one line, without invisible characters.
+    """Returns the first `max_characters` characters of a text on one line, without invisible characters.
 
     Marks of chat templates and of the proxy are broken up (`core.sanitize`).
     """
@@ -64,7 +64,7 @@ def find_first_error(text: str) -> str:
 
 
 def find_call_subject(call: MessageToolCall) -> str:
-    """Returns the subject of a call on one line: its argument that names a file, a command or a query.
+    """Returns the subject of a call on one line: the argument that is a file, a command, a query or the like.
 
     If a call has no such argument, all its arguments are returned, shortened.
     """
@@ -138,7 +138,7 @@ def order_results_to_mask(messages: Sequence[Message], indices: Sequence[int]) -
     """Yields the tool results among the given indices in the order in which to mask them.
 
     First come results that are empty, or whose text or call a later result repeats. Results that report an
-    error come last.
+    error come last. Results of equal rank start with the oldest.
     """
     is_repeated = _find_repeated_results(messages)
     rank = {

@@ -182,8 +182,8 @@ class PatchedImageCost:
     def count_tokens(self, size: ImageSize | None) -> int:
         """Returns the tokens of an image.
 
-        An image with more patches than `cap` counts as `cap` patches. The provider shrinks such an image and
-        counts at most one row of patches fewer.
+        An image of unknown size, or with more than `max_patches` patches, counts as `max_patches` patches.
+        The provider shrinks a larger image, and counts at most one row of patches fewer.
         """
         if size is None:
             return math.ceil(self.max_patches * self.tokens_per_patch)
@@ -194,7 +194,7 @@ class PatchedImageCost:
 
 @dataclass(frozen=True, slots=True)
 class CroppedImageCost:
-    """The cost of Gemini: one price for a small image, and the same price for each crop of a larger image.
+    """The cost of Gemini models: a price for a small image, and the same price for each crop of a larger one.
 
     Attributes:
         tokens_per_crop: The price, in tokens.
@@ -284,7 +284,7 @@ def estimate_image_tokens(model: str, size: ImageSize | None, detail: str = "aut
 
     Args:
         model: Name of the model, with or without a router's prefix.
-        size: Size of the image. None means unknown and counts at the upper bound.
+        size: Size of the image. None means unknown, and counts as the largest possible size.
         detail: Detail that the client asked for: `low`, `high`, `auto` or `original`.
     """
     prices = _find_image_costs(model)
@@ -302,7 +302,8 @@ def estimate_audio_tokens(model: str, size_bytes: int, container: str) -> int:
     Args:
         model: Name of the model.
         size_bytes: Size of the audio, which is three quarters of its base64 text.
-        container: `wav` (assumed to be 16 kHz, 16 bit, mono) or a coded format (assumed to have 64 kbit/s).
+        container: `wav` or `pcm16` (assumed to be 16 kHz, 16 bit, mono), or the name of a compressed format
+            (assumed to have 64 kbit/s).
     """
     rate = _WAV_BYTES_PER_S if container in {"wav", "pcm16"} else _CODED_AUDIO_BYTES_PER_S
     per_second = _GEMINI_AUDIO_TOKENS_PER_S if "gemini" in model.lower() else _OPENAI_AUDIO_TOKENS_PER_S

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Some clients write each parallel tool call as an assistant message of its own, with its result behind it. So
+# Some clients write each parallel tool call as an assistant message of its own, followed by its result. So
 # one answer of the model may appear as up to this many assistant messages.
 MAX_EXCHANGES_PER_ANSWER = 16
 PRIVILEGED_ROLES = frozenset({"system", "developer"})
@@ -96,7 +96,8 @@ class Message:
         tokens: Estimated tokens before calibration, with those that the chat format adds to a message.
         has_signed_reasoning: Whether the message carries signed reasoning, which belongs to all calls of the
             same answer. The digest does not cover it, because it is not part of what the message says.
-        instruction: Set if a known client program, and no user, wrote the text. The digest does not cover it.
+        instruction: Set if the text is project instructions, which a client program has written; else None.
+            The digest does not cover it.
         source: The client's message of which this message is a part; None if it is a message of its own on
             the wire.
     """
@@ -126,7 +127,7 @@ class Message:
         return self.instruction is not None or self.role in PRIVILEGED_ROLES
 
     def with_digest_and_tokens(self, digest: bytes, tokens: int) -> "Message":
-        """Returns the message with a digest and a size, several times as fast as `dataclasses.replace`."""
+        """Returns the message with another digest and size. It is much faster than `dataclasses.replace`."""
         return Message(
             self.role,
             self.text,
@@ -150,9 +151,9 @@ class Message:
 
 
 def iter_tool_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
-    """Yields the exchanges of a list, in order. Together they cover the whole list.
+    """Yields the tool exchanges of a list, in order. Together they cover the whole list.
 
-    An exchange is here one plain message, or a message with calls and the results directly behind it.
+    A tool exchange is one plain message, or a message with calls and the results that directly follow it.
     """
     start = 0
     while start < len(messages):
@@ -164,9 +165,10 @@ def iter_tool_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
 def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
     """Yields the units of a list: the smallest runs that can be removed and leave the rest valid.
 
-    A unit is one exchange (`iter_tool_exchanges`). If its message is signed, the unit also includes the
-    following exchanges with calls that are not signed, because they may come from the same answer of the
-    model. It has at most `MAX_EXCHANGES_PER_ANSWER` exchanges. The units cover the list in order.
+    A unit is one tool exchange (`iter_tool_exchanges`). If its calling message has signed reasoning, the unit
+    also includes the following exchanges whose calling messages have none, because they may come from the
+    same answer of the model. A unit has at most `MAX_EXCHANGES_PER_ANSWER` exchanges. The units are yielded
+    in order and cover the list.
     """
     start = 0
     while start < len(messages):
@@ -187,7 +189,7 @@ def find_unit_stop(messages: Sequence[Message], start: int) -> int:
 
 
 def find_unit_start(messages: Sequence[Message], message_index: int) -> int:
-    """Returns the start of the unit with the message at `at`, without reading all messages before it."""
+    """Returns the start of the unit with the message at `message_index`, reading only messages near it."""
     exchange_start = start = _find_tool_exchange_start(messages, message_index)
     for _ in range(MAX_EXCHANGES_PER_ANSWER - 1):
         if not start or not messages[start].calls or messages[start].has_signed_reasoning:
@@ -208,8 +210,8 @@ def _find_tool_exchange_start(messages: Sequence[Message], message_index: int) -
     start = message_index
     while start > 0 and messages[start].answered_call_ids:
         start -= 1
-    # A run of results belongs to the message with calls directly in front of it. If that message has no
-    # calls, each result is an exchange of its own.
+    # A run of results belongs to the message directly before it if that message has calls. Otherwise each
+    # result is an exchange of its own.
     return (
         next((index for index in range(start, message_index) if messages[index].calls), message_index)
         if start < message_index
@@ -218,7 +220,7 @@ def _find_tool_exchange_start(messages: Sequence[Message], message_index: int) -
 
 
 def find_latest_user_message(messages: Sequence[Message]) -> int | None:
-    """Returns the index of the last user message, or None.
+    """Returns the index of the last user message, or None if there is none.
 
     A user-role message that only answers calls does not count, and neither do project instructions.
     """

@@ -18,7 +18,7 @@ def normalize_model_name(model: str) -> str:
 
 
 def find_by_prefix(name: str, table: Mapping[str, Value]) -> Value | None:
-    """Returns the value of the longest key with which a normalized name begins, or None."""
+    """Returns the value of the longest key with which a normalized name begins, or None if none fits."""
     fitting = [prefix for prefix in table if name.startswith(prefix)]
     return table[max(fitting, key=len)] if fitting else None
 

@@ -1,6 +1,6 @@
 """Detects movers: clients that send some of their last messages at another place in the next request.
 
-For example, aider puts its files behind the finished turns and before the current turn, so they move with
+For example, aider puts its files after the finished turns and before the current turn, so they move with
 each turn. If a compaction covered these messages, its checkpoint would match no later request. A mover is
 detected by comparing a request with the previous one. All indices count only messages that are not fixed.
 """
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from compaction_proxy.core.message import Message, find_unit_start
 
-# Messages behind the common beginning of two requests count as moved only if there are at most this many
-# messages and units. Otherwise the client has edited its list or begun another branch.
+# Messages after the common beginning of two requests count as moved only if they are at most this many
+# messages and this many units. Otherwise the client has edited its list or begun another branch.
 MAX_MOVED_MESSAGES = 8
 MAX_MOVED_UNITS = 2
-# Two units may have many results. At most this many messages of a request are remembered.
+# Maximum number of messages that are remembered of a request. Two units may have many more tool results.
 MAX_END_MESSAGES = 64
 # Different conversations may begin alike. If two requests have fewer messages in common than this, the later
 # one counts as a continuation only if it also holds the last message of the earlier one.
@@ -28,7 +28,8 @@ class RequestEnd:
     Attributes:
         start_index: Index of the first of these messages.
         digests: Canonical digests of the messages, in order.
-        moving_from: Index from which the client moves messages; the length of the list if it moves none.
+        moving_from: Index from which the client moves messages; the number of messages in the request if it
+            moves none.
     """
 
     start_index: int
@@ -42,13 +43,16 @@ class RequestEnd:
 
 
 def build_request_end(messages: Sequence[Message], moving_from: int) -> RequestEnd:
-    """Builds the end of a request: the messages that may have moved in the next request."""
+    """Builds the end of a request: the messages that the client may move in the next request."""
     start = max(_find_movable_start(messages), len(messages) - MAX_END_MESSAGES)
     return RequestEnd(start, tuple(each.digest for each in messages[start:]), moving_from)
 
 
 def is_continuation(previous: RequestEnd, messages: Sequence[Message], common_count: int) -> bool:
-    """Returns whether a request with `common_count` messages of the previous one continues it."""
+    """Returns whether a request continues the previous one.
+
+    `common_count` is the number of messages with which both requests begin.
+    """
     if common_count >= min(LEAST_COMMON_MESSAGES, previous.message_count):
         return True
     has_last_message = previous.digests[-1] in {
@@ -63,8 +67,8 @@ def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common_
     Args:
         messages: Messages of the request.
         previous: End of the request before it.
-        common_count: Number of messages with which both requests begin, compared by outline; at least
-            `previous.start`.
+        common_count: Number of messages with which both requests begin, compared by outline digest; at least
+            `previous.start_index`.
     """
     shared = range(previous.start_index, min(common_count, previous.message_count))
     common_count = next(
@@ -72,18 +76,18 @@ def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common_
     )
     if common_count == len(messages) == previous.message_count:
         return previous.moving_from
-    # As many messages as have moved in this request may move in the next one.
+    # The client may move as many messages in the next request as it has moved in this one.
     starts = [len(messages) - (previous.message_count - common_count)]
     end = _find_movable_start(messages)
     if end <= common_count and _is_rewritten(messages, previous, common_count):
         starts.append(common_count)
-    if end <= previous.moving_from < common_count:  # none of the messages that were to move has moved yet
+    if end <= previous.moving_from < common_count:  # the messages expected to move are still in place
         starts.append(previous.moving_from)
     return max(0, min(starts))
 
 
 def _is_rewritten(messages: Sequence[Message], previous: RequestEnd, common_count: int) -> bool:
-    """Returns whether any message behind the first difference is the same as before, at the same place.
+    """Returns whether any message after the first difference is the same as before, at the same place.
 
     If so, the client has changed a message in place, and may change the messages from there on again.
     """

@@ -39,7 +39,7 @@ class PlanConstraints:
         replacement_tokens: Size that the replacements of the removed messages will have.
         must_rewrite_chain: Whether the records of a chain state things that are no longer true, so that the
             chain must be written anew.
-        growth_tokens: Size of the messages that will arrive before the compaction is applied. They will be
+        growth_tokens: Size of the messages that are expected before the compaction is applied. They will be
             the newest part of its tail.
         staying_indices: Indices of the messages whose size is part of `fixed_tokens`. The tail does not count
             them again.
@@ -175,19 +175,22 @@ def list_forwarded_sizes(messages: Sequence[Message], earlier: Checkpoint | None
 
 
 def _find_edge_before(messages: Sequence[Message], message_index: int) -> int:
-    """Returns the last unit edge at or before `at`."""
+    """Returns the last unit edge at or before `message_index`."""
     return find_unit_start(messages, message_index) if message_index < len(messages) else len(messages)
 
 
 def _find_next_edge(messages: Sequence[Message], at: int) -> int:
-    """Returns the first unit edge behind `at`."""
+    """Returns the first unit edge after `at`."""
     return find_unit_stop(messages, find_unit_start(messages, at))
 
 
 def _find_first_kept(
     messages: Sequence[Message], effective: Sequence[Message], keep_messages: int, earlier: Checkpoint | None
 ) -> int:
-    """Returns the index of the first client message among the last `keep` messages of the effective list."""
+    """Returns the index of the first client message in the last `keep_messages` of the effective list.
+
+    Returns the number of client messages if there is none.
+    """
     removed, edited = (earlier.removed_indices, earlier.edited) if earlier else (frozenset(), frozenset())
     pieces = earlier.span_replacements if earlier else ()
     replacement_ids = {
@@ -200,7 +203,10 @@ def _find_first_kept(
 
 
 def _find_iteration_start(messages: Sequence[Message], keep_iterations: int) -> int:
-    """Returns the index of the assistant message that begins the last `keep` iterations."""
+    """Returns the index of the assistant message that begins the last `keep_iterations` iterations.
+
+    Returns 0 if there are fewer iterations, and the number of messages if `keep_iterations` is 0.
+    """
     assistant_indices = [index for index, message in enumerate(messages) if message.role == "assistant"]
     return (
         assistant_indices[-keep_iterations]
@@ -214,7 +220,7 @@ def _find_fitting_tail_start(
 ) -> int:
     """Returns the start of the newest units that fit the size.
 
-    If all units fit, the size sets no limit, and the length of the list is returned.
+    If all units fit or `size` is None, the size rule does not apply, and the number of messages is returned.
     """
     if size is None:
         return len(messages)
@@ -243,10 +249,10 @@ class PlannedReplacement(NamedTuple):
 
     Attributes:
         kind: `before`: the replacement that the earlier compaction put there. `text`: the summary of a group
-            of messages. `replacement_tokens`: the records of a chain. `mask` and `cap`: the message itself,
-            shortened. `nothing`: no message.
-        reference_index: For `before` the number of the earlier span, for `text` and `replacement_tokens` the
-            number of the group, for `mask` and `cap` the index of the message.
+            of messages. `records`: the records of a chain. `mask` and `cap`: the message itself, shortened.
+            `nothing`: no message.
+        reference_index: For `before` the number of the earlier span, for `text` and `records` the number of
+            the group, for `mask` and `cap` the index of the message, for `nothing` 0.
     """
 
     kind: Literal["before", "text", "records", "mask", "cap", "nothing"]
@@ -264,7 +270,7 @@ class RoundPlan:
         spans: The spans to replace, sorted and disjoint.
         planned_replacements: What will replace each span.
         groups: Indices of the messages to summarise. Each group gets one text.
-        carried_index: Index of the user message whose text moves into the replacement.
+        carried_index: Index of the user message whose text moves into the replacement; None if there is none.
         frozen_record_count: Number of earlier records that stay unchanged at the start of the chain.
     """
 
@@ -325,14 +331,17 @@ def plan_round(
 def _list_indices_to_remove(
     messages: Sequence[Message], policy: Policy, removed_indices: frozenset[int], tail_start: int
 ) -> list[int]:
-    """Returns the indices to remove. Removed messages stay removed, even if the policy keeps more now."""
+    """Returns the indices of the messages to remove, in order.
+
+    Messages that earlier compactions removed are included, even if the policy would keep them now.
+    """
     latest = find_latest_user_message(messages) if policy.frame.request_introduction is None else None
     task = find_task_index(messages) if policy.keep.keeps_task else None
     return sorted((removed_indices | set(range(tail_start))) - {latest, task})
 
 
 def count_growth(messages: Sequence[Message], earlier: Checkpoint | None) -> GrowthCounts:
-    """Counts what the client's list has gained since the last compaction, without fixed messages."""
+    """Counts the messages, turns and iterations that the client has added since the last compaction."""
     new = messages[max(earlier.length, earlier.listed) if earlier else 0 :]
     return GrowthCounts(
         messages=len(new),
@@ -369,7 +378,10 @@ def _list_earlier_replacements(earlier: Checkpoint | None) -> list[tuple[Span, P
 def _list_edits_outside(
     earlier: Checkpoint | None, removed_indices: Sequence[int]
 ) -> list[tuple[Span, PlannedReplacement]]:
-    """Returns the messages that the earlier compaction shortened and this one leaves in place."""
+    """Returns the spans of messages that the earlier compaction shortened and this one does not remove.
+
+    Each is marked to keep its replacement.
+    """
     edited = (earlier.edited if earlier else frozenset()).difference(removed_indices)
     return [(span, fill) for span, fill in _list_earlier_replacements(earlier) if span.start in edited]
 
@@ -382,8 +394,8 @@ def _build_next_plan(
 ) -> RoundPlan:
     """Builds the plan of the compaction after the earlier one.
 
-    The plan's `length` is never less than that of the earlier compaction, because of all matching checkpoints
-    the longest is applied.
+    The plan's `length` is never less than that of the earlier compaction. A shorter checkpoint would never be
+    applied, because the longest matching one is always chosen.
     """
     placed = sorted(pieces)
     return RoundPlan(
@@ -445,8 +457,8 @@ def _plan_run_summaries(
 ) -> RoundPlan | None:
     """Plans summaries of runs of assistant and tool messages, earliest first.
 
-    It stops when the size is below the target (below T if there is no target), or after one run if the policy
-    says so. Returns None if all runs are too small.
+    Runs are added until the request is smaller than the target (than T if there is no target). Only one run
+    is added if the policy says so. Returns None if all runs are too small.
     """
     groups: list[list[int]] = []
     size, forwarded = constraints.request_tokens, list_forwarded_sizes(messages, earlier)
@@ -529,7 +541,7 @@ def build_unchanged_plan(earlier: Checkpoint | None) -> RoundPlan:
 
 
 def add_edits(plan: RoundPlan, edits: Mapping[int, Literal["mask", "cap"]]) -> RoundPlan:
-    """Returns the plan with these messages shortened in place."""
+    """Returns the plan with edits added: the message at each index in `edits` is shortened in place."""
     new = [(Span(index, index + 1), PlannedReplacement(kind, index)) for index, kind in edits.items()]
     pieces = sorted(
         [

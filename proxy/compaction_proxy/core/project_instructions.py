@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from compaction_proxy.core.message import Instruction, Message
 
 MAX_INSTRUCTION_TOKENS = 12_000
-# The largest share of the input limit that all project instructions together may take. This limit leaves room
-# only for a minimum of the requested output, because a request for more output must not change which
-# instructions stay: the proxy lowers the requested output before it cuts content.
+# The largest share of `Budget.input_limit` that all project instructions together may take. The input limit
+# leaves room for only the least output. So a request for more output does not change which instructions stay;
+# the proxy lowers the requested output instead.
 MAX_INSTRUCTION_SHARE = 0.20
 MAX_INSTRUCTIONS = 32
 # Instructions about the environment are cut first, but to no fewer tokens than this.
@@ -30,14 +30,15 @@ def compute_instruction_budget(input_limit: int) -> int:
 def allocate_instruction_tokens(
     messages: Sequence[Message], budget_tokens: int, removed_ids: Collection[str] = ()
 ) -> dict[int, int]:
-    """Returns the tokens that instructions may keep, by message index; whole instructions have no entry.
+    """Returns the tokens that instructions may keep, by message index.
 
-    An entry of 0 leaves the instruction out. Only the newest version of each instruction stays. If there are
-    more than 32 instructions, only the first 16 and the last 16 stay. If these exceed the budget,
-    instructions keep only head and tail; those about the environment are cut first.
+    An instruction that stays whole has no entry. An entry of 0 leaves the instruction out. Only the newest
+    version of each instruction stays. If there are more than 32 instructions, only the first 16 and the last
+    16 stay. If these exceed the budget, instructions keep only head and tail; those about the environment are
+    cut first.
 
     Args:
-        messages: A whole list of messages.
+        messages: All messages of a list, fixed ones included.
         budget_tokens: Tokens for all instructions together, counted like the messages' own `tokens`.
         removed_ids: Ids (`compute_instruction_id`) of instructions to leave out.
     """

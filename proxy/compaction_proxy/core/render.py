@@ -24,7 +24,7 @@ def build_effective_list(
 
     Args:
         messages: The client's whole list. Privileged messages before the end of the last removed span move to
-            the start of the list, behind the privileged messages that are there already. They keep their
+            the start of the list, after the privileged messages that are there already. They keep their
             order. Project instructions stay in place.
         spans: The spans to replace. Their indices count the messages that are not fixed.
         replacements: The replacements of each span.
@@ -73,8 +73,9 @@ def _build_around_fixed_messages(
 def build_excerpt(text: str, share: float, source_name: str) -> str:
     """Returns head and tail of a text, together about `share` (0..1) of its length.
 
-    A line between them says how many characters are left out, and names the handle. If the excerpt would be
-    no shorter than the text, the text itself is returned. With a share of 0 the excerpt is `OMISSION_MARK`.
+    A line between them says how many characters are left out, and names `source_name`, the handle of the
+    whole text. If the excerpt would be no shorter than the text, the text itself is returned. With a share of
+    0 the excerpt is `OMISSION_MARK`.
     """
     if share <= 0:
         return OMISSION_MARK if len(OMISSION_MARK) < len(text) else text
@@ -85,9 +86,10 @@ def build_excerpt(text: str, share: float, source_name: str) -> str:
 
 
 def _escape_summary(text: str, closing: str) -> str:
-    """Returns the summary with texts broken up that would end it early or pass for headings of the proxy.
+    """Returns the summary in a form that cannot end its frame early or imitate headings of the proxy.
 
-    `closing` is the text that the frame puts behind the summary; empty if there is none.
+    Such marks are broken up. `closing` is the text that the frame puts after the summary; empty if there is
+    none.
     """
     safe = escape_frames_and_headings(text)
     if not closing:
@@ -103,7 +105,7 @@ def format_replacement_text(
     """Formats the text of a replacement: the summary in its frame, with texts of the user quoted verbatim.
 
     Args:
-        frame: The texts before and behind the summary.
+        frame: The texts before and after the summary.
         round_number: Number of the compaction.
         summary: Text that the summary model wrote.
         task: The first user message; empty if the conversation itself still contains it.

@@ -17,7 +17,7 @@ def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
 
     A call without an answer gets the answer `NO_RESPONSE_TEXT`. Answers are paired by position, because ids
     may be reused within a conversation: an answer belongs to the calls that it directly follows. A second
-    answer to the same call is dropped, and so is an answer to no call.
+    answer to the same call is dropped, and so is an answer that matches none of the calls.
     """
     caller, *answers = exchange
     yield caller
@@ -80,7 +80,7 @@ def _move_fixed_first(messages: Sequence[Message]) -> list[Message]:
     """Returns the list with fixed messages moved out of the gap between a call and its results."""
     ordered: list[Message] = []
     unit: list[Message] = []  # a message with calls, and its results so far
-    gap: list[Message] = []  # fixed messages behind the unit
+    gap: list[Message] = []  # fixed messages after the unit
     for message in messages:
         if unit and message.is_fixed:
             gap.append(message)
@@ -96,7 +96,7 @@ def _move_fixed_first(messages: Sequence[Message]) -> list[Message]:
 
 
 def alternate_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the list for a backend that demands user and assistant messages in turn, user first.
+    """Returns the list for a backend that demands alternating user and assistant messages, user first.
 
     An acknowledging assistant message goes between two user messages, and a one-line user message between two
     assistant messages. Privileged messages and tool results stay in place. Parts of one client message stay

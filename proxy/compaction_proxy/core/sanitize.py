@@ -1,7 +1,8 @@
 """Makes text from others harmless before a model reads it as data.
 
-The text changes as little as possible. A mark of a chat template, of a fence or of a replacement is broken up
-by one character, and invisible characters are removed.
+The text changes as little as possible. One added character breaks up each mark of a chat template, of a fence
+(a pair of tags around quoted text) or of a frame (the text around a summary or record). Invisible characters
+are removed.
 """
 
 import re
@@ -13,7 +14,8 @@ _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e"
     "\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]|[\ufe00-\ufe0f]{2,}"
 )
-# The first character of anything that a chat template might take for one of its own marks.
+# The first character of anything that a chat template might take for one of its own marks, such as
+# `<|im_start|>`.
 _TEMPLATE = re.compile(
     r"<(?=\||\uff5c|<\s*/?\s*sys\s*>>|(?:/\s*)?(?:s|bos|eos|pad|unk|start_of_turn|end_of_turn|start_of_image|"
     r"im_start|im_end|think|thinking|tool_call|tool_response|function_calls)\s*>)"
@@ -21,7 +23,7 @@ _TEMPLATE = re.compile(
     re.IGNORECASE,
 )
 # What looks like a fence of the proxy (`core.summary.transcript`): a tag with a name, a hyphen and hex
-# digits; or a tag that somebody might guess to be such a fence.
+# digits; or a tag with a name that an attacker might guess.
 _FENCE = re.compile(
     r"<(?=(?:/\s*)?(?:[\w-]{1,40}-[0-9a-f]{6,}\b|(?:transcript|system|developer|assistant|user|task|run|data|"
     r"instructions?|conversation)(?:[-_][\w-]{0,40})?\s*>))",
@@ -57,7 +59,7 @@ def escape_template_marks(text: str) -> str:
 
 
 def escape_frames(text: str) -> str:
-    """Returns the text with all marks broken up by a space that could begin or end a frame of the proxy.
+    """Returns the text in which a space breaks up every mark that could begin or end a frame of the proxy.
 
     A frame is the text that the proxy puts around a summary or a record.
     """
@@ -65,7 +67,10 @@ def escape_frames(text: str) -> str:
 
 
 def escape_frames_and_headings(text: str) -> str:
-    """Escapes frames of the proxy, and lines that would read as its headings or messages."""
+    """Returns the text with frames of the proxy, and lines that look like its headings, escaped.
+
+    Lines that would read as another message of a transcript are escaped, too.
+    """
     return _LINE.sub(r"\\", escape_frames(text))
 
 

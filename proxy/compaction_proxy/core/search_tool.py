@@ -37,7 +37,7 @@ MAX_RESULT_TOKENS: Final = 2_000
 # A text may have at most this many characters for each token that it may take. A longer text is left out
 # without counting its tokens, because counting would be slow.
 _CHARACTERS_PER_TOKEN: Final = 4
-# A longer line is shown and numbered as several lines.
+# A line with more characters than this is shown and numbered as several lines.
 LINE_CHARACTERS: Final = 400
 FENCE_NAME: Final = "recalled"
 NO_HITS_TEXT: Final = (
@@ -152,9 +152,9 @@ def split_lines(text: str) -> list[str]:
 
 
 def _take_lines(lines: Iterable[str], max_characters: int) -> list[str]:
-    """Returns the first lines that fit into `max_characters`, sanitised.
+    """Returns the first lines that together fit into `max_characters`, sanitised.
 
-    They are sanitised as one text, because a harmful mark may span several lines.
+    The lines are sanitised as one text, because a harmful mark may span several lines.
     """
     shown: list[str] = []
     for line in lines:
@@ -186,7 +186,7 @@ def format_message(
     count_tokens: TokenCounter,
     max_tokens: int = MAX_RESULT_TOKENS,
 ) -> str:
-    """Formats a message or some of its lines, as many as fit, and says which lines to ask for next.
+    """Formats a message or a range of its lines. If not all of them fit, says which lines to ask for next.
 
     Args:
         message: The message with all of its text.
@@ -195,7 +195,7 @@ def format_message(
         max_tokens: Largest size of the result, in tokens.
 
     Returns:
-        The text; a sentence if `lines` is invalid or the message has no such lines.
+        The text; a sentence if `line_range_text` is invalid or the message has no such lines.
     """
     line_range = parse_line_range(line_range_text)
     if line_range is None:

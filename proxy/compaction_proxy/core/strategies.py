@@ -1,4 +1,4 @@
-"""Defines the strategies as data: a row of numbers and rules for each.
+"""Defines the strategies as data: one `Policy` of numbers and rules for each.
 
 The same planner and the same renderer carry out all of them.
 """
@@ -65,17 +65,17 @@ class SummaryShape:
 
     Attributes:
         prompt_name: Name of the prompt file with the instructions.
-        tokens: Requested size; with a `share`, the largest size that is requested.
-        max_tokens: Largest size that an answer may have if `tokens` are requested. If less is requested, an
-            answer may have less in proportion.
+        tokens: Size that is requested, in tokens; if `share` is not 0, the largest size that is requested.
+        max_tokens: Largest size that an answer may have if `tokens` tokens are requested. If fewer are
+            requested, this limit is lower in proportion.
         temperature: 0..2, or None to leave it to the provider.
-        tool_characters: Characters of a tool result that enter the transcript.
-        message_characters: Characters of any other message that enter the transcript.
+        tool_characters: Maximum characters of a tool result in the transcript.
+        message_characters: Maximum characters of any other message in the transcript.
         share: Requested size as a share of what is removed, 0..1; 0 always requests `tokens`.
         least_tokens: Smallest size that is requested if the size follows from `share`.
-        model: Model that writes the summary if the configuration names none: a cheap one, or the request's
-            own.
-        form: `transcript`: fenced text. `aligned`: the conversation itself with the instructions behind it.
+        model: Model that writes the summary if the configuration names none. `cheap`: a cheap one. `same`:
+            the one that the request asks for.
+        form: `transcript`: fenced text. `aligned`: the conversation itself, followed by the instructions.
         may_cut: Whether an answer that is too long is cut at the end of a line and used, instead of refused.
         is_verified: Whether the answer is checked against the text that the summary model read.
         sections: The exact sections that the prompt demands; empty if the answer has no fixed form.
@@ -96,23 +96,23 @@ class SummaryShape:
     sections: tuple[PromptSection, ...] = ()
 
     def compute_target_tokens(self, removed_tokens: int) -> int:
-        """Computes the size to request for a summary of `removed_tokens` tokens."""
+        """Computes the size to request, in tokens, for a summary that replaces `removed_tokens` tokens."""
         if not self.share:
             return self.tokens
         return max(self.least_tokens, min(self.tokens, int(self.share * removed_tokens)))
 
     def compute_max_tokens(self, target_tokens: int) -> int:
-        """Computes the largest size allowed for an answer of which `target_tokens` are requested."""
+        """Computes the largest size, in tokens, of an answer if `target_tokens` tokens are requested."""
         return target_tokens * self.max_tokens // self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryFrame:
-    """The texts before and behind a summary in its replacement.
+    """The texts before and after a summary in its replacement.
 
     Attributes:
         opening: Text before the summary. `{round}` becomes the number of the compaction.
-        closing: Text behind the summary. If the summary contains the same text, that text is broken up, so
+        closing: Text after the summary. If the summary contains the same text, that text is broken up, so
             that it cannot end the summary early.
         task_heading: Heading over the verbatim task; None leaves the task out.
         request_introduction: Text that introduces the latest user message at the end; None leaves that
@@ -136,7 +136,7 @@ class AnchoredLayout:
         cap: Size to which a huge tool result is cut.
         huge_share: Share of usable above which a new tool result is capped if no compaction makes room for
             it, 0..1.
-        rounds: Number of records in a chain at which they are written anew as one.
+        rounds: Number of records in a chain at which the next compaction writes them anew as one.
         chain_share: Share of the target that the chain may take before it is written anew, 0..1.
     """
 
@@ -155,7 +155,7 @@ class Policy:
         name: Name of the strategy in the configuration.
         trigger: Trigger rows. A compaction starts if any of them is reached.
         reserves: Tokens of the context window to keep free.
-        keep: What stays.
+        keep: Which messages stay.
         removal_scope: `all` replaces everything that does not stay. `runs` replaces runs of assistant and
             tool messages, earliest first.
         one_run: Whether `runs` replaces one run per request, instead of as many runs as needed to bring the
@@ -195,8 +195,8 @@ class Policy:
     least_messages: int = 1
 
 
-# Reserves that several strategies share. Calibration corrects the estimates of the tokenizer; these reserves
-# cover the error that remains because the next message is unknown.
+# Reserves that several strategies share. Calibration corrects the errors of the token counts. The safety
+# reserve covers the error that remains because the next message is unknown.
 DEFAULT_RESERVES = Reserves(system=0, output=4_000, safety=1_000)
 
 ANCHORED_LAYOUT = AnchoredLayout(

@@ -2,7 +2,8 @@
 
 import re
 
-# A side request says at the beginning or end of its text what it wants. The rest is the conversation.
+# Characters at each end of a text that are searched. A side request says there what it wants; the rest is the
+# conversation.
 EDGE_CHARACTERS = 600
 _VERB = (
     r"\b(?:generate|create|write|provide|suggest|give|make|produce|extract|come up with"
@@ -32,7 +33,7 @@ def is_title_request(text: str) -> bool:
 
 
 def is_title_prompt(text: str) -> bool:
-    """Returns whether a system prompt asks for titles, or is a known client's prompt for a side request."""
+    """Returns whether a system prompt asks for titles or is a known side request's prompt."""
     return is_side_request_prompt(text) or _OF_ANYTHING.search(text[:EDGE_CHARACTERS]) is not None
 
 

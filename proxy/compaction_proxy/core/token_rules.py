@@ -1,9 +1,9 @@
 """Adds up the tokens of a request: the counts of its texts, and the framing around them.
 
-A message is split into texts. Other code counts the texts off the event loop and caches the counts, which are
-added up here. The framing is the tokens that the chat format adds: 3 for each message, 1 for each name, 3 for
-the start of the reply. These numbers come from OpenAI's cookbook; they are exact for plain text on the models
-that the cookbook names. The rule for counts of characters comes from seeds/004.
+A message is split into texts. Other code counts the tokens of the texts off the event loop and caches the
+counts, which are added up here. The framing is the tokens that the chat format adds: 3 for each message, 1
+for each name, 3 for the start of the reply. These numbers come from OpenAI's cookbook; they are exact for
+plain text on the models that the cookbook names. The rule for counts of characters comes from seeds/004.
 """
 
 import json
@@ -19,7 +19,7 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "functio
 
 @dataclass(frozen=True, slots=True)
 class TokenRule:
-    """How counts add up to the size of messages and requests, in tokens.
+    """How the token counts of texts add up to the size of messages and requests.
 
     Attributes:
         message_tokens: Tokens added for every message.
@@ -47,7 +47,7 @@ TOKEN_RULES = {"tiktoken": TIKTOKEN_RULE, "characters": CHARACTER_RULE}
 
 
 def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN_RULE) -> tuple[str, ...]:
-    """Returns the texts of a message that must be counted one by one. None of them is empty.
+    """Returns the texts of a message whose tokens are to be counted one by one. None of them is empty.
 
     Content that is not text is left out, because the wire estimates its tokens (`core.media`). Ids are left
     out, because no model sees them as text.

@@ -12,9 +12,9 @@ from compaction_proxy.core.budget import Budget, Reserves, compute_budget
 TRIGGER_FIELDS = (
     "tokens", "percent", "percent_of_window", "messages", "turns", "iterations", "price_tier", "cost_optimal",
 )  # fmt: skip
-# A surcharge applies to requests above a certain size. The trigger `price_tier` lies these tokens below that
-# size, so that an answer of usual length and the error of estimates do not lead above it. As in context
-# windows, the reserves take at most a quarter of that size.
+# A surcharge applies to requests above a certain size. The trigger `price_tier` is this many tokens below
+# that size, so that an answer of usual length and the error of estimates do not take the next request above
+# it. As with context windows, the reserves take at most a quarter of that size.
 TIER_RESERVES = Reserves(system=0, output=8_000, safety=2_000)
 # Lower and upper limit for the size at which a conversation costs least (`cost_optimal`), in tokens and as a
 # share of usable. Below the lower limit, compactions cost more than they can save. Above the upper limit, a
@@ -93,7 +93,7 @@ class TriggerRule:
     def compute_token_threshold(self, budget: Budget, fixed_tokens: int = 0) -> int:
         """Computes the size at which all token fields are reached, in tokens; 0 if the row has none.
 
-        `percent` applies to the part of usable above the `fixed_tokens` tokens.
+        `fixed_tokens` is the size of what no compaction removes. `percent` applies to the rest of usable.
         """
         percent = self.percent or 0
         return max(
@@ -172,7 +172,7 @@ def compute_trigger_marks(
 ) -> TriggerMarks:
     """Computes the marks for the rows of a strategy (DESIGN.md §5.6).
 
-    Percentages apply to the part of usable above the `fixed_tokens` tokens.
+    `fixed_tokens` is the size of what no compaction removes. Percentages apply to the rest of usable.
     """
     fixed_tokens = min(fixed_tokens, budget.usable)
     thresholds = [
@@ -190,7 +190,7 @@ def compute_trigger_marks(
 def compute_min_trigger(rules: Sequence[TriggerRule], budget: Budget) -> int | None:
     """Returns T, the fewest tokens at which a row can be reached.
 
-    T is 0 if a row names no tokens but only counts of messages, and None if no row is active.
+    Returns 0 if an active row has no token field but only counts, and None if no row is active.
     """
     return min((row.compute_token_threshold(budget) for row in rules if row.active), default=None)
 
@@ -198,7 +198,15 @@ def compute_min_trigger(rules: Sequence[TriggerRule], budget: Budget) -> int | N
 def find_reached_rule(
     rules: Sequence[TriggerRule], tokens: int, growth: GrowthCounts, budget: Budget, fixed_tokens: int = 0
 ) -> TriggerRule | None:
-    """Returns the first row that is reached, or None. `tokens` is the size of the effective list."""
+    """Returns the first row that is reached, or None if none is.
+
+    Args:
+        rules: The rows.
+        tokens: Size of the effective list.
+        growth: What the conversation has gained since its last compaction.
+        budget: The budget of the request.
+        fixed_tokens: Size of what no compaction removes. `percent` applies to the rest of usable.
+    """
     fixed_tokens = min(fixed_tokens, budget.usable)
     for row in rules:
         if (

@@ -1,7 +1,7 @@
 """Plans the last rungs of the ladder, which make a request fit without any model where that is possible.
 
 The first rung caps the largest of the older messages. The second leaves out the oldest units. The third
-leaves out all units but the last one, and cuts the messages that remain. Each rung goes only as far as
+leaves out all units but the last one, and cuts the remaining messages. Each rung goes only as far as
 needed. Privileged messages and the latest user message stay whole. Replacements and the latest message, then
 the task, are cut last of all: only if they do not fit even when the safety reserve for the error of estimates
 is used up. The newest unit and the task keep at least head and tail. A list that does not fit in this way
@@ -87,7 +87,7 @@ def _select_newest_units(
 
 @dataclass(frozen=True, slots=True)
 class _TruncationStep:
-    """One way to make a list fit: what stays whole, what goes, and how small a cap may get."""
+    """One way to make a list fit: what stays whole, what is left out, and the smallest cap for the rest."""
 
     messages: Sequence[Message]
     limit_tokens: int
@@ -173,12 +173,13 @@ def _plan_last_steps(
 ) -> TruncationPlan:
     """Plans the last steps, after all units but the last one are left out.
 
-    The steps go further and further until the list fits. They cut the rest of the last unit, then the latest
-    message and the replacements, the larger first. Then they leave out the replacements. Then they cut the
-    task, and then project instructions. Messages of the client always keep head and tail, because a mark
-    alone would not show what was there. If they are too large even so, the list does not fit. If all messages
-    that may be cut are smaller than the floor, or little larger, the largest keeps half its size; otherwise a
-    list that is only a little too large would not fit.
+    Each step goes further than the one before, until the list fits. The steps cut the rest of the last unit,
+    then the latest message and the replacements, the larger first. Then they leave out the replacements. Then
+    they cut the task, and then project instructions. Messages of the client always keep head and tail,
+    because a mark alone would not show what was there. If the list is still too large, it does not fit.
+
+    The last step lowers the floor to half of the largest message that may be cut. Otherwise a list of small
+    messages that is only a little too large would not fit.
     """
     kept_whole, last = step.whole_indices, len(step.messages) - 1
     older = kept_whole - {last} | fixed_indices
@@ -216,7 +217,10 @@ def _plan_last_steps(
 def _find_protected_messages(
     messages: Sequence[Message], replacement_indices: frozenset[int]
 ) -> tuple[set[int], set[int]]:
-    """Returns the indices of messages that are never cut, and of those kept whole as long as possible."""
+    """Returns the indices of messages that stay whole at any cost, and of those kept whole if possible.
+
+    The second set includes the first.
+    """
     client_indices = [k for k in range(len(messages)) if k not in replacement_indices]
     latest = find_latest_user_message([messages[k] for k in client_indices])
     fixed = {k for k in client_indices if messages[k].is_fixed} | (

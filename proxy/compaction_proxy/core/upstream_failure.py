@@ -77,7 +77,7 @@ UpstreamFailures = dict[tuple[str, str], UpstreamFailure]
 
 
 def add_failures(failure_totals: UpstreamFailures, new_failures: Iterable[UpstreamFailure]) -> None:
-    """Adds failures to a total, in place."""
+    """Adds `new_failures` to `failure_totals` in place. Counts of the same target and cause are summed."""
     for failure in new_failures:
         key = failure.target, failure.cause
         earlier = failure_totals.get(key)

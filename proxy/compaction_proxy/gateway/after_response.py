@@ -23,7 +23,7 @@ from compaction_proxy.telemetry.exchange_log import ExchangeRecorder
 from compaction_proxy.wires.body import build_probe_body
 from compaction_proxy.wires.wire import TokenUsage, Wire
 
-# The most bytes of a probe's answer that are read. An answer of 16 tokens is small.
+# The most bytes that are read of the answer to a probe. A probe asks for only 16 tokens of output.
 MAX_PROBE_BYTES = 262_144
 
 _log = structlog.get_logger()
@@ -40,11 +40,11 @@ class CompletedRequest(NamedTuple):
         usage: The token counts that the upstream reported. None if it reported none or the answer is an
             error.
         scope: The ASGI scope of the request.
-        fit_request: The parsed request, or None if the request was not read.
-        fit_result: The decision how to make the request fit, with the body that was forwarded. None if the
+        fit_request: The parsed request, or None if the body was not parsed.
+        fit_result: The result of making the request fit, with the body that was forwarded. None if the
             request was so small that it passed the gate unread.
-        has_failed: Whether the answer is an error. Nothing is learned from an error, no probe is sent and
-            nothing is prepared.
+        has_failed: Whether the answer is an error. After an error the proxy learns no token counts, sends no
+            probe and prepares no compaction.
         was_recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
         is_side_request: Whether the request is a side call, such as a request for a title
             (`gateway.side_requests`). A side call does not show the present state of its conversation.
@@ -71,8 +71,8 @@ class AfterResponseHandler:
         compactor: Prepares compactions ahead of need.
         feedback: Learns from the token counts (`usage`) that answers report.
         exchange_recorder: Records the figures of each request when it ends.
-        incidents: Reports requests on which the proxy failed, that stayed too long, or that the upstream
-            accepted only in a shorter form.
+        incidents: Reports requests on which the proxy failed, that it could not make short enough, or that
+            the upstream accepted only in a shorter form.
         registry: Records when each conversation was last used.
         model_limits: Starts the discovery of unknown context windows.
         discovery: Asks the upstream for the context window of a model.
@@ -100,7 +100,7 @@ class AfterResponseHandler:
         self._discovery = discovery
 
     async def __call__(self, completed: CompletedRequest) -> None:
-        """Processes one completed request. A failure is logged and affects no request."""
+        """Does the work that follows one answer. A failure is logged and affects no request."""
         with suppress_and_report(_log_not_observed):
             if completed.conversation is not None:
                 await self._registry.record_activity(completed.tenant, completed.conversation)
@@ -110,7 +110,10 @@ class AfterResponseHandler:
     async def _learn_from_response(
         self, completed: CompletedRequest, fit_request: FitRequest, fit_result: FitResult
     ) -> None:
-        """Reports incidents of a request that was read, learns from its usage and prepares a compaction."""
+        """Reports incidents of a parsed request, learns from its usage, and prepares a compaction if needed.
+
+        After an error, and after a side call, it only reports incidents.
+        """
         incident_fields = completed.request_id, fit_request.model
         await self._incidents(
             fit_request.tenant, fit_result.report, *incident_fields, was_recovered=completed.was_recovered
@@ -143,8 +146,8 @@ class AfterResponseHandler:
     async def _probe_usage(self, scope: Scope, wire: Wire, fit_result: FitResult) -> TokenUsage | None:
         """Sends a probe and returns the usage that the upstream reports, or None if the probe fails.
 
-        The client already has its answer, so it does not wait for the probe. The document that defines the
-        strategy `full` (`seeds/000`) demands such a recount after each compaction.
+        The client already has its answer, so it does not wait for the probe. The definition of the strategy
+        `full` (`seeds/000` in docs/strategies.md) requires such a recount after each compaction.
         """
         body = build_probe_body(fit_result.raw, wire)
         if body is None:

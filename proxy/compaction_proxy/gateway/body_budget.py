@@ -2,10 +2,10 @@
 
 Bytes count as they arrive, so a client that declares a large body and sends nothing uses none of the budget.
 When the budget is used up, a request whose body is incomplete stops reading and waits until there is room for
-the whole rest of its body. That room is then reserved, so a request that arrives at a good pace waits only
-once. A slow request loses the reserved room. A request that waits too long is refused. The one that has
-waited longest is refused first, and its bytes make room for the next one. So if several half-read bodies
-block each other, this ends after one wait.
+the whole rest of its body. That room is then reserved, so a request whose body arrives fast enough waits only
+once. A slow request loses the reserved room. A request that waits longer than `WAIT_S` seconds is refused.
+The one that has waited longest is refused first, and its bytes make room for the next one. So if several
+half-read bodies block each other, the deadlock ends after `WAIT_S` seconds.
 
 The first `SMALL_BYTES` of each body are outside the budget. The limit on concurrent requests
 (`ConcurrencyLimiter`) also limits the sum of these bytes.
@@ -29,10 +29,11 @@ RETRY_AFTER_S: Final = 5
 # the bytes count as they arrive, so a slow client uses no more of the budget than it has sent.
 PROGRESS_CHECK_S: Final = 2.0
 MIN_PROGRESS_BYTES: Final = 512 * 1024
-# A body of unknown length gets room for as many bytes as have already arrived, and for at least this many.
+# A body whose length is not declared reserves room for as many further bytes as have already arrived, but for
+# at least this many.
 UNKNOWN_BYTES: Final = 1024 * 1024
 # The most bodies that may wait at once. The budget counts a chunk only after it has arrived, so each waiting
-# body may exceed the budget by one chunk.
+# body may exceed the budget by one chunk. This number limits the sum of these excesses.
 MAX_WAITING: Final = 64
 OUT_OF_MEMORY: Final = "The proxy has no memory left for this request; try again."
 TOO_MANY_BODIES: Final = "The proxy holds too many bytes of request bodies; try again."
@@ -54,9 +55,12 @@ MIN_DEFAULT_BYTES: Final = 8 * 1024 * 1024
 def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, workers: int) -> int:
     """Returns the default budget of one process, in bytes of request bodies.
 
+    If both `memory_bytes` and `address_bytes` are None, the function assumes that `PROCESS_BYTES` bytes of
+    memory are free for bodies.
+
     Args:
         memory_bytes: Memory that all workers together may use; None if it is unknown.
-        address_bytes: Address space that this process may still allocate; None without a limit.
+        address_bytes: Address space that this process may still allocate; None if it is unlimited.
         workers: The number of processes that share the memory.
     """
     rooms = []
@@ -111,14 +115,14 @@ class BodyBudget:
             self._wake_waiters()
 
     def try_reserve(self, hold: "BodyHold", size_bytes: int) -> bool:
-        """Reserves room for a body to grow to this size. Returns whether there was room."""
+        """Reserves room for a body to grow to `size_bytes`. Returns whether there was enough room."""
         fits = self._has_room_for(hold, size_bytes)
         if fits:
             self.update_hold(hold, max(size_bytes, hold.counted_bytes))
         return fits
 
     async def wait_for_room(self, hold: "BodyHold", size_bytes: int) -> None:
-        """Waits until a body may grow to this size, and reserves the room.
+        """Waits until there is room for a body to grow to `size_bytes`, and reserves the room.
 
         Raises:
             OverloadedError: No room became free in time, or too many bodies wait already. The hold is
@@ -139,7 +143,7 @@ class BodyBudget:
             self._waiting.pop(hold, None)
 
     def _has_room_for(self, hold: "BodyHold", size_bytes: int) -> bool:
-        """Returns whether a body may grow to this size, given the bytes that its hold already counts."""
+        """Returns whether a body may grow to `size_bytes`, given the bytes that its hold already counts."""
         added_bytes = _count_bounded_bytes(max(size_bytes, hold.counted_bytes)) - _count_bounded_bytes(
             hold.counted_bytes
         )
@@ -187,7 +191,7 @@ class BodyHold:
         return self._budget.limit_bytes
 
     def add_bytes(self, count_bytes: int) -> bool:
-        """Counts bytes that have arrived. Returns False if the caller must wait for room now."""
+        """Counts bytes that have arrived. Returns False if the caller must wait for room before it reads."""
         self.size_bytes = size = self.size_bytes + count_bytes
         if size <= self.counted_bytes:
             return True
@@ -199,12 +203,12 @@ class BodyHold:
         return self._budget.has_room
 
     def try_reserve_rest(self, rest_bytes: int) -> bool:
-        """Reserves room for this many bytes that are still to come. Returns whether there was room."""
+        """Reserves room for `rest_bytes` further bytes. Returns whether there was enough room."""
         size = self.size_bytes + rest_bytes
         return size <= self.counted_bytes or self._budget.try_reserve(self, size)
 
     async def wait_for_room(self, rest_bytes: int) -> None:
-        """Waits for room for this many bytes that are still to come.
+        """Waits for room for `rest_bytes` further bytes, and reserves it.
 
         Raises:
             OverloadedError: No room became free in time, or too many bodies wait already.
@@ -260,8 +264,8 @@ class _BodyWaiter:
 
     Attributes:
         size_bytes: The size to which the body wants to grow.
-        turn: Completes when the body may go on, or fails when it is refused.
-        timer: Refuses the body when the wait is over.
+        turn: Completes when the room is reserved. Fails with `OverloadedError` when the body is refused.
+        timer: Refuses the body when it has waited too long.
     """
 
     size_bytes: int

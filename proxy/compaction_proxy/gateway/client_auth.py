@@ -1,9 +1,9 @@
 """Checks client keys, and refuses web pages of other machines where no key is required.
 
 If `server.client_keys` is set, a client must show one of these keys. If it is not set and the proxy has its
-own provider key, every client is admitted except web pages of other machines. Any page that is open in a
-browser can send requests to this machine, and would use the provider key at its owner's cost. Such requests
-are recognised by two header fields:
+own provider key, every client is admitted except web pages of other machines. Otherwise any page that is open
+in a browser on this machine could send requests to the proxy, and the owner of the provider key would pay for
+them. Such requests are recognised by two header fields:
 
 - `Origin`: browsers state the origin of the page here. They omit the field if a page reads from the server
   that the page itself came from.
@@ -22,8 +22,9 @@ from compaction_proxy.gateway.headers import CREDENTIALS, Headers, extract_key
 from compaction_proxy.support.net import parse_authority
 
 _KEY_BYTES = 32
-# Origins of programs that show their own pages. The list is the same as Ollama's. Browser extensions are not
-# in the list. Neither is `null`, because any page can contain a frame with that origin.
+# The beginnings of the `Origin` that desktop programs send from their own pages. Ollama accepts the same
+# ones. Browser extensions are not in the list. Neither is `null`, because any page can contain a frame with
+# that origin.
 _PROGRAMS = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
 # Names that public name servers never resolve (RFC 6761, RFC 6762, and `internal` by ICANN's resolution).
 _PRIVATE = (".localhost", ".local", ".internal")
@@ -61,15 +62,15 @@ class ClientAuthenticator:
         self._digests = frozenset(self._digest_key(key.encode()) for key in keys)
 
     def authorize_request(self, headers: Headers, header_map: Mapping[bytes, bytes]) -> Headers:
-        """Lets a request pass, or refuses it.
+        """Checks the credential and the origin of a request, and refuses the request if they are not allowed.
 
         Args:
             headers: The header fields of the request, with names in lower case.
             header_map: The first value of each field (`headers.build_header_map`).
 
         Returns:
-            The header fields of the request. If keys are configured and credentials decide the tenant, all
-            credentials except the accepted key are removed. So a client that knows one key cannot pose as
+            The header fields with which to go on. If keys are configured and credentials decide the tenant,
+            all credentials except the accepted key are removed. So a client that knows one key cannot pose as
             several tenants by adding other credentials.
 
         Raises:
@@ -110,7 +111,7 @@ def _decode_field(field: bytes) -> str:
 
 
 def _is_local_origin(origin: bytes) -> bool:
-    """Returns whether the origin of a page is this machine or a local program (`app://obsidian.md`)."""
+    """Returns whether the origin of a page is this machine or a local program, such as `app://obsidian.md`."""
     text = _decode_field(origin)
     scheme, _, rest = text.partition("://")
     if scheme not in {"http", "https"}:
@@ -120,7 +121,7 @@ def _is_local_origin(origin: bytes) -> bool:
 
 
 def _is_private_host(host: bytes) -> bool:
-    """Returns whether a `Host` is an IP address, or a name that others cannot point at this machine."""
+    """Returns whether a `Host` is an IP address, or a name that no other machine can point at this one."""
     authority = parse_authority(_decode_field(host))
     if authority is None:
         return False

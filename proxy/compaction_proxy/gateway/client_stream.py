@@ -16,16 +16,16 @@ from starlette.types import Receive, Scope
 from compaction_proxy.core.errors import OverloadedError, RequestRefusedError
 from compaction_proxy.gateway.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S, BodyHold
 
-# Keys in the `extensions` of an ASGI scope. There our own server (`server/connection.py`) offers a function
-# that registers a callback for the moment when the client disconnects. The server repeats these strings,
-# because the two layers share no module.
+# Our own server offers a function as `scope["extensions"][DEPARTURE][NOTICE]`. The function registers a
+# callback for the moment when the client disconnects. `server/connection.py` defines these two strings once
+# more, because the two layers share no module.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 SetDisconnectCallback = Callable[[Callable[[], None] | None], None]
 
 
 def build_too_large_error(limit_bytes: int) -> RequestRefusedError:
-    """Returns the refusal of a body, decoded or not, that is larger than `limit_bytes` bytes."""
+    """Returns the error for a body that is larger than `limit_bytes` before or after it is decoded."""
     return RequestRefusedError(
         413, f"The request body is larger than {limit_bytes} bytes.", "request_too_large"
     )
@@ -60,7 +60,7 @@ async def read_body(
 ) -> bytes:
     """Returns the whole request body.
 
-    While the body budget is used up, nothing is read, so the client cannot send more.
+    While the body budget is used up, this function reads nothing, so the client cannot send more.
 
     Args:
         scope: The ASGI scope of the request.
@@ -88,7 +88,7 @@ async def read_body(
 async def _read_whole_body(
     scope: Scope, receive: Receive, limit_bytes: int, hold: BodyHold, declared_bytes: int | None
 ) -> bytes:
-    whole: BytesIO | None = None  # returns its content without a copy
+    whole: BytesIO | None = None  # `BytesIO.getvalue` makes no copy
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

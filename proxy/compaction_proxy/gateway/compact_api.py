@@ -45,15 +45,15 @@ from compaction_proxy.wires.project_instructions import find_client_by_headers
 from compaction_proxy.wires.responses.compaction_item import read_items
 from compaction_proxy.wires.responses.wire import RESPONSES
 
-# The path of requests for summaries. Such a request normally uses the path of the client's request, but the
-# path `/v1/compact` does not exist at the provider.
+# The path of summary calls for `/v1/compact`. Other summary calls use the path of the client's request, but
+# `/v1/compact` does not exist at the provider.
 _CHAT_TARGET = {"raw_path": b"/v1/chat/completions", "query_string": b""}
-# The trigger T is this many times the target size, because the strategy `anchored` shrinks a conversation to
-# 40 % of T.
+# If a call names a target size, the trigger T is this many times that size, because the strategy `anchored`
+# shrinks a conversation to 40 % of T.
 TRIGGERS_PER_TARGET = 2.5
 # The largest value that a call may give for `trigger_tokens` or `target_tokens`.
 MAX_TOKENS = 999_999_999
-# The most bytes that a valid value of one of our own members (`_OPTION_NAMES`) has.
+# No valid value of one of our own body members (`_OPTION_NAMES`) has more bytes than this.
 MAX_VALUE_BYTES = 64
 _OPTION_NAMES = ("strategy", "trigger_tokens", "target_tokens")
 
@@ -64,8 +64,8 @@ class CompactRequest(NamedTuple):
     Attributes:
         body: The parsed request.
         strategy: The name of the strategy; None selects the configured one.
-        trigger_tokens: A lower trigger than the configured one, in tokens; the amount of text that is kept
-            depends on it. None uses the configured one.
+        trigger_tokens: The trigger, in tokens, which also decides how much text is kept. It has an effect
+            only if it is lower than the configured one. None uses the configured one.
         target_tokens: The most tokens that the shortened list should have; None for no target.
     """
 
@@ -83,7 +83,7 @@ class CompactEndpoint:
         upstream: The upstream that is asked for summaries.
         origin: The origin of the upstream, which is part of the identity of a tenant (`format_origin`).
         stateless: Compacts without storing anything.
-        get_secret: Returns the key of the digests that tell tenants apart.
+        get_secret: Returns the secret key of the digests that identify tenants.
         admission: Limits the number of concurrent requests; relayed requests count, too.
         clock: Returns monotonic seconds.
     """
@@ -179,7 +179,7 @@ class CompactEndpoint:
 
 
 def parse_compact_request(raw: bytes) -> CompactRequest:
-    """Parses the body of a call.
+    """Parses the body of a call of `/v1/compact`.
 
     Raises:
         RequestRefusedError: 400, the body holds no list of messages, names no model or has an invalid option.
@@ -211,9 +211,10 @@ def _build_unusable_error(reason: str) -> RequestRefusedError:
 
 
 def _parse_value(raw: bytes) -> Any:  # noqa: ANN401 - a JSON value
-    """Decodes the value of one of our own members (`_OPTION_NAMES`).
+    """Decodes the value of one of our own body members (`_OPTION_NAMES`).
 
-    A value that is longer than any valid one is returned as bytes. The caller then refuses it as invalid.
+    A value that is longer than any valid one is returned as undecoded bytes, which the caller refuses as
+    invalid.
     """
     return json.loads(raw) if len(raw) <= MAX_VALUE_BYTES else raw
 
@@ -231,7 +232,7 @@ def _parse_tokens(fields: Mapping[str, Any], name: str) -> int | None:
 
 @lru_cache(maxsize=256)
 def build_waiting_settings(settings: ModelSettings, target_tokens: int | None) -> ModelSettings:
-    """Returns settings with which a call waits for its summary until the summary timeout.
+    """Returns settings with which a call waits for its summary as long as `summary.timeout_s` allows.
 
     `target_tokens` is the size in tokens that the compacted list should have; None keeps the configured one.
     """
@@ -242,7 +243,7 @@ def build_waiting_settings(settings: ModelSettings, target_tokens: int | None) -
 
 
 def _compute_trigger(request: CompactRequest) -> int | None:
-    """Returns the trigger T, or None if the call implies none.
+    """Returns the trigger T in tokens, or None if the call names neither a trigger nor a target size.
 
     T is the lower of two sizes: the requested trigger, and the trigger that follows from the target size.
     """
@@ -270,7 +271,7 @@ def _build_report(result: ShortenResult, request: CompactRequest, seconds: float
 
 
 def _encode_answer(raw: bytes, report: Mapping[str, Any]) -> bytes:
-    """Returns the body of the answer. Its messages are the bytes that `raw`, the compacted body, holds."""
+    """Returns the body of the answer. Copies the messages from `raw`, the compacted body, byte for byte."""
     place = find_members(raw)["messages"]
     parts = b'{"object":"compaction","messages":', raw[place.start : place.stop], b',"report":'
     return b"".join((*parts, json.dumps(report).encode(), b"}"))
@@ -287,10 +288,10 @@ async def _send_json(send: Send, body: bytes) -> None:
 
 
 PATH_ENDING: Final = b"/responses/compact"
-# Statuses with which an upstream answers if it does not have the path of a request.
+# Statuses with which an upstream answers if it does not serve the path of a request.
 _MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
-# The ending of error codes such as `model_not_found`: the upstream does not have something that the request
-# names. Such a code shows that the upstream has the path.
+# The ending of error codes such as `model_not_found`. They say that the upstream does not have a thing that
+# the request names. So the upstream does serve the path.
 _NOT_FOUND_SUFFIX: Final = "_not_found"
 _ID_BYTES: Final = 16
 
@@ -302,7 +303,7 @@ class InputCompactor:
         config: The configuration.
         upstream: The upstream of this wire, which is also asked for summaries.
         stateless: Compacts without storing anything.
-        get_secret: Returns the key of the digests that tell tenants apart.
+        get_secret: Returns the secret key of the digests that identify tenants.
     """
 
     def __init__(
@@ -323,7 +324,8 @@ class InputCompactor:
 
         Args:
             body: The parsed request.
-            scope: The ASGI scope of the request. Its path may end in `/compact`.
+            scope: The ASGI scope of the request. Its path may end in `/compact`; summary calls use the path
+                without this ending.
 
         Raises:
             UnreadableBodyError: An item of the input is not valid.
@@ -413,9 +415,9 @@ class ResponsesCompactEndpoint:
             self._admission.release_slot()
 
     async def _relay_or_compact(self, raw: bytes, scope: Scope, send: Send, hold: BodyHold) -> None:
-        """Relays the upstream's answer, or sends our own answer if the upstream does not have the path.
+        """Relays the upstream's answer, or sends our own answer if the upstream does not serve the path.
 
-        If compaction fails, the upstream's answer is relayed all the same.
+        If our own compaction fails, the upstream's answer is relayed although it is an error.
         """
         answer = await send_request(self._upstream, build_request(self._upstream, scope, raw))
         try:
@@ -462,7 +464,7 @@ class ResponsesCompactEndpoint:
 
 
 async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
-    """Returns whether an answer shows that the upstream does not have the path of the request."""
+    """Returns whether an answer shows that the upstream does not serve the path of the request."""
     if answer.response.status not in _MISSING_ENDPOINT_STATUSES:
         return False
     payload = decode_small_json(
@@ -514,7 +516,8 @@ def build_compaction_usage(result: ShortenResult) -> dict[str, Any]:
 def _expand_item(raw: bytes) -> bytes:
     """Returns an item in the form that answers require.
 
-    Requests may hold messages in a short form; such a message is expanded. Other items stay as they are.
+    Requests may hold messages in a short form, without a type or with a plain string as content. Such a
+    message is expanded. Other items stay unchanged.
     """
     item: dict[str, Any] = json.loads(raw)
     if item.get("type", "message") != "message":

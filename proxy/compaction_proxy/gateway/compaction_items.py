@@ -28,18 +28,19 @@ from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expan
 from compaction_proxy.wires.responses.items import read_type_and_role
 from compaction_proxy.wires.responses.messages import encode_message, parse_message
 
-# The texts with which the replacements of all strategies begin, up to the place of the round's number.
+# The texts with which the replacements of all strategies begin, up to the round number in them. A user
+# message that begins with one of these texts was written by the proxy.
 _OPENINGS = tuple(
     {opening for each in STRATEGIES.values() if (opening := each.frame.opening.partition("{round}")[0])}
 )
-# Bullets, and ids of messages. They are removed from a text before it is compacted again: each compaction
-# would quote them once more, and they would accumulate. The ids are of no use, because the messages are not
+# Matches bullets and message ids. Both are removed from a replacement before it is compacted again. Otherwise
+# each compaction would add new ones to the old ones. The ids are of no use, because the messages are not
 # stored.
 _MARKS = re.compile(r"^(?:- )+| [\[(]m_[0-9a-f]+[\])]", re.MULTILINE)
 
 
 class ItemCipher(Protocol):
-    """Encrypts and decrypts items, bound to a tenant (`gateway.compaction_cipher`)."""
+    """Encrypts and decrypts the content of items for one tenant at a time (`gateway.compaction_cipher`)."""
 
     def encrypt_item(self, secret: bytes, tenant: str, plain: bytes) -> bytes:
         """Returns the encrypted bytes of `plain`."""
@@ -53,9 +54,9 @@ class ItemCipher(Protocol):
 class CompactionItemCodec:
     """Encrypts and decrypts compaction items.
 
-    Only the tenant for which an item was encrypted can use it. Here the tenant depends on the client's
-    credential (`session.tenant`) and not on the upstream. So a conversation can go on after
-    `upstream.base_url` has changed.
+    Only the tenant for which an item was encrypted can use it. Unlike the tenant in store keys, this tenant
+    depends only on the client's credential (`session.tenant`) and not on the upstream. So a conversation can
+    go on after `upstream.base_url` has changed.
 
     Args:
         config: The configuration.
@@ -133,9 +134,9 @@ class CompactionItemCodec:
 
 
 def _to_compactable_items(item: bytes) -> Iterator[bytes]:
-    """Yields the items that take the place of a decrypted item before it is compacted again.
+    """Yields the items that replace one decrypted item before it is compacted again.
 
-    See `for_compaction` of `expand_body`.
+    The reason is given at the parameter `for_compaction` of `CompactionItemCodec.expand_body`.
     """
     kind, role = read_type_and_role(item)
     text = parse_message(item).text if kind in {"", "message"} and role == "user" else ""

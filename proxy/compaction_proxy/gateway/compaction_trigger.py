@@ -62,7 +62,7 @@ class TriggerRequest(NamedTuple):
 
     Attributes:
         body: The parsed request without the trigger.
-        is_streamed: Whether the answer is to be a stream of events.
+        is_streamed: Whether the client asks for the answer as a stream of events.
         identity: The identity of the client.
         scope: The ASGI scope of the request.
     """
@@ -131,14 +131,13 @@ class TriggerResponder:
         )
 
     async def should_replace_answer(self, request: TriggerRequest, answer: UpstreamResponse) -> bool:
-        """Returns whether the proxy has to answer a trigger, because the upstream's answer is of no use.
+        """Returns whether the proxy has to answer a trigger, because the upstream did not compact the input.
 
-        If the answer shows that the upstream does not know the trigger, this is remembered for the model. To
-        find out, the answer is held back until a compaction item appears or the answer ends.
+        If the answer shows that the upstream does not know the trigger, the proxy remembers that for the
+        model. To find out, it holds the answer back until a compaction item appears or the answer ends.
 
         If the upstream refuses the request as too long, the answer says nothing about the trigger. Then the
-        proxy has to answer as well, but nothing is remembered, so the next trigger goes to the upstream
-        again.
+        proxy also has to answer, but it remembers nothing, so the next trigger goes to the upstream again.
         """
         status = answer.response.status
         if status >= httpx.codes.BAD_REQUEST:
@@ -208,9 +207,11 @@ def _parse_trigger_request(raw: bytes) -> tuple[RequestBody, bool] | None:
 
 
 async def _ends_without_item(answer: UpstreamResponse) -> bool:
-    """Returns whether a stream ends without a compaction item, or has none in its first `HOLD_BYTES`.
+    """Returns whether a stream is complete without a compaction item, or has none in its first `HOLD_BYTES`.
 
-    What was read is kept, so the stream can still be relayed from its start.
+    Returns False if a compaction item appears, if the stream reports a failure that does not concern the
+    trigger, or if the stream is cut. The bytes that were read are kept, so the stream can still be relayed
+    from its start.
     """
     encoding = answer.get_field(b"content-encoding")
     inflater = None if encoding.strip().lower() in IDENTITY else Inflater(encoding, HOLD_BYTES)
@@ -227,9 +228,10 @@ async def _ends_without_item(answer: UpstreamResponse) -> bool:
 
 
 def _judge_event(data: bytes) -> bool | None:
-    """Returns True if an event shows that the stream has no compaction item, False if it shows one.
+    """Returns True if an event shows that the upstream does not know the trigger.
 
-    Returns None if the event shows neither.
+    Returns False if the event shows a compaction item, or a failure that does not concern the trigger.
+    Returns None if further events have to be read.
     """
     payload = decode_small_json(data) if data.startswith(b"{") else None
     if not isinstance(payload, dict):

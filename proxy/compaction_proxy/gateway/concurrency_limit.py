@@ -1,8 +1,8 @@
 """Limits the number of concurrent requests, so that memory and waiting times stay limited under any load.
 
-A request that finds no free place waits in a queue for a short time. If no place becomes free, the request is
-refused and the client is told after how many seconds to retry. Without this limit, many concurrent requests
-would all be served so slowly that no client would get its answer in time.
+A request that finds no free slot waits in a queue for a short time. If no slot becomes free, the proxy
+refuses the request and tells the client after how many seconds to retry. Without this limit, many concurrent
+requests would all be served so slowly that no client would get its answer in time.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from compaction_proxy.core.errors import OverloadedError
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.gateway.decoder_pool import BodyDecoder
 
-# The longest wait for a place, and the time after which a refused client should retry, in seconds.
+# The longest wait for a slot, and the time after which a refused client should retry, in seconds.
 QUEUE_S = 0.1
 RETRY_AFTER_S = 1
 
@@ -23,7 +23,7 @@ class ConcurrencyLimiter:
     Args:
         max_requests: The most requests that may be served at once. The same number of further requests may
             wait.
-        queue_s: The longest wait for a place, in seconds.
+        queue_s: The longest wait for a slot, in seconds.
         body_budget: The budget that the bodies of these requests share. None creates a budget without a
             limit.
 
@@ -48,17 +48,17 @@ class ConcurrencyLimiter:
         return self._places - self._free
 
     def try_acquire_slot(self) -> bool:
-        """Takes a place if one is free. A caller that gets False may call `wait_for_slot`."""
+        """Takes a slot if one is free. Returns False if none is; then the caller may `wait_for_slot`."""
         if self._free == 0:
             return False
         self._free -= 1
         return True
 
     async def wait_for_slot(self) -> None:
-        """Waits for a place that another request gives back, and takes it.
+        """Waits for a slot that another request releases, and takes it.
 
         Raises:
-            OverloadedError: No place became free in time, or too many requests wait already.
+            OverloadedError: No slot became free in time, or too many requests wait already.
         """
         if len(self._waiting) >= self._places:
             raise OverloadedError(RETRY_AFTER_S)
@@ -76,13 +76,13 @@ class ConcurrencyLimiter:
                 self._abandon_wait(turn)
 
     def _abandon_wait(self, turn: asyncio.Future[None]) -> None:
-        if turn.done() and not turn.cancelled():  # it got a place just as it gave up
+        if turn.done() and not turn.cancelled():  # a slot was assigned just when the wait ended
             self.release_slot()
         elif turn in self._waiting:
             self._waiting.remove(turn)
 
     def release_slot(self) -> None:
-        """Frees the place of a request that has ended, or gives it to the request that has waited longest."""
+        """Frees the slot of an ended request, or gives it to the request that has waited longest."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

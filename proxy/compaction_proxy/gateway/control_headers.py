@@ -52,8 +52,7 @@ _REQUESTABLE_MODES = {
     mode.value: mode for mode in (CompactionMode.FORCE, CompactionMode.BYPASS, CompactionMode.SHADOW)
 }
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
-# Fields by which a request asks for special treatment, in the order of the parameters of
-# `_parse_control_fields`.
+# Request headers that override the configuration, in the order of the parameters of `_parse_control_fields`.
 _OVERRIDE_FIELDS = (b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens")
 CONTROL_FIELDS = frozenset({*_OVERRIDE_FIELDS, PIN_HEADER})
 # Fields in which SDKs state how long they wait for an answer, in seconds.
@@ -64,11 +63,12 @@ UNREAD_HEADERS: Headers = [(b"x-compaction-status", CompactionStatus.NONE.value.
 
 @dataclass(frozen=True, slots=True)
 class ControlHeaders:
-    """The settings that a client requests in its `x-compaction*` headers.
+    """What a client requests in its `x-compaction*` headers, and the timeout that its SDK states.
 
     Attributes:
         mode: How to treat the request; None selects the configured mode.
-        trigger_tokens: A lower trigger than the configured one, in tokens; None selects the configured one.
+        trigger_tokens: The trigger, in tokens; it has an effect only if it is lower than the configured one.
+            None selects the configured one.
         strategy: The strategy to use; None selects the configured one.
         patience_s: Seconds after which the client stops waiting for the answer; None if it is unknown.
         pins: Texts to keep word for word.
@@ -95,7 +95,7 @@ def _build_header_error(name: str, requirement: str) -> RequestRefusedError:
 
 
 def parse_control_headers(headers: Sequence[tuple[bytes, bytes]]) -> ControlHeaders:
-    """Parses the headers by which a client controls compaction.
+    """Parses the headers by which a client controls compaction, and the timeout that its SDK states.
 
     Raises:
         RequestRefusedError: 400, a header has an invalid value.
@@ -145,7 +145,10 @@ def _parse_patience(fields: Iterable[bytes | None]) -> float | None:
 
 
 def choose_stricter_mode(configured: CompactionMode, requested: CompactionMode | None) -> CompactionMode:
-    """Returns the stricter of the configured mode and the mode that the request asks for."""
+    """Returns the mode for a request: the requested one, unless the configured mode forbids it.
+
+    A request cannot override `bypass`, and cannot force a compaction if only `shadow` is configured.
+    """
     if requested is None or configured is CompactionMode.BYPASS:
         return configured
     return (
@@ -156,7 +159,10 @@ def choose_stricter_mode(configured: CompactionMode, requested: CompactionMode |
 
 
 def build_report_headers(report: CompactionReport, overhead_s: float | None = None) -> Headers:
-    """Returns the report as response headers. Unknown values are left out."""
+    """Returns the report as response headers. Unknown values are left out.
+
+    `overhead_s` is the time that the proxy itself added, in seconds.
+    """
     saved = None
     if report.tokens_before is not None and report.tokens_after is not None:
         saved = report.tokens_before - report.tokens_after

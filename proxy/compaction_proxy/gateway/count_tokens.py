@@ -32,7 +32,7 @@ from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.messages.wire import MESSAGES
 
 PATH_ENDING: Final = b"/v1/messages/count_tokens"
-# A request with a body of more bytes is relayed unread. So is a request that does not declare its size.
+# A request whose body has more bytes is relayed unread. So is a request that does not declare its size.
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
 # The most bytes of an answer that are read. A count is a short JSON object, so a longer answer holds no
 # count.
@@ -66,9 +66,9 @@ class CountTokensEndpoint:
         config: The configuration.
         upstream: The upstream of the Messages wire.
         passthrough: Relays requests that are not read.
-        message_reader: Makes our own estimate, in the same way as for other requests.
+        message_reader: Counts the tokens of messages for our own estimate, as it does for other requests.
         model_limits: Learns from the provider's count.
-        get_secret: Returns the key of the digests that tell tenants apart.
+        get_secret: Returns the secret key of the digests that identify tenants.
         admission: Limits the number of concurrent requests.
     """
 

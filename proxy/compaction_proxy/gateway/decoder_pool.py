@@ -23,7 +23,7 @@ WORKERS: Final = 2
 # of output.
 _SMALL_BYTES: Final = 16_384
 _SMALL_DECODED_BYTES: Final = 131_072
-# The decoded size is unknown in advance. The first attempt in a thread reserves room for this many bytes, or
+# The decoded size is unknown in advance. The first attempt in a thread reserves room for `_USUAL_BYTES`, or
 # for `_USUAL_RATIO` times the encoded size if that is more. If the decoded body is larger, it is decoded
 # again, with room for the largest body that is allowed.
 _USUAL_BYTES: Final = 2 * 1024 * 1024
@@ -55,15 +55,15 @@ class BodyDecoder:
     async def decode(self, raw: bytes, headers: Headers, hold: BodyHold, limit_bytes: int) -> bytes | None:
         """Returns the decoded body, or `raw` itself if the body is not encoded.
 
-        The hold counts the decoded body in addition to `raw`. None means that the body cannot be decoded: its
-        coding is unknown, or it is damaged.
+        The hold counts the decoded body in addition to `raw`. Returns None if the body cannot be decoded,
+        because its coding is unknown or it is damaged.
 
         Args:
             raw: The body as the client sent it.
             headers: The header fields of the request.
             hold: Counts the bytes of the request.
             limit_bytes: The most bytes that the decoded body may have. The limit is lower if the budget can
-                never have room for this many bytes beside `raw`.
+                never have room for this many bytes in addition to `raw`.
 
         Raises:
             RequestRefusedError: 413, the decoded body is larger than the limit.
@@ -86,9 +86,12 @@ class BodyDecoder:
     async def _decode_with_limit(
         self, raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
     ) -> bytes | None:
-        """Decodes a body on the event loop or in a thread, first with little room and then with more.
+        """Decodes a body on the event loop or in a thread, first with a low size limit, then with a higher.
 
-        Returns None if the decoded body is longer than the limit; see `decode_body`.
+        Returns None if the decoded body is longer than `limit_bytes`.
+
+        Raises:
+            UnreadableBodyError: The body is damaged or its coding is unknown (`decode_body`).
         """
         decoded = None
         if len(raw) <= _SMALL_BYTES:

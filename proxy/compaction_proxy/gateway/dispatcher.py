@@ -34,15 +34,16 @@ def _has_websocket_upgrade(upgrade: bytes) -> bool:
 class RelayHandler:
     """Wraps an endpoint in the checks and the error handling that every relayed request needs (ASGI).
 
-    The handler checks the client's key, refuses loops and WebSockets, sends comments in silent event streams,
-    and answers our own errors as JSON. The endpoint may raise these errors only before the response starts,
-    because after that no error can be sent to the client.
+    The handler checks the client's key, refuses loops and WebSockets, sends keep-alive comments in silent
+    event streams, and answers our own errors as JSON. The endpoint may raise these errors only before the
+    response starts, because after that no error can be sent to the client.
 
     Attributes:
         endpoint: The endpoint that answers the request.
         hop_mark: The mark of this installation, 16 hex digits.
         authenticator: Checks client keys.
-        keep_alive_s: Seconds of silence after which an event stream gets a comment; 0 disables comments.
+        keep_alive_s: Seconds of silence after which a comment is sent in an event stream; 0 disables
+            comments.
     """
 
     endpoint: ASGIApp
@@ -79,14 +80,14 @@ class Dispatcher:
     """Hands each request to its handler.
 
     Attributes:
-        admin: Answers the proxy's own paths, which include `base_path`.
+        admin: Answers all other paths of the proxy itself. They begin with `base_path`.
         wire_endpoints: Answer requests that carry a conversation. The key is the name of the wire.
         passthrough: Answers all other requests.
         compact: Answers `/v1/compact` below `base_path`.
         post_endpoints: Answer other POST requests whose bodies the proxy reads. The key is the ending of the
             path.
         mcp: Answers `/mcp` below `base_path`.
-        base_path: The path under which the proxy's own paths are; empty for the root.
+        base_path: The path with which all of the proxy's own paths begin; empty for the root.
         lifespan: Receives the server's lifespan events.
         deletion_fence: Keeps a request from writing records again that were deleted after it began.
     """

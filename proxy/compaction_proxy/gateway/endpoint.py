@@ -82,7 +82,7 @@ class RelayEndpoint:
         compactor: Makes requests fit.
         after_response: Learns from the answer, and prepares a compaction, after the client has the answer.
         gate: Lets small requests pass unread.
-        get_secret: Returns the key of the digests that tell tenants apart.
+        get_secret: Returns the secret key of the digests that identify tenants.
         admission: Limits the number of concurrent requests.
         tracer: Records a span per request. None disables tracing.
         recall_tool: Searches removed messages for models. None offers the search tool to no model.
@@ -266,9 +266,9 @@ class RelayEndpoint:
             )
 
     async def _answer_trigger(self, trigger: TriggerRequest, send: Send) -> bool:
-        """Answers a compaction trigger without asking the upstream, if the proxy is to answer it.
+        """Answers a compaction trigger, if the proxy is to do so without asking the upstream.
 
-        Returns whether the client got an answer.
+        Returns False, and sends nothing, if the upstream is to be asked or if compaction fails.
         """
         triggers = self._triggers
         return (
@@ -280,7 +280,7 @@ class RelayEndpoint:
     async def _replace_upstream_answer(
         self, trigger: TriggerRequest, answer: UpstreamResponse, send: Send
     ) -> bool:
-        """Answers a compaction trigger if the upstream's answer shows that the upstream cannot.
+        """Answers a compaction trigger if the upstream's answer shows that the upstream cannot answer it.
 
         Returns whether the client got an answer from us. If not, the caller relays the upstream's answer.
         """
@@ -313,7 +313,7 @@ class RelayEndpoint:
     async def _fit_request(self, state: RequestState) -> None:
         """Decides which body to forward, and stores the decision in the state.
 
-        A small request stays unread and is forwarded as it is.
+        A request that passes the gate stays unread and is forwarded unchanged. It gets no `fit_result`.
         """
         if (
             not state.is_undecodable
@@ -399,8 +399,12 @@ class RelayEndpoint:
     async def _send_with_recovery(self, state: RequestState) -> UpstreamResponse:
         """Forwards the request and returns the upstream's answer.
 
-        If the upstream refuses the request as too long, or refuses something that can be left out, the proxy
-        changes the request and sends it again.
+        If the upstream refuses the request as too long, or refuses a part of it that can be left out, the
+        proxy changes the request and sends it again. If that does not help, returns the refusal.
+
+        Raises:
+            OverloadedError: See `send_request`.
+            UpstreamError: See `send_request`.
         """
         answer = await self._send_upstream(state, state.fit_result.raw if state.fit_result else state.raw)
         if _cannot_be_length_refusal(state, answer):
@@ -439,7 +443,7 @@ class RelayEndpoint:
     ) -> UpstreamResponse | None:
         """Retries a refused request without the offered tool, or without the part that the upstream refused.
 
-        Returns None if neither can be the cause of the refusal, or if the retry gets no answer.
+        Returns None if neither seems to be the cause of the refusal, or if the retry gets no answer.
         """
         raw: bytes | None = state.to_fit_result().raw
         if state.tool_offer is not None and await is_tool_refusal(refused):
@@ -466,10 +470,16 @@ class RelayEndpoint:
     async def _retry_shorter(
         self, state: RequestState, overflow: Overflow, fit_result: FitResult, refusal_count: int = 1
     ) -> UpstreamResponse | None:
-        """Sends a request that was refused as too long again, in a shorter form.
+        """Shortens a request that was refused as too long, and sends it again.
 
-        If that is refused as well, tries even shorter forms. Returns None if the upstream accepts none of
-        them, or after `MAX_REFITS` refusals. `refusal_count` counts the refusals so far.
+        If the shorter request is refused as well, tries even shorter ones. Returns None if the upstream
+        accepts none of them, or after `MAX_REFITS` refusals.
+
+        Args:
+            state: The state of the request. It gets the accepted result of the fit.
+            overflow: What the refusal says about the request's length.
+            fit_result: The result of the fit that was refused.
+            refusal_count: The number of refusals so far.
         """
         try:
             ask = state.fit_request or await self._build_fit_request(state)
@@ -501,9 +511,9 @@ class RelayEndpoint:
 def _cannot_be_length_refusal(state: RequestState, answer: UpstreamResponse) -> bool:
     """Returns whether an answer has status 200 and certainly does not refuse the request as too long.
 
-    The beginning of such an answer need not be searched for an error. This concerns two kinds of requests: a
-    body that cannot be read, which the proxy could not shorten anyway, and a small body that passed the gate,
-    which certainly fits.
+    The beginning of such an answer need not be searched for an error. Two kinds of requests get such answers:
+    those with a body that cannot be parsed, which the proxy could not shorten anyway, and those with a body
+    below `LEAST_REFUSED_BYTES` that passed the gate, which certainly fit.
     """
     if state.fit_request is not None or answer.response.status != httpx.codes.OK:
         return False

@@ -36,7 +36,8 @@ _NOT_FORWARDED_WITH_KEY = _NOT_FORWARDED | CREDENTIALS
 _NOT_RETURNED = HOP_BY_HOP | {b"server", b"date"}
 # A header field that asks a reverse proxy in front of us to pass on each chunk of a stream at once.
 _UNBUFFERED = (b"x-accel-buffering", b"no")
-# The values of the field `connection` in nearly all requests. None of them is the name of another field.
+# The values of the field `connection` in nearly all requests. None of them names a field that would not be
+# dropped anyway.
 _USUAL_CONNECTION_VALUES = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
 
 
@@ -84,7 +85,7 @@ def _parse_connection_options(values: Iterable[bytes]) -> frozenset[bytes]:
 
 
 def _is_sendable(values: Iterable[bytes]) -> bool:
-    """Returns whether no value holds a forbidden control character. One search covers all values."""
+    """Returns whether no value holds a forbidden control character (`_UNSENDABLE`)."""
     joined = b"".join(values)
     return len(joined.translate(None, _UNSENDABLE)) == len(joined)
 
@@ -92,11 +93,11 @@ def _is_sendable(values: Iterable[bytes]) -> bool:
 def to_upstream_headers(
     headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop_mark: str, key_field: bytes = b""
 ) -> Headers:
-    """Returns the client's header fields as they are forwarded, with our hop mark appended.
+    """Returns the header fields for the upstream: those of the client that are forwarded, and our hop mark.
 
     `host` and `content-length` are left out, because the engine derives them from the URL and the body that
-    are really sent. The hop marks of other installations stay, so that a loop through several installations
-    is noticed, too.
+    are really sent. The control headers (`x-compaction*`) are left out, too, except the hop marks of other
+    installations. These stay, so that a loop through several installations is noticed.
 
     Args:
         headers: The client's header fields.
@@ -111,7 +112,7 @@ def to_upstream_headers(
     if not _USUAL_CONNECTION_VALUES.issuperset(connection_values):
         dropped |= _parse_connection_options(connection_values)
     forwarded = [field for field in headers if field[0] not in dropped]
-    if OWN_PREFIX in b"\n".join([field[0] for field in forwarded]):  # seldom true: one search decides
+    if OWN_PREFIX in b"\n".join([field[0] for field in forwarded]):  # seldom true: saves the filter
         forwarded = [
             (name, held) for name, held in forwarded if name == HOP_HEADER or not name.startswith(OWN_PREFIX)
         ]
@@ -127,7 +128,7 @@ def build_credential_field(
     """Returns the header field that carries our own key.
 
     This is `key_field`, or else the field in which the client shows its own key. Azure, Anthropic and Google
-    each expect a key in a special field. All other providers expect it as a bearer token.
+    each expect a key in a field of their own. All other providers expect it as a bearer token.
     """
     field_names = [key_field] if key_field else [key for key, _ in headers if key in CREDENTIALS]
     if not field_names or b"authorization" in field_names:
@@ -136,7 +137,7 @@ def build_credential_field(
 
 
 def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-    """Returns the upstream's header fields as they go back to the client, duplicates included.
+    """Returns the header fields for the client, made from those of the upstream. Duplicate fields are kept.
 
     - `server` and `date` are left out, because our own server writes them.
     - `content-length` stays, because the body is relayed unchanged. With status 304 it is left out: it then

@@ -2,8 +2,8 @@
 
 An id only serves to find stored data. The data is applied only to messages whose digests match. So with a
 wrong id, or with an id that two conversations share, at worst no compaction is found. No id reveals the
-credential or the client's own id from which it was derived. The rules are in DESIGN.md §5.2. If the
-derivation of the ids changes, no data that is already stored can be found any more.
+credential or the client's own id from which it was derived. Do not change how the ids are derived: data that
+is already stored could no longer be found.
 """
 
 import hmac
@@ -128,10 +128,10 @@ def _find_ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> d
 
 
 def derive_conversation_id(secret: bytes, tenant: str, source: str, *values: bytes) -> str:
-    """Derives the id of a conversation, `c_` and 24 hex digits, from the client's own id and its source.
+    """Derives the id of a conversation, `c_` and 24 hex digits, from the client's own id.
 
-    `source` is the source, such as the name of a header. `values` are the client's id and the lane, if there
-    is one. Equal values from two sources give two conversations.
+    `source` says where the client's id was found, such as the name of a header. `values` are the client's id
+    and the lane, if there is one. Equal values from two sources give two conversations.
     """
     digest = _compute_hmac(secret, b"conversation", tenant.encode(), source.encode(), *values)
     return "c_" + digest[:_DIGEST_CHARACTERS]
@@ -142,7 +142,7 @@ def find_conversation_id(
 ) -> str | None:
     """Returns the id of the conversation that the headers name, or None if they name none.
 
-    The first header of `header_names` that holds a valid id decides. A valid id has 1 to 256 printable
+    The first header of `names` that holds a valid id decides. A valid id has 1 to 256 printable
     characters, not counting white space around it.
     """
     return _find_conversation_and_lane(headers, names, secret, tenant)[0]
@@ -151,7 +151,7 @@ def find_conversation_id(
 def _find_conversation_and_lane(
     headers: Sequence[tuple[bytes, bytes]], names: Sequence[str], secret: bytes, tenant: str
 ) -> tuple[str | None, bytes]:
-    """Returns the id of the conversation that the headers name, and the lane.
+    """Returns the id of the conversation that the headers name, and the lane (see `_LANE`).
 
     The id is None if the headers name no conversation. The lane is empty for the main agent of a session.
     """
@@ -199,7 +199,8 @@ class IdentityCache:
         origin: The origin of the upstream.
         tenant_mode: The value of `session.tenant`.
         header_names: The headers that may name the conversation (`session.headers`).
-        has_client_keys: Whether `server.client_keys` is set.
+        has_client_keys: Whether `server.client_keys` is set. If so, every credential is one of these keys
+            (see `is_client_key` of `derive_tenant`).
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class IdentityCache:
         present_names = self._identifying_fields.intersection(header_map)
         if len(header_map) == len(headers):
             fields = tuple([(name, header_map[name]) for name in present_names])
-        else:  # a field came twice
+        else:  # a field occurs more than once
             fields = tuple([(name, held) for name, held in headers if name in present_names])
         short = sum([len(field[1]) for field in fields]) <= _MAX_CACHED_BYTES
         return self._cached_identity(secret, fields) if short else self._compute_identity(secret, fields)
@@ -251,7 +252,7 @@ class IdentityCache:
 
 
 def mint_conversation_id(secret: bytes, tenant: str, prefix_digest: bytes) -> str:
-    """Derives an id for a conversation to which its client gives none.
+    """Returns a new id for a conversation to which its client gives none.
 
     The id is derived from the prefix digest under which the conversation was first stored.
     """
@@ -261,8 +262,8 @@ def mint_conversation_id(secret: bytes, tenant: str, prefix_digest: bytes) -> st
 
 # Members of `metadata` that may name a conversation. The first one with a valid id decides.
 _METADATA_MEMBERS: Final = ("session_id", "conversation_id", "thread_id", "chat_id")
-# Members of `client_metadata` that Codex sends. A thread belongs to one agent, but all agents share a
-# session. So the thread is looked for first.
+# Members of `client_metadata` that Codex sends, in the order in which they are tried. All agents share a
+# session, but each has its own thread. So the thread comes first.
 _CODEX_MEMBERS: Final = ("thread_id", "session_id")
 _CLAUDE_CODE: Final = "x-claude-code-session-id"
 _LEGACY_USER_ID: Final = re.compile(r"user_.+_session_([0-9a-fA-F-]{36})")
@@ -328,7 +329,7 @@ class IdentityResolver:
     Args:
         config: The configuration.
         origin: The origin of the upstream.
-        get_secret: Returns the key of the digests that tell tenants apart.
+        get_secret: Returns the secret key of the digests that identify tenants.
     """
 
     def __init__(self, config: Config, origin: str, get_secret: Callable[[], bytes]) -> None:
@@ -342,7 +343,7 @@ class IdentityResolver:
         self._side_requests = SideRequestDetector()
 
     def identify_client(self, headers: Headers, header_map: Mapping[bytes, bytes]) -> Identity:
-        """Returns the identity that follows from the header fields alone.
+        """Returns the identity that the header fields show, without the request body.
 
         `header_map` holds the first value of each field (`headers.build_header_map`).
         """
@@ -353,9 +354,9 @@ class IdentityResolver:
     ) -> tuple[Identity, SideRequestKind | None]:
         """Completes an identity with the conversation that the request body names.
 
-        Returns the identity, and the kind of side call that the request is, or None if it is no side call. If
-        a side call holds nothing of its conversation (`SideRequestKind.ALONE`), its identity has no
-        conversation.
+        An id in the header fields takes precedence over one in the body. Returns the identity, and the kind
+        of side call that the request is, or None if it is no side call. If a side call does not carry the
+        messages of its conversation (`SideRequestKind.ALONE`), its identity has no conversation.
         """
         if identity.conversation is None and self._body_hints:
             hint = (

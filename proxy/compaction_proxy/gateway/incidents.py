@@ -1,4 +1,4 @@
-"""Reports requests that went wrong. Repeated incidents of one kind are reported only once a minute."""
+"""Reports requests that went wrong. The same incident is reported only once a minute."""
 
 import time
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from compaction_proxy.telemetry.event_bus import EventBus, generate_event_id
 from compaction_proxy.telemetry.event_history import EventHistory
 
 # An incident of the same kind, with the same reason and in the same conversation, is reported again only
-# after this many seconds. At most `MAX_KNOWN` incidents are remembered for this.
+# after this many seconds. To know this, the reporter remembers at most `MAX_KNOWN` incidents.
 QUIET_S = 60.0
 MAX_KNOWN = 2_000
 
@@ -50,7 +50,11 @@ class IncidentReporter:
         *,
         was_recovered: bool = False,
     ) -> None:
-        """Reports a request if something went wrong. Call this after the client has its answer."""
+        """Reports a request if something went wrong. Call this after the client has its answer.
+
+        Something went wrong if the proxy failed on the request, if the forwarded request was probably too
+        long, or if the upstream accepted it only in a shorter form (`was_recovered`).
+        """
         kind = RECOVERED if was_recovered else _KINDS.get(report.status, "")
         if not kind or self._should_suppress((tenant, report.conversation, kind, report.reason)):
             return

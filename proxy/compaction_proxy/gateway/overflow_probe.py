@@ -20,11 +20,12 @@ _STREAM: Final = "text/event-stream"
 
 
 async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | None:
-    """Returns what an answer says about the request's length, or None if it is no refusal for length.
+    """Returns what an answer says about the request's length, or None if it does not refuse it as too long.
 
     Some servers send status 200 and refuse the request only inside the stream. So the beginning of a stream
     is read before anything is relayed to the client. The stream is held back while it contains no part of the
-    model's answer (`Wire.may_hold_back`), but for at most `HOLD_S` seconds. What was read is relayed later.
+    model's answer (`Wire.may_hold_back_stream`), but for at most `HOLD_S` seconds and `HOLD_BYTES` bytes. The
+    bytes that were read can still be relayed.
     """
     status = answer.response.status
     if status == httpx.codes.OK:
@@ -39,7 +40,8 @@ async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | No
 async def _peek_beginning(answer: UpstreamResponse, wire: Wire) -> bytes:
     """Returns the first bytes of an answer.
 
-    In a stream, the leading events that contain no part of the model's answer are left out.
+    If the answer is an uncompressed stream, its leading events are left out as long as they contain no part
+    of the model's answer.
     """
     beginning = await answer.peek(1)
     if not answer.get_field(b"content-type").startswith(_STREAM) or not _is_plain(answer):

@@ -28,7 +28,7 @@ class PassthroughEndpoint:
     """An ASGI endpoint that relays any request.
 
     Attributes:
-        upstreams: The upstreams by the name of the wire.
+        upstreams: The upstreams by the names of their wires.
         admission: Limits the number of concurrent requests; requests with conversations count, too.
     """
 

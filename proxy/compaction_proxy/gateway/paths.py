@@ -1,6 +1,6 @@
 """Decides which paths the proxy serves itself, and to which URL it relays requests for other paths.
 
-All functions are pure. The rules are in DESIGN.md §5.1.
+All functions are pure.
 """
 
 import re
@@ -10,11 +10,12 @@ from urllib.parse import quote, unquote, urlsplit
 from compaction_proxy.core.errors import RequestRefusedError
 
 _DOTS = re.compile(rb"(?:\.|%2e){2}", re.IGNORECASE)
-# By how many levels these path segments change the depth of a path. Every other segment adds one level.
+# By how many levels these segments change the depth of a path. Every other segment adds one level.
 _DEPTHS = {"": 0, ".": 0, "..": -1}
 _DEPLOYMENT = re.compile(rb"/deployments/([^/]+)/chat/completions\Z")
 
-# The proxy serves these paths itself. It applies the same checks as to relayed requests, such as client keys.
+# The proxy serves the next two paths itself. Requests for them are checked like relayed requests, for example
+# for client keys.
 COMPACT_PATH = "/v1/compact"
 MCP_PATH = "/mcp"
 OWN_PATHS = frozenset(
@@ -62,7 +63,7 @@ def is_own_path(path: str, base_path: str = "") -> bool:
 
     Args:
         path: The decoded path, because our own routes are matched by it.
-        base_path: The path under which our own paths are, such as `/compaction`; empty for the root.
+        base_path: The path with which all of our own paths begin, such as `/compaction`; empty for the root.
     """
     if base_path:
         if not path.startswith(base_path):

@@ -1,7 +1,8 @@
 """Lets the model search removed messages in the middle of an answer: offers a tool and runs its calls.
 
-If an answer ends with calls, and all of them are calls of this tool, the proxy sends the results to the
-upstream and asks it to go on. `gateway.recall_relay` joins the answers into one for the client.
+If an answer ends with tool calls, and all of them call this tool, the proxy runs the calls, sends their
+results to the upstream and asks it to go on. `gateway.recall_relay` joins the answers into one for the
+client.
 """
 
 import asyncio
@@ -39,11 +40,12 @@ NO_ROOM: Final = "What was found has no room in the context window. Go on withou
 # The request header field that says which compressions of the answer are allowed.
 _ACCEPT_ENCODING: Final = b"accept-encoding"
 
-# Statuses of errors that the search tool cannot cause, and words by which an error about tools is recognised.
+# Status codes of errors that the search tool cannot cause, and words by which an error about tools is
+# recognised.
 _CLIENT_ERROR_STATUSES: Final = frozenset({401, 402, 403, 429})
 _TOOLS: Final = re.compile(rb"tool|function", re.IGNORECASE)
 
-# Statuses of requests that must be forwarded as they came.
+# Compaction statuses of requests whose bodies must be forwarded unchanged.
 _UNCHANGED_STATUSES: Final = frozenset({CompactionStatus.BYPASSED, CompactionStatus.SHADOW})
 
 # Sends a body to the upstream with the path and the header fields of the client's request.
@@ -61,7 +63,7 @@ class ToolOffer(NamedTuple):
         raw_with_tool: The request body with the tool.
         raw_without_tool: The request body without the tool.
         has_tools: Whether the client's request carries tools of its own.
-        max_hops: How often the answer may be continued.
+        max_hops: How often the answer may be continued after calls of the tool.
         recall_tool: Runs the calls of the tool.
         context: The tenant and the conversation for which the tool searches.
         wire: The wire of the request.
@@ -86,8 +88,8 @@ class ToolOffer(NamedTuple):
 def apply_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
     """Returns a request to the upstream that offers the tool and asks for an uncompressed answer.
 
-    If `request` has the body without the tool, that body is replaced. Any other body, such as that of a
-    continuation, already has the tool if it is to have it, and stays as it is.
+    If `request` has the body without the tool, that body is replaced. Any other body stays unchanged: it is
+    that of a continuation, and `RecallLoop` has already decided whether it has the tool.
     """
     fields = [each for each in request.headers if each[0] != _ACCEPT_ENCODING]
     body = tool_offer.raw_with_tool if request.body is tool_offer.raw_without_tool else request.body
@@ -95,9 +97,10 @@ def apply_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
 
 
 async def run_in_worker_if_large(size_bytes: int, work: Callable[[], _T]) -> _T:
-    """Runs `work`, which processes `size_bytes` bytes.
+    """Runs `work` and returns its result.
 
-    On the event loop if they are few, else in a thread.
+    `work` processes `size_bytes` bytes. It runs on the event loop if these are at most `MAX_INLINE_BYTES`,
+    else in a thread.
     """
     return work() if size_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
 
@@ -105,7 +108,7 @@ async def run_in_worker_if_large(size_bytes: int, work: Callable[[], _T]) -> _T:
 async def offer_tool(
     recall_tool: RecallTool, fit_request: FitRequest, fit_result: FitResult
 ) -> ToolOffer | None:
-    """Returns the request with the search tool, or None if the tool is not offered.
+    """Returns the request with the search tool, or None if the tool must not or need not be offered.
 
     Args:
         recall_tool: Searches removed messages.
@@ -168,9 +171,9 @@ class RecallLoop:
     Attributes:
         wire: The wire of the request.
         tool: The search tool in the format of this wire.
-        hops: How often the answer has been continued.
-        code: The status code that the client got.
-        tap: Watches the joined answer that the client gets.
+        hop_count: How often the answer has been continued.
+        status: The status code that the client got.
+        client_tap: Watches the joined answer that the client gets.
         first_tap: Watches only the upstream's first answer. Its token count belongs to the request whose size
             the proxy estimated. The requests for continuations are longer.
     """
@@ -187,20 +190,20 @@ class RecallLoop:
         self.first_tap = tool_offer.wire.open_tap(content_type, "")
 
     def can_continue(self, further_hops: int = 0) -> bool:
-        """Returns whether the answer may be continued once more, after `further_hops` continuations."""
+        """Returns whether the answer may be continued once more, after `further_hops` more continuations."""
         return self.hop_count + further_hops < self._offer.max_hops
 
     async def continue_after_calls(
         self, message: dict[str, Any], calls: Sequence[SearchCall]
     ) -> UpstreamResponse:
-        """Runs these calls, sends their results to the upstream, and returns its next answer.
+        """Runs calls of the tool, sends their results to the upstream, and returns its next answer.
 
         If the upstream refuses the results as too long, they are replaced by `NO_ROOM` and sent again.
 
         Args:
             message: The assistant message that makes the calls (`StreamJoiner.start_next_answer` or
                 `AnswerJoiner.get_assistant_message`).
-            calls: Calls of the tool.
+            calls: The calls in the message.
 
         Raises:
             OverloadedError: See `send_request`.

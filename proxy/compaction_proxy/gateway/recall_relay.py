@@ -29,8 +29,8 @@ from compaction_proxy.wires.chat.continuation import encode_ascii_json
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.wire import AnswerJoiner, StreamJoiner
 
-# The most bytes of an answer that is no stream, before and after decompression, that are searched for calls.
-# A longer answer is relayed without a search.
+# An answer that is no stream is searched for calls only if it has at most this many bytes, both before and
+# after decompression. A longer answer is relayed without a search.
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 # An upstream may compress a stream although the proxy asked for an uncompressed one. These are the most bytes
 # to which such a stream is decompressed, and the number of compressed bytes decompressed in one step.
@@ -176,9 +176,9 @@ async def _forward_stream(stream: StreamJoiner, answer: UpstreamResponse, client
 async def _read_until(answer: UpstreamResponse, deadline: float | None) -> bytes:
     """Returns the next bytes of an answer; empty at its end.
 
-    `deadline` is the deadline on the event loop's clock; None sets no limit. It is set once the upstream has
-    marked the answer as done and another answer continues it. From then on nothing more is needed from this
-    answer, so a missed deadline and a cut count as its end.
+    `deadline` is a time on the event loop's clock; None sets no limit. Callers set it once the upstream has
+    marked the answer as done and another answer will continue it. From then on nothing more is needed from
+    this answer, so a missed deadline or a cut counts as its end.
     """
     if deadline is None:
         return await answer.read()
@@ -201,7 +201,7 @@ def _inflate_chunks(chunk: bytes, inflater: Inflater | None) -> Iterator[bytes]:
 async def _build_stream_error(answer: UpstreamResponse, recall_loop: RecallLoop) -> bytes:
     """Returns the body of the error that tells a client why its stream ends early.
 
-    That is the body of the upstream's error if it is one, else a general error of the proxy.
+    That is the body of `answer` if it is an error in JSON, else a general error of the proxy.
     """
     body = await _peek_whole_body(answer, PEEK_BYTES)
     try:
@@ -225,7 +225,7 @@ async def _relay_whole_answer(
             if answer.response.status != httpx.codes.OK:
                 break
             body = await _join_answer(joiner, answer, recall_loop)
-        if not body:  # an error, or an answer to relay as it came
+        if not body:  # an error, or an answer to relay unchanged
             return await _relay_unchanged(recall_loop, answer, send, extra_headers)
     except (OverloadedError, UpstreamError) as error:
         recall_loop.status = error.status

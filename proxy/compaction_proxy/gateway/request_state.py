@@ -51,19 +51,19 @@ class RequestState:
     Attributes:
         identity: The tenant, and the conversation that the headers or the body name.
         raw: The client's body, decoded; empty once it is no longer needed.
-        scope: The ASGI scope of the request, as if its body had come decoded.
-        control_headers: What the client asks for in its control headers.
+        scope: The ASGI scope of the request, as if the client had sent the body without an encoding.
+        control_headers: The settings that the client requests in its control headers.
         size_bytes: Size of the decoded body in bytes.
         request_id: The id of the request.
-        body_hold: The body's share of the memory budget for bodies in progress.
+        body_hold: Counts the bytes of the body in the body budget (`gateway.body_budget`).
         side_kind: The kind of side call, or None if the request is no side call. The proxy learns nothing
             from a side call, and records its figures for no conversation.
         original: The request with its encoded body, as the client sent it. None if the body was not encoded,
             or if the request can no longer be forwarded in this form.
         is_undecodable: Whether the body cannot be decoded, so that nothing in it is read.
-        fit_result: The result of the fit, with the body to forward. None if the body is forwarded as it came,
-            unread.
-        fit_request: The parsed request, or None if the request was not read.
+        fit_result: The result of making the request fit, with the body to forward. None if the body is
+            forwarded unread.
+        fit_request: The parsed request, or None if the body was not parsed.
         model: The requested model of a request that is not parsed; empty if it is unknown. Otherwise
             `fit_request` has the model.
         status: The upstream's status code; 0 while there is no answer.
@@ -77,7 +77,7 @@ class RequestState:
         trace: Records the spans of the request. None disables tracing.
         was_recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
         tool_offer: The request with the search tool; None if the tool is not offered.
-        trigger: The same request without the compaction trigger at its end; None if it has no trigger.
+        trigger: The request without the compaction trigger at its end, if it has one; else None.
         recall_loop: Continues the answer after calls of the search tool; None if the answer is relayed
             directly.
         conversation_search: The task that looks for the conversation while the answer is relayed; None if
@@ -138,7 +138,7 @@ class RequestState:
 
     @property
     def prefix_digests(self) -> tuple[bytes, ...]:
-        """The prefix digests of the client's messages; empty if they were not read."""
+        """The prefix digests of the client's messages; empty for a side call or if they were not parsed."""
         return (
             self.fit_result.usage_basis.prefixes
             if self.fit_result and self.fit_result.usage_basis and self.side_kind is None
@@ -147,11 +147,11 @@ class RequestState:
 
     @property
     def token_estimates(self) -> tuple[int, int]:
-        """The estimated tokens of the client's request and of the forwarded one; zeros without a fit."""
+        """The estimated tokens of the client's request and of the forwarded one; zeros if not parsed."""
         return (self.fit_result.client_tokens, self.fit_result.estimate) if self.fit_result else (0, 0)
 
     def drop_reused_idempotency_key(self, request: HttpRequest) -> HttpRequest:
-        """Returns a request to the upstream. All but the first lose the client's idempotency key.
+        """Returns the request without the client's idempotency key, unless it is the first to the upstream.
 
         Later requests have other bodies. With the same key, the upstream could take them for repetitions of
         the first one.
@@ -176,7 +176,7 @@ class RequestState:
     def build_headers(self) -> Headers:
         """Builds the proxy's own response headers.
 
-        For a request that passed the gate, they contain only the status of the compaction.
+        If the request passed the gate, the only header is the status of the compaction.
         """
         if self.fit_result is None:
             return UNREAD_HEADERS
@@ -210,7 +210,7 @@ class RequestState:
             fit = replace(fit, estimate=fit.estimate + self.tool_offer.tool_tokens)
         if (
             self.recall_loop is not None and self.recall_loop.hop_count
-        ):  # only the first answer counts the input that was estimated
+        ):  # the estimate is for the input of the first answer only
             usage = self.recall_loop.first_tap.result()
         side = self.side_kind is not None
         return CompletedRequest(
@@ -230,7 +230,7 @@ class RequestState:
         If no request was sent to the upstream, no figures are recorded.
 
         Args:
-            usage: The token counts that the upstream reported, if any.
+            usage: The token counts that the upstream reported; None if it reported none.
             origin: The origin of the upstream.
             exchange_recorder: Records the figures.
         """
@@ -256,7 +256,7 @@ class RequestState:
             self.trace.end_request(exchange, self.conversation)
 
     def _compute_upstream_s(self, first_s: float) -> float:
-        """Returns the seconds from the relayed call of the upstream until now, the end of its answer."""
+        """Returns the seconds from the start of the relayed upstream call until now, when its answer ends."""
         return time.perf_counter() - self.started - self.overhead_s - self.waited_s + first_s
 
     def _build_unread(self, usage: TokenUsage | None, first_s: float) -> UnreadExchange:

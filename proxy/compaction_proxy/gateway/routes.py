@@ -68,7 +68,7 @@ def create_relay_routes(
     Args:
         wires: The handlers by the wire's name.
         compact: The handler of `/v1/compact`.
-        base_path: The path under which our own paths are; empty for the root.
+        base_path: The path with which all of our own paths begin; empty for the root.
     """
     for name, (path, summary, reference) in _WIRES.items():
         description = (

@@ -20,14 +20,17 @@ from compaction_proxy.wires.prescan import decode_member, read_texts, scan_outli
 # `auxiliary`. An `auxiliary` request is a side call.
 CLASS_HEADER: Final = b"x-claude-code-request-class"
 _AUXILIARY: Final = b"auxiliary"
-# The most bytes of a probe and of a request for a title. A client's request for a summary may be larger,
-# because it carries the conversation in its text.
+# The most bytes of a client's probe (`_is_probe`) and of a request for a title. A client's request for a
+# summary may be larger, because it carries the conversation in its text.
 MAX_PROBE_BYTES: Final = 2_048
 MAX_TITLE_BYTES: Final = 16_384
-# A request for a summary has its system prompt within this many bytes of one end of its body.
+# The system prompt of a request for a summary lies in the first or in the last `EDGE_BYTES` bytes of the
+# body.
 EDGE_BYTES: Final = 8_192
+# The end of the keys of all output limits, such as `max_tokens`.
 _TOKENS: Final = b'tokens"'
-# Inside a JSON string these quotes would be escaped. So a match is always a whole key or a whole value.
+# Inside a JSON string, the quotes in this text and in the next ones would be escaped. So a match is never in
+# the middle of a string.
 _TOOLS: Final = b'"tools"'
 # Texts that occur only in requests in which the model has already said something.
 _HISTORY_MARKS: Final = (b'"assistant"', b'_call"', b'_output"')
@@ -82,7 +85,7 @@ def classify_side_request(raw: bytes, request_class: bytes, *, has_tools: bool) 
 
 
 def _is_probe(raw: bytes) -> bool:
-    """Returns whether the request limits its answer to one token. No user reads such an answer."""
+    """Returns whether a request is a probe: it limits its answer to one token, which no user would read."""
     outline = scan_outline(raw)
     if outline is None:
         return False
@@ -91,7 +94,7 @@ def _is_probe(raw: bytes) -> bool:
 
 
 def _asks_for_title(raw: bytes) -> bool:
-    """Returns whether a client asks for a title or the like, even for a conversation that has not begun."""
+    """Returns whether a request asks for a title, for tags or the like, by its system and user messages."""
     if not _contains_any(raw, _TITLE_PHRASES):
         return False
     system, user = read_texts(raw)
@@ -120,9 +123,9 @@ def _contains_any(raw: bytes, phrases: tuple[bytes, ...]) -> bool:
 
 
 class SideRequestDetector:
-    """Detects side calls, and remembers for that which conversations carry tools.
+    """Detects side calls. To do so, it remembers which conversations carry tools in their requests.
 
-    The keys are the ids of conversations. Two tenants never have the same id.
+    It knows conversations by their ids alone, because two tenants never have a conversation of the same id.
     """
 
     def __init__(self) -> None:
@@ -136,7 +139,7 @@ class SideRequestDetector:
         Args:
             raw: The request body.
             header_map: The first value of each header field.
-            conversation: The id of the conversation, if it has one.
+            conversation: The id of the conversation; None if the client gives none.
         """
         inspected = 0 if conversation is None else self._inspected.get(conversation, 0)
         side_kind = classify_side_request(

@@ -51,7 +51,7 @@ class SizeGate:
         directives: Knows for which conversations somebody has requested a compaction, whatever their size.
         compacted: Knows which conversations have been compacted. Their requests do not pass.
         origin: The origin of the upstream.
-        pricing: Gives the prices of models. If it is None, the gate knows no prices.
+        pricing: Gives the prices of models, on which triggers may depend. None if no prices are known.
         clock: Returns monotonic seconds.
     """
 
@@ -85,8 +85,8 @@ class SizeGate:
         Args:
             tenant: The tenant that owns the conversation.
             conversation: The id of the conversation; None if it has none.
-            size_bytes: Size of the request that was compacted. Above `MAX_BYTES`, other processes are not
-                told, because such a request passes no gate anyway.
+            size_bytes: Size of the request that was compacted. If it exceeds `MAX_BYTES`, other processes are
+                not notified, because requests of this size never pass a gate.
         """
         await self._compacted.add(tenant, conversation, should_publish=size_bytes <= MAX_BYTES)
 
@@ -106,14 +106,14 @@ class SizeGate:
     def can_pass(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
         """Returns whether a request may be forwarded without being parsed.
 
-        It may if nothing has to be done about its conversation, and if it is certainly too small for a
-        compaction and for the preparation of one, whichever of the models it means.
+        It may if its conversation needs no action (`_has_pending_action`), and if it is certainly too small
+        for a compaction and for the preparation of one, whichever of the models it means.
 
         Args:
             raw: The request body.
             models: All models that the request could mean.
             tenant: The tenant that sent the request.
-            conversation: The id of its conversation, if it is known.
+            conversation: The id of its conversation; None if it is unknown.
         """
         size = len(raw)
         if size > MAX_BYTES or self._has_pending_action(tenant, conversation, raw):
@@ -125,7 +125,7 @@ class SizeGate:
         return size <= min([self._get_safe_size(tenant, model, output_tokens) for model in models])
 
     def record_accepted(self, tenant: str, model: str, size_bytes: int) -> None:
-        """Records that the upstream accepted a body of this size, which had passed the gate.
+        """Records that the upstream accepted a body of `size_bytes` that had passed the gate.
 
         If the upstream later refuses a larger request, this size is a lower bound of its limit.
         """

@@ -2,7 +2,7 @@
 
 Load balancers, tunnels and some clients close a connection on which nothing has come for a minute, but a
 model may think for longer. A comment (a line that begins with a colon) is no event, and clients skip it. A
-comment may be sent only at the beginning of the stream or between two events. It cannot be inserted into a
+comment may be sent only at the beginning of the stream or between two events. No comment is inserted into a
 compressed body, or into a body whose length was declared.
 """
 
@@ -28,7 +28,7 @@ _BODY: Final = "http.response.body"
 def send_keepalives(send: Send, silence_s: float) -> Iterator[Send]:
     """Yields a client's ASGI channel on which an event stream is never silent for longer than `silence_s`.
 
-    Nothing is sent before the head of the answer, after its end, or once the context is left.
+    No comment is sent before the head of the answer, after its end, or once the context is left.
     """
     channel = _KeepaliveChannel(send, silence_s)
     try:
@@ -46,7 +46,7 @@ def can_take_comments(head: Message) -> bool:
 
 
 class _KeepaliveChannel:
-    """Passes messages on, and sends a comment when the stream is silent for too long.
+    """Passes ASGI messages on to the client, and sends a comment when the stream is silent for too long.
 
     A stream has one timer, which messages do not reset. If the timer fires before the silence has lasted long
     enough, it is set again for the rest of the time.

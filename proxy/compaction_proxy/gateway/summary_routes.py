@@ -1,4 +1,4 @@
-"""Chooses which models are asked for a summary, at which URLs, with which credentials (DESIGN.md §5.11)."""
+"""Chooses which models are asked for a summary, at which URLs, with which credentials."""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -32,9 +32,9 @@ CHEAP_MODELS = MappingProxyType(
         "openrouter.ai": "openai/gpt-5.4-mini",
     }
 )
-# Fields that a provider may need beside the credential to know which account to bill.
+# Header fields that a provider may need in addition to the credential, to know which account to bill.
 _ACCOUNT_HEADERS = frozenset({b"openai-organization", b"openai-project"})
-# Fields that say how the provider is to read a request, and what it allows with this credential.
+# Header fields that say which version of its API the provider is to use, and which beta features.
 _READING_HEADERS = frozenset({b"anthropic-version", b"anthropic-beta"})
 
 
@@ -88,7 +88,9 @@ def _choose_models(
     *,
     is_other_provider: bool,
 ) -> tuple[str, ...]:
-    """Returns the models to ask, in order: the one that the configuration names, else those of the strategy.
+    """Returns the models to ask, in order: the one that the configuration names, else the strategy's choice.
+
+    Returns an empty tuple if no model is to be asked.
 
     Args:
         configured_model: The model that the configuration names, "none" or "same"; None if it names none.
@@ -134,7 +136,20 @@ def build_summary_routes(
     model: str,
     request_wire: Wire = CHAT,
 ) -> tuple[SummaryRoute, ...]:
-    """Returns where to ask for a summary of this request, in order. Empty if no model is to be asked."""
+    """Returns the routes on which to ask for a summary of this request, in the order in which to try them.
+
+    The result is empty if no model is to be asked, or if there is no credential that may be sent to the
+    provider of summaries.
+
+    Args:
+        config: The configuration.
+        settings: The settings for the request's model.
+        policy: The strategy's policy.
+        upstream: The upstream of the request.
+        scope: The ASGI scope of the request, or a copy with the path that summary calls are to use.
+        model: The model of the request.
+        request_wire: The wire of summary calls if `summary.base_url` is not set.
+    """
     summary = settings.summary
     base_url = summary.base_url or upstream.base_url
     if not summary.api_key.get_secret_value() and parse_origin(base_url) != parse_origin(upstream.base_url):

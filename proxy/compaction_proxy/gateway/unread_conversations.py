@@ -1,9 +1,9 @@
 """Finds the conversations of small requests that are forwarded unread and whose clients send no id.
 
-The proxy parses such a request after the upstream begins to answer, so that the client does not wait.
-Parsing takes more processor time than relaying. So a busy process parses only some of these requests. The
-figures of the others are recorded for no conversation. But the next request of the same conversation that is
-parsed is still recognised.
+The proxy parses such a request only when the upstream begins to answer, so that the client does not wait.
+Parsing takes more processor time than relaying. So a busy process parses only some of these requests. It
+records the figures of the others without a conversation. Later requests of the same conversation can still be
+recognised.
 """
 
 import asyncio
@@ -67,14 +67,14 @@ class UnreadConversationFinder:
     def start_search(self, tenant: str, raw: bytes, client: str) -> asyncio.Task[str | None] | None:
         """Starts to search for the conversation of a request, and returns the task that does so.
 
-        Returns None, and searches nothing, if the request is larger than `MAX_BYTES` or exceeds what may be
-        parsed at present. The task's result is the id of the conversation. It is None if the request
-        belongs to no conversation or the search fails.
+        Returns None, and starts no task, if the request is larger than `MAX_BYTES`, or if too many bytes have
+        been parsed in the last seconds (`BYTES_PER_S`). The task's result is the id of the conversation. It
+        is None if the request belongs to no conversation or the search fails.
 
         Args:
             tenant: The tenant that sent the request.
             raw: The request body.
-            client: The name of the client that its header fields show; empty if they show none.
+            client: The name of the client program, found in the header fields; empty if they do not show it.
         """
         now, size = self._clock(), len(raw) + REQUEST_BYTES
         self._left_bytes = min(BURST_BYTES, self._left_bytes + (now - self._at) * BYTES_PER_S)

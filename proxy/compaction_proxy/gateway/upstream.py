@@ -54,12 +54,12 @@ class Upstream:
             (`gateway.paths.join_upstream_url`).
         api_key: The proxy's own key, which replaces the client's credentials; empty to pass those on.
         hop_mark: The mark of this installation, 16 hex digits. It is sent with each request. If a request
-            arrives with this mark, there is a loop.
+            arrives with this mark, the upstream leads back to the proxy.
         engine: Sends the requests.
         connect_timeout_s: Seconds within which a connection must be established.
         read_timeout_s: Seconds that the upstream may be silent, before the first byte or later.
-        key_field: The header field that carries the key; empty for the field in which the client shows its
-            own.
+        key_field: The header field that carries `api_key`; empty for the field in which the client shows its
+            own key.
         monitor: Reports failures of the upstream.
     """
 
@@ -74,7 +74,7 @@ class Upstream:
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port, under which failures are reported; never credentials or a path."""
+        """Scheme, host and port of `base_url`. Reports of failures use this name, which holds no secrets."""
         return format_origin(self.base_url)
 
 
@@ -86,7 +86,7 @@ def build_request(
     Args:
         upstream: The upstream to which the request goes.
         scope: The ASGI scope of the client's request.
-        body: The body to send. A stream is sent as it comes and cannot be replayed.
+        body: The body to send. A stream is sent as it arrives and cannot be sent again.
         length: Declared length of a stream in bytes; None sends it chunked.
     """
     server, target = join_upstream_url(upstream.base_url, scope["raw_path"], scope["query_string"])
@@ -145,7 +145,7 @@ class UpstreamResponse:
         return b"".join(self._seen)
 
     async def peek_next(self) -> bytes:
-        """Returns the next chunk that was not seen yet; empty at the end or at a cut.
+        """Returns the next chunk that no method has returned yet; empty at the end or at a cut.
 
         Later calls of `read` still return this chunk.
         """
@@ -180,7 +180,7 @@ class UpstreamResponse:
 
     @property
     def is_cut(self) -> bool:
-        """Whether `peek` has seen that the answer was cut."""
+        """Whether one of the peek methods has found that the answer was cut."""
         return self._cut is not None
 
     async def read(self) -> bytes:
@@ -221,7 +221,7 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
     except httpx.TransportError as error:
         raise _build_error(upstream, error) from error
     status, monitor = response.status, upstream.monitor
-    if not 200 <= status <= 599:  # an upgrade that nobody asked for, or no HTTP status at all
+    if not 200 <= status <= 599:  # a protocol switch that was not requested, or no HTTP status at all
         monitor.record_invalid_status(upstream.origin)
         await response.aclose()
         raise UpstreamError(502, "The upstream's status is not valid.", "upstream_protocol_error")
@@ -254,7 +254,7 @@ async def relay_response(
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     tap: Callable[[bytes], None] | None = None,
 ) -> bool:
-    """Relays an answer to the client as it comes, and closes it.
+    """Relays an answer to the client as it arrives, and closes it.
 
     Returns whether the answer was complete. If the upstream cuts the answer, the response to the client is
     left without its end, and the server closes the client's connection.
@@ -263,7 +263,7 @@ async def relay_response(
         answer: The answer that `send_request` returned.
         send: The client's ASGI send channel.
         extra_headers: Our own header fields, appended to the upstream's.
-        tap: Gets each chunk after it was sent. A failure of the tap is logged and does no harm.
+        tap: Called with each chunk after the chunk was sent. A failure of the tap is only logged.
     """
     response = answer.response
     headers = to_client_headers(response.status, response.headers)
@@ -326,7 +326,7 @@ async def send_error(
 
 
 CONNECT_TIMEOUT_S = 10.0
-# The header field that every request of an Anthropic client carries, on every path.
+# A header field that every request of an Anthropic client carries, on every path.
 ANTHROPIC_VERSION_HEADER = b"anthropic-version"
 
 
@@ -338,7 +338,7 @@ def build_upstreams(
     Args:
         config: The configuration.
         engine: Sends the requests.
-        hop_mark: The mark of this installation.
+        hop_mark: The mark of this installation (see `Upstream`).
         monitor: Reports failures of the upstreams.
     """
     upstreams: dict[str, Upstream] = {}
@@ -359,7 +359,7 @@ def build_upstreams(
 
 
 def find_wire_name(raw_path: bytes, header_map: Mapping[bytes, bytes]) -> str:
-    """Returns the name of the wire whose provider answers a request that the proxy does not read.
+    """Returns the name of the wire to whose provider an unread request goes, by its path and its headers.
 
     Args:
         raw_path: The path as the client wrote it.
@@ -375,6 +375,6 @@ def find_wire_name(raw_path: bytes, header_map: Mapping[bytes, bytes]) -> str:
 
 
 def find_error_encoder(scope: Scope) -> Callable[[ClientFacingError], bytes]:
-    """Returns the function that encodes errors as clients of this path expect them."""
+    """Returns the function that encodes errors in the format of the wire to which the request belongs."""
     wire = registry.WIRES.get(find_wire_name(scope["raw_path"], build_header_map(scope["headers"])))
     return wire.encode_error if wire else format_openai_error

@@ -48,7 +48,7 @@ def find_cause(error: httpx.TransportError, *, has_head: bool = False) -> str:
 
     Args:
         error: The error that the engine raised.
-        has_head: Whether status and headers of the answer had come.
+        has_head: Whether status and headers of the answer had arrived before the error.
     """
     if has_head:
         is_timeout = isinstance(error, httpx.TimeoutException)
@@ -77,18 +77,19 @@ def _ignore_failure(_target: str, _cause: str) -> None:
 class UpstreamMonitor:
     """Reports failures of all upstreams of a process.
 
-    Each pair of target and cause is logged at most once a minute. A target is failing if its last answer was
-    missing or had status 5xx. When it gives another answer, one log line reports the recovery. After a
-    successful request, callers need to call the monitor only if `failure_counts` is not empty.
+    A target is the origin of an upstream. Each pair of target and cause is logged at most once a minute. A
+    target is failing if its last answer was missing or had status 5xx. When it gives another answer, one log
+    line reports the recovery. After a successful request, callers need to call the monitor only if
+    `failure_counts` is not empty.
 
     Args:
-        on_error: Receives every failure, and every other answer with an error status. Feeds the metrics.
-        on_failure: Receives failures only. Feeds the statistics.
+        on_error: Receives every failure, and every other answer with an error status, for the metrics.
+        on_failure: Receives failures only (`core.upstream_failure.is_failure_status`), for the statistics.
         clock: Returns monotonic seconds.
 
     Attributes:
-        failing: The failing targets, each with the number of its last answers in a row that were missing or
-            had status 5xx.
+        failure_counts: For each failing target, the number of its latest answers in a row that were missing
+            or had status 5xx.
     """
 
     def __init__(
@@ -105,7 +106,10 @@ class UpstreamMonitor:
         self.failure_counts: dict[str, int] = {}
 
     def record_error(self, target: str, error: httpx.TransportError) -> str:
-        """Reports that no answer came. Returns the cause."""
+        """Reports that no answer came. Returns the cause.
+
+        If the cause lies in this machine (`LOCAL_CAUSES`), the target does not become a failing one.
+        """
         cause = find_cause(error)
         if cause in causes.LOCAL_CAUSES:
             self._record_failure(target, cause)
@@ -118,11 +122,11 @@ class UpstreamMonitor:
         self._record_failing_target(target, causes.INVALID_ANSWER)
 
     def record_cut(self, target: str, error: httpx.TransportError) -> None:
-        """Reports that an answer broke off."""
+        """Reports that an answer was cut after its head had arrived."""
         self._record_failure(target, find_cause(error, has_head=True))
 
     def record_status(self, target: str, status: int) -> None:
-        """Reports an error status, and the recovery of a target that has failed until now."""
+        """Reports a status if it is an error, and the recovery of a failing target if it is not 5xx."""
         if is_server_error(status):
             self._record_failing_target(target, format_status_cause(status))
             return

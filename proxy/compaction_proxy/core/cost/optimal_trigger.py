@@ -133,7 +133,7 @@ class _PriceRatios(NamedTuple):
 
 
 def _compute_price_ratios(tier: PriceTier, cached_share: float) -> _PriceRatios:
-    """Returns the price ratios. The provider writes each token that is not in its cache to the cache."""
+    """Returns the price ratios. Assumes that the provider puts each token that it reads into its cache."""
     written = max(tier.cache_write, tier.input) / tier.input
     return _PriceRatios(cached_share * tier.cached / tier.input + (1 - cached_share) * written, written)
 

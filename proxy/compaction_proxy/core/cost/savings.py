@@ -33,7 +33,7 @@ MAX_GROWTH_MESSAGES = 8
 # smallest block to which estimates are rounded, in tokens.
 LARGEST_BLOCK_TOKENS = 128
 SMALLEST_BLOCK_TOKENS = 64
-# The value of `CacheState.shortfall` for a provider that caches nothing, in tokens.
+# The value of `CacheState.shortfall_tokens` for a provider that caches nothing, in tokens.
 NOTHING_CACHED_TOKENS = 10**12
 
 
@@ -86,10 +86,10 @@ class CacheState(NamedTuple):
 
     Attributes:
         requests: The latest requests, the newest last.
-        shortfall_tokens: If a request begins with everything that was forwarded in an earlier one, the number
-            of tokens of the earlier request that the provider does not find in its cache. Tokens at the end
-            that do not fill a block are not included. The number is negative if the provider caches answers,
-            too, and None if it is not known yet.
+        shortfall_tokens: Number of tokens of an earlier request that the provider does not find in its cache
+            although the new request begins with everything that was forwarded in the earlier one. Tokens at
+            the end that do not fill a block are not included. The number is negative if the provider caches
+            answers, too, and None if it is not known yet.
         block_tokens: Size of the provider's cache blocks in tokens: the largest number that divides
             `LARGEST_BLOCK_TOKENS` and every number of cached tokens so far. 0 if it is not known yet.
     """
@@ -246,15 +246,15 @@ def _is_cache_miss(exchange: Exchange, request: CacheableRequest, earlier: Cache
 
 
 def _update_block_size(exchange: Exchange, known: int) -> int:
-    """Returns the new value of `CacheState.block`. `known` is the value before this exchange."""
+    """Returns the new value of `CacheState.block_tokens`. `known` is the value before this exchange."""
     cached = exchange.cached_tokens
     return gcd(known or LARGEST_BLOCK_TOKENS, cached) if cached else known
 
 
 def _get_usable_block(block: int) -> int:
-    """Returns the block size for estimates.
+    """Returns the block size to which estimates are rounded, in tokens.
 
-    1, so that nothing is rounded, if `block_tokens` is 0 or small.
+    Returns 1, so that nothing is rounded, if `block` is less than `SMALLEST_BLOCK_TOKENS` (0 is unknown).
     """
     return block if block >= SMALLEST_BLOCK_TOKENS else 1
 
@@ -266,7 +266,7 @@ def _estimate_shortfall(
     last: int | None,
     block: int,
 ) -> int | None:
-    """Returns the new value of `CacheState.shortfall`. `last` is the value before this exchange.
+    """Returns the new value of `CacheState.shortfall_tokens`. `last` is the value before this exchange.
 
     One exchange shows only a range for the shortfall, because the tokens that do not fill a block are not
     included in it. If `last` is outside the range, the nearest end of the range is returned.
@@ -328,7 +328,7 @@ def compute_break_even_requests(
     summary_usd: float | None = 0.0,
     cached_share: float = 1.0,
 ) -> float | None:
-    """Returns after how many requests a compaction has saved the cost of its summary and the broken cache.
+    """Returns after how many requests a compaction has saved what its summary and the broken cache cost.
 
     Each later request saves the price of the removed tokens. The cost of the broken cache is the highest
     possible one: none of the remaining tokens is cached in the first request. The result is None if a price
@@ -360,8 +360,8 @@ def compute_saving(
 ) -> tuple[Saving | None, CacheState]:
     """Returns the same as `compute_single_answer_saving`, but for an exchange with any number of answers.
 
-    An exchange has several answers if the model searched removed messages. The client alone would not have
-    caused the answers after the first one, so their input tokens reduce the saving.
+    An exchange has several answers if the model searched removed messages. Without the proxy, there would
+    have been only the first answer, so the input tokens of the later ones reduce the saving.
     """
     prompt, cached = exchange.recall_prompt_tokens, exchange.recall_cached_tokens or 0
     if not prompt:

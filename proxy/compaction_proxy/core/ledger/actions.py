@@ -28,7 +28,8 @@ from compaction_proxy.core.message import MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
 from compaction_proxy.core.summary.injection import is_order
 
-# Maximum number of argument values quoted from one call, and of characters of each.
+# Maximum number of argument values quoted from one call, and of characters of each. A value without spaces
+# may have twice as many.
 MAX_ARGUMENTS, ARGUMENT_CHARACTERS = 40, 60
 # Maximum characters of a line about the calls of one tool with one target. The line always describes at least
 # one call, even if this call alone exceeds the limit.
@@ -41,10 +42,10 @@ MIN_LINE_CHARACTERS, FIRST_HTTP_ERROR = 3, 400
 SEPARATOR_CHARACTERS = len(";  → ")
 # Maximum nesting level at which values inside an argument are read.
 MAX_DEPTH = 6
-# Characters at the beginning and at the end of a result that are searched for how the program ended.
+# Characters at the beginning and at the end of a result that are searched for an exit code or a failure.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 400, 1_500
-# An exception in a result of at most this many characters means that the call failed. In a longer result the
-# exception may stand in a file that the call shows.
+# An exception in a result of at most this many characters means that the call failed. In a longer result, the
+# exception may be part of a file that the call shows.
 SHORT_CHARACTERS = 600
 # Maximum characters quoted from the result of a successful call.
 RESULT_CHARACTERS = 60
@@ -277,7 +278,10 @@ def _classify_call(call: MessageToolCall, arguments: Mapping[str, object]) -> Ac
 
 
 def _classify_argument(key: str, value: str) -> ActionEffect:
-    """Returns the effect that one argument shows as a subcommand, an HTTP method or SQL."""
+    """Returns the effect that an argument shows if it is a subcommand, an HTTP method or SQL.
+
+    Returns `UNKNOWN` for any other argument.
+    """
     verb = next(iter(split_tool_name(value[:MAX_NAME_CHARACTERS])), "")
     reads = (key in _SUBCOMMANDS and verb in _READ_VERBS) or (key in _METHOD_KEYS and verb in _METHOD_READS)
     writes = (key in _SUBCOMMANDS and verb in _WRITE_VERBS) or (
@@ -355,7 +359,10 @@ def _find_changed_line(arguments: Mapping[str, object]) -> str:
 
 
 def _find_new_line(text: str, other_text: str) -> str:
-    """Returns the first line of `text` that `other_text` lacks, or "" if there is none."""
+    """Returns the first line of `text` that `other_text` lacks, or "" if there is none.
+
+    Lines of fewer than `MIN_LINE_CHARACTERS` characters are skipped.
+    """
     known = frozenset(line.strip() for line in other_text[:MAX_CHARACTERS].splitlines())
     lines = (line.strip() for line in text[:MAX_CHARACTERS].splitlines())
     return next((line for line in lines if len(line) >= MIN_LINE_CHARACTERS and line not in known), "")
@@ -464,9 +471,9 @@ def describe_actions(
 ) -> Iterator[ActionLine]:
     """Yields one line for the calls of each tool and target.
 
-    Lines with at least one successful call come first. Lines about failed calls only follow. Both parts start
-    with the newest line. A line names the arguments that all its calls share once. Then come the other
-    arguments and the outcome of each call, the newest call last.
+    Lines with at least one successful call come first. Lines whose calls all failed come after them. Both
+    parts start with the newest line. A line begins with the arguments that all its calls share. Then come the
+    other arguments and the outcome of each call, the newest call last.
 
     Args:
         actions: The calls, each with the index of its message.
@@ -514,7 +521,7 @@ def list_actions(actions: Sequence[tuple[int, Action]], max_characters: int) -> 
 def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, Action]]]:
     """Returns the calls grouped by target.
 
-    Groups with at least one successful call come first, then groups with failed calls only. Both parts start
+    Groups with at least one successful call come first, then groups whose calls all failed. Both parts start
     with the newest group.
     """
     groups: dict[tuple[str, str], list[tuple[int, Action]]] = {}
@@ -560,7 +567,7 @@ def _describe_group(group: Sequence[Action], max_characters: int) -> str:
 
 
 def _join_runs(runs: Sequence[tuple[str, str]]) -> str:
-    """Joins the arguments and outcomes of calls.
+    """Joins calls, given as pairs of arguments and outcome, into one text.
 
     If neighbouring calls have the same outcome, the outcome appears only once, at the last of these calls.
     """

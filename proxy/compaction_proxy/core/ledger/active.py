@@ -25,7 +25,7 @@ MAX_COMPARED = 64
 # Number of leading characters of a message that are searched for words that close an earlier request, such as
 # "never mind".
 CLOSING_CHARACTERS = 80
-# The weight of a kind: how much it costs to lose a statement of that kind.
+# The weight of a kind. The loss of a statement is worse the greater the weight of its kind is.
 _KIND_WEIGHTS = {
     StatementKind.FACT: 1,
     StatementKind.DECISION: 2,
@@ -215,9 +215,9 @@ class ActiveStatements:
         return sum(map(len, self._texts))
 
     def is_prefix_of(self, texts: Sequence[str]) -> bool:
-        """Returns whether `texts_by_message` begins with the user texts that were read.
+        """Returns whether the list `texts` begins with the user texts that were read here.
 
-        False if none was read.
+        Returns False if no text was read.
         """
         length = len(self)
         if not 0 < length <= len(texts) or self._texts[-1] != texts[length - 1]:

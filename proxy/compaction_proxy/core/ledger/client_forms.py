@@ -14,7 +14,12 @@ EXAMPLE_NAMES = frozenset({"example_user", "example_assistant"})
 
 
 class _MessagePair(NamedTuple):
-    """The beginnings of a user message and of the answer to it that the client writes itself."""
+    """A user message and the answer to it, both written by the client.
+
+    Attributes:
+        user_text: The text with which the user message begins.
+        answer_text: The text of the answer, or its beginning if the pair is an example.
+    """
 
     user_text: str
     answer_text: str
@@ -97,10 +102,10 @@ def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
 
 
 def find_files_message(messages: Sequence[Message]) -> int | None:
-    """Returns the index of the message in which aider shows files near the end, or None if there is none.
+    """Returns the index of the message with which aider shows files to the model, or None if there is none.
 
-    The message comes just before the current turn. In the next turn, aider moves the message closer to the
-    end and updates the files in it.
+    Only the last messages are searched, because this message comes just before the current turn. In the next
+    turn, aider moves the message closer to the end and updates the files in it.
     """
     first = max(0, len(messages) - _LAST_MESSAGES)
     return next((k for k in range(first, len(messages)) if _has_form(messages, k, _FILE_FORMS)), None)
@@ -134,7 +139,7 @@ def _is_example(messages: Sequence[Message], index: int, pair: _MessagePair) -> 
 
 
 def _has_form(messages: Sequence[Message], index: int, forms: Sequence[_MessagePair]) -> bool:
-    """Returns whether a message begins like one of `forms` and the client's answer of this pair follows."""
+    """Returns whether a message begins with the user text of one of `forms`, and its answer follows."""
     text = messages[index].text
     if not text.startswith(_OPENINGS):
         return False
@@ -143,7 +148,10 @@ def _has_form(messages: Sequence[Message], index: int, forms: Sequence[_MessageP
 
 
 def _is_pair(messages: Sequence[Message], index: int, user_text: str, answer_text: str) -> bool:
-    """Returns whether the messages from `index` on are the user's text and the answer to it."""
+    """Returns whether the message at `index` and the next one are a pair with exactly these texts.
+
+    The first must be a user message, and the second an assistant message without calls.
+    """
     if index + 1 >= len(messages):
         return False
     first, second = messages[index], messages[index + 1]

@@ -1,8 +1,8 @@
 """Patterns of words that show what a statement is, such as a rule, a request or a correction.
 
-The patterns are made for the text of one statement as `core.ledger.statements.fold_text` returns it: in lower
-case, with plain apostrophes and single spaces. Callers limit the length of this text. Languages: English,
-Chinese, Hindi, Spanish, French, Arabic, Bengali, Portuguese, Russian, Urdu, German, Japanese.
+The patterns expect the text of one statement as `core.ledger.statements.fold_text` returns it: in lower case,
+with plain apostrophes and single spaces. Callers limit the length of this text. Languages: English, Chinese,
+Hindi, Spanish, French, Arabic, Bengali, Portuguese, Russian, Urdu, German, Japanese.
 """
 
 # ruff: noqa: E501, RUF001, SIM905 - wide letters count twice; a long list of words is easier to maintain as one text
@@ -24,8 +24,8 @@ class StatementKind(StrEnum):
     FACT = "fact"
 
 
-# Characters of scripts that have no spaces between words, or that have vowel signs which `\b` treats as ends
-# of words. Phrases in these scripts match anywhere in a text, even inside a word.
+# Characters of writing systems that have no spaces between words, or that have vowel signs which `\b` treats as
+# ends of words. Phrases in these writing systems match anywhere in a text, even inside a word.
 _UNSPACED = "\u0600-\u06ff\u0900-\u0dff\u3040-\u30ff\u3400-\u9fff"
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _CHOICE = re.compile(r"\(\?:([^()]*)\)(\??)(?![*+{])")
@@ -70,7 +70,10 @@ def _build_letter_pattern(phrases: list[str]) -> str:
 
 
 def _compile_phrases(*alternatives: str) -> Phrases:
-    """Compiles phrases separated by ` | `. Phrases in scripts with spaces match only whole words."""
+    """Compiles phrases separated by ` | `.
+
+    Phrases in writing systems that separate words match only whole words.
+    """
     phrases = [phrase for line in alternatives for phrase in line.split(" | ")]
     bare = [phrase for phrase in phrases if _UNSPACED_LETTER.search(phrase)]
     spaced = [

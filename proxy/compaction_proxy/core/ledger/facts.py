@@ -15,7 +15,7 @@ from compaction_proxy.core.message import Message, MessageToolCall
 
 # Characters that are read at the beginning and at the end of one text.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 24 * 1024, 8 * 1024
-# Maximum characters read of a line. Nobody writes longer lines by hand.
+# Maximum characters read of a line. People do not write longer lines by hand.
 LINE_CHARACTERS = 2_000
 # Characters quoted of a line that reports an error, of a shell command, and of any other value.
 ERROR_CHARACTERS, COMMAND_CHARACTERS, VALUE_CHARACTERS = 120, 100, 160
@@ -95,8 +95,8 @@ class MessageFact(NamedTuple):
         text: One short line.
         operation: For a path, what the call does with it; else "".
         name: For a value, its name in the message, such as `reservation_id`; "" if it has none.
-        owner_key: For a value, a key of its name and of the object that has it, such as an order. A newer
-            value with the same key replaces this value. "" if the key is unknown.
+        owner_key: For a value, a key made of its name and of the object that it belongs to, such as an order.
+            A newer value with the same key replaces this value. "" if the key is unknown.
     """
 
     kind: str
@@ -139,7 +139,7 @@ def take_head_and_tail(text: str) -> str:
 def to_one_line(text: str, max_characters: int) -> str:
     """Returns the first `max_characters` characters of a text as one line.
 
-    Hidden characters become spaces, and marks of chat templates are broken up by a space.
+    Hidden characters become spaces. A space breaks up marks of chat templates, such as `<|`.
     """
     seen = _HIDDEN_CHARACTERS.sub(" ", text[: 2 * max_characters]).replace("<|", "< |").replace("|>", "| >")
     return " ".join(seen.split())[:max_characters]
@@ -231,7 +231,7 @@ class _FactState:
         message_index: Index of the newest message that shows the fact.
         operations: For a path, what was done with it.
         name: For a value, its name; "" if it has none.
-        owner_keys: The values of `MessageFact.thing` in all messages that show the fact.
+        owner_keys: The values of `MessageFact.owner_key` in all messages that show the fact.
     """
 
     message_index: int

@@ -27,7 +27,7 @@ from compaction_proxy.core.summary.injection import is_order
 MAX_WAITING = 64
 # Characters read at either end of a reply, and number of last sentences searched for questions and promises.
 REPLY_CHARACTERS, LAST_SENTENCES = 2_000, 4
-# Maximum characters of a message that only thanks, and of one that only approves.
+# Maximum characters of a user message that only thanks, and of one that only approves a proposal.
 THANKS_CHARACTERS, APPROVAL_CHARACTERS = 300, 60
 # A reply that asks a question may also answer a request. It counts as having answered something if it has at
 # least this many characters besides its question.
@@ -108,7 +108,8 @@ class LooseEnd:
     """Work that the assistant or a tool has left open.
 
     Attributes:
-        kind: `failed_calls`, `asked back` or `to do`.
+        kind: `failed`: a call failed. `asked back`: the assistant asked a question. `to do`: the assistant
+            said what it was going to do.
         text: One line without hidden characters.
         message_index: Index of its message.
     """
@@ -143,8 +144,8 @@ class Frontier:
     """Where a conversation stands.
 
     Attributes:
-        states: The state of each user statement, by the number of its user message and its text. Statements
-            with a label of the user, such as "TODO:", are not included.
+        states: The state of each user statement, by the number of its user message (from 0) and its text.
+            Statements to which the user gave a label, such as "TODO:", are not included.
         outcomes: The outcomes of answered requests, by the same keys as `states`, each on one line without
             hidden characters. Requests with an unknown outcome are not included.
         loose_ends: Open work other than requests of the user, oldest first.
@@ -293,7 +294,10 @@ def _is_about(words: frozenset[str], request_words: frozenset[str]) -> bool:
 
 
 def _is_reason(statement: Statement) -> bool:
-    """Returns whether a statement just before a request may explain the request and belongs to it."""
+    """Returns whether a statement that directly precedes a request may explain it.
+
+    Such a statement is treated like the request.
+    """
     return statement.kind is None and not statement.label and len(statement.words) > SHARED_WORDS
 
 
@@ -304,8 +308,8 @@ class _OpenRequest:
     Attributes:
         turn: Number of its user message.
         statement: The request.
-        words: The stems of the words and the exact values of the request, or of its whole message if the
-            request has too few.
+        words: The stems of the words and the exact values of the request. If these are too few, those of its
+            whole message.
     """
 
     turn: int
@@ -348,7 +352,7 @@ class _FrontierReader:
         self.writes: list[tuple[int, Action]] = []
 
     def read_user(self, turn: int, text: str, statements: Sequence[Statement]) -> None:
-        """Reads a user message. It shows the states of earlier requests, and it may make new requests."""
+        """Reads a user message: updates the states of earlier requests, and records new requests."""
         if self.last_work is not None:
             reports, words = _is_failure_report(text), _list_subjects(statements)
             failed = self._find_reported_requests(turn, words) if reports else []
@@ -402,7 +406,7 @@ class _FrontierReader:
             self.open_promise = None
 
     def _settle_requests(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
-        """Marks waiting requests as answered or unknown, now that the user has gone on.
+        """Marks waiting requests as answered or unknown, depending on the user's next message.
 
         Args:
             text: The new user message.
@@ -477,7 +481,7 @@ class _FrontierReader:
         return frozenset(text for text in texts if self.text_counts[text] >= PRINTED_TIMES)
 
     def _find_reported_requests(self, turn: int, words: frozenset[str]) -> list[_OpenRequest]:
-        """Returns the answered requests of the last turns that a failure report with `words` may be about."""
+        """Returns the recently answered requests that a failure report with these words may be about."""
         turns = LOOSE_END_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
         recent = (each for each in self.answered_requests if turn - each.turn < turns)
         return [each for each in recent if _is_about(words, each.words)]
@@ -507,7 +511,7 @@ class _FrontierReader:
         """Returns the outcome of the requests that a reply answers.
 
         The outcome names the newest successful calls that changed something. Without such calls, it is the
-        result that the reply states, "" for none.
+        result that the reply states. Returns "" if the reply states none.
         """
         tools = dict.fromkeys(_name_call(action) for _, action in self.writes[-3:])
         if tools:

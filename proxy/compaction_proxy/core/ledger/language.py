@@ -1,4 +1,4 @@
-"""Detects the language that a user writes in, by the script or by short words that every text contains."""
+"""Detects the language that a user writes in, by the writing system or by short words that are frequent."""
 
 import re
 from collections import Counter
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 # Maximum characters read of one text, and of all texts together. This is enough to recognise a language.
 TEXT_CHARACTERS = 2_000
 TOTAL_CHARACTERS = 20_000
-# If at least this share of the letters is in another script than Latin, this script shows the language. The
-# share is low, because users of every language write identifiers and code in Latin letters.
+# If at least this share of the letters is in a writing system other than Latin, that system shows the
+# language. The share is low, because users of every language write identifiers and code in Latin letters.
 SCRIPT_SHARE = 0.25
 # A language is recognised by its short words in `_WORDS` if their weighted count is at least `MIN_HITS`, at
 # least the share `MIN_SHARE` of all words, and at least `MIN_LEAD` times the count of any other language.
@@ -16,8 +16,8 @@ MIN_HITS = 2.0
 MIN_SHARE = 0.12
 MIN_LEAD = 1.5
 
-# A path is tried only at the beginning of a word. Text in a script without spaces is one very long word, in
-# which a search from every character would take long.
+# A path is searched for only at the beginning of a word. Text in a writing system without spaces is one very
+# long word, in which a search from every character would take long.
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|https?://\S+|(?<!\S)\S*[/\\_@]\S*", re.DOTALL)
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 _SCRIPTS = {

@@ -77,10 +77,10 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """The statements of one user message that are neither ledger entries nor replaced, as written.
+    """The statements of one user message that are neither ledger entries nor replaced by later statements.
 
     Attributes:
-        text: The beginning of these statements.
+        text: The beginning of these statements, joined, as written.
         message_id: Id of the message.
         message_index: Index of the message among the non-privileged ones.
     """
@@ -95,7 +95,9 @@ class ProgressNote:
     """A note on work done, the outcome of a request or open work. It is data, never an instruction.
 
     Attributes:
-        kind: `failed`, `asked back`, `to do`, `done`, `tried`, `last step`, `answered` or `ran`.
+        kind: `failed`, `asked back`, `to do`: open work (`LooseEnd`). `done`, `tried`: calls that changed
+            something, or tried to and failed. `last step`: the last call. `answered`: requests with their
+            outcome. `ran`: other calls, such as a test run.
         text: One line.
         message_index: Index of its message.
         short_text: A shorter text, which is used if `text` does not fit; "" if there is none.
@@ -127,7 +129,12 @@ class Ledger:
 
 @dataclass(slots=True)
 class _LedgerPage:
-    """Lines under headings, and the room left for more. Sizes are in characters."""
+    """Lines of the ledger, and the room left for more.
+
+    Attributes:
+        room_characters: Characters that are left; negative if rules exceed the room.
+        lines: The lines by heading, and then by the place by which they are sorted.
+    """
 
     room_characters: int
     lines: dict[str, dict[tuple[int, int], str]] = field(default_factory=dict)
@@ -161,7 +168,10 @@ def _format_line(text: str, origin: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LedgerItem:
-    """Neighbouring statements of one kind from one message, which share one line of the ledger."""
+    """Neighbouring statements of one kind from one message, which share one line of the ledger.
+
+    Lines are sorted by `place`, which is the index of the message and the number of the first entry.
+    """
 
     kind: StatementKind
     place: tuple[int, int]
@@ -392,9 +402,8 @@ def build_ledger(
         get_message_id: Returns the id of the message at an index.
         pins: Rules given by header or API. They come first. The ledger quotes at most `MAX_RULES` pins and
             rules together.
-        active_statements: The user statements in force after these messages. None means that they are read
-            here.
-        frontier: The frontier of these messages. None means that it is read here.
+        active_statements: The user statements in force after these messages. If None, they are computed.
+        frontier: The frontier of these messages. If None, it is computed.
         fact_reader: Returns the facts of a message: `core.ledger.facts.list_message_facts` or a cache of it.
     """
     covered_indices = frozenset(covered)
@@ -485,7 +494,8 @@ def _list_answered(
 def _list_runs(frontier: Frontier, covered: Collection[int]) -> Iterator[ProgressNote]:
     """Yields notes on calls in the messages `covered` that neither change something nor are successful reads.
 
-    An example is a test run. Targets with a successful call come first, then the others, both newest first.
+    An example is a test run. Targets with a successful call come first, then the others. Both parts start
+    with the newest.
     """
     actions = [
         (at, each)
@@ -513,7 +523,7 @@ def _bound_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
 def _iter_remarks(
     statements: Sequence[tuple[int, UserStatement]], get_message_id: Callable[[int], str]
 ) -> Iterator[Remark]:
-    """Yields one remark for each message. The remark joins those statements of the message without a kind."""
+    """Yields one remark for each message that has statements without a kind. The remark joins them."""
     rest: dict[int, list[str]] = {}
     for at, spoken in statements:
         if not spoken.kind:

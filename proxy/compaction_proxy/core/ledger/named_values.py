@@ -36,7 +36,7 @@ _TOKEN = re.compile(r"[\w.@/\\~+&%-]+")
 _SURROUNDING_CHARACTERS = ".,;:!?-+~%&"
 _LABEL = re.compile(r"([^\W\d_][\w /-]{0,38}?)[\"'`*_)\]]{0,4}[ \t]{0,2}[:=：][ \t\"'`*(\[$#<]{0,6}\Z")  # noqa: RUF001 - a wide colon
 _WORDS = re.compile(r"[^\W\d_]+")
-# Characters that may stand between a word and the value that it names.
+# Characters that may separate a word from the value that it names.
 _OPENING_CHARACTERS = " (\"'`*[#$<"
 _TECHNICAL_TERM = re.compile(
     r"\d+-[a-z]+|(?:utf|sha|iso|base|aes|md|u?int|float|win|x)-?\d{1,4}", re.IGNORECASE
@@ -61,8 +61,8 @@ class NamedValue(NamedTuple):
         kind: The kind of the value, as in `core.ledger.values`.
         text: The value as written.
         name: Its name; "" if it has none.
-        owner_key: Key of the value's name and of the object that has it, such as an order. The key is the
-            same in all messages; "" if it is unknown.
+        owner_key: Key made of the value's name and of the object that it belongs to, such as an order. The
+            key is the same in all messages; "" if it is unknown.
     """
 
     kind: str
@@ -88,7 +88,7 @@ def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
 
 
 def _list_leaves(json_value: object) -> Iterator[tuple[str, str, str]]:
-    """Yields name, key (as `NamedValue.thing`) and text of each string in a JSON value, in order."""
+    """Yields the name, the key (`NamedValue.owner_key`) and the text of each string in a JSON value."""
     rest: list[tuple[object, str, str, int]] = [(json_value, "", "", 0)]
     while rest:
         value, key, thing, depth = rest.pop()
@@ -122,7 +122,7 @@ def _find_own_id(value: Mapping[object, object]) -> str:
 def _name_leaf(name: str, parent: str, own_id: str) -> str:
     """Returns the name of a value in a JSON object: its key, or more if the key is generic, such as "status".
 
-    A generic key follows the name of the parent, or the id of the object that has it.
+    A generic key is put after the parent's name, as in "order.id", or after the id of its object.
     """
     if name.lower() not in _GENERIC_KEYS:
         return name
@@ -198,7 +198,7 @@ def _find_name(text: str, value: ExactValue) -> str:
 
 
 def _find_label(text: str, value: ExactValue) -> str:
-    """Returns the label before the colon before a value, or "" if there is none."""
+    """Returns the label in front of a value, such as "Total" in "Total: 5", or "" if there is none."""
     line = text[max(0, value.start - NAME_SEARCH_CHARACTERS) : value.start].rpartition("\n")[2]
     label = _LABEL.search(line)
     return " ".join(label.group(1).split()[-MAX_LABEL_WORDS:]) if label else ""

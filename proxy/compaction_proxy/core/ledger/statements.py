@@ -17,7 +17,7 @@ from compaction_proxy.core.ledger.cues import StatementKind
 from compaction_proxy.core.ledger.facts import take_head_and_tail
 from compaction_proxy.core.ledger.values import ExactValue, find_values
 
-# Maximum characters of a statement. A longer sentence is cut, because nobody states a rule at such length.
+# Maximum characters of a statement. A longer sentence is split, because users do not write such long rules.
 STATEMENT_CHARACTERS = 600
 # Messages with more characters than this are mostly pasted. Only their lines of prose are read.
 SHORT_CHARACTERS = 2_000
@@ -28,7 +28,7 @@ HEAD_STATEMENTS = 6
 # A message with more characters than this is large: after its first statements, only statements of a known
 # kind are kept.
 SMALL_TEXT_CHARACTERS = 4_096
-# Maximum number of words whose stems are cached. Few languages use many more words.
+# Maximum number of words whose stems are cached. Everyday text in one language has hardly more.
 ROOT_CACHE_SIZE = 16_384
 
 # A code block, which is not read. The opening of a code block that is never closed does not count, because a
@@ -278,7 +278,10 @@ def _read_large_text(text: str) -> tuple[Statement, ...]:
 
 
 def read_statements(text: str) -> tuple[Statement, ...]:
-    """Returns the statements of a user's message; of a large one only the first and those of a known kind."""
+    """Returns the statements of a user's message.
+
+    Of a large message, returns only the first statements and those of a known kind.
+    """
     return (
         _read_small_text(text)
         if len(text) <= SMALL_TEXT_CHARACTERS

@@ -1,6 +1,6 @@
 """Decides when one user statement replaces another.
 
-Two statements are about the same subject if they consist of much the same words. Exact values, and small
+Two statements are about the same subject if they consist of mostly the same words. Exact values, and small
 words such as "always" or "the", do not count. If the later statement changes a value, it replaces the earlier
 one. In doubt both statements stay in force: a lost rule costs more than an outdated rule that is followed by
 its replacement.
@@ -22,9 +22,9 @@ def _changes_value(new: Statement, old: Statement) -> bool:
 
 
 def _differs_in_one_word(new: Statement, old: Statement) -> bool:
-    """Returns whether the statements are alike but for their values and one other word.
+    """Returns whether the statements are the same except for their values and one other word.
 
-    The other word then shows that `new` is about something else than `old`.
+    That word then shows that the two statements are about different things.
     """
     if len(new.words - old.words) != 1 or len(old.words - new.words) != 1:
         return False
@@ -34,7 +34,10 @@ def _differs_in_one_word(new: Statement, old: Statement) -> bool:
 
 
 def _corrects_statement(new: Statement, old: Statement, shared_words: int, *, has_same_label: bool) -> bool:
-    """Returns whether `new`, which says that it changes something, changes `old`."""
+    """Returns whether `new`, which says that it changes something, changes `old`.
+
+    `shared_words` is the number of words that both statements contain.
+    """
     if old.values and new.values and not _changes_value(new, old):
         return False
     if (
@@ -53,7 +56,10 @@ def _corrects_statement(new: Statement, old: Statement, shared_words: int, *, ha
 def _replaces_value(
     new: Statement, old: Statement, shared_words: int, *, is_adjacent: bool, has_same_label: bool
 ) -> bool:
-    """Returns whether `new`, which has another value of the same kind, is about the same subject as `old`."""
+    """Returns whether `new`, which has another value of the same kind, is about the same subject as `old`.
+
+    `shared_words` is the number of words that both statements contain.
+    """
     smaller = min(len(new.words), len(old.words))
     if has_same_label:
         return shared_words >= 0.3 * smaller

@@ -1,7 +1,7 @@
 """Finds exact values in a text by their shape: paths, amounts, names, dates and the like.
 
-Most of a text consists of words at which no value begins. The search skips long rows of such words at once.
-At other places it tries only those shapes that can begin with the character at the place.
+Most of a text consists of words at which no value begins. The search skips long sequences of such words at
+once. At every other place it tries only the shapes that can begin with the character at that place.
 """
 
 # ruff: noqa: RUF001 - letters of many scripts
@@ -92,9 +92,9 @@ _SHAPES_BY_START = {
     "[~./@+-]": "path",
     r"[^\W\da-zA-Z]": "url date weekday path",  # U+017F is an s under IGNORECASE
 }
-# `_PLAIN_TEXT` matches text in which no value begins. Such a text must end as `_PLAIN_END` says, because a
-# value might begin with its last characters otherwise. The patterns limit lengths, so that an attempt that
-# fails costs little. The most common alternative comes first.
+# `_PLAIN_TEXT` matches text in which no value begins. Its alternatives for words end as `_PLAIN_END` says.
+# Otherwise a value might begin with the last characters of the match. The patterns limit lengths, so that an
+# attempt that fails costs little. The most common alternative comes first.
 _PLAIN_END = r"(?: (?!\d)|(?=[^\w@+/#\-.: ]|[.:](?:\s(?!\d)|\Z)|\Z))"
 _NO_WORDS = "周星礼月火水木金土日"
 _NAMES = (
@@ -122,7 +122,7 @@ _WITHIN_A_WORD = r"(?<=\w)[A-Za-z_]++|(?<=\w)\d{1,32}+(?![\d,.年月]|\s?[元円
 def _compile_shapes(plain: str, excluded: Sequence[str] = ()) -> re.Pattern[str]:
     """Compiles all shapes but `excluded` into one pattern, which skips the text that `plain` matches.
 
-    The name of a group consists of the name of its shape and the number of the beginning.
+    Each group is named after its shape and the position of its entry in `_SHAPES_BY_START`.
     """
     begun = []
     for number, (first, names) in enumerate(_SHAPES_BY_START.items()):

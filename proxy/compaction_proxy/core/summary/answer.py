@@ -128,8 +128,8 @@ def _strip_reasoning(text: str) -> str:
 def _cut_to_size(text: str, max_characters: int | None, *, unfinished: bool) -> str:
     """Cuts a text at the end of a line or a sentence if it is too long or unfinished.
 
-    If the text has no suitable end of a line or a sentence, it is cut at the end of a word, or "" is returned
-    if there is no limit.
+    If the text has no suitable end of a line or a sentence, it is cut at the end of a word. Without a limit,
+    "" is returned instead.
 
     Args:
         text: The text.

@@ -2,7 +2,7 @@
 
 An extract states what was done, what was said and where the work stopped. It consists of quotations, so it
 keeps the language of the messages. It quotes only short values of known shapes from tool results. It quotes
-no sentence that reads as an order, so that it instructs nobody.
+no sentence that reads as an order, so that it gives the model no instructions.
 """
 
 import math
@@ -54,7 +54,7 @@ class _Sentence:
     Attributes:
         text: The sentence as written, on one line.
         message_index: Index of its message.
-        turn: Number of user messages up to its message.
+        turn: Number of user messages up to and including its message.
         words: Its words in lower case.
         is_at_edge: Whether it is the first or the last of the sentences that may be quoted from its message.
     """
@@ -146,8 +146,7 @@ def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Senten
 def _choose_sentences(sentences: Sequence[_Sentence], length: int, max_characters: int) -> list[_Sentence]:
     """Returns as many of the most informative sentences as fit, without repetitions, oldest first.
 
-    If the characters were shared equally among the turns, each turn would get its share. No turn gets more
-    than twice this share, or `LONGEST` characters if that is more.
+    No turn gets more than twice an equal share of the characters, or `LONGEST` characters if that is more.
     """
     turns = len({each.turn for each in sentences})
     quota = max(LONGEST, 2 * max_characters // max(1, turns))
@@ -165,7 +164,7 @@ def _choose_sentences(sentences: Sequence[_Sentence], length: int, max_character
 
 
 def _list_work(frontier: Frontier, facts: Sequence[ObservedFact], characters: int) -> Iterator[str]:
-    """Yields lines about the work done: changes, then other calls, then reads, each the newest first."""
+    """Yields lines about the work done: changes, then other calls, then reads. Each part is newest first."""
     writes = [each for each in frontier.actions if each[1].is_write]
     yield from list_actions(writes, characters)
     written = {value for _, action in writes for _, value in action.arguments}
@@ -232,7 +231,8 @@ def build_extractive_summary(
 ) -> str:
     """Builds a summary from quotations of the messages.
 
-    The summary is "" if all messages are empty or `max_characters` is 0.
+    Returns "" if all messages are empty or `max_characters` is 0. If nothing can be quoted, the summary only
+    counts the removed messages by role.
 
     Args:
         messages: The messages to summarise. If there are very many messages, the ones in the middle are not

@@ -7,7 +7,8 @@ from functools import lru_cache
 from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.statements import fold_text, read_statements
 
-# An order counts as given by a user if one statement of the user contains this share of its words and values.
+# An order counts as given by a user if one statement of the user contains at least this share of the order's
+# words and values.
 MIN_SHARED_SHARE = 0.5
 # Maximum number of user statements with which an order is compared. The newest ones are used.
 MAX_STATEMENTS = 3_000
@@ -63,7 +64,7 @@ def _extract_words(text: str) -> frozenset[str]:
 # conversations in memory.
 @lru_cache(maxsize=2)
 def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str], bool], ...]:
-    """Returns, for each statement of a user, its words and values and whether it is negated."""
+    """Returns the newest statements of a user: for each, its words and values, and whether it is negated."""
     found: list[tuple[frozenset[str], bool]] = []
     for text in reversed(texts):
         found += [
@@ -76,7 +77,10 @@ def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str],
 
 
 def is_backed_by_user(order: str, user_texts: Sequence[str]) -> bool:
-    """Returns whether a user has said the same as an order. Both must be negated, or neither."""
+    """Returns whether some statement of a user says the same as `order`.
+
+    Both must be negated, or neither.
+    """
     about, negated = _extract_words(order), bool(_NEGATION.search(fold_text(order)))
     return bool(about) and any(
         negated == sign and len(about & words) >= MIN_SHARED_SHARE * len(about)

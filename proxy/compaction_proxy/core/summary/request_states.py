@@ -1,8 +1,8 @@
 """Corrects what a summary says about the state of requests.
 
-A wrong table row is corrected, and a wrong list entry or sentence is dropped. They are wrong if they call an
-answered request open, call an open request done, or call something open that the user has only stated and not
-asked for. A line that is about no known statement stays.
+A wrong table row is corrected, and a wrong list entry or sentence is dropped. It is wrong if it calls an
+answered request open, calls an open request done, or calls something open that the user has only stated and
+not asked for. A line that is about no known statement stays.
 """
 
 import re
@@ -66,7 +66,7 @@ class _KnownStatement(NamedTuple):
 
 
 def correct_states(text: str, states: Mapping[tuple[int, str], StatementStatus]) -> str:
-    """Returns the summary corrected so that it calls no answered request open and no open request done.
+    """Returns the summary with wrong states of requests corrected, or the lines that state them dropped.
 
     Args:
         text: The summary.
@@ -117,7 +117,7 @@ def _find_status(words: str) -> StatementStatus | None:
 
 
 def _find_claimed_status(sentence: str) -> StatementStatus | None:
-    """Returns the state (open or answered) that a sentence states for something. None if it states none."""
+    """Returns the state (open or answered) that a sentence claims for its subject; None if it claims none."""
     ending = _STATUS_AT_END.search(sentence)
     if ending and (status := _find_status(ending["status"])):
         return status
@@ -180,7 +180,7 @@ def _correct_line(
 
     Args:
         line: A line of the summary.
-        section_status: The state that the heading of its section states; None if it states none.
+        section_status: The state that the heading of the line's section names; None if it names none.
         known: The statements whose state is known.
     """
     cells = line.strip().strip("|").split("|") if line.lstrip().startswith("|") else []
@@ -230,7 +230,7 @@ def _correct_row(line: str, cells: list[str], known: list[_KnownStatement]) -> s
 
 
 def _fill_sections(lines: list[str]) -> Iterator[str]:
-    """Yields the lines. A section that lost all its entries gets the text "None"."""
+    """Yields the lines, with the text "None" in each section that lost all its entries."""
     for at, line in enumerate(lines):
         follows = lines[at + 1 : at + 3]
         bare = line == "" and at > 0 and _HEADING.match(lines[at - 1])

@@ -1,8 +1,8 @@
 """Counts the facts in the replaced messages that the model still sees word for word after a compaction.
 
-The facts are those that `core.ledger.facts` observes, in fewer kinds, and the user's rules. The counts are
-only information for people. The time is linear in the text that is read, and the length of this text is
-limited, so that the count delays no compaction for long.
+The facts are the user's rules and those that `core.ledger.facts` observes, whose kinds are merged into fewer
+kinds. The counts are only shown to people. The time is linear in the text that is read, and the length of
+this text is limited, so that counting delays no compaction for long.
 """
 
 import re
@@ -24,7 +24,8 @@ MAX_CHARACTERS = 1_000_000
 MAX_SEEN_CHARACTERS = 500_000
 # Maximum number of facts of each kind. The newest are kept.
 MAX_FACTS = 500
-# Maximum number of places of a text that are checked for a fact. They are places of the fact's rarest word.
+# Maximum number of places in a text that are checked for a fact. At these places the text contains the word
+# of the fact that is rarest in the text.
 MAX_PLACES = 200
 RULE = "rule"
 

@@ -112,7 +112,7 @@ def _count_required_sections(headings: Sequence[_SectionHeading], sections: Sequ
 def _find_headings(lines: Sequence[str], sections: Sequence[PromptSection]) -> list[_SectionHeading]:
     """Returns the headings of the sections.
 
-    They are found by their titles. If no title matches, they are found by their form, such as the level.
+    They are found by their titles. If no title matches, they are found by their form, such as `##` or bold.
     """
     open_lines = list(_iter_lines_outside_code(lines))
     named = list(_find_headings_by_title(open_lines, sections))
@@ -151,8 +151,8 @@ def _find_headings_by_form(
 ) -> Iterator[list[_SectionHeading]]:
     """Yields a list of headings for each form, such as bold lines, in which the sections may be written.
 
-    A form qualifies if it has as many headings as there are sections, or required sections, and there is text
-    below each heading.
+    A form qualifies if the text has as many headings of this form as there are sections, or required
+    sections, and there is text below each of them.
     """
     if not sections:
         return
@@ -174,7 +174,7 @@ def _find_headings_by_form(
 
 
 def _detect_heading_form(line: str) -> str:
-    """Returns the form in which a line is marked as a heading, or "" if it is no heading."""
+    """Returns the form of a heading, such as "##", "bold" or "number", or "" if the line is no heading."""
     if len(line) > HEADING_CHARACTERS:
         return ""
     if level := _LEVEL.match(line):

@@ -37,7 +37,7 @@ def _format_content(message: Message) -> str:
 def _cut_text(text: str, characters: int, *, keep_end: bool) -> str:
     """Cuts a text to its first `characters` characters, plus a mark that shows the cut.
 
-    With `keep_end`, a text whose end reports an error is cut in the middle, so that its end stays as well.
+    If `keep_end` is true, a long enough text whose end reports an error is cut in the middle instead.
     """
     if len(text) <= characters:
         return text
@@ -64,7 +64,7 @@ def build_transcript(messages: Iterable[Message], shape: SummaryShape, first: in
 def compute_nonce(texts: Sequence[str]) -> str:
     """Returns a digest of the texts, which becomes part of the names of the tags around them.
 
-    No text can contain the digest, so nothing in the texts can close the tags.
+    Nobody can write a text that contains its own digest, so nothing in the texts can close the tags.
     """
     joined = "\0".join(texts).encode("utf-8", "surrogatepass")
     return hashlib.sha256(joined).hexdigest()[:FENCE_DIGITS]

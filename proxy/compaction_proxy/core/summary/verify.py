@@ -22,12 +22,13 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.injection import is_backed_by_user, is_order
 from compaction_proxy.core.summary.request_states import EMPTY_SECTION_TEXT, correct_states
 
-# A summary is unfaithful if sentences are dropped and fewer characters than this, or a smaller share of its
-# characters, are left. Repeated lines with fewer characters are not dropped.
+# A summary is unfaithful if sentences are dropped and fewer than `MIN_CHARACTERS` characters are left, or
+# less than `MIN_SHARE` of its characters. A repeated line is dropped only if it has at least
+# `MIN_CHARACTERS` characters.
 MIN_CHARACTERS = 40
 MIN_SHARE = 1 / 3
-# Minimum number of words from which the language of a summary is detected. In scripts without spaces, two
-# characters count as a word.
+# The language of a summary is detected only if it has at least this many words. In writing systems without
+# spaces, two characters count as a word.
 MIN_WORDS = 12
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]{2}")
 # Lost values are appended only if the summary contains less than this share of the critical values by weight.
@@ -144,7 +145,7 @@ def _iter_texts(messages: Iterable[Message]) -> Iterator[str]:
 
 
 def _is_copied_value(value: ExactValue) -> bool:
-    """Returns whether a value, if it is correct, can only have been copied from the sources."""
+    """Returns whether a value is of a kind that a correct summary can only have copied from the sources."""
     if value.kind == "path":
         return bool(_PATH_LIKE.match(value.text)) and len(value.text) > 3 and not value.text[0].isupper()
     if value.kind == "code":
@@ -233,7 +234,10 @@ def _weigh_fact(fact: ObservedFact, length: int) -> int:
 
 
 def _append_missing_values(text: str, messages: Sequence[Message], characters: int) -> str:
-    """Returns the text with what it lacks appended: calls that changed something, then critical values."""
+    """Returns the text with missing calls that changed something appended, then missing critical values.
+
+    `characters` is the allowed size of the result.
+    """
     writes = [each for each in read_frontier(messages).actions if each[1].is_write]
     whole = _append_missing_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
     critical = _list_critical_values(messages, [each for _, each in writes])
@@ -288,8 +292,9 @@ def verify_summary(
         earlier_summaries: Earlier summaries that the model was shown.
         language: English name of the language that the prompt asked for; empty if it is unknown.
         states: The state of each statement of the conversation (`core.ledger.frontier`).
-        max_characters: Allowed size of the result in characters. Calls that changed something are appended in
-            the room that the summary leaves, or in half of this size if that is more.
+        max_characters: Allowed size of the result in characters; 0 appends no calls. Calls that changed
+            something are appended in the room that the summary leaves, or in half of this size if that is
+            more.
 
     Raises:
         SummaryError: With the reason `language` if the summary is certainly in another language, or

@@ -9,14 +9,14 @@ import httpx
 from compaction_proxy.gateway.client.parser import ResponseParser
 from compaction_proxy.gateway.client.response import NativeResponse
 
-# Maximum bytes that one call writes, and bytes after which other tasks of the event loop get a turn. The
-# turns are needed because TLS encryption takes about a millisecond for each megabyte.
+# The most bytes that one call writes, and the number of bytes after which an upload lets other tasks of the
+# event loop run. It has to, because TLS encryption takes about a millisecond for each megabyte.
 SLICE_BYTES = 131_072
 YIELD_AFTER_BYTES = 524_288
 
 
 class BodyUploader:
-    """Sends a request body as fast as the other side takes it.
+    """Sends a request body as fast as the upstream takes it.
 
     Args:
         transport: The transport to write to. Its protocol must forward `pause_writing` and `resume_writing`
@@ -25,7 +25,7 @@ class BodyUploader:
         is_blocked: Whether the transport has already paused writing.
 
     Attributes:
-        is_blocked: Whether the other side takes no more data for now.
+        is_blocked: Whether the upstream takes no more data for now.
     """
 
     __slots__ = ("_on_done", "_task", "_transport", "_turn_bytes", "_unblocked", "is_blocked")
@@ -56,11 +56,11 @@ class BodyUploader:
             self._task.cancel()
 
     def pause(self) -> None:
-        """Notes that the other side takes no more data for now."""
+        """Pauses the upload, because the upstream takes no more data for now."""
         self.is_blocked = True
 
     def resume(self) -> None:
-        """Notes that the other side takes data again, and continues the upload."""
+        """Continues the upload, because the upstream takes data again."""
         self.is_blocked = False
         if self._unblocked is not None and not self._unblocked.done():
             self._unblocked.set_result(None)
@@ -111,13 +111,13 @@ class BodyUploader:
 
 # A body of up to this many bytes is sent together with its head in one write.
 MAX_JOINED_BYTES = 65_536
-# Tolerance of the timeout in seconds: a timer may fire this much too late, and a timeout may expire this much
-# too early. So timers are moved less often.
+# Tolerance of the timeout in seconds. A timer may fire this much too late, and a timeout may expire this much
+# too early. With this tolerance, timers are rescheduled less often.
 TIMER_SLACK_S = 0.001
 
 
 class UnansweredError(Exception):
-    """A connection that had served before ended without an answer, so the request may be sent again."""
+    """A connection that had served other requests ended without an answer. The request may be sent again."""
 
 
 class ConnectionOwner(Protocol):
@@ -146,7 +146,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             else runs. So all connections of a thread may share one buffer.
 
     Attributes:
-        idle_since: When the connection last served, on the loop's clock.
+        idle_since: When the last exchange ended, on the loop's clock.
     """
 
     __slots__ = (
@@ -183,7 +183,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._silence_s: float | None = None
         self._parser = ResponseParser()
 
-    # The exchange.
+    # Sending a request, and the end of its exchange.
 
     def send_request(
         self, head: bytes, body: bytes | AsyncIterator[bytes], length: int | None, silence_s: float | None
@@ -193,8 +193,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         Args:
             head: The encoded head with the empty line after it.
             body: The body, as in `types.HttpRequest`.
-            length: The declared length, as in `types.HttpRequest`.
-            silence_s: The limit of silence, as in `types.HttpRequest`.
+            length: The declared length (`body_length` of `types.HttpRequest`).
+            silence_s: The limit of silence (`silence_timeout_s` of `types.HttpRequest`).
         """
         self._response = answer = NativeResponse(self._loop, self)
         self._parser.expect_response(is_bodiless=head.startswith(b"HEAD "))
@@ -278,9 +278,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._timer = self._loop.call_at(due, self._check_timeout)
 
     def _check_timeout(self) -> None:
-        """Fails the exchange if the other side was silent too long.
+        """Fails the exchange if the upstream was silent too long.
 
-        The time in which this side has paused reading, or could send but does not, is not counted.
+        Time in which the upstream does not have to act is not counted: the proxy has paused reading, or is
+        still sending the body.
         """
         self._timer = None
         if self._response is None or self._silence_s is None:
@@ -305,13 +306,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._owner.add(self)
 
     def pause_writing(self) -> None:
-        """Notes that the other side takes no more data for now."""
+        """Pauses the upload, because the upstream takes no more data for now."""
         self._is_writing_paused = True
         if self._upload is not None:
             self._upload.pause()
 
     def resume_writing(self) -> None:
-        """Notes that the other side takes data again."""
+        """Continues the upload, because the upstream takes data again."""
         self._is_writing_paused = False
         self._last_activity_at = self._loop.time()
         if self._upload is not None:
@@ -322,7 +323,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parses received data and passes on its part of the body in one piece."""
+        """Parses received data, and passes the parts of the body in it on as one piece."""
         answer = self._response
         if answer is None:  # no request is pending: the data must not answer the next one
             self.close()
@@ -346,7 +347,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             answer.set_exception(httpx.RemoteProtocolError("the answer is no valid HTTP/1.1"))
 
     def eof_received(self) -> None:
-        """Treats the end of the other side's data as the end of the connection."""
+        """Treats the end of the upstream's data as the end of the connection."""
         self.connection_lost(None)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,7 +1,8 @@
 """The proxy's own HTTP/1.1 client, which adds little time and memory to a request.
 
 It decodes nothing, follows no redirects and stores no cookies. A small request takes one write and waits on
-one future. Such a request needs no task, lock or timer of its own. No request waits for a pooled connection.
+one future. It needs no task, lock or timer of its own. No request waits for a pooled connection: if none is
+idle, a new one is opened.
 """
 
 import asyncio
@@ -92,7 +93,7 @@ class _OriginPool:
 class NativeEngine:
     """Implements `types.HttpEngine` with asyncio's transports. Each event loop needs its own engine.
 
-    SSL_CERT_FILE and SSL_CERT_DIR name the trusted roots.
+    The environment variables SSL_CERT_FILE and SSL_CERT_DIR name the trusted certificates.
 
     Args:
         proxies: Which origins are reached through which proxies.

@@ -21,7 +21,7 @@ _OpenConnection = tuple[asyncio.Transport, _Protocol]
 
 
 class _TunnelProtocol(asyncio.Protocol):
-    """Collects the proxy's answer to CONNECT."""
+    """Collects the head of an HTTP proxy's answer to CONNECT."""
 
     def __init__(self) -> None:
         self.response_head: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -100,7 +100,7 @@ def _interleave_families(addresses: Sequence[tuple[int, str]]) -> list[str]:
 async def _connect_first(
     attempts: Sequence[Callable[[], Coroutine[Any, Any, _OpenConnection[_Protocol]]]],
 ) -> _OpenConnection[_Protocol]:
-    """Returns the first connection that succeeds. Tries the next address if one fails or is slow (RFC 8305).
+    """Returns the first connection that succeeds. Starts the next attempt if one fails or is slow (RFC 8305).
 
     Raises:
         OSError: Every attempt failed; the error is that of the last one.
@@ -128,8 +128,8 @@ async def _wait_for_winner(
 ) -> asyncio.Task[_OpenConnection[_Protocol]] | None:
     """Returns a task that has succeeded, or None.
 
-    With `delay_s`, the wait ends after that many seconds, or when one task has failed. Without it, the wait
-    ends when all tasks have failed.
+    If no task succeeds, the wait ends after `delay_s` seconds or when one task has failed. If `delay_s` is
+    None, it ends when all tasks have failed.
     """
     running = {task for task in tasks if not task.done()}
     while running:

@@ -12,7 +12,7 @@ SWITCHING_PROTOCOLS = 101
 
 
 class _RejectedResponseError(Exception):
-    """Stops httptools at input that is refused."""
+    """Raised in callbacks of httptools, to stop it at input that this parser refuses."""
 
 
 class ResponseParser:
@@ -21,13 +21,13 @@ class ResponseParser:
     It drops interim responses (1xx) and trailers.
 
     Attributes:
-        headed: Whether the head is complete. The next three attributes are set with it.
+        has_head: Whether the head is complete. The next three attributes are set together with it.
         status: The status code as received.
         reason: The reason phrase.
         headers: The header fields in order.
         body: The parts of the body parsed so far. The reader clears the list.
-        whole: Whether the response is complete.
-        reusable: Whether the connection may serve another request after the complete response.
+        is_complete: Whether the response is complete.
+        is_reusable: Whether the connection may serve another request after the complete response.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class ResponseParser:
         if not self.body:
             return self._framing_bytes <= MAX_FRAMING_BYTES
         self._framing_bytes = 0
-        if self.is_complete and self._bodiless:  # a response without a body is over: no more data may follow
+        if self.is_complete and self._bodiless:  # no body may follow the head
             self.body.clear()
             return False
         return True
@@ -98,7 +98,7 @@ class ResponseParser:
         return parser
 
     def is_delimited_by_close(self) -> bool:
-        """Whether the body ends when the connection closes, because the head does not say where it ends."""
+        """Returns whether the body ends when the connection closes, because the head declares no end."""
         framing = {name.lower(): value.lower() for name, value in self.headers}
         coding = framing.get(b"transfer-encoding")
         if coding is not None:
@@ -106,7 +106,7 @@ class ResponseParser:
         return self.has_head and b"content-length" not in framing
 
     def on_message_begin(self) -> None:
-        """Refuses a second response."""
+        """Refuses a response that begins after the expected one is complete."""
         if self.is_complete:
             raise _RejectedResponseError
 
@@ -135,14 +135,14 @@ class ResponseParser:
                 self._end_after_head()
 
     def _end_after_head(self) -> None:
-        """Ends a response without a body. httptools would expect a body, so its parser is replaced."""
+        """Ends a response without a body. Drops the httptools parser, because it would expect a body."""
         self.on_message_complete()
         self.is_reusable = self.is_reusable and self._bodiless
         self._bodiless = True
         self._parser = None
 
     def on_message_complete(self) -> None:
-        """Notes that the response is complete."""
+        """Marks the response as complete, unless it is an interim response."""
         if not self._interim and not self.is_complete:
             assert self._parser is not None  # noqa: S101 - the parser itself makes this call
             self.is_complete = True

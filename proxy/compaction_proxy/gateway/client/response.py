@@ -10,7 +10,7 @@ MAX_UNREAD_BYTES = 32_768
 
 
 class ResponseSource(Protocol):
-    """The connection over which a response comes."""
+    """The connection over which a response arrives, as far as the response uses it."""
 
     def resume_reading(self) -> None:
         """Reads from the socket again."""
@@ -24,8 +24,8 @@ class ResponseSource(Protocol):
 class NativeResponse:
     """Implements `types.HttpResponse`. It exists from the moment its request is sent.
 
-    At most one task may wait for the head or for more of the body. If the wait ends early, for example
-    because the task is cancelled, the exchange ends.
+    At most one task may wait for the head or for more of the body. If that task is cancelled while it waits,
+    the exchange ends.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class NativeResponse:
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait_for_head(self) -> None:
-        """Waits until status and headers have come.
+        """Waits until status and headers have arrived.
 
         Raises:
             httpx.TransportError: The exchange failed before the head was complete.
@@ -129,7 +129,7 @@ class NativeResponse:
     def set_exception(self, error: BaseException) -> None:
         """Ends the exchange and closes the connection.
 
-        The reader first gets the bytes that have already come, then `error`.
+        The reader first gets the bytes that have already arrived, then `error`.
         """
         source, self._source = self._source, None
         if source is not None:

@@ -15,7 +15,7 @@ _METHODS_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One server to connect to.
+    """One server to connect to: an origin or a proxy.
 
     Attributes:
         host: Name (in ASCII) or address, without brackets.
@@ -36,11 +36,11 @@ class OriginRoute:
         origin: The server that answers the request.
         authority: Value of the host field. It names the port only if it is not the scheme's default.
         proxy: The server to connect to first. None connects to the origin itself.
-        proxy_credential: Value of `proxy-authorization`, empty for none.
+        proxy_credential: Value of `proxy-authorization`; empty if the proxy needs none.
         target_prefix: The text before the target in the request line: `http://host` if a proxy forwards the
-            request.
-        extra_header_lines: Header lines to add to each head if a proxy forwards the request: the proxy's
-            credential.
+            request; else empty.
+        extra_header_lines: Header lines to add to each head: the proxy's credential if a proxy forwards the
+            request; else empty.
     """
 
     origin: Hop

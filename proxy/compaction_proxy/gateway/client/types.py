@@ -4,20 +4,20 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 
 
-class HttpRequest(NamedTuple):  # created for each request: a dataclass costs four times as much
+class HttpRequest(NamedTuple):  # one per request: a dataclass takes four times as long
     """One request as it is sent.
 
     Attributes:
-        method: In capitals.
-        origin: `scheme://host[:port]`, in lower case.
-        target: The request target, byte for byte.
+        method: The method in capitals.
+        origin: The server that is to answer, as `scheme://host[:port]` in lower case.
+        target: The request target (path and query), as the bytes to send.
         headers: Header fields in order, without `host` and the fields that say where the body ends. The
             engine adds these fields itself.
         body: The body to send. A stream cannot be sent twice.
         body_length: Declared length of a stream in bytes. None sends the stream chunked. Ignored if the body
             is bytes.
         connect_timeout_s: Seconds within which the connection must be established. None sets no limit.
-        silence_timeout_s: Seconds for which the other side may be silent, before the first byte or later.
+        silence_timeout_s: Seconds for which the server may be silent, before the first byte or later.
             None sets no limit.
     """
 
@@ -52,7 +52,7 @@ class HttpResponse(Protocol):
     async def read(self) -> bytes:
         """Waits for body bytes and returns all that came since the last call; empty at the end of the body.
 
-        A cancellation ends the exchange.
+        If the caller is cancelled, the exchange ends.
 
         Raises:
             httpx.TransportError: The body ended too early, or its sender was silent for too long. Earlier
@@ -66,13 +66,13 @@ class HttpResponse(Protocol):
 
 
 class HttpEngine(Protocol):
-    """Sends requests. Bytes go out and come in exactly as they are, and redirects are not followed."""
+    """Sends requests. It changes no bytes of requests and responses, and follows no redirects."""
 
     async def send(self, request: HttpRequest) -> HttpResponse:
         """Sends a request. Returns as soon as status and headers of the response are known.
 
-        A request whose body is bytes may reuse a connection. If that connection turns out to be dead before
-        one byte came back, the request is sent once more over a new connection. If the caller is cancelled,
+        A request whose body is bytes may reuse a connection. If that connection ends before any byte of the
+        response has arrived, the request is sent once more over a new connection. If the caller is cancelled,
         the exchange ends at once.
 
         Raises:

@@ -27,7 +27,7 @@ from compaction_proxy.recall.tool import RecallContext
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import AGENT_NOT_ANSWERED
 
-# The name of the function that answers requests with the MCP library.
+# The function that answers requests with the MCP library, as `module:function`.
 SERVE = "compaction_proxy.gateway.mcp.server:serve"
 # The most bytes of a request body. Calls of the tools are much shorter.
 MAX_BODY_BYTES = 1024 * 1024
@@ -38,7 +38,7 @@ _log = structlog.get_logger()
 
 
 class McpRequestHandler(Protocol):
-    """Answers one MCP request. `call` runs a tool."""
+    """Answers MCP requests. `call` runs a tool, given its name and its arguments."""
 
     def __call__(
         self,
@@ -56,10 +56,10 @@ class McpEndpoint:
 
     Args:
         config: The configuration.
-        origin: The upstream's origin, which is part of an identity.
+        origin: The upstream's origin, which is part of the identity of a tenant.
         tools: Runs the tools.
-        secret: Returns the key of the digests that identify tenants.
-        admission: Limits the requests in progress, relayed requests included.
+        secret: Returns the secret key of the digests that identify tenants.
+        admission: Limits the number of concurrent requests; relayed requests count, too.
         clients: Checks client keys.
     """
 
@@ -140,7 +140,7 @@ def _log_crash(error: BaseException) -> None:
 
 
 def _replay_body(body: bytes) -> Receive:
-    """Returns an ASGI receive channel that delivers an already read body, and then waits for ever."""
+    """Returns an ASGI receive channel that delivers `body` in one message, and then waits for ever."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:

@@ -18,7 +18,7 @@ from compaction_proxy.gateway.mcp.tools import TOOLS, McpToolResult
 
 ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[McpToolResult]]
 
-# The SDK's error lines may quote what clients sent, and its INFO lines are written for every request. So both
+# The SDK's error lines may quote data that clients sent, and it writes INFO lines for every request. So both
 # are switched off.
 logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
@@ -49,7 +49,7 @@ def build_mcp_server(run_tool: ToolCaller) -> Server[Any]:
     """Builds an MCP server that offers the tools.
 
     Args:
-        run_tool: Runs the tool with this name and these arguments.
+        run_tool: Runs a tool, given its name and its arguments.
     """
 
     async def list_tools(
@@ -75,7 +75,7 @@ async def serve(run_tool: ToolCaller, scope: Scope, receive: Receive, send: Send
     """Answers one HTTP request: a POST whose body is already limited in size.
 
     Args:
-        run_tool: Runs the tool with this name and these arguments.
+        run_tool: Runs a tool, given its name and its arguments.
         scope: The request (ASGI).
         receive: The ASGI channel with the request's body.
         send: The ASGI channel for the answer.
@@ -86,10 +86,10 @@ async def serve(run_tool: ToolCaller, scope: Scope, receive: Receive, send: Send
 
 
 async def run_stdio(run_tool: ToolCaller) -> None:
-    """Serves the client at stdin and stdout until it closes them.
+    """Serves a client over stdin and stdout until the client closes them.
 
     Args:
-        run_tool: Runs the tool with this name and these arguments.
+        run_tool: Runs a tool, given its name and its arguments.
     """
     tools = build_mcp_server(run_tool)
     async with stdio_server() as (read, write):

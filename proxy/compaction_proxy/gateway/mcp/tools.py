@@ -14,8 +14,8 @@ from compaction_proxy.core.search_tool import LINE_RANGE_HELP, TOOL_NAME, parse_
 from compaction_proxy.recall.tool import MAX_HITS, RecallContext, RecallTool
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry, RegisteredConversation
 
-# The most conversations that a listing shows, and the most of the latest ones, of all tenants, that it
-# examines.
+# The most conversations of a tenant that a listing shows. To find them, it examines at most `MAX_INSPECTED`
+# of the latest conversations of all tenants.
 MAX_LISTED: Final = 10
 MAX_INSPECTED: Final = 500
 MODEL_CHARACTERS: Final = 80
@@ -30,8 +30,8 @@ class TenantConversations:
 
     Args:
         commands: Reads the state of conversations and controls them.
-        registry: Finds the tenant of a conversation.
-        is_store_reachable: Whether the store answers. The call must not wait.
+        registry: Finds the tenant of a conversation, and lists recent conversations.
+        is_store_reachable: Returns at once whether the store answers.
         now: Returns seconds since the epoch.
     """
 
@@ -49,13 +49,17 @@ class TenantConversations:
         self._now = now
 
     async def explain_if_unavailable(self, tenant: str, conversation: str) -> str:
-        """Returns a sentence that says why a tenant cannot use a conversation, or an empty string."""
+        """Returns a sentence that says why a tenant cannot use a conversation; empty if the tenant can."""
         if await self._registry.find_tenant(conversation) == tenant:
             return ""
         return NOT_FOUND if self._reachable() else STORE_UNREACHABLE
 
     async def describe_status(self, tenant: str, conversation: str | None) -> str:
-        """Describes a conversation. Without an id, describes the tenant's only one or lists the latest."""
+        """Describes a conversation of a tenant, or says why it cannot be described.
+
+        If `conversation` is None, describes the tenant's only conversation. If the tenant has several, lists
+        the latest.
+        """
         if conversation is None:
             seen = [each for each in await self._registry.list_recent(MAX_INSPECTED) if each.tenant == tenant]
             if len(seen) != 1:
@@ -73,7 +77,7 @@ class TenantConversations:
         return "\n".join(_describe_conversation(conversation, overview, self._now()))
 
     async def request_compaction(self, tenant: str, conversation: str) -> str:
-        """Has the next request of a conversation compacted. Returns a sentence for the client."""
+        """Has the next request of a conversation compacted. Returns a sentence that says so, or why not."""
         missing = await self.explain_if_unavailable(tenant, conversation)
         if missing:
             return missing
@@ -101,7 +105,7 @@ def _format_age(seconds: float) -> str:
 
 
 def _describe_conversation(conversation: str, overview: ConversationOverview, now: float) -> Iterator[str]:
-    """Yields a line for each known figure, and nothing that anybody has written in the conversation."""
+    """Yields a line for each known figure. No line contains text from the conversation."""
     totals, wishes = overview.totals, overview.directives
     model = f" Model: {sanitize_to_line(totals.model, MODEL_CHARACTERS)}." if totals.model else ""
     last = f", the last one {_format_age(now - totals.last_at)}" if totals.last_at else ""
@@ -142,7 +146,7 @@ _CONVERSATION_SCHEMA: Final = {
     "type": "string",
     "description": "Id of a conversation (c_…); not needed where the connection names one.",
 }
-# The types of JSON Schema that the tools use.
+# The Python types of the JSON Schema types that the tools use.
 _TYPES: Final[Mapping[str, type]] = {"string": str, "integer": int}
 
 
@@ -151,7 +155,7 @@ class McpTool:
     """A tool that agents can call.
 
     Attributes:
-        name: Its name.
+        name: The name of the tool.
         description: What the tool does, for the model that chooses it.
         properties: The JSON Schema of each argument, by name.
         required: Names of the arguments that a call must have.
@@ -226,7 +230,7 @@ class McpToolResult(NamedTuple):
 
 
 def find_argument_problem(tool: McpTool, arguments: Mapping[str, Any]) -> str:
-    """Returns a sentence about a fault in a call's arguments, or an empty string."""
+    """Returns a sentence about a fault in a call's arguments; empty if they are valid."""
     unknown = sorted(arguments.keys() - tool.properties.keys())
     if unknown:
         return f"{tool.name} takes {', '.join(tool.properties)}, and nothing else."
@@ -240,7 +244,7 @@ def find_argument_problem(tool: McpTool, arguments: Mapping[str, Any]) -> str:
 
 
 def _find_value_problem(schema: Mapping[str, Any], value: object) -> str:
-    """Returns what a value should be, or an empty string if it is valid."""
+    """Returns what a value should be, such as "a text"; empty if it is valid."""
     if not isinstance(value, _TYPES[schema["type"]]) or isinstance(value, bool):
         return "a text" if schema["type"] == "string" else "a whole number"
     if "enum" in schema and value not in schema["enum"]:
@@ -265,10 +269,11 @@ class McpToolRunner:
     async def call_tool(
         self, context: RecallContext, name: str, arguments: Mapping[str, Any]
     ) -> McpToolResult:
-        """Runs a tool and returns its result. An invalid call gives a failed result, never an exception.
+        """Runs a tool and returns its result. An invalid call gives a result with `is_error`, no exception.
 
         Args:
-            context: The calling tenant, with the conversation that the connection names, if any.
+            context: The calling tenant, and the conversation that the headers of the request name; None if
+                they name none.
             name: The tool's name.
             arguments: JSON values. A null counts as a missing argument.
         """
@@ -286,7 +291,7 @@ class McpToolRunner:
         )
 
     async def _find_conversation_problem(self, context: RecallContext, arguments: Mapping[str, Any]) -> str:
-        """Returns a sentence about a fault in the conversation id of a call, or an empty string."""
+        """Returns a sentence about a fault in the conversation id of a call; empty if it has none."""
         named = arguments.get("conversation")
         if named is None:
             return ""

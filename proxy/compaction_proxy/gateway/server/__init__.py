@@ -1,7 +1,7 @@
 """Runs an ASGI application on a real socket.
 
-`run_server` serves until it is told to stop. With a `GracefulServer`, it lets answers in progress end first.
-The demo and the tests use `serve_embedded`, which serves inside a running process.
+`run_server` serves until the server is asked to stop. A `GracefulServer` then completes the answers in
+progress first. The demo and the tests use `serve_embedded`, which serves inside a running process.
 """
 
 from compaction_proxy.gateway.server.run import build_server, run_server, serve_embedded

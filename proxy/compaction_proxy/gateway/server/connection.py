@@ -24,13 +24,13 @@ MAX_DROPPED_BYTES = 262_144
 # The most requests that may wait on one connection for earlier answers.
 MAX_WAITING_REQUESTS = 1_000
 
-# An application finds `ServerConnection.set_departure_callback` as `scope["extensions"][DEPARTURE][NOTICE]`.
+# An application gets `ServerConnection.set_departure_callback` as `scope["extensions"][DEPARTURE][NOTICE]`.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 
 
 class ServerConnection(asyncio.Protocol):
-    """Serves one connection from its opening to its end. Pipelined requests wait for the answers before them.
+    """Serves one connection from its opening to its end. Pipelined requests are answered one after the other.
 
     Args:
         config: uvicorn's configuration.
@@ -42,12 +42,12 @@ class ServerConnection(asyncio.Protocol):
             opened, the head of a further request began to arrive, or the wait before the close began.
         last_activity_at: When data last came from the client or an answer was last completed, on the loop's
             clock.
-        cycle: The newest request whose head is complete.
-        waiting: Requests whose heads are complete and which wait for earlier answers.
+        newest_cycle: The newest request whose head is complete; None before the first.
+        waiting_cycles: Requests whose heads are complete and which wait until earlier ones are answered.
         is_reading_head: Whether a head has begun to arrive and is not complete.
-        paused: Whether reading from the socket is paused.
-        blocked: Whether writing is paused because the client does not read fast enough.
-        hung_up: Whether the connection waits for its close: it sends nothing more and drops all data that
+        is_reading_paused: Whether reading from the socket is paused.
+        is_writing_paused: Whether writing is paused because the client does not read fast enough.
+        has_hung_up: Whether the connection waits for its close: it sends nothing more and drops all data that
             arrives.
     """
 
@@ -119,11 +119,11 @@ class ServerConnection(asyncio.Protocol):
             self._refuse_after_pending(error)
 
     def pause_writing(self) -> None:
-        """Notes that the client takes no more data for now."""
+        """Makes writers wait in `drain`, because the client takes no more data for now."""
         self.is_writing_paused = True
 
     def resume_writing(self) -> None:
-        """Notes that the client takes data again, and wakes the writer."""
+        """Wakes writers that wait in `drain`, because the client takes data again."""
         self.is_writing_paused = False
         if self._writable is not None:
             self._writable.set()
@@ -132,7 +132,7 @@ class ServerConnection(asyncio.Protocol):
     # Callbacks of the parser.
 
     def on_head_started(self) -> None:
-        """Notes that the head of a request begins to arrive."""
+        """Records that the head of a request begins to arrive. Stops reading if too many requests wait."""
         self.is_reading_head = True
         self._dropped_bytes = 0
         if len(self.waiting_cycles) >= MAX_WAITING_REQUESTS:
@@ -178,12 +178,12 @@ class ServerConnection(asyncio.Protocol):
             self.pause_reading()
 
     def on_request_received(self) -> None:
-        """Notes that the newest request is complete."""
+        """Marks the newest request as complete."""
         if self.newest_cycle is not None and not self._stopped_reading:
             self.newest_cycle.feed_eof()
 
     def _refuse_after_pending(self, error: RequestRefusedError) -> None:
-        """Refuses invalid input: ends the connection once all requests before the input are answered."""
+        """Refuses invalid input. Ends the connection once the requests that came before it are answered."""
         if self.waiting_cycles and self.waiting_cycles[-1].more_body:
             self.waiting_cycles.pop()
         last = self.waiting_cycles[-1] if self.waiting_cycles else self._active_cycle
@@ -193,7 +193,7 @@ class ServerConnection(asyncio.Protocol):
             self._stop_reading()
 
     def _stop_reading(self) -> None:
-        """Reads nothing more, and ends the connection after the answers to the requests that were read."""
+        """Stops reading. Ends the connection once the requests that were read are answered."""
         self._stopped_reading = True
         last = self.waiting_cycles[-1] if self.waiting_cycles else self._active_cycle
         if last is not None:
@@ -203,7 +203,7 @@ class ServerConnection(asyncio.Protocol):
     # Called by the requests (`cycle.ConnectionProtocol`).
 
     def encode_default_headers(self) -> tuple[bytes, bool]:
-        """Returns the header lines of every answer, and whether they announce that the connection closes."""
+        """Returns the header lines that every answer has, and whether one of them is `connection: close`."""
         fields = self._state.default_headers  # a new list each second, made by uvicorn
         known, block, closes = self._default_headers
         if known is not fields:
@@ -256,15 +256,15 @@ class ServerConnection(asyncio.Protocol):
         if callback is not None and self._client_gone:
             self.loop.call_soon(callback)
         elif callback is not None and not self.waiting_cycles:
-            self.resume_reading()  # only a connection that is read notices that its client leaves
+            self.resume_reading()  # while reading is paused, the client's departure goes unnoticed
 
     # Called by the server.
 
     def measure_stuck_s(self, now: float) -> float:
         """Returns for how many seconds the client has taken none of the data that waits for it.
 
-        Each call compares the size of the write buffer with that at the call before. So it must be called
-        often. `now` is on the loop's clock.
+        Each call compares the size of the write buffer with its size at the previous call. So this method
+        must be called often. `now` is the time on the loop's clock.
         """
         unsent = self.transport.get_write_buffer_size()
         if unsent != self._unsent_bytes or not unsent:
@@ -272,7 +272,7 @@ class ServerConnection(asyncio.Protocol):
         return now - self._last_taken_at
 
     def shutdown(self) -> None:
-        """Ends the connection after its answer, or at once if no answer is pending."""
+        """Ends the connection after the answer in progress, or at once if there is none."""
         if self.has_hung_up:
             self.transport.close()
         for cycle in (self._active_cycle, self.newest_cycle):
@@ -302,8 +302,8 @@ class ServerConnection(asyncio.Protocol):
     def _linger_before_close(self) -> None:
         """Sends nothing more, but leaves the connection open for a while for the client to read the answer.
 
-        If the socket were closed while received bytes are unread, the client could lose the answer. The sweep
-        of `timeouts` closes the connection.
+        If the socket were closed while received bytes are unread, the client could lose the answer.
+        `timeouts.close_overdue_connections` closes the connection after `ClientDeadlines.linger_s` seconds.
         """
         self.has_hung_up = True
         self.phase_started_at = self.loop.time()

@@ -66,7 +66,7 @@ class ConnectionProtocol(Protocol):
     is_writing_paused: bool
 
     def encode_default_headers(self) -> tuple[bytes, bool]:
-        """Returns the header lines of every answer, and whether they announce that the connection closes."""
+        """Returns the header lines that every answer has, and whether one of them is `connection: close`."""
         ...
 
     async def drain(self) -> None:
@@ -78,7 +78,7 @@ class ConnectionProtocol(Protocol):
         ...
 
     def on_response_complete(self) -> None:
-        """Notes that the answer was sent completely."""
+        """Called when the answer was sent completely."""
         ...
 
     def hang_up(self) -> None:
@@ -101,9 +101,9 @@ class RequestResponseCycle:
         expects_continue: Whether the client still waits for `100 Continue`.
         more_body: Whether the request is still incomplete.
         body_bytes: Number of body bytes that have arrived.
-        looked_on: When the speed of the body was last checked, on the loop's clock, and `body_bytes` at that
-            time; None before the first check.
-        disconnected: Whether the client left before the answer was complete.
+        last_pace_check: When the speed of the body was last checked, on the loop's clock, and `body_bytes` at
+            that time; None before the first check.
+        is_disconnected: Whether the client left before the answer was complete.
         response_started: Whether the application has started the answer.
         response_complete: Whether the answer was sent completely.
     """
@@ -146,7 +146,7 @@ class RequestResponseCycle:
         self._unread_bytes = 0
         self._is_end_received = False  # whether the application has received the end of the request
         self._news_event: asyncio.Event | None = None
-        self._held_head = b""  # not sent yet
+        self._held_head = b""  # the head, until it is sent
         self._remaining_bytes: int | None = (
             0  # bytes of the body still to send; None without a content-length
         )
@@ -172,12 +172,12 @@ class RequestResponseCycle:
         return self._unread_bytes
 
     def feed_eof(self) -> None:
-        """Notes that the request is complete."""
+        """Marks the request as complete."""
         self.more_body = False
         self._wake_receiver()
 
     def mark_disconnected(self) -> None:
-        """Notes that the client has left, and wakes the application if it waits for data."""
+        """Records that the client has left, and wakes the application if it waits for data."""
         self.is_disconnected = not self.response_complete
         self._held_head = b""
         self._wake_receiver()
@@ -249,8 +249,8 @@ class RequestResponseCycle:
             self._chunked = self.scope["http_version"] == "1.1"
             head += _CHUNKED if self._chunked and b"transfer-encoding" not in framing else b""
         closes = closes or b"close" in framing.get(b"connection", b"").lower()
-        # A client that was never told to continue may send its body or not. So it is unknown where the next
-        # request would start, and the connection cannot be used again.
+        # A client that waits for `100 Continue` and gets an answer instead may send its body or not. So it is
+        # unknown where the next request would start, and the connection cannot be used again.
         self.keep_alive = self.keep_alive and not closes and not self.expects_continue
         if not self.keep_alive and not closes:
             head += _CLOSE
@@ -259,7 +259,7 @@ class RequestResponseCycle:
         self._held_head = head + b"\r\n"
 
     def _flush_head(self) -> None:
-        """Sends a held head, without waiting for body bytes to go with it."""
+        """Sends the head if it is still held back, without waiting for the body."""
         if self._held_head and not self._connection.transport.is_closing():
             self._connection.transport.write(self._held_head)
         self._held_head = b""
@@ -292,7 +292,7 @@ class RequestResponseCycle:
         return chunk if more_body else chunk + _LAST_CHUNK
 
     def _abort_response(self) -> None:
-        """Ends an unfinished answer: with an error if it has not begun, else by closing the connection."""
+        """Ends an unfinished answer: sends an error if the answer has not begun. Closes the connection."""
         if self.response_started:
             self._flush_head()
         else:

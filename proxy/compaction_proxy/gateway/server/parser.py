@@ -1,8 +1,8 @@
 """Parses requests with httptools as their bytes arrive, within size limits.
 
-If a client offers to switch to another protocol (Java's clients do, to h2c or TLS), the answer uses HTTP/1.1,
-as RFC 9110 §7.8 allows. httptools stops after such a head and does not parse the body, so a second parser
-parses the body.
+If a client offers to switch to another protocol, the answer still uses HTTP/1.1, as RFC 9110 §7.8 allows.
+Java's clients offer h2c or TLS. httptools stops after such a head and does not parse the body, so a second
+parser parses the body.
 """
 
 from functools import lru_cache
@@ -31,7 +31,7 @@ _HEAD_TOO_LARGE = RequestRefusedError(431, "The request's header is too large.",
 
 
 class _RejectedRequestError(Exception):
-    """Stops httptools at input that is refused."""
+    """Raised in callbacks of httptools, to stop it at input that this parser refuses."""
 
 
 class RequestHead(NamedTuple):
@@ -59,7 +59,7 @@ class RequestHead(NamedTuple):
 
 
 class RequestReceiver(Protocol):
-    """Receives what the parser finds."""
+    """Receives the parts of requests from the parser, in order."""
 
     def on_head_started(self) -> None:
         """Called at the first byte of a request."""
@@ -92,7 +92,7 @@ class RequestParser:
     """Parses the requests of one connection, one after the other.
 
     Args:
-        receiver: Receives what the parser finds.
+        receiver: Receives the parts of requests, in order.
     """
 
     __slots__ = (
@@ -130,7 +130,7 @@ class RequestParser:
         return parser
 
     def feed_data(self, data: bytes) -> RequestRefusedError | None:
-        """Parses received bytes. Returns None, or the refusal after which nothing more may be fed."""
+        """Parses received bytes. Returns the error if they are refused; then no more bytes may be fed."""
         self._framing_bytes += len(data)
         try:
             self._feed_parser(data)

@@ -54,7 +54,7 @@ def _build_config(
         access_log=False,
         log_config=None,
         server_header=False,
-        date_header=True,  # the proxy sends its own date: the upstream's is not relayed
+        date_header=True,  # the upstream's date is not relayed
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=grace_s,
@@ -91,7 +91,7 @@ def build_server(
 
 
 async def _serve_socket(server: uvicorn.Server, listener: socket.socket) -> None:
-    """Serves until told to stop. If the application fails to start, only this call fails, not the process."""
+    """Serves until the server is asked to stop. If the application fails to start, raises `ProxyError`."""
     try:
         await server.serve(sockets=[listener])
     except SystemExit:
@@ -99,12 +99,12 @@ async def _serve_socket(server: uvicorn.Server, listener: socket.socket) -> None
 
 
 async def run_server(server: uvicorn.Server, listener: socket.socket, on_started: Callable[[], None]) -> None:
-    """Serves on a listening socket until the server is told to stop.
+    """Serves on a listening socket until the server is asked to stop.
 
     Args:
         server: The server to run.
         listener: The listening socket. It is closed at the end.
-        on_started: Called once requests are accepted, but not if the server is told to stop before that.
+        on_started: Called once requests are accepted, unless the server was asked to stop before that.
 
     Raises:
         ProxyError: The application's lifespan failed to start.

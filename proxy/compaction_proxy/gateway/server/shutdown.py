@@ -22,13 +22,12 @@ TICK_S = 0.1
 # While the server stops, it waits this many seconds for requests whose head or body is still arriving. Then
 # it closes their connections.
 ARRIVAL_TIMEOUT_S = 0.5
-# Over TLS, closing a connection would wait 30 s for the client's confirmation. This server waits this many
-# seconds.
+# Over TLS, asyncio waits up to 30 s for the client to confirm that the connection closes. This server waits
+# only this many seconds.
 CLOSE_TIMEOUT_S = 2.0
 # The work that requests still do after their answers may take this many seconds. Then it is cancelled.
 TASKS_TIMEOUT_S = 1.0
-# The application's shutdown may take this many seconds: the first number normally, the second after a forced
-# stop.
+# The most seconds that the application's shutdown may take: normally, and after a forced stop.
 APPLICATION_CLOSE_TIMEOUT_S = 5.0
 FORCED_CLOSE_TIMEOUT_S = 0.5
 _CLOSE = (b"connection", b"close")
@@ -36,12 +35,12 @@ _CLOSE = (b"connection", b"close")
 
 @dataclass(frozen=True, slots=True)
 class DrainTimeouts:
-    """How long a server waits after it is told to stop.
+    """How long a server waits after it is asked to stop.
 
     Attributes:
         accept_s: Seconds for which the server still accepts requests, but already announces that it is
             stopping.
-        drain_s: Seconds that requests in progress get after that.
+        drain_s: Seconds after that in which requests in progress may still be answered.
     """
 
     accept_s: float = 0.0
@@ -50,12 +49,12 @@ class DrainTimeouts:
 
 @dataclass(slots=True)
 class DrainReport:
-    """What happened to requests and connections after the server was told to stop.
+    """What happened to requests and connections after the server was asked to stop.
 
     Attributes:
         finished: Number of requests that were answered completely.
         dropped: Number of closed connections without a complete request, idle ones included.
-        cut: Number of connections that were closed before or within an answer.
+        cut: Number of connections that were closed before their answers were complete.
     """
 
     finished: int = 0
@@ -64,7 +63,10 @@ class DrainReport:
 
 
 def _has_pending_response(connection: ServerConnection) -> bool:
-    """Whether the connection has a complete request whose answer is not complete."""
+    """Returns whether the connection has a request that the server should still answer before it stops.
+
+    That is a request that is complete or whose answer has begun. Its answer is not complete.
+    """
     cycle = connection.newest_cycle
     if cycle is None or cycle.response_complete:
         return False
@@ -80,11 +82,11 @@ def _abort_if_flushed(connection: ServerConnection) -> None:
 class GracefulServer(uvicorn.Server):
     """Lets answers in progress end before it stops, within a time limit.
 
-    When it is told to stop, it first keeps accepting requests for a while. Each new request finds `stopping`
-    in the state of its scope, so that health checks can fail, and each answer says `connection: close`. Then
-    the server stops listening, drops connections without a complete request, waits for the answers in
-    progress, and lets the application shut down. uvicorn alone would wait for an incomplete request for ever,
-    or end every answer with an error.
+    When it is asked to stop, it first keeps accepting requests for a while (`DrainTimeouts.accept_s`). Each
+    new request finds `stopping` in the state of its scope, so that health checks can fail, and each answer
+    says `connection: close`. Then the server stops listening, drops connections without a complete request,
+    waits for the answers in progress, and lets the application shut down. uvicorn alone would wait for an
+    incomplete request for ever, or end every answer with an error.
 
     Args:
         config: uvicorn's configuration.
@@ -154,14 +156,14 @@ class GracefulServer(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Closes overdue connections every `SWEEP_S` seconds. Returns whether to stop serving."""
+        """Closes overdue connections every `SWEEP_INTERVAL_S` seconds. Returns whether to stop serving."""
         if counter % round(SWEEP_INTERVAL_S / TICK_S) == 0:
             now = asyncio.get_running_loop().time()
             close_overdue_connections(self.server_state.connections, self._deadlines, now)
         return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
-        """Serves until told to stop, and after that for another `DrainTimeouts.accept_s` seconds."""
+        """Serves until asked to stop, and after that for another `DrainTimeouts.accept_s` seconds."""
         await super().main_loop()
         self.lifespan.state["stopping"] = True
         self.config.encoded_headers.append(_CLOSE)
@@ -209,11 +211,11 @@ class GracefulServer(uvicorn.Server):
             await asyncio.sleep(TICK_S)
 
     def _close_when_answered(self, connection: ServerConnection, *, is_late: bool) -> None:
-        """Ends a connection after its answer, or at once if no answer is pending.
+        """Ends a connection after its answer. Without a complete request, ends it if it is idle or late.
 
         Args:
             connection: A connection that is still open.
-            is_late: Whether the time for incomplete requests is over.
+            is_late: Whether the time for incomplete requests (`ARRIVAL_TIMEOUT_S`) is over.
         """
         cycle = connection.newest_cycle
         if connection.has_hung_up:

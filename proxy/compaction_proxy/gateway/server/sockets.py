@@ -1,4 +1,4 @@
-"""Opens listening sockets on TCP ports, which sockets may share, and Unix paths. Builds TLS settings."""
+"""Opens listening sockets on TCP ports and Unix paths. Builds TLS settings."""
 
 import errno
 import os
@@ -13,13 +13,13 @@ from pathlib import Path
 from compaction_proxy.core.errors import ConfigError
 
 MAX_PORT = 65_535
-# Keyed by OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED, which Python does not
-# name.
+# Texts for OpenSSL's error codes X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED. Python has no
+# names for these codes.
 _DATE_ERRORS = {9: "is not valid yet", 10: "has expired"}
 
 
 def _find_date_error(context: ssl.SSLContext, certificate: str) -> str | None:
-    """Returns why a client would refuse a certificate for its dates, or None if it would not.
+    """Returns what is wrong with the dates of a certificate, as the end of a sentence; None if nothing is.
 
     Python's `ssl` module does not check the dates of a server's own certificate. So this function makes a
     handshake in memory, with a client that trusts exactly this certificate. It does not report other
@@ -118,7 +118,7 @@ def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
             `PORT_IS_SPREAD`.
 
     Raises:
-        ConfigError: The address cannot be listened on.
+        ConfigError: The address does not exist, is in use or must not be used.
     """
     if not 0 <= port <= MAX_PORT:  # the resolver would use only the last 16 bits
         raise ConfigError(f"server.port: cannot listen on {host}:{port}: ports end at {MAX_PORT}")
@@ -135,7 +135,7 @@ def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
 
 
 def can_spread_connections(listener: socket.socket) -> bool:
-    """Whether the kernel spreads connections over several sockets on this socket's address."""
+    """Returns whether the kernel spreads connections over several sockets on this socket's address."""
     return PORT_IS_SPREAD and listener.family != socket.AF_UNIX
 
 
@@ -149,7 +149,7 @@ def _describe_os_error(error: OSError) -> str:
 
 
 def _has_listener(path: str) -> bool:
-    """Whether a process listens on a Unix socket."""
+    """Returns whether a process listens on the Unix socket at this path."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_CONNECT_S)
         try:
@@ -204,7 +204,7 @@ def _read_file_identity(path: str) -> tuple[int, int] | None:
 
 @contextmanager
 def remove_socket_on_exit(listener: socket.socket) -> Iterator[None]:
-    """Removes a Unix socket's file after the block has closed the socket.
+    """Removes the file of a Unix socket when the block ends. The block must close the socket.
 
     The file stays if another process has replaced it. A TCP socket has no file.
     """
@@ -223,7 +223,7 @@ def remove_socket_on_exit(listener: socket.socket) -> Iterator[None]:
 
 
 def build_base_url(listener: socket.socket, scheme: str = "http") -> str:
-    """Builds the address of a listening socket for clients on this machine: a URL, or `unix:` and a path."""
+    """Returns the address of a listening socket for clients on this machine: a URL, or `unix:` and a path."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]

@@ -18,8 +18,8 @@ from compaction_proxy.gateway.server.connection import ServerConnection
 from compaction_proxy.gateway.server.cycle import RequestResponseCycle
 
 SWEEP_INTERVAL_S = 1.0
-# The minimum rate of a body, averaged over `body_s`; Apache demands the same rate. Without it, a client that
-# sends a byte now and then could occupy a request slot for as long as it likes.
+# The minimum rate of a request body, averaged over `ClientDeadlines.body_s`. Apache demands the same rate.
+# Without it, a client that sends a byte now and then could occupy a request slot for as long as it likes.
 MIN_BODY_BYTES_PER_S = 500
 _BODY_TIMEOUT = RequestRefusedError(408, "The request body did not come in time.", "request_timeout")
 
@@ -31,9 +31,10 @@ class ClientDeadlines:
     Attributes:
         head_s: From the opening of the connection, or the first byte of a further request, to the end of the
             head.
-        body_s: While a body is incomplete, and no bytes come or fewer than `MIN_BODY_BYTES_PER_S` on average.
+        body_s: How long an incomplete request body may pause, and the time over which its average rate must
+            reach `MIN_BODY_BYTES_PER_S`.
         idle_s: From an answer to the first byte of a further request.
-        send_s: While data of an answer waits to be sent and the client accepts none of it.
+        send_s: How long a client may accept no data of an answer that is ready to be sent.
         linger_s: From the end of the last answer until the client closes the connection.
     """
 
@@ -45,7 +46,7 @@ class ClientDeadlines:
 
 
 def close_overdue_connections(connections: Iterable[object], deadlines: ClientDeadlines, now: float) -> None:
-    """Closes connections that are overdue at `now`, on the loop's clock, or whose clients have left."""
+    """Closes connections that exceed a deadline or whose clients have left. `now` is on the loop's clock."""
     for connection in list(connections):
         if not isinstance(connection, ServerConnection):
             continue
@@ -59,7 +60,7 @@ def close_overdue_connections(connections: Iterable[object], deadlines: ClientDe
 
 
 def _has_client_left(connection: ServerConnection) -> bool:
-    """Whether the client of a paused connection has left (FIN or RST). Only Linux can tell."""
+    """Returns whether the client has left (FIN or RST), if reading is paused. On Linux only, else False."""
     if not connection.is_reading_paused or sys.platform != "linux":
         return False
     poller = select.poll()
@@ -100,9 +101,9 @@ def _refuse_if_body_is_slow(
 
 
 def _is_trickling(cycle: RequestResponseCycle, span_s: float, now: float) -> bool:
-    """Whether a span of `span_s` seconds has ended in which too little of the body came.
+    """Returns whether too little of the body came in a span of `span_s` seconds that has just ended.
 
-    A new span begins as soon as the last one has ended.
+    Starts the next span when the last one has ended.
     """
     started_at, bytes_then = cycle.last_pace_check or (now, cycle.body_bytes)
     if cycle.last_pace_check is None or now - started_at > span_s:
